@@ -1,0 +1,51 @@
+"""The pretrained backbones and datasets that the benchmarks use, from a folder of downloaded assets.
+
+The folder holds `weights/resnet50_keras.safetensors`, `weights/efficientnet_lite0.safetensors`,
+`weights/vgg16_features.safetensors` and `data/{mnist,fashion_mnist,cifar10}.npz` in Keras' layout.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import timm
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from basisprune import TransferModel, transfer_model
+from basisprune.types import InputSpec
+
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+MODELS = ("efficientnet_lite0", "resnet50", "vgg16")
+DATASETS = ("fashion_mnist", "mnist", "cifar10")
+
+
+def build(name: str, assets: Path, *, num_classes: int, input_size: int) -> TransferModel:
+    """A transfer model with ImageNet weights from the assets."""
+    if name == "resnet50":
+        size = (input_size, input_size)
+        return transfer_model(keras_resnet50(assets), num_classes, input_spec=InputSpec(size, *IMAGENET))
+    if name == "efficientnet_lite0":
+        weights = assets / "weights" / "efficientnet_lite0.safetensors"
+        return transfer_model("tf_efficientnet_lite0", num_classes, weights=weights, input_size=input_size)
+    state = load_file(assets / "weights" / "vgg16_features.safetensors")
+    backbone = timm.create_model("vgg16", num_classes=0, global_pool="")
+    backbone.features.load_state_dict(state)
+    return transfer_model(backbone, num_classes, input_size=input_size)
+
+
+def keras_resnet50(assets: Path) -> nn.Module:
+    """The paper's ResNet-50, Keras': the stride sits in the first 1x1 conv, eps is 1e-3; reads RGB."""
+    model: nn.Module = timm.create_model("resnet50")
+    state = load_file(assets / "weights" / "resnet50_keras.safetensors")
+    # Keras' weights expect BGR in 0..255 with the mean subtracted; turn that into normalised RGB.
+    deviation = torch.tensor(IMAGENET[1]).view(1, 3, 1, 1) * 255
+    state["conv1.weight"] = state["conv1.weight"][:, [2, 1, 0]] * deviation
+    model.load_state_dict(state, strict=False)  # num_batches_tracked is missing
+    for stage in (model.layer2, model.layer3, model.layer4):
+        stage[0].conv1.stride, stage[0].conv2.stride = (2, 2), (1, 1)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.eps = 1e-3
+    return model

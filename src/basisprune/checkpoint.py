@@ -1,0 +1,89 @@
+"""A training's state on disk: written atomically, read without unpickling objects."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from basisprune.config import TrainConfig
+from basisprune.errors import CheckpointError
+
+FORMAT = 1
+# What may differ between a run and its continuation without changing the outcome.
+_FREE = frozenset({"workers", "tracker"})
+
+
+def save_checkpoint(
+    path: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    config: TrainConfig,
+    history: list[dict[str, Any]],
+) -> None:
+    """Writes the state of a training to `path`; a reader sees the old file or the new one, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    state = {
+        "format": FORMAT,
+        "config": json.dumps(asdict(config)),
+        "history": json.dumps(history),
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+    }
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with open(partial, "wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def load_checkpoint(
+    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, config: TrainConfig
+) -> list[dict[str, Any]]:
+    """The history of the training in `path`, whose state goes into model and optimizer.
+
+    Raises CheckpointError for a file that is damaged, of another format, or of a run with another
+    configuration or network; model and optimizer are then untouched.
+    """
+    state = _read(path)
+    old, new = json.loads(state["config"]), json.loads(json.dumps(asdict(config)))
+    differing = [
+        f"{key}: {old.get(key)!r} there, {new.get(key)!r} now"
+        for key in sorted({*old, *new} - _FREE)
+        if old.get(key) != new.get(key)
+    ]
+    if differing:
+        raise CheckpointError(
+            "\n  - ".join([f"{path}: belongs to a run with another configuration; use another path", *differing])
+        )
+    shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    found = {name: tuple(value.shape) for name, value in state["model"].items()}
+    if shapes != found:
+        odd = sorted(name for name in {*shapes, *found} if shapes.get(name) != found.get(name))
+        raise CheckpointError(
+            f"{path}: belongs to another network ({len(odd)} tensors differ, first {odd[0]}); use another path"
+        )
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    return json.loads(state["history"])  # type: ignore[no-any-return]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
+        raise CheckpointError(f"{path}: cannot be read as a checkpoint ({error}); delete it to start anew") from error
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        found = state.get("format") if isinstance(state, dict) else type(state).__name__
+        raise CheckpointError(f"{path}: format {found} found, {FORMAT} is needed; delete it to start anew")
+    return state

@@ -1,0 +1,177 @@
+"""Labels of tensors: which channel every position belongs to, and how they meet and are reshaped.
+
+A field is an integer array with as many axes as its tensor; an axis has its full length where the channel
+depends on it and length one elsewhere, so a feature map (N, C, H, W) has the field (1, C, 1, 1). A tensor
+may have several fields: a conv weight has one for its filters and one for its input channels. Where a
+field depends on several axes (heads, groups), the last of them is the one that can shrink; the others
+are fixed numbers in the network's code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from basisprune.coupling.ledger import Ids, Ledger
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """The fields of a tensor, and whether it depends on the network's input (or only on parameters)."""
+
+    fields: tuple[Ids, ...]
+    active: bool
+
+
+CONSTANT = Labels((), active=False)
+
+
+def support(ids: Ids) -> tuple[int, ...]:
+    """The axes that a field depends on.
+
+    >>> support(np.zeros((1, 8, 1, 1), np.int64))
+    (1,)
+    """
+    return tuple(dim for dim, size in enumerate(ids.shape) if size > 1)
+
+
+def vector(ids: Ids, dim: int, ndim: int) -> Ids:
+    """A 1-d array of ids as a field along axis `dim` of a tensor with `ndim` axes."""
+    return ids.reshape([-1 if axis == dim else 1 for axis in range(ndim)])
+
+
+def first_along(ids: Ids, dims: Sequence[int]) -> Ids:
+    """The field with axes `dims` cut down to their first position."""
+    return ids[tuple(slice(0, 1) if dim in dims else slice(None) for dim in range(ids.ndim))]
+
+
+def squash(ledger: Ledger, ids: Ids, keep: Sequence[int]) -> Ids:
+    """The field with all but the axes `keep` reduced to one position, whose ids are united over them."""
+    base = first_along(ids, [dim for dim in range(ids.ndim) if dim not in keep])
+    if base.shape != ids.shape:
+        ledger.unite(base, ids)
+    return base
+
+
+def compress(ids: Ids) -> Ids:
+    """The field with every axis that it does not depend on reduced to length one."""
+    for dim, size in enumerate(ids.shape):
+        if size > 1:
+            base = first_along(ids, (dim,))
+            if (ids == base).all():
+                ids = base
+    return ids
+
+
+def useful(ledger: Ledger, fields: Sequence[Ids], active: bool) -> Labels:
+    """Labels of those fields that name channels; a channel that stands alone can never be cut."""
+    kept = []
+    for ids in fields:
+        if not ids.any():
+            continue
+        if ids.size > 1:
+            kept.append(ids)
+        else:
+            ledger.freeze(ids, "one of its channels is used on its own")
+    return Labels(tuple(kept), active)
+
+
+def join(ledger: Ledger, operands: Sequence[tuple[Labels, tuple[int, ...]]], ndim: int) -> Labels:
+    """Labels of an element-wise result; fields that meet are united.
+
+    An axis of a parameter that meets unlabelled data of its own length is fixed by the data.
+    """
+    active = any(labels.active for labels, _ in operands)
+    found: list[Ids] = []
+    for labels, _ in sorted(operands, key=lambda operand: not operand[0].active):
+        for ids in labels.fields:
+            wide = ids.reshape((1,) * (ndim - ids.ndim) + ids.shape)
+            if not _meet_all(ledger, found, wide):
+                if active and not labels.active and _is_fixed(wide, operands, ndim):
+                    ledger.freeze(ids, "it meets data that is no channel")
+                else:
+                    found.append(wide)
+    return Labels(tuple(found), active)
+
+
+def _meet_all(ledger: Ledger, found: list[Ids], ids: Ids) -> bool:
+    """Whether the field met one of those found before; these are updated."""
+    met = False
+    for place, other in enumerate(found):
+        mine, theirs = support(ids), support(other)
+        if not mine or not theirs:
+            continue
+        inside, outside = mine[-1] in theirs, theirs[-1] in mine
+        if inside and outside:
+            ledger.unite(ids, other)
+            if ids is not other:
+                bigger = ids if len(mine) > len(theirs) else other
+                smaller = other if bigger is ids else ids
+                found[place] = bigger if bigger.all() else np.where(bigger == 0, smaller, bigger)
+            met = True
+        elif inside:
+            ledger.freeze(ids, "it belongs to a fixed number of parts")
+            met = True
+        elif outside:
+            ledger.freeze(other, "it belongs to a fixed number of parts")
+            found[place] = ids
+            met = True
+    return met
+
+
+def _is_fixed(ids: Ids, operands: Sequence[tuple[Labels, tuple[int, ...]]], ndim: int) -> bool:
+    inner = support(ids)[-1:]
+    return any(
+        labels.active and ndim - len(shape) <= dim and shape[dim - ndim + len(shape)] > 1
+        for labels, shape in operands
+        for dim in inner
+    )
+
+
+def reduce(ledger: Ledger, ids: Ids, dims: Sequence[int]) -> Ids | None:
+    """The field after a sum over `dims` (kept with length one), or None if its channels are summed up."""
+    mine = support(ids)
+    if not set(mine) & set(dims):
+        return ids
+    if mine[-1] in dims:
+        return None
+    return squash(ledger, ids, [dim for dim in range(ids.ndim) if dim not in dims])
+
+
+def blocks(source: Sequence[int], target: Sequence[int]) -> Iterator[tuple[int, int, int, int]]:
+    """The smallest runs of axes `source[a:b]` and `target[c:d]` with equal numbers of elements.
+
+    >>> list(blocks((2, 6, 5), (2, 3, 2, 5)))
+    [(0, 1, 0, 1), (1, 2, 1, 3), (2, 3, 3, 4)]
+    """
+    i = j = 0
+    while i < len(source) or j < len(target):
+        a, c = i, j
+        left = source[i] if i < len(source) else 1
+        right = target[j] if j < len(target) else 1
+        i, j = min(i + 1, len(source)), min(j + 1, len(target))
+        while left != right:
+            if left < right:
+                left *= source[i]
+                i += 1
+            else:
+                right *= target[j]
+                j += 1
+        yield a, i, c, j
+
+
+def reshape(ids: Ids, source: Sequence[int], target: Sequence[int]) -> Ids:
+    """The field of a tensor of shape `source` after it was viewed as `target`."""
+    wide, narrow = list(ids.shape), [1] * len(target)
+    mixed = False
+    for a, b, c, d in blocks(source, target):
+        if any(ids.shape[dim] > 1 for dim in range(a, b)):
+            wide[a:b] = source[a:b]
+            narrow[c:d] = target[c:d]
+            mixed = mixed or b - a > 1 or d - c > 1
+    if tuple(wide) != ids.shape:
+        ids = np.broadcast_to(ids, wide)
+    shaped = ids.reshape(narrow)
+    return compress(shaped) if mixed else shaped

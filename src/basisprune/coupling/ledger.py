@@ -1,0 +1,122 @@
+"""What is written down while a network runs: who met whom, who must stay, what splits evenly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class ParameterAxis:
+    """The ids of one axis of a parameter or buffer: `start` for position 0, and so on."""
+
+    parameter: str
+    dim: int
+    start: int
+    size: int
+
+
+@dataclass(frozen=True)
+class SizeHint:
+    """A module's code used `value` as the length of an axis that carries `ids` (each `divisor` times)."""
+
+    module: str
+    value: int
+    ids: Ids
+    divisor: int
+
+
+@dataclass
+class Ledger:
+    """The notes of one run. Ids are positive integers; 0 stands for a position that is no channel.
+
+    `given` holds the ids of parameters by `id(tensor)` where they are known before the run; the axes of
+    every other parameter get new ones when the parameter is first used.
+    """
+
+    names: Mapping[int, str]
+    given: Mapping[int, list[Ids]] = field(default_factory=dict)
+    used: dict[int, list[Ids]] = field(default_factory=dict)
+    axes: list[ParameterAxis] = field(default_factory=list)
+    unions: list[tuple[Ids, Ids]] = field(default_factory=list)
+    frozen: list[tuple[Ids, str]] = field(default_factory=list)
+    splits: list[Ids] = field(default_factory=list)
+    produced: list[Ids] = field(default_factory=list)
+    hints: list[SizeHint] = field(default_factory=list)
+    unknown: dict[str, None] = field(default_factory=dict)
+    count: int = 1
+
+    def parameter(self, tensor: Tensor) -> list[Ids]:
+        """The ids of each axis of a parameter or buffer, as a 1-d array per axis."""
+        key = id(tensor)
+        if key not in self.used:
+            self.used[key] = self.given[key] if key in self.given else self._new(tensor)
+        return self.used[key]
+
+    def _new(self, tensor: Tensor) -> list[Ids]:
+        found = []
+        for dim, size in enumerate(tensor.shape):
+            self.axes.append(ParameterAxis(self.names[id(tensor)], dim, self.count, size))
+            found.append(np.arange(self.count, self.count + size, dtype=np.int64))
+            self.count += size
+        return found
+
+    def unite(self, first: Ids, second: Ids) -> None:
+        """Notes that the ids at equal positions (after broadcasting) must go together."""
+        if first is not second:
+            self.unions.append((first, second))
+
+    def freeze(self, ids: Ids, reason: str) -> None:
+        """Notes that these ids must stay."""
+        self.frozen.append((ids, reason))
+
+    def split(self, ids: Ids) -> None:
+        """Notes that each row of a 2-d array of ids must lose equally many."""
+        if ids.shape[0] > 1:
+            self.splits.append(ids)
+
+    def hint(self, module: str, value: int, ids: Ids, divisor: int = 1) -> None:
+        """Notes that a module's code may hold `value` as the length of an axis that carries `ids`."""
+        if value > 1:
+            self.hints.append(SizeHint(module, int(value), ids, divisor))
+
+
+def flat(pairs: list[tuple[Ids, Ids]]) -> tuple[Ids, Ids]:
+    """All pairs of ids that met, one per position; positions without a channel are left out."""
+    first: list[Ids] = [np.zeros(0, np.int64)]
+    second: list[Ids] = [np.zeros(0, np.int64)]
+    for one, other in pairs:
+        wide_one, wide_other = (one, other) if one.shape == other.shape else np.broadcast_arrays(one, other)
+        first.append(wide_one.ravel())
+        second.append(wide_other.ravel())
+    left, right = np.concatenate(first), np.concatenate(second)
+    mask = (left != 0) & (right != 0) & (left != right)
+    return left[mask], right[mask]
+
+
+def components(count: int, first: Ids, second: Ids) -> Ids:
+    """The smallest id of the class of each of `count` ids, when `first[i]` and `second[i]` are united.
+
+    >>> components(5, np.array([1, 2]), np.array([2, 4])).tolist()
+    [0, 1, 1, 3, 1]
+    """
+    label = np.arange(count, dtype=np.int64)
+    while True:
+        one, other = label[first], label[second]
+        apart = one != other
+        if not apart.any():
+            return label
+        first, second, one, other = first[apart], second[apart], one[apart], other[apart]
+        low = np.minimum(one, other)
+        np.minimum.at(label, np.maximum(one, other), low)
+        while True:
+            jumped = label[label]
+            if np.array_equal(jumped, label):
+                break
+            label = jumped

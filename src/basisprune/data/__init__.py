@@ -1,0 +1,27 @@
+"""Images of a user, in whatever form -> batches that a network can be trained on.
+
+`load_data` makes the training, validation and test parts, `make_loader` the batches of one part, and `prepare`
+turns a batch of pixels into the network's input, moved at random by `Augment` if asked.
+"""
+
+from __future__ import annotations
+
+from basisprune.data.augment import Augment, augment
+from basisprune.data.datasets import ArrayImages, FolderImages, LabelledImages, WrappedDataset, take
+from basisprune.data.load import Splits, load_data
+from basisprune.data.loaders import make_loader
+from basisprune.data.prepare import prepare
+
+__all__ = [
+    "ArrayImages",
+    "Augment",
+    "FolderImages",
+    "LabelledImages",
+    "Splits",
+    "WrappedDataset",
+    "augment",
+    "load_data",
+    "make_loader",
+    "prepare",
+    "take",
+]

@@ -1,0 +1,88 @@
+"""Datasets that torchvision knows by name -> datasets of ours."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torchvision
+from torch import Tensor
+
+from basisprune.data.datasets import ArrayImages, LabelledImages, WrappedDataset
+from basisprune.data.split import Splits
+from basisprune.errors import DataError
+
+# How each one names its parts: the arguments beside `root` and `download`.
+_BY_FLAG: dict[str, dict[str, Any]] = {"train": {"train": True}, "test": {"train": False}}
+_SPLIT_NAMES: dict[str, dict[str, str]] = {
+    "Country211": {"train": "train", "val": "valid", "test": "test"},
+    "DTD": {"train": "train", "val": "val", "test": "test"},
+    "FGVCAircraft": {"train": "train", "val": "val", "test": "test"},
+    "Flowers102": {"train": "train", "val": "val", "test": "test"},
+    "Food101": {"train": "train", "test": "test"},
+    "GTSRB": {"train": "train", "test": "test"},
+    "Imagenette": {"train": "train", "val": "val"},
+    "OxfordIIITPet": {"train": "trainval", "test": "test"},
+    "PCAM": {"train": "train", "val": "val", "test": "test"},
+    "RenderedSST2": {"train": "train", "val": "val", "test": "test"},
+    "STL10": {"train": "train", "test": "test"},
+    "SVHN": {"train": "train", "test": "test"},
+    "StanfordCars": {"train": "train", "test": "test"},
+}
+ARGUMENTS: dict[str, dict[str, dict[str, Any]]] = {
+    **dict.fromkeys(("CIFAR10", "CIFAR100", "FashionMNIST", "KMNIST", "MNIST", "USPS"), _BY_FLAG),
+    "EMNIST": {part: {"split": "balanced", **flag} for part, flag in _BY_FLAG.items()},
+    **{name: {part: {"split": s} for part, s in parts.items()} for name, parts in _SPLIT_NAMES.items()},
+    **{name: {"train": {}} for name in ("Caltech101", "Caltech256", "EuroSAT", "SEMEION")},
+}
+
+
+def cache_folder() -> Path:
+    """Where downloaded data lies: the environment variable BASISPRUNE_DATA, or ~/.cache/basisprune."""
+    return Path(os.environ.get("BASISPRUNE_DATA") or "~/.cache/basisprune").expanduser()
+
+
+def read_builtin(name: str, size: tuple[int, int]) -> Splits:
+    """The parts of the torchvision dataset called `name`, downloaded if they are not in the cache folder.
+
+    Datasets that lie in memory keep their size; images in files are resized to `size` as they are decoded.
+    Raises DataError for an unknown name, with the nearest valid ones, and if the files cannot be had.
+    """
+    if name not in ARGUMENTS:
+        near = difflib.get_close_matches(name.lower(), [known.lower() for known in ARGUMENTS])
+        nearest = [known for known in ARGUMENTS if known.lower() in near]
+        hint = f"did you mean {' or '.join(nearest)}?" if nearest else f"known are {', '.join(sorted(ARGUMENTS))}"
+        raise DataError(f"torchvision:{name}: there is no such dataset; {hint}")
+    parts = {part: _read_part(name, arguments, size) for part, arguments in ARGUMENTS[name].items()}
+    return Splits(parts["train"], parts.get("val"), parts.get("test"), parts["train"].classes)
+
+
+def _read_part(name: str, arguments: dict[str, Any], size: tuple[int, int]) -> LabelledImages:
+    root = cache_folder()
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        dataset = getattr(torchvision.datasets, name)(root=str(root), download=True, **arguments)
+    except Exception as error:  # from the network, the disk, the archive or an optional reader
+        raise DataError(
+            f"torchvision:{name}: could not be downloaded or read ({type(error).__name__}: {error}); put its "
+            f"files into {root} as torchvision lays them out, or set BASISPRUNE_DATA to the folder that has them"
+        ) from error
+    wrapped = WrappedDataset(dataset, size=size, name=f"torchvision:{name}")
+    images = _images_in_memory(dataset)
+    if images is None:
+        return wrapped
+    return ArrayImages(images, wrapped.labels, wrapped.classes, name=wrapped.name)
+
+
+def _images_in_memory(dataset: Any) -> np.ndarray[Any, Any] | None:
+    """The uint8 array (N, H, W) or (N, H, W, C) of a dataset that holds one, without decoding anything."""
+    data = getattr(dataset, "data", None)
+    if not isinstance(data, np.ndarray | Tensor):
+        return None
+    array = np.asarray(data)
+    if array.ndim == 4 and array.shape[1] == 3 != array.shape[3]:
+        array = array.transpose(0, 2, 3, 1)
+    return array if array.dtype == np.uint8 and array.ndim in (3, 4) else None

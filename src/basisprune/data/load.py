@@ -1,0 +1,141 @@
+"""Whatever users have their images in -> training, validation and test parts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch.utils.data import Dataset
+
+from basisprune.data.builtin import read_builtin
+from basisprune.data.datasets import LabelledImages, WrappedDataset
+from basisprune.data.folders import read_folder
+from basisprune.data.npz import read_npz
+from basisprune.data.split import Splits, fill
+from basisprune.errors import ConfigError, DataError
+
+__all__ = ["DEFAULT_SIZE", "Source", "Splits", "load_data"]
+
+DEFAULT_SIZE = (224, 224)
+
+Source = str | os.PathLike[str] | Splits | Dataset[Any] | Sequence[Dataset[Any] | None]
+
+
+def load_data(
+    source: Source,
+    *,
+    size: tuple[int, int] | None = None,
+    val_fraction: float = 0.1,
+    test_fraction: float = 0.1,
+    seed: int = 0,
+    limit: int | None = None,
+) -> Splits:
+    """The training, validation and test parts of `source`.
+
+    A source is a folder of class folders; a folder with train/ and perhaps val/ and test/ that hold class
+    folders; a .npz file as Keras lays it out; "torchvision:CIFAR10" and the like; a PyTorch dataset; a tuple
+    (train, val) or (train, val, test) of them, None for what is not there; or Splits, returned as they are.
+
+    Parts that the source lacks are drawn from its training images by `seed`, stratified by class, unless
+    their fraction (of those images) is 0; every class with three images or more has one in each part. `limit`
+    keeps at most that many training images. Image files are resized to `size` (height, width) as they are
+    decoded, by default to 224 x 224; PIL images of PyTorch datasets only if `size` is given.
+
+    Raises ConfigError for arguments out of range, DataError for data that cannot be used.
+    """
+    if isinstance(source, Splits):
+        return source
+    _check_arguments(size, val_fraction, test_fraction, seed, limit)
+    splits, where = _read(source, size)
+    _check_labels(splits, where)
+    return fill(splits, (val_fraction, test_fraction), seed=seed, limit=limit, where=where)
+
+
+def _check_arguments(
+    size: tuple[int, int] | None, val_fraction: float, test_fraction: float, seed: int, limit: int | None
+) -> None:
+    faults = [
+        f"{name}: {fraction!r} given, a fraction in [0, 1) is needed"
+        for name, fraction in (("val_fraction", val_fraction), ("test_fraction", test_fraction))
+        if not 0 <= fraction < 1
+    ]
+    if not faults and val_fraction + test_fraction >= 1:
+        faults.append(f"val_fraction + test_fraction: {val_fraction + test_fraction:g} leaves nothing to train on")
+    if size is not None and (len(size) != 2 or min(size) < 1):
+        faults.append(f"size: {size!r} given, (height, width) of at least 1 is needed")
+    if seed < 0:
+        faults.append(f"seed: {seed} given, 0 or more is needed")
+    if limit is not None and limit < 1:
+        faults.append(f"limit: {limit} given, at least 1 is needed")
+    if faults:
+        raise ConfigError.of("load_data", faults)
+
+
+def _read(source: Any, size: tuple[int, int] | None) -> tuple[Splits, str]:
+    """The parts that the source has itself, and what to call it in errors."""
+    if isinstance(source, str) and source.startswith("torchvision:"):
+        return read_builtin(source.removeprefix("torchvision:"), size or DEFAULT_SIZE), source
+    if isinstance(source, str | os.PathLike):
+        return _read_path(Path(source).expanduser(), size or DEFAULT_SIZE), str(source)
+    if isinstance(source, tuple | list):
+        if len(source) not in (2, 3):
+            raise DataError(f"{len(source)} datasets given, (train, val) or (train, val, test) is needed")
+        return _wrap(*source, size=size), "the datasets given"
+    return _wrap(source, size=size), "the dataset given"
+
+
+def _read_path(path: Path, size: tuple[int, int]) -> Splits:
+    if path.is_dir():
+        return read_folder(path, size)
+    if not path.exists():
+        raise DataError(
+            f"{path}: there is no such file or folder; give a folder of class folders, a .npz file or "
+            "torchvision:NAME"
+        )
+    if path.suffix.lower() != ".npz":
+        raise DataError(
+            f"{path}: a file of this kind cannot be read; give a folder of class folders or a .npz file"
+        )
+    return read_npz(path)
+
+
+def _wrap(
+    train: Dataset[Any],
+    val: Dataset[Any] | None = None,
+    test: Dataset[Any] | None = None,
+    *,
+    size: tuple[int, int] | None,
+) -> Splits:
+    """The datasets as parts that all have the classes of the first one."""
+
+    def wrap(dataset: Dataset[Any], name: str, classes: tuple[str, ...] | None) -> LabelledImages:
+        if isinstance(dataset, LabelledImages):
+            return dataset
+        return WrappedDataset(dataset, classes, size=size, name=f"{name} dataset")
+
+    first = wrap(train, "train", None)
+    return Splits(
+        first,
+        None if val is None else wrap(val, "val", first.classes),
+        None if test is None else wrap(test, "test", first.classes),
+        first.classes,
+    )
+
+
+def _check_labels(splits: Splits, where: str) -> None:
+    """Raises DataError unless there are two classes at least and training has them all."""
+    known = np.unique(splits.train.labels)
+    if len(known) < 2:
+        raise DataError(f"{where}: images of {len(known)} class in the training part; at least two are needed")
+    for name, part in splits.parts.items():
+        if len(part) == 0:
+            raise DataError(f"{where}: the {name} part is empty; leave it out to have one drawn")
+        unknown = np.setdiff1d(part.labels, known)
+        if len(unknown) > 0:
+            raise DataError(
+                f"{where}: the {name} part has the labels {', '.join(map(str, unknown[:10]))}, which training "
+                "lacks; every class needs training images"
+            )

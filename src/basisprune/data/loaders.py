@@ -1,0 +1,78 @@
+"""Datasets -> batches, in an order that repeats exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from basisprune.data.datasets import Item, LabelledImages, WrappedDataset
+from basisprune.errors import ConfigError, DataError
+
+
+def make_loader(
+    dataset: Dataset[Any] | DataLoader[Any],
+    batch_size: int,
+    *,
+    shuffle: bool = False,
+    seed: int = 0,
+    epoch: int = 0,
+    workers: int = 0,
+    drop_last: bool = False,
+) -> DataLoader[Any]:
+    """A loader of (images, labels): tensors (N, C, H, W) and int64 (N,). A DataLoader is returned unchanged.
+
+    The order is a function of (seed, epoch) alone and no global random state is touched. Batch normalisation
+    cannot train on one image, so a shuffled loader leaves out the last image where it would be a batch by
+    itself, unless it is the only one; `drop_last` leaves out every short last batch.
+
+    >>> from basisprune.data import ArrayImages
+    >>> images = ArrayImages(np.zeros((9, 4, 4), dtype=np.uint8), [0, 1, 2] * 3)
+    >>> [len(labels) for _, labels in make_loader(images, 4)]
+    [4, 4, 1]
+    >>> [len(labels) for _, labels in make_loader(images, 4, shuffle=True)]
+    [4, 4]
+    """
+    if isinstance(dataset, DataLoader):
+        return dataset
+    wanted = {"batch_size": (batch_size, 1), "seed": (seed, 0), "epoch": (epoch, 0), "workers": (workers, 0)}
+    faults = [
+        f"{name}: {given} given, at least {least} is needed"
+        for name, (given, least) in wanted.items()
+        if given < least
+    ]
+    if faults:
+        raise ConfigError.of("make_loader", faults)
+    images = dataset if isinstance(dataset, LabelledImages) else WrappedDataset(dataset)
+    order = np.arange(len(images))
+    if shuffle:
+        order = np.random.default_rng((seed, epoch)).permutation(order)
+        if len(order) > 1 and len(order) % batch_size == 1:
+            order = order[:-1]
+    return DataLoader(
+        images,
+        batch_size,
+        sampler=order.tolist(),
+        num_workers=workers,
+        collate_fn=collate,
+        pin_memory=torch.cuda.is_available(),
+        drop_last=drop_last,
+        generator=torch.Generator().manual_seed(seed),
+    )
+
+
+def collate(items: Sequence[Item]) -> tuple[Tensor, Tensor]:
+    """The items as one batch: images (N, C, H, W) and labels int64 (N,)."""
+    images, labels = zip(*items, strict=True)
+    kinds = {(image.dtype, image.shape) for image in images}
+    if len(kinds) > 1:
+        found = sorted(f"{dtype} {tuple(shape)}" for dtype, shape in kinds)
+        raise DataError(
+            f"images of different kinds in one batch ({', '.join(found)}); "
+            "all must have one type and shape: pass size=(height, width) to have them resized"
+        )
+    return torch.stack(images), torch.tensor(labels, dtype=torch.int64)

@@ -1,0 +1,93 @@
+"""Arrays in a .npz file, as Keras lays them out -> datasets."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from basisprune.data.arrays import Labels, as_labels
+from basisprune.data.datasets import ArrayImages
+from basisprune.data.split import Splits
+from basisprune.errors import DataError
+
+Arrays = dict[str, NDArray[np.generic]]
+
+
+def read_npz(path: Path) -> Splits:
+    """The parts in the file: x_train, y_train, x_test, y_test, and x_val, y_val if they are there.
+
+    Images are (N, H, W) or (N, H, W, C) in 0..255, labels any integers: the classes are those of y_train,
+    sorted and named by their numbers. Nothing is ever unpickled. Raises DataError, which names the file and
+    the array, for everything that does not fit.
+    """
+    arrays = _read_arrays(path)
+    parts = [part for part in ("train", "val", "test") if f"x_{part}" in arrays]
+    labels = {
+        part: as_labels(arrays[f"y_{part}"], len(arrays[f"x_{part}"]), f"{path}: y_{part}") for part in parts
+    }
+    numbers = np.unique(labels["train"])
+    classes = tuple(str(number) for number in numbers)
+    datasets = {
+        part: ArrayImages(
+            arrays[f"x_{part}"],
+            _as_indices(labels[part], numbers, f"{path}: y_{part}"),
+            classes,
+            name=f"{path}: x_{part}",
+        )
+        for part in parts
+    }
+    return Splits(datasets["train"], datasets.get("val"), datasets["test"], classes)
+
+
+def _read_arrays(path: Path) -> Arrays:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            if not isinstance(file, np.lib.npyio.NpzFile):
+                raise DataError(f"{path}: a single array given, a .npz with x_train, y_train, ... is needed")
+            _check_keys(path, set(file.files))
+            return {key: _read_array(file, key, path) for key in sorted(_wanted(set(file.files)))}
+    except DataError:
+        raise
+    except (zipfile.BadZipFile, EOFError, OSError, ValueError) as error:
+        raise DataError(f"{path}: not a .npz file, or damaged ({error}); write it with numpy.savez") from error
+
+
+def _read_array(file: np.lib.npyio.NpzFile, key: str, path: Path) -> NDArray[np.generic]:
+    try:
+        array: NDArray[np.generic] = file[key]
+    except ValueError as error:  # what numpy raises instead of unpickling
+        raise DataError(
+            f"{path}: {key} holds pickled objects, which are never loaded; save plain uint8 images of one size "
+            "and integer labels"
+        ) from error
+    if array.ndim == 0:
+        raise DataError(f"{path}: {key} is a single number, an array with a row for each image is needed")
+    return array
+
+
+def _wanted(keys: set[str]) -> set[str]:
+    return {f"{kind}_{part}" for kind in "xy" for part in ("train", "val", "test")} & keys
+
+
+def _check_keys(path: Path, keys: set[str]) -> None:
+    needed = {"x_train", "y_train", "x_test", "y_test"}
+    if keys & {"x_val", "y_val"}:
+        needed |= {"x_val", "y_val"}
+    if needed - keys:
+        raise DataError(
+            f"{path}: {', '.join(sorted(needed - keys))} missing (found: {', '.join(sorted(keys)) or 'nothing'}); "
+            "x_train, y_train, x_test and y_test are needed, x_val and y_val may be added"
+        )
+
+
+def _as_indices(labels: Labels, numbers: Labels, where: str) -> Labels:
+    unknown = np.setdiff1d(labels, numbers)
+    if len(unknown) > 0:
+        raise DataError(
+            f"{where}: has the labels {', '.join(map(str, unknown[:10]))}, which y_train lacks; "
+            "every class needs training images"
+        )
+    return np.searchsorted(numbers, labels)

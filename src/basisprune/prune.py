@@ -1,0 +1,94 @@
+"""model + BasisPlan -> smaller model (the paper's Figure 2a)."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from basisprune.errors import PlanError
+from basisprune.importance.taylor import basis_pairs
+from basisprune.layers import BasisPair, BasisScalingConv
+from basisprune.surgery import Layer, clone_conv, is_transposed, replace_module
+from basisprune.types import BasisPlan, LayerPlan
+
+
+def prune_basis(model: nn.Module, plan: BasisPlan, *, compensate: bool = True, inplace: bool = False) -> nn.Module:
+    """The model without the basis vectors that the plan does not keep; channels outside the pairs stay.
+
+    With `compensate`, the mean of what a removed vector contributed moves into the bias instead of
+    vanishing, where the plan knows the means (a bias is added where there was none). Layers that the
+    plan does not name are left alone. Raises PlanError, and changes nothing, when the plan does not fit.
+    """
+    pairs = basis_pairs(model)
+    faults = [fault for name, layer in plan.layers.items() if (fault := _misfit(name, layer, pairs.get(name)))]
+    if faults:
+        raise PlanError("\n  - ".join(["the plan does not fit this model:", *faults]))
+    pruned = {
+        name: _pruned_pair(pairs[name], layer, compensate=compensate)
+        for name, layer in plan.layers.items()
+        if layer.removed
+    }
+    result = model if inplace else copy.deepcopy(model)
+    for name, pair in pruned.items():
+        result = replace_module(result, name, pair)
+    return result
+
+
+def _misfit(name: str, layer: LayerPlan, pair: BasisPair | None) -> str | None:
+    if pair is None:
+        return f"{name}: no decomposed layer of that name; decompose the model first"
+    if layer.rank != pair.rank:
+        return f"{name}: the plan is for rank {layer.rank}, the layer has {pair.rank}; make a new plan"
+    groups, width = pair.scaling.groups, pair.rank // pair.scaling.groups
+    if not layer.keep or list(layer.keep) != sorted(set(layer.keep)):
+        return f"{name}: keep must be sorted, without repeats, and not empty; {layer.keep[:8]} given"
+    if layer.keep[0] < 0 or layer.keep[-1] >= pair.rank:
+        return f"{name}: keep must lie in 0 to {pair.rank - 1}; {layer.keep[0]} to {layer.keep[-1]} given"
+    if layer.means is not None and len(layer.means) != layer.rank:
+        return f"{name}: {len(layer.means)} means given for rank {layer.rank}"
+    per_group = [sum(index // width == group for index in layer.keep) for group in range(groups)]
+    if len(set(per_group)) != 1:
+        return f"{name}: each of its {groups} groups must keep equally many; {per_group} given"
+    return None
+
+
+@torch.no_grad()
+def _pruned_pair(pair: BasisPair, layer: LayerPlan, *, compensate: bool) -> BasisPair:
+    scaling = pair.scaling
+    weight = _keep_columns(scaling.weight, layer.keep, scaling.groups)
+    bias = None if scaling.bias is None else scaling.bias.clone()
+    if compensate and layer.means is not None:
+        lost = _lost_contribution(scaling, layer)
+        bias = lost if bias is None else bias + lost
+    slim = BasisScalingConv(weight, scale=scaling.scale[list(layer.keep)], bias=bias, groups=scaling.groups)
+    slim.scale.requires_grad_(scaling.scale.requires_grad)
+    return BasisPair(_slim_basis(pair.basis, layer.keep, scaling.groups), slim)
+
+
+def _lost_contribution(scaling: BasisScalingConv, layer: LayerPlan) -> Tensor:
+    """The mean output (c_o) of the vectors that go."""
+    means = torch.tensor(layer.means, dtype=torch.float64, device=scaling.weight.device)
+    means[list(layer.keep)] = 0
+    weight = scaling.scaled_weight().double().flatten(1).unflatten(0, (scaling.groups, -1))
+    lost: Tensor = (weight @ means.view(scaling.groups, -1, 1)).flatten()
+    return lost.to(scaling.weight.dtype)
+
+
+def _keep_columns(weight: Tensor, keep: tuple[int, ...], groups: int) -> Tensor:
+    """(c, r / groups, *) with the kept of all r = groups * r' columns: each group of rows keeps its own."""
+    width = weight.shape[1]
+    local = torch.tensor(keep, device=weight.device).view(groups, -1) % width
+    rows = weight.unflatten(0, (groups, -1))
+    return torch.cat([rows[group][:, local[group]] for group in range(groups)])
+
+
+def _slim_basis(basis: Layer, keep: tuple[int, ...], groups: int) -> Layer:
+    weight = basis.weight
+    if isinstance(basis, nn.Linear):
+        slim = nn.Linear(basis.in_features, len(keep), bias=False, device="meta")
+        slim.weight = nn.Parameter(weight[list(keep)], requires_grad=False)
+        return slim
+    kept = _keep_columns(weight, keep, groups) if is_transposed(basis) else weight[list(keep)]
+    return clone_conv(basis, kept, None)

@@ -1,0 +1,343 @@
+"""The one training loop: what is trainable, the recipe, resume (the paper's Algorithm 1, `finetuning`)."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from accelerate import Accelerator
+from accelerate.utils import ProjectConfiguration
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+from torchmetrics import MeanMetric
+from torchmetrics.classification import MulticlassAccuracy
+
+from basisprune.checkpoint import load_checkpoint, save_checkpoint
+from basisprune.config import TrainConfig
+from basisprune.data import make_loader, prepare
+from basisprune.errors import DataError, MissingExtraError, TrainingError
+from basisprune.layers import BasisScalingConv
+from basisprune.progress import TrainingProgress
+from basisprune.statistics import mode
+from basisprune.surgery import is_norm
+from basisprune.types import InputSpec
+
+logger = logging.getLogger(__name__)
+
+Data = Dataset[Any] | DataLoader[Any]
+
+
+@dataclass(frozen=True)
+class EpochRecord:
+    """What one pass over the training images showed; the accuracies are fractions."""
+
+    epoch: int
+    learning_rate: float
+    train_loss: float
+    train_accuracy: float
+    val_loss: float | None
+    val_accuracy: float | None
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """The trained model and one record for each epoch."""
+
+    model: nn.Module
+    history: tuple[EpochRecord, ...]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The mean loss and the fraction of `count` images that are classified correctly."""
+
+    loss: float
+    accuracy: float
+    count: int
+
+
+def set_trainable(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters that the method trains: norm layers, basis scales, classifier; all others are frozen.
+
+    The classifier is the model's `classifier` (as in `transfer_model`), or what timm's `get_classifier` gives,
+    or else its last linear layer. Changes `requires_grad` in place.
+    """
+    chosen: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        if isinstance(module, BasisScalingConv):
+            chosen[id(module.scale)] = module.scale
+        elif is_norm(module):
+            chosen.update({id(parameter): parameter for parameter in module.parameters(recurse=False)})
+    for head in find_classifiers(model):
+        chosen.update({id(parameter): parameter for parameter in head.parameters()})
+    for parameter in model.parameters():
+        parameter.requires_grad_(id(parameter) in chosen)
+    return list(chosen.values())
+
+
+def find_classifiers(model: nn.Module) -> list[nn.Module]:
+    """The module that gives the classes."""
+    if isinstance(getattr(model, "classifier", None), nn.Module):
+        return [model.classifier]  # type: ignore[list-item]
+    if callable(getattr(model, "get_classifier", None)):
+        return [model.get_classifier()]  # type: ignore[operator]
+    return [module for module in model.modules() if isinstance(module, nn.Linear)][-1:]
+
+
+def project_scales(model: nn.Module) -> None:
+    """Sets negative basis scaling factors to zero, in place: the paper constrains them to be non-negative."""
+    scales = [module.scale.data for module in model.modules() if isinstance(module, BasisScalingConv)]
+    if scales:
+        torch._foreach_clamp_min_(scales, 0.0)
+
+
+def learning_rate(config: TrainConfig, done: float) -> float:
+    """The learning rate after the fraction `done` of all steps: linear warm-up, then one half cosine.
+
+    >>> paper = TrainConfig(lr=0.1, min_lr=1e-4)
+    >>> [round(learning_rate(paper, done), 4) for done in (0, 0.5, 1)]
+    [0.1, 0.05, 0.0001]
+    """
+    if done < config.warmup:
+        return config.lr * max(done, 1e-3) / config.warmup
+    along = (done - config.warmup) / (1 - config.warmup)
+    return config.min_lr + (config.lr - config.min_lr) * (1 + math.cos(math.pi * along)) / 2
+
+
+def fit(
+    model: nn.Module,
+    train: Data,
+    val: Data | None,
+    config: TrainConfig,
+    *,
+    checkpoint: str | Path | None = None,
+    accelerator: Accelerator | None = None,
+    progress: bool | None = None,
+    inplace: bool = False,
+) -> FitResult:
+    """The model with norms, basis scales and classifier trained as `config` says; everything else is frozen.
+
+    `train` and `val` are datasets (or loaders) of pixels; the model's `input_spec` tells how they are
+    prepared. With `checkpoint`, the state is written there after each epoch, and a run that was killed goes
+    on from it and ends in the same weights. `progress=None` shows a bar in a terminal only. Accelerate
+    carries it: run it under `accelerate launch` for several GPUs or nodes.
+
+    Raises TrainingError when the loss is no longer finite (the last checkpoint stays), CheckpointError when
+    the checkpoint belongs to another run.
+    """
+    model = model if inplace else copy.deepcopy(model)
+    accelerator = accelerator or make_accelerator(config, checkpoint)
+    run = _Run(model, train, val, config, accelerator)
+    path = None if checkpoint is None else Path(checkpoint)
+    history = run.resume(path) if path is not None and path.exists() else []
+    if config.tracker:
+        accelerator.init_trackers("basisprune", config=_flat(asdict(config)))
+    with TrainingProgress(config.epochs, run.steps, show=progress and accelerator.is_main_process) as bar:
+        for epoch in range(len(history), config.epochs):
+            record = run.epoch(epoch, bar)
+            history.append(record)
+            logger.info("%s", record)
+            accelerator.log({key: v for key, v in asdict(record).items() if v is not None}, step=epoch)
+            if path is not None and accelerator.is_main_process:
+                save_checkpoint(path, run.model, run.optimizer, config, [asdict(r) for r in history])
+    if config.tracker:
+        accelerator.end_training()
+    run.model.eval()
+    return FitResult(run.model, tuple(history))
+
+
+def evaluate(
+    model: nn.Module,
+    data: Data,
+    *,
+    batch_size: int = 128,
+    prepared: bool = False,
+    accelerator: Accelerator | None = None,
+) -> Evaluation:
+    """The loss and accuracy of the model on the data, in eval mode; the model is not changed."""
+    accelerator = accelerator or Accelerator()
+    spec = spec_of(model)
+    loader = accelerator.prepare_data_loader(make_loader(data, batch_size))
+    device = accelerator.device
+    accuracy = MulticlassAccuracy(classes_of(model), average="micro", sync_on_compute=False).to(device)
+    loss = MeanMetric(sync_on_compute=False).to(device)
+    count = 0
+    model.to(device)
+    with torch.inference_mode(), mode(model, training=False), accelerator.autocast():
+        for images, labels in loader:
+            logits = model(prepare(images, spec, prepared=prepared)).float()
+            logits, labels = accelerator.gather_for_metrics((logits, labels))
+            accuracy.update(logits, labels)
+            loss.update(F.cross_entropy(logits, labels), len(labels))
+            count += len(labels)
+    if count == 0:
+        raise DataError("evaluate: the data holds no image")
+    return Evaluation(loss.compute().item(), accuracy.compute().item(), count)
+
+
+def make_accelerator(config: TrainConfig, checkpoint: str | Path | None = None) -> Accelerator:
+    """An Accelerator for the run: its precision and, by name, its tracker (whose logs lie by the checkpoint)."""
+    folder = str(Path(checkpoint).parent) if checkpoint is not None else "."
+    try:
+        return Accelerator(
+            mixed_precision=config.mixed_precision,
+            log_with=config.tracker,
+            project_config=ProjectConfiguration(folder, logging_dir=folder),
+        )
+    except (ImportError, ValueError) as error:
+        if config.tracker is None:
+            raise
+        raise MissingExtraError(config.tracker, extra=config.tracker) from error
+
+
+def spec_of(model: nn.Module) -> InputSpec:
+    """How the model wants its images; raises TrainingError for a model that does not say so."""
+    spec = getattr(model, "input_spec", None)
+    if not isinstance(spec, InputSpec):
+        raise TrainingError(
+            f"{type(model).__name__} does not say how its images are prepared; build it with transfer_model, "
+            "or set model.input_spec = InputSpec(...)"
+        )
+    return spec
+
+
+def classes_of(model: nn.Module) -> int:
+    """The number of classes that the model tells apart."""
+    (head,) = find_classifiers(model)
+    return head.out_features  # type: ignore[return-value]
+
+
+class _Run:
+    """A model, its optimizer and its data under way through the epochs."""
+
+    def __init__(
+        self, model: nn.Module, train: Data, val: Data | None, config: TrainConfig, accelerator: Accelerator
+    ) -> None:
+        self.config, self.accelerator, self.train, self.val = config, accelerator, train, val
+        self.spec = spec_of(model)
+        parameters = set_trainable(model)
+        if config.channels_last:
+            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.optimizer = accelerator.prepare_optimizer(_optimizer(parameters, config))
+        self.model = model.to(accelerator.device)
+        self.wrapped = accelerator.prepare_model(model)
+        self.accuracy = MulticlassAccuracy(classes_of(model), average="micro").to(accelerator.device)
+        self.loss = MeanMetric().to(accelerator.device)
+        self.steps = len(self._loader(0))
+        if self.steps == 0:
+            raise DataError("fit: the training data holds no batch")
+
+    def _loader(self, epoch: int) -> DataLoader[Any]:
+        config = self.config
+        loader = make_loader(
+            self.train, config.batch_size, shuffle=True, seed=config.seed, epoch=epoch, workers=config.workers
+        )
+        return self.accelerator.prepare_data_loader(loader)  # type: ignore[no-any-return]
+
+    def resume(self, path: Path) -> list[EpochRecord]:
+        history = load_checkpoint(path, self.model, self.optimizer, self.config)
+        logger.info("%s: goes on after epoch %d", path, len(history))
+        return [EpochRecord(**record) for record in history]
+
+    def epoch(self, epoch: int, bar: TrainingProgress) -> EpochRecord:
+        """One pass over the training images, then the accuracy on the validation images."""
+        config = self.config
+        seed = (config.seed * 100_003 + epoch) * 1_009 + self.accelerator.process_index
+        generator = torch.Generator().manual_seed(seed)
+        self.accuracy.reset()
+        self.loss.reset()
+        rate = config.lr
+        with _seeded(seed), self._training_mode():
+            for step, (images, labels) in enumerate(self._loader(epoch)):
+                rate = learning_rate(config, (epoch * self.steps + step) / (config.epochs * self.steps))
+                value = self._step(images, labels, rate, generator)
+                if not math.isfinite(value):
+                    raise TrainingError(
+                        f"epoch {epoch}, step {step}: the loss is {value} at learning rate {rate:.3g}; lower "
+                        "lr, or check the images. The last checkpoint, if any, is untouched"
+                    )
+                bar.step(epoch, len(labels) * self.accelerator.num_processes, self.loss, self.accuracy)
+        held_out = None
+        if self.val is not None:
+            held_out = evaluate(
+                self.model,
+                self.val,
+                batch_size=config.batch_size,
+                prepared=config.prepared,
+                accelerator=self.accelerator,
+            )
+        return EpochRecord(
+            epoch,
+            rate,
+            self.loss.compute().item(),
+            self.accuracy.compute().item(),
+            None if held_out is None else held_out.loss,
+            None if held_out is None else held_out.accuracy,
+        )
+
+    def _step(self, images: Tensor, labels: Tensor, rate: float, generator: torch.Generator) -> float:
+        config = self.config
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate * group["lr_factor"]
+        batch = prepare(
+            images,
+            self.spec,
+            prepared=config.prepared,
+            augmentation=config.augmentation,
+            generator=generator,
+        )
+        with self.accelerator.autocast():
+            logits = self.wrapped(batch)
+        loss = F.cross_entropy(logits.float(), labels, label_smoothing=config.label_smoothing)
+        value = loss.item()
+        if math.isfinite(value):
+            self.accelerator.backward(loss)
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            project_scales(self.model)
+            self.accuracy.update(logits.detach(), labels)
+            self.loss.update(value, len(labels))
+        return value
+
+    @contextmanager
+    def _training_mode(self) -> Iterator[None]:
+        with mode(self.model, training=True):
+            if self.config.norm_statistics == "fixed":
+                for module in self.model.modules():
+                    if isinstance(module, nn.modules.batchnorm._NormBase):
+                        module.eval()
+            yield
+
+
+def _optimizer(parameters: list[nn.Parameter], config: TrainConfig) -> torch.optim.Optimizer:
+    groups = [{"params": parameters, "lr_factor": 1.0}]
+    if config.optimizer == "adamw":
+        return torch.optim.AdamW(groups, lr=config.lr, weight_decay=config.weight_decay)
+    return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """PyTorch's random numbers (dropout, stochastic depth) from this seed; the old state comes back."""
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        yield
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            flat.update(_flat(value, f"{prefix}{key}."))
+        else:
+            flat[prefix + key] = value if isinstance(value, int | float | str | bool) else str(value)
+    return flat

@@ -1,0 +1,138 @@
+"""The frozen values that travel between stages; all of them survive JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from basisprune.errors import PlanError
+
+
+class JsonValue:
+    """A dataclass that can be written as JSON text and read back equal to itself."""
+
+    def to_json(self) -> str:
+        """The value as one JSON object."""
+        return json.dumps(dataclasses.asdict(self), sort_keys=True)  # type: ignore[call-overload]
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """The value that `to_json` wrote; raises PlanError when the text is not one."""
+        try:
+            return cls._from_dict(json.loads(text))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise PlanError(f"{cls.__name__}: the JSON does not hold one ({error})") from error
+
+    @classmethod
+    def _from_dict(cls, values: Mapping[str, Any]) -> Self:
+        return cls(**values)
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """How a network wants its images: a float tensor (N, channels, *size), `(pixel / 255 - mean) / std`.
+
+    >>> InputSpec(size=(224, 224), mean=(0.5,) * 3, std=(0.5,) * 3).shape
+    (3, 224, 224)
+    """
+
+    size: tuple[int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    interpolation: str = "bilinear"
+
+    @property
+    def channels(self) -> int:
+        """The number of image channels that the network reads."""
+        return len(self.mean)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """The shape of one prepared image: (channels, height, width)."""
+        return (self.channels, *self.size)
+
+
+@dataclass(frozen=True)
+class LayerScores:
+    """The importance of each basis vector of a layer, in order; higher is more important.
+
+    In a grouped conv the vectors of one group follow those of the other. `means` are the mean features
+    along each vector, or None when no images were seen.
+    """
+
+    values: tuple[float, ...]
+    groups: int = 1
+    means: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "values", tuple(self.values))
+        object.__setattr__(self, "means", None if self.means is None else tuple(self.means))
+
+
+@dataclass(frozen=True)
+class Scores(JsonValue):
+    """The raw importance of every basis vector of a network, and how it was found.
+
+    >>> scores = Scores("taylor", {"conv1": LayerScores((0.1, 0.9))})
+    >>> Scores.from_json(scores.to_json()) == scores
+    True
+    """
+
+    method: str
+    layers: Mapping[str, LayerScores]
+
+    @classmethod
+    def _from_dict(cls, values: Mapping[str, Any]) -> Self:
+        return cls(values["method"], {name: LayerScores(**layer) for name, layer in values["layers"].items()})
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """The basis vectors that a layer keeps, sorted, of its `rank`; `means` as in LayerScores."""
+
+    keep: tuple[int, ...]
+    rank: int
+    means: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "keep", tuple(self.keep))
+        object.__setattr__(self, "means", None if self.means is None else tuple(self.means))
+
+    @property
+    def removed(self) -> int:
+        """The number of basis vectors that go."""
+        return self.rank - len(self.keep)
+
+
+@dataclass(frozen=True)
+class BasisPlan(JsonValue):
+    """What basis pruning keeps in each layer; `pruning_ratio` is the fraction asked to be removed.
+
+    >>> plan = BasisPlan({"conv1": LayerPlan((0, 2), 4)}, pruning_ratio=0.5)
+    >>> plan.removed, plan.total
+    (2, 4)
+    >>> BasisPlan.from_json(plan.to_json()) == plan
+    True
+    """
+
+    layers: Mapping[str, LayerPlan]
+    pruning_ratio: float
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def removed(self) -> int:
+        """The number of basis vectors that go, over all layers."""
+        return sum(layer.removed for layer in self.layers.values())
+
+    @property
+    def total(self) -> int:
+        """The number of basis vectors before pruning, over all layers."""
+        return sum(layer.rank for layer in self.layers.values())
+
+    @classmethod
+    def _from_dict(cls, values: Mapping[str, Any]) -> Self:
+        layers = {name: LayerPlan(**layer) for name, layer in values["layers"].items()}
+        return cls(layers, values["pruning_ratio"], values["options"])
