@@ -95,7 +95,8 @@ def _from_timm(name: str, pretrained: bool, size: tuple[int, int] | None) -> nn.
         near = difflib.get_close_matches(name.partition(".")[0], timm.list_models(), n=_LISTED)
         hint = f"did you mean {', '.join(near)}?" if near else "see timm.list_models()"
         raise ModelError(f"timm has no model {name!r}; {hint} Modules and 'package.module:factory' work too")
-    sized = {} if size is None else {"img_size": size}
+    # A few models take only an int, and all take one for squares.
+    sized = {} if size is None else {"img_size": size[0] if size[0] == size[1] else size}
     try:
         try:
             model: nn.Module = timm.create_model(name, pretrained=pretrained, **sized)

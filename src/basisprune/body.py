@@ -79,7 +79,8 @@ def _body_and_rest(run: DryRun) -> tuple[list[Call], list[Call]]:
 
 
 def _gives_map(call: Call) -> bool:
-    return any(is_map(part.output_shape) for part in (call, *call.callers) if part.name)
+    inside = (caller for caller in call.callers if caller.name)  # the network itself has no name
+    return any(is_map(part.output_shape) for part in (call, *inside))
 
 
 def _closing_pools(run: DryRun) -> dict[str, nn.Module]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import nn
@@ -28,7 +30,6 @@ def save_checkpoint(
     history: list[dict[str, Any]],
 ) -> None:
     """Writes the state of a training to `path`; a reader sees the old file or the new one, never a part."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     state = {
         "format": FORMAT,
         "config": json.dumps(asdict(config)),
@@ -36,10 +37,23 @@ def save_checkpoint(
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict(),
     }
+    with _atomic(path) as file:
+        torch.save(state, file)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes the text to `path`; a reader sees the old file or the new one, never a part."""
+    with _atomic(path) as file:
+        file.write(text.encode())
+
+
+@contextmanager
+def _atomic(path: Path) -> Iterator[BinaryIO]:
+    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
     try:
         with open(partial, "wb") as file:
-            torch.save(state, file)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
@@ -82,7 +96,9 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
-        raise CheckpointError(f"{path}: cannot be read as a checkpoint ({error}); delete it to start anew") from error
+        raise CheckpointError(
+            f"{path}: cannot be read as a checkpoint ({error}); delete it to start anew"
+        ) from error
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         found = state.get("format") if isinstance(state, dict) else type(state).__name__
         raise CheckpointError(f"{path}: format {found} found, {FORMAT} is needed; delete it to start anew")

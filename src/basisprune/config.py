@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import difflib
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from basisprune.data.augment import Augment
+from basisprune.decompose import Basis
 from basisprune.errors import ConfigError
+from basisprune.plan import PlanConfig
 
 Optimizer = Literal["sgd", "adamw"]
 NormStatistics = Literal["batch", "fixed"]
@@ -38,7 +41,7 @@ class TrainConfig:
     weight_decay: float = 0.0
     label_smoothing: float = 0.0
     norm_statistics: NormStatistics = "batch"
-    augmentation: Augment = Augment()
+    augmentation: Augment = field(default_factory=Augment)
     prepared: bool = False
     seed: int = 0
     workers: int = 0
@@ -76,3 +79,74 @@ class TrainConfig:
         ]
         if faults:
             raise ConfigError.of("TrainConfig", faults)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All settings of basis pruning: how to decompose, train, plan, prune and train again.
+
+    `basis_images` is how many training images the basis "outputs" is found on. With `compensate`, what a
+    pruned basis vector contributed on average moves into the bias.
+    """
+
+    basis: Basis
+    scale_init: float
+    compensate: bool
+    train: TrainConfig
+    finetune: TrainConfig
+    plan: PlanConfig = field(default_factory=PlanConfig)
+    basis_images: int = 512
+
+
+PAPER_DATASETS = {
+    "cifar10": (128, Augment(shift=0.15, flip=True)),
+    "mnist": (112, Augment(shift=0.15, rotation=15.0)),
+    "fashion_mnist": (112, Augment(shift=0.15, flip=True)),
+}
+"""For each of the paper's datasets: the side that its images are enlarged to, and how they are moved."""
+
+_PAPER_TRAINING = TrainConfig(augmentation=Augment(shift=0.15))
+_QUICK_TRAINING = TrainConfig(
+    epochs=8,
+    batch_size=32,
+    optimizer="adamw",
+    lr=3e-3,
+    min_lr=3e-5,
+    norm_statistics="fixed",
+    augmentation=Augment(shift=0.05),
+)
+
+RECIPES = {
+    "paper": Recipe(
+        basis="weights",
+        scale_init=0.5,
+        compensate=False,
+        train=_PAPER_TRAINING,
+        finetune=_PAPER_TRAINING,
+        plan=PlanConfig(normalise="max", min_share=0.0),
+    ),
+    "quick": Recipe(
+        basis="outputs",
+        scale_init=1.0,
+        compensate=True,
+        train=_QUICK_TRAINING,
+        finetune=_QUICK_TRAINING,
+    ),
+}
+"""The presets: the paper's protocol, and a short one found by `benchmarks/recipe.py` and `benchmarks/plan.py`."""
+
+
+def find_recipe(recipe: str | Recipe) -> Recipe:
+    """The recipe of that name, or the recipe itself.
+
+    >>> find_recipe("papr")
+    Traceback (most recent call last):
+    basisprune.errors.ConfigError: recipe: 'papr' given; allowed are paper, quick. Did you mean 'paper'?
+    """
+    if isinstance(recipe, Recipe):
+        return recipe
+    if recipe in RECIPES:
+        return RECIPES[recipe]
+    close = difflib.get_close_matches(recipe, RECIPES, n=1)
+    hint = f". Did you mean {close[0]!r}?" if close else ""
+    raise ConfigError(f"recipe: {recipe!r} given; allowed are {', '.join(RECIPES)}{hint}")

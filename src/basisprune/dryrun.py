@@ -16,6 +16,8 @@ from basisprune.errors import ModelError
 
 Shape: TypeAlias = tuple[int, ...]
 
+_ROOMY = 128  # leaves 2x2 positions behind a total stride of 64
+
 
 @dataclass(eq=False)
 class Call:
@@ -78,18 +80,18 @@ def dry_run(model: nn.Module, example: Tensor, *, train: bool = False) -> DryRun
         except Exception as error:
             raise ModelError(
                 f"{type(model).__name__} does not run on an input of shape {tuple(example.shape)}: "
-                f"{type(error).__name__}: {error}; if it wants another size or number of channels, "
-                "pass input_size= or input_spec="
+                f"{type(error).__name__}: {error}; if it wants another size or number of channels, pass "
+                "input_size= or input_spec=; if it reshapes to fixed sizes, give it a method forward_features(x)"
             ) from error
     return run
 
 
 def roomy_run(model: nn.Module, example: Tensor) -> DryRun:
-    """A dry run on an image of at least 224x224 if the network takes it, otherwise on `example`.
+    """A dry run on an image of at least 128x128 if the network takes it, otherwise on `example`.
 
     On small images the last maps of a network shrink to 1x1 and look like pooled features.
     """
-    height, width = (max(side, 224) for side in example.shape[-2:])
+    height, width = (max(side, _ROOMY) for side in example.shape[-2:])
     if (height, width) != tuple(example.shape[-2:]):
         try:
             return dry_run(model, example_input(model, (example.shape[1], height, width)))

@@ -89,7 +89,8 @@ def find_classifiers(model: nn.Module) -> list[nn.Module]:
         return [model.classifier]  # type: ignore[list-item]
     if callable(getattr(model, "get_classifier", None)):
         return [model.get_classifier()]  # type: ignore[operator]
-    return [module for module in model.modules() if isinstance(module, nn.Linear)][-1:]
+    linears: list[nn.Module] = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    return linears[-1:]
 
 
 def project_scales(model: nn.Module) -> None:
@@ -225,7 +226,7 @@ class _Run:
         self.spec = spec_of(model)
         parameters = set_trainable(model)
         if config.channels_last:
-            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            model = model.to(memory_format=torch.channels_last)
         self.optimizer = accelerator.prepare_optimizer(_optimizer(parameters, config))
         self.model = model.to(accelerator.device)
         self.wrapped = accelerator.prepare_model(model)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 import timm.data
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -26,6 +25,7 @@ class GlobalPool(nn.Module):
 
     The first `prefix_tokens` of "NLC" features, such as a class token, are left out.
 
+    >>> import torch
     >>> GlobalPool("NHWC")(torch.ones(2, 7, 7, 64)).shape
     torch.Size([2, 64])
     """
@@ -100,6 +100,7 @@ def transfer_model(
 
     Raises ConfigError for wrong settings, ModelError for a backbone that cannot be taken.
 
+    >>> import torch
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 30 * 30, 1000))
     >>> model = transfer_model(net, 10, input_size=32)
     >>> model(torch.zeros(2, 3, 32, 32)).shape, model.classifier

@@ -32,6 +32,18 @@ class SizeHint:
     divisor: int
 
 
+@dataclass(frozen=True)
+class Split:
+    """Channels that fall into parts (the rows), which must stay of one size.
+
+    The number of rows is `hard` where a layer has it as a setting. Otherwise it comes from a view, and
+    whole rows may go if the channels of a row turn out to go together (as in a pixel shuffle).
+    """
+
+    rows: Ids
+    hard: bool
+
+
 @dataclass
 class Ledger:
     """The notes of one run. Ids are positive integers; 0 stands for a position that is no channel.
@@ -46,7 +58,7 @@ class Ledger:
     axes: list[ParameterAxis] = field(default_factory=list)
     unions: list[tuple[Ids, Ids]] = field(default_factory=list)
     frozen: list[tuple[Ids, str]] = field(default_factory=list)
-    splits: list[Ids] = field(default_factory=list)
+    splits: list[Split] = field(default_factory=list)
     produced: list[Ids] = field(default_factory=list)
     hints: list[SizeHint] = field(default_factory=list)
     unknown: dict[str, None] = field(default_factory=dict)
@@ -76,10 +88,10 @@ class Ledger:
         """Notes that these ids must stay."""
         self.frozen.append((ids, reason))
 
-    def split(self, ids: Ids) -> None:
-        """Notes that each row of a 2-d array of ids must lose equally many."""
-        if ids.shape[0] > 1:
-            self.splits.append(ids)
+    def split(self, rows: Ids, *, hard: bool = False) -> None:
+        """Notes that each row of a 2-d array of ids must lose equally many; see `Split`."""
+        if rows.shape[0] > 1:
+            self.splits.append(Split(rows, hard))
 
     def hint(self, module: str, value: int, ids: Ids, divisor: int = 1) -> None:
         """Notes that a module's code may hold `value` as the length of an axis that carries `ids`."""

@@ -7,6 +7,7 @@ turns a batch of pixels into the network's input, moved at random by `Augment` i
 from __future__ import annotations
 
 from basisprune.data.augment import Augment, augment
+from basisprune.data.batches import PreparedBatches
 from basisprune.data.datasets import ArrayImages, FolderImages, LabelledImages, WrappedDataset, take
 from basisprune.data.load import Splits, load_data
 from basisprune.data.loaders import make_loader
@@ -17,6 +18,7 @@ __all__ = [
     "Augment",
     "FolderImages",
     "LabelledImages",
+    "PreparedBatches",
     "Splits",
     "WrappedDataset",
     "augment",

@@ -56,11 +56,15 @@ def read_builtin(name: str, size: tuple[int, int]) -> Splits:
         nearest = [known for known in ARGUMENTS if known.lower() in near]
         hint = f"did you mean {' or '.join(nearest)}?" if nearest else f"known are {', '.join(sorted(ARGUMENTS))}"
         raise DataError(f"torchvision:{name}: there is no such dataset; {hint}")
-    parts = {part: _read_part(name, arguments, size) for part, arguments in ARGUMENTS[name].items()}
-    return Splits(parts["train"], parts.get("val"), parts.get("test"), parts["train"].classes)
+    arguments = dict(ARGUMENTS[name])
+    train = _read_part(name, arguments.pop("train"), size, None)
+    parts = {part: _read_part(name, given, size, train.classes) for part, given in arguments.items()}
+    return Splits(train, parts.get("val"), parts.get("test"), train.classes)
 
 
-def _read_part(name: str, arguments: dict[str, Any], size: tuple[int, int]) -> LabelledImages:
+def _read_part(
+    name: str, arguments: dict[str, Any], size: tuple[int, int], classes: tuple[str, ...] | None
+) -> LabelledImages:
     root = cache_folder()
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -70,7 +74,7 @@ def _read_part(name: str, arguments: dict[str, Any], size: tuple[int, int]) -> L
             f"torchvision:{name}: could not be downloaded or read ({type(error).__name__}: {error}); put its "
             f"files into {root} as torchvision lays them out, or set BASISPRUNE_DATA to the folder that has them"
         ) from error
-    wrapped = WrappedDataset(dataset, size=size, name=f"torchvision:{name}")
+    wrapped = WrappedDataset(dataset, classes, size=size, name=f"torchvision:{name}")
     images = _images_in_memory(dataset)
     if images is None:
         return wrapped

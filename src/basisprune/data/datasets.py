@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import Dataset, IterableDataset, Subset
 
 from basisprune.data.arrays import Labels, as_labels, as_pixels, read_only
 from basisprune.data.decode import decode, to_pixels
@@ -120,7 +120,8 @@ class WrappedDataset(LabelledImages):
         size: tuple[int, int] | None = None,
         name: str = "dataset",
     ) -> None:
-        if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+        map_style = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+        if not map_style or isinstance(dataset, IterableDataset):
             raise DataError(
                 f"{name}: {type(dataset).__name__} given, a map-style dataset is needed, "
                 "with __len__ and __getitem__"
@@ -132,7 +133,7 @@ class WrappedDataset(LabelledImages):
             self.classes = tuple(classes)
 
     def __len__(self) -> int:
-        return len(self.dataset)
+        return len(self.dataset)  # type: ignore[arg-type]
 
     def __getitem__(self, index: int) -> Item:
         image, label = self._read(index)
@@ -161,13 +162,8 @@ class WrappedDataset(LabelledImages):
     @cached_property
     def classes(self) -> tuple[str, ...]:  # type: ignore[override]
         """The names that the dataset gives its classes, or "0", "1", ... up to the largest label."""
-        inner: Any = self.dataset
-        while isinstance(inner, Subset):
-            inner = inner.dataset
-        names = getattr(inner, "classes", None)
-        if isinstance(names, list | tuple) and len(names) > self.labels.max(initial=-1):
-            return tuple(str(name[0] if isinstance(name, tuple) else name) for name in names)
-        return _numbered(self.labels)
+        names = declared_classes(self.dataset)
+        return names if len(names) > self.labels.max(initial=-1) else _numbered(self.labels)
 
     def _read(self, index: int) -> tuple[object, int]:
         item = self.dataset[index]
@@ -222,6 +218,16 @@ def take(dataset: LabelledImages, indices: Sequence[int] | NDArray[np.int64]) ->
     if isinstance(dataset, Selection):
         return Selection(dataset.dataset, dataset.indices[chosen])
     return Selection(dataset, chosen)
+
+
+def declared_classes(dataset: Any) -> tuple[str, ...]:
+    """The names that the dataset, or the one it is a subset of, gives its classes; empty if it gives none."""
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    names = getattr(dataset, "classes", None)
+    if not isinstance(names, list | tuple):
+        return ()
+    return tuple(str(name[0] if isinstance(name, tuple) else name) for name in names)
 
 
 def _numbered(labels: Labels) -> tuple[str, ...]:

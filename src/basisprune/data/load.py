@@ -11,7 +11,7 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from basisprune.data.builtin import read_builtin
-from basisprune.data.datasets import LabelledImages, WrappedDataset
+from basisprune.data.datasets import LabelledImages, WrappedDataset, declared_classes
 from basisprune.data.folders import read_folder
 from basisprune.data.npz import read_npz
 from basisprune.data.split import Splits, fill
@@ -112,6 +112,13 @@ def _wrap(
     """The datasets as parts that all have the classes of the first one."""
 
     def wrap(dataset: Dataset[Any], name: str, classes: tuple[str, ...] | None) -> LabelledImages:
+        own = declared_classes(dataset)
+        # Names alone do not tell a class that a part happens to lack from one that was never there.
+        if any(mine != theirs for mine, theirs in zip(own, classes or own, strict=False)):
+            raise DataError(
+                f"{name} dataset: its classes {own[:10]} are not those of training, {(classes or ())[:10]}; "
+                "all parts need the same classes in the same order"
+            )
         if isinstance(dataset, LabelledImages):
             return dataset
         return WrappedDataset(dataset, classes, size=size, name=f"{name} dataset")

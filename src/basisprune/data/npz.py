@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,8 @@ from basisprune.data.arrays import Labels, as_labels
 from basisprune.data.datasets import ArrayImages
 from basisprune.data.split import Splits
 from basisprune.errors import DataError
+
+KEYS = ("x_train", "y_train", "x_val", "y_val", "x_test", "y_test")
 
 Arrays = dict[str, NDArray[np.generic]]
 
@@ -44,21 +47,24 @@ def read_npz(path: Path) -> Splits:
 
 def _read_arrays(path: Path) -> Arrays:
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as stream:
+            file = np.load(stream, allow_pickle=False)
             if not isinstance(file, np.lib.npyio.NpzFile):
                 raise DataError(f"{path}: a single array given, a .npz with x_train, y_train, ... is needed")
             _check_keys(path, set(file.files))
-            return {key: _read_array(file, key, path) for key in sorted(_wanted(set(file.files)))}
+            return {key: _read_array(file, key, path) for key in KEYS if key in file.files}
     except DataError:
         raise
-    except (zipfile.BadZipFile, EOFError, OSError, ValueError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError) as error:
         raise DataError(f"{path}: not a .npz file, or damaged ({error}); write it with numpy.savez") from error
 
 
 def _read_array(file: np.lib.npyio.NpzFile, key: str, path: Path) -> NDArray[np.generic]:
     try:
         array: NDArray[np.generic] = file[key]
-    except ValueError as error:  # what numpy raises instead of unpickling
+    except ValueError as error:
+        if "allow_pickle" not in str(error):
+            raise
         raise DataError(
             f"{path}: {key} holds pickled objects, which are never loaded; save plain uint8 images of one size "
             "and integer labels"
@@ -66,10 +72,6 @@ def _read_array(file: np.lib.npyio.NpzFile, key: str, path: Path) -> NDArray[np.
     if array.ndim == 0:
         raise DataError(f"{path}: {key} is a single number, an array with a row for each image is needed")
     return array
-
-
-def _wanted(keys: set[str]) -> set[str]:
-    return {f"{kind}_{part}" for kind in "xy" for part in ("train", "val", "test")} & keys
 
 
 def _check_keys(path: Path, keys: set[str]) -> None:

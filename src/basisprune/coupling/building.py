@@ -1,0 +1,154 @@
+"""Groups with their names, layers, axes and sizes, from a solved run."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+from torch import nn
+
+from basisprune.coupling.cutting import DERIVED
+from basisprune.coupling.groups import Axis, Coupling, Group, Size
+from basisprune.coupling.ledger import Ids, Ledger, SizeHint
+from basisprune.coupling.solving import Solution
+
+_LAYERS = (nn.modules.conv._ConvNd, nn.Linear)
+
+
+def build(model: nn.Module, ledger: Ledger, solution: Solution) -> tuple[Coupling, list[int]]:
+    """The coupling of a network, and the number in the solution of each of its groups."""
+    axes = _axes(ledger, solution)
+    sizes = _sizes(model, ledger, solution)
+    filters = layer_filters(ledger, solution)
+    groups: list[Group] = []
+    numbers: list[int] = []
+    taken: dict[str, int] = defaultdict(int)
+    order = {name: place for place, (name, _) in enumerate(model.named_modules())}
+    for number, parts in enumerate(solution.parts):
+        layers = sorted(filters[number], key=lambda name: order.get(name, len(order)))
+        if not layers or min(map(len, parts)) < 2:
+            continue
+        taken[layers[0]] += 1
+        name = layers[0] if taken[layers[0]] == 1 else f"{layers[0]}#{taken[layers[0]]}"
+        counts = {layer: filters[number][layer] for layer in layers}
+        size = sum(map(len, parts))
+        groups.append(Group(name, size, tuple(layers), axes[number], parts, tuple(sizes[number]), counts))
+        numbers.append(number)
+    frozen = _frozen(model, ledger, solution, {layer for group in groups for layer in group.layers})
+    return Coupling(tuple(groups), frozen, tuple(ledger.unknown)), numbers
+
+
+def _axes(ledger: Ledger, solution: Solution) -> list[tuple[Axis, ...]]:
+    """For each group the axes that carry it, positions sorted by unit."""
+    found: list[list[Axis]] = [[] for _ in solution.parts]
+    ids = np.flatnonzero(solution.group >= 0)
+    axis_of, place = np.zeros(ledger.count, np.int64), np.zeros(ledger.count, np.int64)
+    for number, axis in enumerate(ledger.axes):
+        axis_of[axis.start : axis.start + axis.size] = number
+        place[axis.start : axis.start + axis.size] = np.arange(axis.size)
+    order = np.lexsort((place[ids], solution.unit[ids], axis_of[ids], solution.group[ids]))
+    ids = ids[order]
+    borders = np.flatnonzero(np.diff(axis_of[ids]) | np.diff(solution.group[ids])) + 1
+    for run in np.split(ids, borders):
+        if len(run):
+            axis = ledger.axes[axis_of[run[0]]]
+            index = tuple(place[run].tolist())
+            found[solution.group[run[0]]].append(Axis(axis.parameter, axis.dim, index))
+    return [tuple(axes) for axes in found]
+
+
+def owners(ledger: Ledger) -> list[str]:
+    """The module that holds the parameter of each id."""
+    held = [""] * ledger.count
+    for axis in ledger.axes:
+        held[axis.start : axis.start + axis.size] = [axis.parameter.rpartition(".")[0]] * axis.size
+    return held
+
+
+def layer_filters(ledger: Ledger, solution: Solution) -> list[dict[str, int]]:
+    """For each group the layers that produce it and how many of their filters belong to it."""
+    held = owners(ledger)
+    found: list[dict[str, int]] = [{} for _ in solution.parts]
+    for ids in ledger.produced:
+        flat = ids.ravel()
+        counts: dict[tuple[int, str], int] = defaultdict(int)
+        for one, number in zip(flat.tolist(), solution.group[flat].tolist(), strict=True):
+            if number >= 0:
+                counts[number, held[one]] += 1
+        for (number, layer), count in counts.items():
+            found[number][layer] = max(count, found[number].get(layer, 0))
+    return found
+
+
+def _frozen(model: nn.Module, ledger: Ledger, solution: Solution, free: set[str]) -> dict[str, str]:
+    """Each conv or linear layer that belongs to no group, with the reason."""
+    held = owners(ledger)
+    reasons: dict[str, str] = {}
+    for ids in ledger.produced:
+        one = int(ids.ravel()[0])
+        number = int(solution.reason[one])
+        reason = ledger.frozen[number][1] if number >= 0 else "its channels can only be cut all at once"
+        if one and held[one] not in free:
+            reasons.setdefault(held[one], reason)
+    for name, module in model.named_modules():
+        if isinstance(module, _LAYERS) and name not in free and name not in reasons:
+            single = module.weight.shape[0] == 1
+            reasons[name] = "it has a single filter" if single else "the forward pass does not reach it"
+    return reasons
+
+
+def _numbers(module: nn.Module) -> Iterator[tuple[int, str, int | None]]:
+    """Every whole number that a module keeps as an attribute: its value, name and place."""
+    derived = next((names for kinds, names in DERIVED if isinstance(module, kinds)), ())
+    for name, value in vars(module).items():
+        if name in derived or name.startswith("_"):
+            continue
+        if type(value) is int:
+            yield value, name, None
+        elif isinstance(value, (tuple, list)):
+            yield from ((item, name, place) for place, item in enumerate(value) if type(item) is int)
+
+
+def _sizes(model: nn.Module, ledger: Ledger, solution: Solution) -> list[list[Size]]:
+    """For each group the attributes of modules that shrink with it."""
+    found: list[list[Size]] = [[] for _ in solution.parts]
+    modules = dict(model.named_modules())
+    numbers: dict[str, dict[int, list[tuple[str, int | None]]]] = {}
+    settled: set[tuple[str, str, int | None]] = set()
+    for hint in (*ledger.hints, *_own_axes(ledger)):
+        if hint.module not in numbers:
+            by_value: dict[int, list[tuple[str, int | None]]] = defaultdict(list)
+            for value, attribute, item in _numbers(modules.get(hint.module, model)):
+                by_value[value].append((attribute, item))
+            numbers[hint.module] = by_value
+        open_places = [
+            place for place in numbers[hint.module].get(hint.value, ()) if (hint.module, *place) not in settled
+        ]
+        shares = _shares(hint, solution) if open_places else []
+        for attribute, item in open_places if shares else ():
+            settled.add((hint.module, attribute, item))
+            for number, count in shares:
+                found[number].append(Size(hint.module, attribute, item, count, hint.divisor))
+    return found
+
+
+def _own_axes(ledger: Ledger) -> Iterable[SizeHint]:
+    for axis in ledger.axes:
+        ids: Ids = np.arange(axis.start, axis.start + axis.size, dtype=np.int64)
+        yield SizeHint(axis.parameter.rpartition(".")[0], axis.size, ids, 1)
+
+
+def _shares(hint: SizeHint, solution: Solution) -> list[tuple[int, int]]:
+    """How many positions each unit of each group has in a hint; none if units of a group differ."""
+    held = solution.group[hint.ids]
+    shares: list[tuple[int, int]] = []
+    for number in np.unique(held[held >= 0]).tolist():
+        size = sum(map(len, solution.parts[number]))
+        counts = np.bincount(solution.unit[hint.ids[held == number]], minlength=size)
+        if (counts != counts[0]).any():
+            return []
+        shares.append((number, int(counts[0])))
+    return shares
+
+

@@ -1,0 +1,164 @@
+"""The network without the channels that a plan leaves out."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from basisprune.coupling.groups import Coupling, Group
+from basisprune.coupling.tracing import named_tensors
+from basisprune.errors import PlanError
+
+_CONV = nn.modules.conv._ConvNd
+_BATCH_NORM = nn.modules.batchnorm._NormBase
+
+DERIVED: tuple[tuple[type[nn.Module], tuple[str, ...]], ...] = (
+    (_CONV, ("in_channels", "out_channels", "groups", "kernel_size", "stride", "padding", "dilation",
+             "output_padding")),
+    (nn.Linear, ("in_features", "out_features")),
+    (_BATCH_NORM, ("num_features",)),
+    (nn.GroupNorm, ("num_channels", "num_groups")),
+)  # fmt: skip
+"""Attributes that follow from the shapes of a module's own weights, or that have nothing to do with them."""
+
+
+def cut(
+    model: nn.Module, coupling: Coupling, keep: Mapping[str, Sequence[int]], *, inplace: bool = False
+) -> nn.Module:
+    """The network with only the units `keep[group name]` of each group named; others stay whole.
+
+    Parameters keep `requires_grad`, dtype and device; gradients are dropped. Raises PlanError if `keep`
+    names a unit or group that is not there, empties a group, or cuts its parts unevenly.
+
+    >>> from basisprune.coupling import trace_coupling
+    >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 1))
+    >>> coupling = trace_coupling(net, torch.zeros(1, 3, 8, 8))
+    >>> cut(net, coupling, {"0": (0, 2, 5)})[3]
+    Conv2d(3, 4, kernel_size=(1, 1), stride=(1, 1))
+    """
+    check_keep(coupling, keep)
+    tensors = dict(named_tensors(model))
+    smaller = {
+        id(tensors[name]): (tensors[name], _sliced(tensors[name], removed))
+        for name, removed in _removed(coupling, keep).items()
+    }
+    if inplace:
+        for tensor, slim in smaller.values():
+            tensor.grad = None
+            tensor.data = slim
+        result = model
+    else:
+        result = copy.deepcopy(model, {key: _like(tensor, slim) for key, (tensor, slim) in smaller.items()})
+    repair(result, coupling, keep)
+    return result
+
+
+def shared_cut(model: nn.Module, coupling: Coupling, keep: Mapping[str, Sequence[int]]) -> nn.Module:
+    """The network after `cut`, but sharing every tensor that is not cut with the original."""
+    tensors = dict(named_tensors(model))
+    memo = {id(tensor): tensor for tensor in tensors.values()}
+    for name, removed in _removed(coupling, keep).items():
+        memo[id(tensors[name])] = _like(tensors[name], _sliced(tensors[name], removed))
+    result = copy.deepcopy(model, memo)
+    repair(result, coupling, keep)
+    return result
+
+
+def check_keep(coupling: Coupling, keep: Mapping[str, Sequence[int]]) -> None:
+    """Nothing if the units to keep fit the coupling; a PlanError that says what is wrong otherwise."""
+    groups = {group.name: group for group in coupling.groups}
+    for name, units in keep.items():
+        if name not in groups:
+            raise PlanError(f"{name}: no such group; there are {', '.join(groups) or 'none'}")
+        group, kept = groups[name], set(units)
+        if list(units) != sorted(kept) or not kept <= set(range(group.size)) or not kept:
+            raise PlanError(
+                f"{name}: units to keep must be a sorted, not empty choice of 0 to {group.size - 1}, "
+                f"got {list(units)[:8]} ..."
+            )
+        counts = {len(kept.intersection(part)) for part in group.parts}
+        if len(counts) > 1 or 0 in counts:
+            raise PlanError(
+                f"{name}: its {len(group.parts)} parts must keep equally many units, at least one; "
+                f"got between {min(counts)} and {max(counts)}; see Group.parts"
+            )
+
+
+def _dropped(group: Group, units: Sequence[int]) -> list[int]:
+    kept = set(units)
+    return [unit for unit in range(group.size) if unit not in kept]
+
+
+def _removed(coupling: Coupling, keep: Mapping[str, Sequence[int]]) -> dict[str, dict[int, list[int]]]:
+    """The positions to remove, by parameter and axis."""
+    found: dict[str, dict[int, list[int]]] = {}
+    for group in coupling.groups:
+        dropped = _dropped(group, keep.get(group.name, range(group.size)))
+        for axis in group.axes if dropped else ():
+            times = len(axis.index) // group.size
+            places = found.setdefault(axis.parameter, {}).setdefault(axis.dim, [])
+            for unit in dropped:
+                places.extend(axis.index[unit * times : (unit + 1) * times])
+    return found
+
+
+def _sliced(tensor: Tensor, removed: Mapping[int, list[int]]) -> Tensor:
+    slim = tensor.detach()
+    for dim, places in removed.items():
+        mask = torch.ones(slim.shape[dim], dtype=torch.bool)
+        mask[places] = False
+        slim = slim.index_select(dim, mask.nonzero().flatten().to(slim.device))
+    return slim
+
+
+def _like(tensor: Tensor, slim: Tensor) -> Tensor:
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(slim, requires_grad=tensor.requires_grad)
+    return slim
+
+
+def repair(model: nn.Module, coupling: Coupling, keep: Mapping[str, Sequence[int]]) -> None:
+    """Sets the attributes of modules that mirror the shapes of what was cut."""
+    for group in coupling.groups:
+        lost = len(_dropped(group, keep.get(group.name, range(group.size))))
+        for size in group.sizes if lost else ():
+            _shrink(model.get_submodule(size.module), size.attribute, size.item, lost * size.count // size.divisor)
+    touched = {axis.parameter.rpartition(".")[0] for name in keep for axis in coupling[name].axes}
+    for name in touched:
+        _derive(model.get_submodule(name))
+
+
+def _shrink(module: nn.Module, attribute: str, item: int | None, by: int) -> None:
+    value = getattr(module, attribute)
+    if item is None:
+        setattr(module, attribute, value - by)
+    else:
+        items = [entry - by if place == item else entry for place, entry in enumerate(value)]
+        setattr(module, attribute, type(value)(items) if type(value) in (tuple, list) else tuple(items))
+
+
+def _derive(module: nn.Module) -> None:
+    """Reads a module's numbers of channels from its weights."""
+    if isinstance(module, _CONV):
+        _derive_conv(module)
+    elif isinstance(module, nn.Linear):
+        module.out_features, module.in_features = module.weight.shape
+    elif isinstance(module, _BATCH_NORM):
+        held = module.running_mean if module.weight is None else module.weight
+        module.num_features = len(held) if held is not None else module.num_features
+    elif isinstance(module, nn.GroupNorm):
+        module.num_channels = len(module.weight) if module.weight is not None else module.num_channels
+
+
+def _derive_conv(conv: nn.modules.conv._ConvNd) -> None:
+    first, second = conv.weight.shape[:2]
+    depthwise = conv.groups == conv.in_channels > 1
+    if conv.transposed:
+        conv.groups = first if depthwise else conv.groups
+        conv.in_channels, conv.out_channels = first, second * conv.groups
+    else:
+        conv.groups = first * conv.in_channels // conv.out_channels if depthwise else conv.groups
+        conv.in_channels, conv.out_channels = second * conv.groups, first

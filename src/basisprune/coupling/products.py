@@ -1,0 +1,163 @@
+"""How labels pass through convolutions and matrix products: one axis is consumed, new channels are made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from basisprune.coupling.labels import Labels, join, squash, support, useful, vector
+from basisprune.coupling.ledger import Ids
+from basisprune.coupling.rules import Call, Rule
+
+Operand = tuple[Labels, tuple[int, ...]]
+
+
+def _contract(call: Call, left: Operand, right: Operand) -> Labels:
+    """Labels of (b, n, k) @ (b, k, m); the channels along k meet and vanish."""
+    (a, a_shape), (b, b_shape) = left, right
+    rows = [ids.reshape(*ids.shape, 1) for ids in a.fields]
+    columns = [ids.reshape(ids.shape[0], 1, *ids.shape[1:]) for ids in b.fields]
+    inner_rows = [ids for ids in rows if ids.shape[2] > 1]
+    inner_columns = [ids for ids in columns if ids.shape[2] > 1]
+    for ids in inner_rows:
+        for other in inner_columns:
+            call.ledger.unite(squash(call.ledger, ids, (0, 2)), squash(call.ledger, other, (0, 2)))
+    if not (inner_rows and inner_columns):
+        for ids in (*inner_rows, *inner_columns):
+            call.ledger.freeze(ids, "it is multiplied with data that is no channel")
+    outer_rows = [ids[:, :, 0, :] for ids in rows if ids.shape[2] == 1 and support(ids)]
+    outer_columns = [ids[:, :, 0, :] for ids in columns if ids.shape[2] == 1 and support(ids)]
+    if a.active and not b.active:
+        call.ledger.produced.extend(outer_columns)
+    elif b.active and not a.active:
+        call.ledger.produced.extend(outer_rows)
+    operands = [
+        (Labels(tuple(outer_rows), a.active), (*a_shape[:2], 1)),
+        (Labels(tuple(outer_columns), b.active), (b_shape[0], 1, b_shape[2])),
+    ]
+    return join(call.ledger, operands, 3)
+
+
+def _batched(call: Call, tensor: Tensor) -> Operand:
+    labels = call.labels_of(tensor)
+    if tensor.ndim == 3:
+        return labels, tuple(tensor.shape)
+    return Labels(tuple(ids[None] for ids in labels.fields), labels.active), (1, *tensor.shape)
+
+
+def _product(call: Call, left: Tensor, right: Tensor) -> Labels:
+    labels = _contract(call, _batched(call, left), _batched(call, right))
+    if left.ndim == 3:
+        return labels
+    return Labels(tuple(ids[0] for ids in labels.fields), labels.active)
+
+
+def _mm(call: Call) -> Labels:
+    return _product(call, call.args[0], call.args[1])
+
+
+def _addmm(call: Call) -> Labels:
+    bias, left, right = call.args[:3]
+    result = (_product(call, left, right), tuple(call.out.shape))
+    # a bias is part of the product it is added to: its channels count as met, never as fixed by data
+    return join(call.ledger, [result, (call.labels_of(bias), tuple(bias.shape))], call.out.ndim)
+
+
+def _vector_along(call: Call, labels: Labels, dim: int, size: int, *, apart_from: int = 0) -> Ids:
+    """The ids of the channels along one axis (zeros where there are none); other axes are united.
+
+    Fields that depend on the axis `apart_from`, too, belong to that one.
+    """
+    found = [
+        squash(call.ledger, ids, (dim,)).ravel()
+        for ids in labels.fields
+        if ids.shape[dim] > 1 and (apart_from == 0 or ids.shape[apart_from] == 1)
+    ]
+    for other in found[1:]:
+        call.ledger.unite(found[0], other)
+    return found[0] if found else np.zeros(size, np.int64)
+
+
+def _convolution(call: Call) -> Labels:
+    """Input channels meet the weight's, filters become channels; groups must be cut evenly."""
+    x, weight, bias = call.args[:3]
+    transposed, groups = call.args[6], call.args[8]
+    labels, kernel = call.labels_of(x), call.labels_of(weight)
+    channels, filters = x.shape[1], call.out.shape[1]
+    inputs = _vector_along(call, labels, 1, channels).reshape(groups, -1)
+    if transposed:
+        by_group = _vector_along(call, kernel, 0, channels, apart_from=1).reshape(groups, -1)
+        call.ledger.unite(inputs, by_group)
+        consumed = by_group
+        outputs = np.tile(_vector_along(call, kernel, 1, filters // groups), groups)
+    else:
+        consumed = _vector_along(call, kernel, 1, channels // groups)
+        outputs = _vector_along(call, kernel, 0, filters, apart_from=1)
+    if groups > 1 and channels == groups:
+        _depthwise(call, inputs, outputs.reshape(groups, -1), transposed)
+        outputs = np.repeat(inputs.ravel(), filters // groups) if transposed else outputs
+    else:
+        call.ledger.unite(inputs, consumed)
+        if not transposed and groups > 1:
+            call.ledger.split(outputs.reshape(groups, -1), hard=True)
+        if transposed and groups > 1:
+            call.ledger.split(inputs, hard=True)
+    _fix_lonely(call, inputs, consumed)
+    call.ledger.hint(call.module, channels, inputs.ravel())
+    call.ledger.hint(call.module, filters, outputs)
+    call.ledger.produced.append(outputs)
+    if isinstance(bias, Tensor):
+        for ids in call.labels_of(bias).fields:
+            call.ledger.unite(ids, outputs)
+    fields = [vector(outputs, 1, x.ndim), *_along_space(call, x, labels)]
+    return useful(call.ledger, fields, labels.active or kernel.active)
+
+
+def _depthwise(call: Call, inputs: Ids, outputs: Ids, transposed: bool) -> None:
+    """One group per input channel: it goes with its filters, and the number of groups shrinks."""
+    if not transposed:
+        call.ledger.unite(inputs, outputs)
+        if not inputs.all():
+            call.ledger.freeze(outputs, "it reads an axis that is no channel")
+    call.ledger.hint(call.module, inputs.size, inputs.ravel())
+
+
+def _fix_lonely(call: Call, inputs: Ids, consumed: Ids) -> None:
+    if not inputs.any():
+        call.ledger.freeze(consumed, "it reads data that is no channel")
+    elif not inputs.all():
+        call.ledger.freeze(np.where(inputs == 0, consumed, 0), "it reads data that is no channel")
+    if consumed.size > 1 and not consumed.any():
+        call.ledger.freeze(inputs, "it is multiplied with data that is no channel")
+
+
+def _along_space(call: Call, x: Tensor, labels: Labels) -> list[Ids]:
+    """Fields of channels that lie along a spatial axis: they stay if the conv keeps the axis as it is."""
+    kept = []
+    for ids in labels.fields:
+        if ids.shape[1] > 1 or not support(ids):
+            continue
+        if all(x.shape[dim] == call.out.shape[dim] for dim in support(ids)):
+            kept.append(ids)
+        else:
+            call.ledger.freeze(ids, "a convolution mixes its channels")
+    return kept
+
+
+PRODUCTS: dict[str, Rule] = {
+    "addmm": _addmm,
+    "baddbmm": _addmm,
+    "bmm": _mm,
+    "convolution": _convolution,
+    "mm": _mm,
+}
+
+
+def shape_only(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """A tensor of zeros with the shape that the product would have; nothing is multiplied."""
+    meta = [item.to("meta") if isinstance(item, Tensor) else item for item in args]
+    like = next(item for item in args if isinstance(item, Tensor))
+    return like.new_zeros(func(*meta, **kwargs).shape)
+

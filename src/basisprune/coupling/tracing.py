@@ -1,0 +1,167 @@
+"""One run of a network with channel labels on every tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from basisprune.coupling.labels import CONSTANT, Labels, vector
+from basisprune.coupling.ledger import Ledger
+from basisprune.coupling.products import PRODUCTS, shape_only
+from basisprune.coupling.rules import RULES, Call, Rule, elementwise
+
+_MARK = "_basisprune_labels"
+_NORMS = ("native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update", "cudnn_batch_norm")
+
+
+class Tracer(TorchDispatchMode):
+    """Carries labels from tensor to tensor while a network runs under it.
+
+    Products and batch norms are not computed (zeros stand for their results): only shapes matter, and
+    nothing that belongs to the network may change.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__()
+        self.ledger = ledger
+        self.stack: list[tuple[str, tuple[Any, ...]]] = []
+        self.failing: list[Tensor] = []
+
+    def labels_of(self, tensor: Tensor) -> Labels:
+        """The labels of a tensor; parameters get theirs when they are first asked for."""
+        found: Labels | None = getattr(tensor, _MARK, None)
+        if found is not None:
+            return found
+        if id(tensor) not in self.ledger.names:
+            return CONSTANT
+        fields = [vector(ids, dim, tensor.ndim) for dim, ids in enumerate(self.ledger.parameter(tensor))]
+        return Labels(tuple(ids for ids in fields if ids.size > 1), active=False)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Runs one operation and labels its result."""
+        kwargs = kwargs or {}
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        self.failing = tensors
+        name = _base_name(func)
+        out = self._result(func, name, args, kwargs)
+        labels = [self.labels_of(tensor) for tensor in tensors]
+        if any(label.fields for label in labels):
+            module = self.stack[-1][0] if self.stack else ""
+            call = Call(func, args, kwargs, out, module, self.ledger, self.labels_of)
+            _mark(out, self._apply(call, name, labels), self.ledger)
+        elif any(label.active for label in labels):
+            _mark(out, Labels((), active=True), self.ledger)
+        return out
+
+    def _result(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if name in PRODUCTS:
+            return shape_only(func, args, kwargs)
+        if name in _NORMS:
+            empty = args[0].new_zeros(0)
+            return (torch.zeros_like(args[0]), empty, empty, *((empty,) if name[1:6] == "batch" else ()))
+        if func._schema.is_mutable and args and isinstance(args[0], Tensor) and id(args[0]) in self.ledger.names:
+            return args[0]
+        return func(*args, **kwargs)
+
+    def _apply(self, call: Call, name: str, labels: list[Labels]) -> Labels | list[Labels]:
+        rule: Rule | None = PRODUCTS.get(name) or RULES.get(name)
+        if rule is None and torch.Tag.pointwise in getattr(call.func, "tags", ()):
+            rule = elementwise
+        if rule is not None:
+            return rule(call)
+        self.ledger.unknown[str(call.func)] = None
+        for label in labels:
+            for ids in label.fields:
+                self.ledger.freeze(ids, f"it enters {call.func}, which is not known")
+        return Labels((), any(label.active for label in labels))
+
+
+def _base_name(func: Any) -> str:
+    name: str = func._schema.name
+    namespace, _, base = name.partition("::")
+    if namespace != "aten":
+        return name
+    return base[:-1] if base.endswith("_") and not base.endswith("__") else base
+
+
+def _mark(out: Any, labels: Labels | list[Labels], ledger: Ledger) -> None:
+    results = [out] if isinstance(out, Tensor) else list(out) if isinstance(out, (tuple, list)) else []
+    listed = labels if isinstance(labels, list) else [labels] * len(results)
+    for tensor, label in zip(results, listed, strict=True):
+        if isinstance(tensor, Tensor) and id(tensor) not in ledger.names:
+            fits = all(ids.ndim == tensor.ndim for ids in label.fields)
+            setattr(tensor, _MARK, label if fits else Labels((), label.active))
+
+
+def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Every parameter and buffer by its dotted name; one that is used twice comes under each name."""
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)
+
+
+@contextmanager
+def _quiet(model: nn.Module, training: bool) -> Iterator[None]:
+    """The network in one mode, without gradients, random state and fused attention; all is put back."""
+    modes = {module: module.training for module in model.modules()}
+    fast = torch.backends.mha.get_fastpath_enabled()
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        stack.enter_context(torch.random.fork_rng(enabled=training))
+        try:
+            torch.backends.mha.set_fastpath_enabled(False)
+            model.train(training)
+            yield
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fast)
+            for module, mode in modes.items():
+                module.training = mode
+
+
+@contextmanager
+def _watched(model: nn.Module, tracer: Tracer) -> Iterator[None]:
+    """Keeps the tracer's stack of running modules; after an error the stack shows where it happened."""
+    names: dict[nn.Module, str] = {module: name for name, module in model.named_modules()}
+
+    def enter(module: nn.Module, args: Any) -> None:
+        tracer.stack.append((names.get(module, ""), args))
+
+    def leave(module: nn.Module, args: Any, output: Any) -> None:
+        del module, args, output
+        tracer.stack.pop()
+
+    handles = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def two_images(example: Tensor) -> Tensor:
+    """The first two examples, or the only one twice: a batch axis of length one would look like no axis."""
+    return example[:2].detach().clone() if len(example) > 1 else example[:1].detach().repeat_interleave(2, 0)
+
+
+def forward(model: nn.Module, inputs: tuple[Tensor, ...], tracer: Tracer, *, training: bool) -> list[Tensor]:
+    """The network's outputs, each with its labels frozen."""
+    images = [two_images(example) for example in inputs]
+    for image in images:
+        setattr(image, _MARK, Labels((), active=True))
+    with _quiet(model, training), _watched(model, tracer), tracer:
+        output = model(*images)
+    results = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+    for result in results:
+        for ids in tracer.labels_of(result).fields:
+            tracer.ledger.freeze(ids, "it is part of the network's output")
+    return results

@@ -1,0 +1,41 @@
+"""Any data -> batches that a network reads, again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from basisprune.data.loaders import make_loader
+from basisprune.data.prepare import prepare
+from basisprune.types import InputSpec
+
+
+class PreparedBatches:
+    """Batches of prepared images and their labels, in a fixed order; can be gone through many times.
+
+    `limit` stops after the first batches that hold that many images; `shuffle` draws them from all of the
+    data by `seed`, so that a limit sees every class.
+    """
+
+    def __init__(
+        self,
+        data: Dataset[Any] | DataLoader[Any],
+        spec: InputSpec,
+        *,
+        batch_size: int = 128,
+        limit: int | None = None,
+        shuffle: bool = False,
+        seed: int = 0,
+        prepared: bool = False,
+    ) -> None:
+        self.loader = make_loader(data, batch_size, shuffle=shuffle, seed=seed)
+        self.spec, self.prepared = spec, prepared
+        self.batches = None if limit is None else -(-limit // batch_size)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for images, labels in islice(self.loader, self.batches):
+            yield prepare(images, self.spec, prepared=self.prepared), labels

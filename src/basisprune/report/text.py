@@ -1,0 +1,67 @@
+"""Plain text tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from basisprune.measure import ModelReport
+    from basisprune.pipeline import Stage
+
+
+def layer_table(report: ModelReport) -> str:
+    """A text table of every layer: kind, rank of full rank, parameters, multiply-adds."""
+    rows = [
+        (
+            layer.name or "(root)",
+            layer.kind,
+            f"{layer.full_rank if layer.rank is None else layer.rank}/{layer.full_rank}",
+            f"{layer.parameters:,}",
+            f"{layer.macs:,}",
+            layer.note or ("" if layer.rank is not None else "not decomposed"),
+        )
+        for layer in report.layers
+    ]
+    inside = sum(layer.parameters for layer in report.layers)
+    rows.append(("(norms and others)", "", "", f"{report.parameters - inside:,}", "", ""))
+    rows.append(("total", "", "", f"{report.parameters:,}", f"{report.macs:,}", f"input {report.input_shape}"))
+    return text_table(("layer", "kind", "rank", "parameters", "multiply-adds", "note"), rows, left={0, 1, 5})
+
+
+def stage_table(stages: Sequence[Stage]) -> str:
+    """A text table of what each stage of a pipeline left: accuracy, parameters, multiply-adds."""
+    first = stages[0]
+    rows = [
+        (
+            stage.name,
+            f"{stage.accuracy:.1%}",
+            f"{stage.parameters / 1e6:.3f}M",
+            f"{1 - stage.parameters / first.parameters:.1%}",
+            f"{stage.macs / 1e6:.1f}M",
+            f"{1 - stage.macs / first.macs:.1%}",
+        )
+        for stage in stages
+    ]
+    header = ("stage", "accuracy", "parameters", "removed", "multiply-adds", "removed")
+    return text_table(header, rows, left={0})
+
+
+def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: set[int]) -> str:
+    """Aligned columns under a header; the columns in `left` are aligned left, the others right.
+
+    >>> print(text_table(("name", "n"), [("a", "10"), ("bb", "2")], left={0}))
+    name   n
+    ----  --
+    a     10
+    bb     2
+    """
+    widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
+    lines = [header, ["-" * width for width in widths], *rows]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if column in left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
