@@ -6,14 +6,17 @@ The folder holds `weights/resnet50_keras.safetensors`, `weights/efficientnet_lit
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import timm
 import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from basisprune import TransferModel, transfer_model
+from basisprune import PreparedBatches, Recipe, TransferModel, decompose, fit, load_data, transfer_model
+from basisprune.data import LabelledImages, Splits, take
 from basisprune.types import InputSpec
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -35,9 +38,9 @@ def build(name: str, assets: Path, *, num_classes: int, input_size: int) -> Tran
     return transfer_model(backbone, num_classes, input_size=input_size)
 
 
-def keras_resnet50(assets: Path) -> nn.Module:
+def keras_resnet50(assets: Path) -> Any:
     """The paper's ResNet-50, Keras': the stride sits in the first 1x1 conv, eps is 1e-3; reads RGB."""
-    model: nn.Module = timm.create_model("resnet50")
+    model: Any = timm.create_model("resnet50")
     state = load_file(assets / "weights" / "resnet50_keras.safetensors")
     # Keras' weights expect BGR in 0..255 with the mean subtracted; turn that into normalised RGB.
     deviation = torch.tensor(IMAGENET[1]).view(1, 3, 1, 1) * 255
@@ -49,3 +52,23 @@ def keras_resnet50(assets: Path) -> nn.Module:
         if isinstance(module, nn.BatchNorm2d):
             module.eps = 1e-3
     return model
+
+
+def data(dataset: str, assets: Path, *, images: int, test_images: int, seed: int) -> tuple[Splits, LabelledImages]:
+    """The dataset with so many training images, and so many of its test images."""
+    splits = load_data(assets / "data" / f"{dataset}.npz", limit=images, seed=seed)
+    assert splits.test is not None
+    return splits, take(splits.test, range(test_images))
+
+
+def trained(model: TransferModel, train: LabelledImages, recipe: Recipe, seed: int, checkpoint: Path) -> nn.Module:
+    """The model decomposed and trained by the recipe; a checkpoint of the same training is used again."""
+    images = PreparedBatches(train, model.input_spec, limit=recipe.basis_images, shuffle=True)
+    split = decompose(
+        model,
+        scale_init=recipe.scale_init,
+        basis=recipe.basis,
+        batches=images if recipe.basis == "outputs" else None,
+    )
+    config = replace(recipe.train, seed=seed)
+    return fit(split, train, None, config, checkpoint=checkpoint, inplace=True).model

@@ -28,12 +28,11 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-from basisprune.coupling import Coupling, cut, trace_coupling
+from basisprune.coupling import OUTPUT, Coupling, cut, trace_coupling
 
 HERE = Path(__file__).parent
 SIZES = (96, 128, 160)
 PRUNING_RATIO = 0.3
-OUTPUT = "it is part of the network's output"
 
 
 def build(library: str, name: str) -> tuple[nn.Module, tuple[int, ...]]:
@@ -67,7 +66,9 @@ def random_keep(coupling: Coupling, ratio: float, seed: int = 0) -> dict[str, tu
     for group in coupling.groups:
         length = len(group.parts[0])
         left = max(1, length - round(length * ratio))
-        kept = [part[i] for part in group.parts for i in torch.randperm(length, generator=generator)[:left].tolist()]
+        kept = [
+            part[i] for part in group.parts for i in torch.randperm(length, generator=generator)[:left].tolist()
+        ]
         keep[group.name] = tuple(sorted(kept))
     return keep
 
@@ -171,7 +172,9 @@ def summary(records: list[dict[str, Any]]) -> dict[str, Any]:
         "half_prunable": len(half),
         "failed": {f"{r['library']}/{r['name']}": r.get("error", "output shape") for r in records if not r["ok"]},
         "below_half": {
-            f"{r['library']}/{r['name']}": round(r["prunable"] / max(1, r["filters"]), 3) for r in good if r not in half
+            f"{r['library']}/{r['name']}": round(r["prunable"] / max(1, r["filters"]), 3)
+            for r in good
+            if r not in half
         },
     }
 

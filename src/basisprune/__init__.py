@@ -5,13 +5,17 @@ The public names are imported when they are first used, so that `import basispru
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from basisprune.config import RECIPES as RECIPES
     from basisprune.config import Recipe as Recipe
     from basisprune.config import TrainConfig as TrainConfig
+    from basisprune.coupling import Coupling as Coupling
+    from basisprune.coupling import trace_coupling as trace_coupling
     from basisprune.data import Augment as Augment
     from basisprune.data import PreparedBatches as PreparedBatches
     from basisprune.data import Splits as Splits
@@ -21,16 +25,20 @@ if TYPE_CHECKING:
     from basisprune.decompose import decompose as decompose
     from basisprune.decompose import recompose as recompose
     from basisprune.errors import BasisPruneError as BasisPruneError
+    from basisprune.importance import score_filters as score_filters
     from basisprune.importance import taylor_scores as taylor_scores
     from basisprune.layers import BasisPair as BasisPair
     from basisprune.layers import BasisScalingConv as BasisScalingConv
     from basisprune.measure import ModelReport as ModelReport
     from basisprune.measure import measure as measure
-    from basisprune.pipeline import BasisPruned as BasisPruned
-    from basisprune.pipeline import basis_prune as basis_prune
+    from basisprune.pipeline import Pipeline as Pipeline
+    from basisprune.pipeline import Pruned as Pruned
+    from basisprune.pipeline import run as run
     from basisprune.plan import PlanConfig as PlanConfig
     from basisprune.plan import plan_basis as plan_basis
+    from basisprune.plan import plan_filters as plan_filters
     from basisprune.prune import prune_basis as prune_basis
+    from basisprune.prune import prune_filters as prune_filters
     from basisprune.report import layer_table as layer_table
     from basisprune.training import evaluate as evaluate
     from basisprune.training import fit as fit
@@ -38,27 +46,30 @@ if TYPE_CHECKING:
     from basisprune.transfer import TransferModel as TransferModel
     from basisprune.transfer import transfer_model as transfer_model
     from basisprune.types import BasisPlan as BasisPlan
+    from basisprune.types import FilterPlan as FilterPlan
     from basisprune.types import InputSpec as InputSpec
     from basisprune.types import Scores as Scores
 
 _HOMES = {
     "RECIPES": "config",
     "Augment": "data",
+    "Coupling": "coupling",
+    "FilterPlan": "types",
     "BasisPair": "layers",
     "BasisPlan": "types",
     "BasisPruneError": "errors",
-    "BasisPruned": "pipeline",
     "BasisScalingConv": "layers",
     "InputSpec": "types",
     "ModelReport": "measure",
+    "Pipeline": "pipeline",
     "PlanConfig": "plan",
     "PreparedBatches": "data",
+    "Pruned": "pipeline",
     "Recipe": "config",
     "Scores": "types",
     "Splits": "data",
     "TrainConfig": "config",
     "TransferModel": "transfer",
-    "basis_prune": "pipeline",
     "choose_layers": "decompose",
     "decompose": "decompose",
     "evaluate": "training",
@@ -67,11 +78,16 @@ _HOMES = {
     "load_data": "data",
     "measure": "measure",
     "plan_basis": "plan",
+    "plan_filters": "plan",
     "prepare": "data",
     "prune_basis": "prune",
+    "prune_filters": "prune",
     "recompose": "decompose",
+    "run": "pipeline",
+    "score_filters": "importance",
     "set_trainable": "training",
     "taylor_scores": "importance",
+    "trace_coupling": "coupling",
     "transfer_model": "transfer",
 }
 __all__ = sorted(_HOMES)
@@ -87,6 +103,21 @@ def __getattr__(name: str) -> Any:
     value = getattr(import_module(f"basisprune.{_HOMES[name]}"), name)
     globals()[name] = value
     return value
+
+
+class _Package(ModuleType):
+    """This package: where a function has the name of its file, as `decompose` has, the name means the function.
+
+    Python binds every file that is imported to its name here, whoever imports it first.
+    """
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if isinstance(value, ModuleType) and name in _HOMES:
+            value = getattr(value, name)
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
 
 
 def __dir__() -> list[str]:

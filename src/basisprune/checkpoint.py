@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -70,7 +69,12 @@ def load_checkpoint(
     configuration or network; model and optimizer are then untouched.
     """
     state = _read(path)
-    old, new = json.loads(state["config"]), json.loads(json.dumps(asdict(config)))
+    try:
+        old, history = json.loads(state["config"]), json.loads(state["history"])
+        found = {name: tuple(value.shape) for name, value in state["model"].items()}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{path}: parts are missing ({error!r}); delete it to start anew") from error
+    new = json.loads(json.dumps(asdict(config)))
     differing = [
         f"{key}: {old.get(key)!r} there, {new.get(key)!r} now"
         for key in sorted({*old, *new} - _FREE)
@@ -81,21 +85,23 @@ def load_checkpoint(
             "\n  - ".join([f"{path}: belongs to a run with another configuration; use another path", *differing])
         )
     shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
-    found = {name: tuple(value.shape) for name, value in state["model"].items()}
     if shapes != found:
         odd = sorted(name for name in {*shapes, *found} if shapes.get(name) != found.get(name))
         raise CheckpointError(
             f"{path}: belongs to another network ({len(odd)} tensors differ, first {odd[0]}); use another path"
         )
+    try:
+        optimizer.load_state_dict(state["optimizer"])
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path}: its optimizer does not fit ({error}); use another path") from error
     model.load_state_dict(state["model"])
-    optimizer.load_state_dict(state["optimizer"])
-    return json.loads(state["history"])  # type: ignore[no-any-return]
+    return history  # type: ignore[no-any-return]
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
+    except Exception as error:  # a damaged file fails in many ways
         raise CheckpointError(
             f"{path}: cannot be read as a checkpoint ({error}); delete it to start anew"
         ) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -55,9 +56,9 @@ class TrainConfig:
             for name in ("epochs", "batch_size")
             if getattr(self, name) < 1
         ]
-        if self.lr <= 0:
+        if not 0 < self.lr < math.inf:
             faults.append(f"lr: {self.lr} given, it must be positive")
-        if self.lr > 0 and not 0 <= self.min_lr <= self.lr:
+        elif not 0 <= self.min_lr <= self.lr:
             faults.append(f"min_lr: {self.min_lr} given, allowed is 0 to lr ({self.lr})")
         faults += [
             f"{name}: {getattr(self, name)} given, allowed is 0 <= {name} < 1"
@@ -83,7 +84,7 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class Recipe:
-    """All settings of basis pruning: how to decompose, train, plan, prune and train again.
+    """All settings of a framework: how to decompose, train, plan, prune and train again.
 
     `basis_images` is how many training images the basis "outputs" is found on. With `compensate`, what a
     pruned basis vector contributed on average moves into the bias.
@@ -95,6 +96,7 @@ class Recipe:
     train: TrainConfig
     finetune: TrainConfig
     plan: PlanConfig = field(default_factory=PlanConfig)
+    filter_plan: PlanConfig = field(default_factory=lambda: PlanConfig(normalise="max"))
     basis_images: int = 512
 
 
@@ -124,6 +126,7 @@ RECIPES = {
         train=_PAPER_TRAINING,
         finetune=_PAPER_TRAINING,
         plan=PlanConfig(normalise="max", min_share=0.0),
+        filter_plan=PlanConfig(normalise="max", min_share=0.0),
     ),
     "quick": Recipe(
         basis="outputs",

@@ -24,6 +24,7 @@ from basisprune.surgery import (
     is_transposed,
     match_layers,
     plain_conv,
+    plain_linear,
     replace_module,
 )
 
@@ -45,7 +46,7 @@ def choose_layers(
     """What `decompose` would do with each conv (and linear layer) of the model that is not yet a pair.
 
     >>> choose_layers(nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 3, groups=8)))[1].left_alone
-    'depthwise: each group has rank 1'
+    'depthwise: a split has nothing to gain'
     """
     ignored = match_layers(model, ignored_layers)
 
@@ -58,7 +59,7 @@ def choose_layers(
         if name in ignored:
             reason = "ignored_layers"
         elif not isinstance(layer, nn.Linear) and is_depthwise(layer):
-            reason = "depthwise: each group has rank 1"
+            reason = "depthwise: a split has nothing to gain"
         elif rank == 1:
             reason = "rank 1"
         choices.append(LayerChoice(name, groups * rank, reason))
@@ -137,7 +138,7 @@ def merge_pair(pair: BasisPair) -> nn.Module:
 
 @torch.no_grad()
 def _split(name: str, layer: Layer, scale_init: float, statistics: OutputStatistics | None) -> BasisPair:
-    plain = layer if isinstance(layer, nn.Linear) else plain_conv(name, layer)
+    plain = plain_linear(name, layer) if isinstance(layer, nn.Linear) else plain_conv(name, layer)
     groups, _, _ = _matrix_shape(plain)
     matrix = _to_matrix(plain)
     if not bool(matrix.isfinite().all()):

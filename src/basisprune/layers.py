@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from basisprune.surgery import Layer, is_transposed
 
-_POINTWISE = {0: F.linear, 1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+_POINTWISE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _SAFE_SCALE = 1e-4
 
 
@@ -52,8 +52,9 @@ class BasisScalingConv(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """The output features (N, c_o, *) of the conv that this layer is the second half of."""
-        if self._has_fast_gradient():
-            return _ScaledTransform.apply(features, self.scale, self.weight, self.bias, self.groups)  # type: ignore[no-any-return]
+        if self._has_fast_gradient() and features.dim() >= self.weight.dim():  # a batch, not one image
+            output: Tensor = _ScaledTransform.apply(features, self.scale, self.weight, self.bias, self.groups)
+            return output
         return _transform(features, self.scaled_weight(), self.bias, self.groups)
 
     def _has_fast_gradient(self) -> bool:
@@ -84,9 +85,10 @@ class BasisPair(nn.Module):
         self.basis = basis
         self.scaling = scaling
 
-    def forward(self, features: Tensor, *args: Any) -> Tensor:
+    def forward(self, features: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """What the original layer computes, through the basis."""
-        return self.scaling(self.basis(features, *args))  # type: ignore[no-any-return]
+        output: Tensor = self.scaling(self.basis(features, *args, **kwargs))
+        return output
 
     @property
     def rank(self) -> int:
@@ -146,17 +148,19 @@ def _scaled(weight: Tensor, scale: Tensor, groups: int) -> Tensor:
 def _transform(features: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> Tensor:
     if weight.dim() == 2:
         return F.linear(features, weight, bias)
-    return _POINTWISE[weight.dim() - 2](features, weight, bias, groups=groups)  # type: ignore[operator, no-any-return]
+    return _POINTWISE[weight.dim() - 2](features, weight, bias, groups=groups)
 
 
 class _ScaledTransform(torch.autograd.Function):
-    """features, scale -> transform with V-bar * s, whose gradients cost no weight gradient.
+    """features, scale -> transform with S V-bar, whose gradients cost no weight gradient.
 
     Autograd would form the gradient of the whole small weight, (c_o, r), at the cost of another forward
     pass, only to reduce it to r numbers. With h the gradient of the scaled features, the gradients are
-    s * h for the features and sum(features * h) for s; and s * h is what the transposed transform with
-    V-bar * s gives, so one transform and one reduction serve both. Where s is (nearly) zero it cannot be
-    divided out, and the backward transform uses 1 in its place.
+    s * h for the features and sum(features * h) for s, and both come from one transposed transform.
+
+    The scale is multiplied into whichever is smaller, weight or features. In the weight, the transposed
+    transform gives s * h, from which h follows by division; where s is (nearly) zero that cannot be, and
+    the transform uses 1 in its place.
     """
 
     @staticmethod
@@ -165,38 +169,61 @@ class _ScaledTransform(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(features, scale, weight)
         ctx.groups = groups
+        if _small_map(features, weight):
+            scaled = features * _along(scale, features, weight)
+            if groups > 1 or weight.dim() == 2:
+                return _transform(scaled, weight, bias, groups)
+            # A matrix product spares the reordering of the large weight that a conv would do.
+            return F.linear(scaled.movedim(1, -1), weight.flatten(1), bias).movedim(-1, 1)
         return _transform(features, _scaled(weight, scale, groups), bias, groups)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         features, scale, weight = ctx.saved_tensors
-        tiny = scale.abs() < _SAFE_SCALE
-        safe = torch.where(tiny, 1.0, scale)
-        inner = _transposed(gradient, _scaled(weight, safe, ctx.groups), features, ctx.groups)
-        scale_gradient = None
-        if ctx.needs_input_grad[1]:
-            scale_gradient = _sum_of_products(features, inner, weight.dim() == 2) / safe
-        if not ctx.needs_input_grad[0]:
+        needs_features, needs_scale = ctx.needs_input_grad[:2]
+        divisor, factor = torch.ones_like(scale), scale
+        if not _small_map(features, weight):
+            tiny = scale.abs() < _SAFE_SCALE
+            divisor = torch.where(tiny, 1.0, scale)
+            factor = torch.where(tiny, scale, 1.0) if bool(tiny.any()) else None
+            weight = _scaled(weight, divisor, ctx.groups)
+        inner = _transposed(gradient, weight, features, ctx.groups)
+        scale_gradient = _sum_of_products(features, inner, weight) / divisor if needs_scale else None
+        if not needs_features:
             return None, scale_gradient, None, None, None
-        if bool(tiny.any()):
-            trailing = 0 if weight.dim() == 2 else features.dim() - 2
-            inner = inner * torch.where(tiny, scale, 1.0).view(-1, *[1] * trailing)
+        if factor is not None:
+            inner = inner * _along(factor, features, weight)
         return inner, scale_gradient, None, None, None
 
 
+def _small_map(features: Tensor, weight: Tensor) -> bool:
+    """Whether the features have fewer elements than the weight."""
+    return features.numel() < weight.numel()
+
+
+def _along(scale: Tensor, features: Tensor, weight: Tensor) -> Tensor:
+    """The scale in a shape that multiplies the features' channels."""
+    return scale if weight.dim() == 2 else scale.view(-1, *[1] * (features.dim() - 2))
+
+
 def _transposed(gradient: Tensor, weight: Tensor, features: Tensor, groups: int) -> Tensor:
+    """The gradient of the features, from that of the transform's output."""
     if weight.dim() == 2:
         return gradient @ weight
+    if groups == 1 and _small_map(features, weight):
+        return (gradient.movedim(1, -1) @ weight.flatten(1)).movedim(-1, 1)
     spatial = weight.dim() - 2
     ones, zeros = [1] * spatial, [0] * spatial
+    inner: Tensor
     inner, _, _ = torch.ops.aten.convolution_backward(
         gradient, features, weight, None, ones, zeros, ones, False, zeros, groups, (True, False, False)
     )
-    return inner  # type: ignore[no-any-return]
+    return inner
 
 
-def _sum_of_products(a: Tensor, b: Tensor, channels_last_axis: bool) -> Tensor:
-    if channels_last_axis:
+def _sum_of_products(a: Tensor, b: Tensor, weight: Tensor) -> Tensor:
+    """The sum of a * b over all but the channels."""
+    if weight.dim() == 2:
         return (a * b).flatten(0, -2).sum(0)
     return (a * b).sum([0, *range(2, a.dim())])

@@ -53,8 +53,8 @@ class ModelReport:
 def measure(model: nn.Module, input_size: int | tuple[int, ...] | None = None) -> ModelReport:
     """The parameters and multiply-adds of the model, in total and layer by layer.
 
-    `input_size` is one side in pixels, (height, width), or the shape of one input without the batch; by
-    default what the model's `input_spec` says. Multiply-adds are those of convs, linear layers and matrix
+    `input_size` is one side in pixels, (height, width), or the shape of one input without the batch, which
+    for a network of 1d convs is (channels, length); by default what the model's `input_spec` says. Multiply-adds are those of convs, linear layers and matrix
     products, counted by torch's own flop counter while the model runs once; the model is not changed.
 
     >>> report = measure(nn.Conv2d(3, 8, 3, padding=1), (3, 4, 4))
@@ -65,8 +65,14 @@ def measure(model: nn.Module, input_size: int | tuple[int, ...] | None = None) -
     counter = _count_flops(model, shape)
     counts = counter.get_flop_counts()
 
+    names: dict[nn.Module, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        names.setdefault(module, []).append(f"{type(model).__name__}.{name}" if name else "Global")
+
     def macs(name: str) -> int:
-        return sum(counts.get(f"{type(model).__name__}.{name}" if name else "Global", {}).values()) // 2
+        # The counter knows a module that has several names by one of them.
+        known = names[model.get_submodule(name)]
+        return sum(sum(counts.get(each, {}).values()) for each in known) // 2
 
     return ModelReport(
         layers=tuple(_layer_reports(model, macs)),
@@ -83,8 +89,6 @@ def _layer_reports(model: nn.Module, macs: Callable[[str], int]) -> list[LayerRe
     kinds: tuple[type[nn.Module], ...] = (*TORCH_CONVS, nn.Linear, BasisPair)
     reports = []
     for name, layer in find_layers(model, kinds, opaque=BasisPair):
-        if not isinstance(layer, BasisPair) and name not in notes:
-            continue  # a part of a pair
         core: Layer = layer.basis if isinstance(layer, BasisPair) else layer  # type: ignore[assignment]
         outputs = layer.out_channels if isinstance(layer, BasisPair) else None
         reports.append(
@@ -124,7 +128,9 @@ def _input_shape(model: nn.Module, size: int | tuple[int, ...] | None) -> tuple[
         return spec.shape
     if isinstance(size, int):
         return (channels, size, size)
-    return (channels, *size) if len(size) == 2 else tuple(size)
+    first = next((conv for _, conv in find_layers(model, TORCH_CONVS)), None)
+    one_dimensional = first is not None and len(first.kernel_size) == 1
+    return (channels, *size) if len(size) == 2 and not one_dimensional else tuple(size)
 
 
 def _count_flops(model: nn.Module, shape: tuple[int, ...]) -> FlopCounterMode:

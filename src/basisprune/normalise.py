@@ -10,14 +10,13 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from basisprune.dryrun import DryRun, is_map, roomy_run, upstream
-from basisprune.surgery import TORCH_CONVS, Conv, replace_module
+from basisprune.surgery import TORCH_CONVS, Conv, is_norm, replace_module
 
 EPS = 1e-3
 """The epsilon of inserted norms, that of Keras' batch normalisation."""
 
 _BATCH_NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 _STANDARDISED = (StdConv2d, StdConv2dSame, ScaledStdConv2d, ScaledStdConv2dSame)
-_NORM_CLASSES = frozenset({"frn", "abn", "inplaceabn", "inplaceabnsync"})
 _NORM_NODES = ("BatchNorm", "LayerNorm", "GroupNorm", "RmsNorm")
 
 
@@ -74,15 +73,7 @@ def insert_norms(model: nn.Module, example: Tensor) -> nn.Module:
 
 def _normalises_otherwise(module: nn.Module) -> bool:
     is_batch_norm = isinstance(module, nn.modules.batchnorm._BatchNorm) or "BatchNorm" in type(module).__name__
-    return isinstance(module, _STANDARDISED) or (_is_norm(module) and not is_batch_norm)
-
-
-def _is_norm(module: nn.Module) -> bool:
-    """Whether the module is a norm layer, by its name; blocks such as `ConvNormAct` hold more than a norm."""
-    name = type(module).__name__.lower()
-    if isinstance(module, nn.LocalResponseNorm) or not ("norm" in name or name in _NORM_CLASSES):
-        return False
-    return not any(isinstance(part, (*TORCH_CONVS, nn.Linear)) for part in module.modules())
+    return isinstance(module, _STANDARDISED) or (is_norm(module) and not is_batch_norm)
 
 
 def _bare_convs(run: DryRun) -> list[str]:
@@ -94,7 +85,7 @@ def _bare_convs(run: DryRun) -> list[str]:
     for node, sources in edges.items():
         for source in sources:
             consumers.setdefault(source, []).append(node)
-    norms = {node for call in run.calls if _is_norm(call.module) for node in call.nodes}
+    norms = {node for call in run.calls if is_norm(call.module) for node in call.nodes}
     norms |= {node for node in edges if any(name in node.name() for name in _NORM_NODES)}
     layers = {node for call in run.calls if isinstance(call.module, nn.Linear) for node in call.nodes}
     layers |= {node for node in edges if "Convolution" in node.name()}

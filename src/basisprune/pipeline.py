@@ -1,33 +1,39 @@
-"""The only file that knows the order of the stages (the paper's Section 3.5 and Algorithm 1)."""
+"""The only file that knows the order of the stages (the paper's Section 3.5, Algorithm 1 and Section 4.2)."""
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
+import torch
 from torch import nn
 
 from basisprune.checkpoint import write_text
 from basisprune.config import Recipe, TrainConfig, find_recipe
-from basisprune.data import LabelledImages, PreparedBatches, Splits, load_data
+from basisprune.coupling import trace_coupling
+from basisprune.data import LabelledImages, PreparedBatches, load_data
 from basisprune.decompose import decompose
-from basisprune.errors import CheckpointError, DataError
-from basisprune.importance import taylor_scores
+from basisprune.errors import CheckpointError, ConfigError, DataError
+from basisprune.importance import score_filters, taylor_scores
 from basisprune.measure import measure
-from basisprune.plan import plan_basis
-from basisprune.prune import prune_basis
+from basisprune.plan import plan_basis, plan_filters
+from basisprune.prune import prune_basis, prune_filters
 from basisprune.training import EpochRecord, classes_of, evaluate, fit, set_trainable, spec_of
-from basisprune.types import BasisPlan, Scores
+from basisprune.types import BasisPlan, FilterPlan
 
-Say = Callable[[str], None]
+Framework: TypeAlias = Literal[
+    "baseline", "l1", "taylor", "hrank", "basis", "basis+taylor", "basis+hrank", "basis+l1"
+]
+Plan = TypeVar("Plan", BasisPlan, FilterPlan)
 
 
 @dataclass(frozen=True)
 class Stage:
-    """What a network was at one stage: accuracy on the held-out images, and what it costs."""
+    """What a network was at one stage: accuracy on held-out images, and what it costs."""
 
     name: str
     accuracy: float
@@ -38,110 +44,220 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class BasisPruned:
-    """The pruned model with the scores and plan that led to it; `stages` tell the story."""
+class Pruned:
+    """The model that a framework made, with its plans; `stages` tell the story, on validation images.
 
+    `test_accuracy` is that of the final model on the test images, None where there are none.
+    """
+
+    framework: str
     model: nn.Module
-    scores: Scores
-    plan: BasisPlan
     stages: tuple[Stage, ...]
+    plans: tuple[BasisPlan | FilterPlan, ...]
+    test_accuracy: float | None
 
     def save_summary(self, path: str | Path) -> None:
-        """Writes the stages and the plan as JSON."""
+        """Writes all but the model as JSON."""
         summary: dict[str, Any] = {
+            "framework": self.framework,
+            "test_accuracy": self.test_accuracy,
             "stages": [asdict(stage) for stage in self.stages],
-            "plan": json.loads(self.plan.to_json()),
+            "plans": [json.loads(plan.to_json()) for plan in self.plans],
         }
         write_text(Path(path), json.dumps(summary, indent=1) + "\n")
 
 
-def basis_prune(
+@dataclass(frozen=True)
+class _State:
+    """A network under way, with what happened to it so far."""
+
+    key: str
+    model: nn.Module
+    stages: tuple[Stage, ...] = ()
+    plans: tuple[BasisPlan | FilterPlan, ...] = ()
+
+
+@dataclass
+class Pipeline:
+    """Runs frameworks on one model and one dataset, and trains what they share only once.
+
+    `model` comes from `transfer_model` and is not changed; `data` is anything that `load_data` takes. With
+    `checkpoints`, a folder, a run that was killed goes on where it was. `say` gets a line for each step.
+    """
+
+    model: nn.Module
+    data: Any
+    recipe: str | Recipe = "quick"
+    checkpoints: str | Path | None = None
+    progress: bool | None = None
+    say: Callable[[str], None] = lambda _: None
+    _starts: dict[str, _State] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.settings = find_recipe(self.recipe)
+        self.spec = spec_of(self.model)
+        self.splits = load_data(self.data, size=self.spec.size)
+        self.val = self._check_data()
+        self.folder = None if self.checkpoints is None else Path(self.checkpoints)
+
+    def run(
+        self,
+        framework: Framework,
+        *,
+        basis_ratio: float = 0.5,
+        filter_ratio: float = 0.5,
+        iterations: int = 1,
+    ) -> Pruned:
+        """The model that a framework of the paper makes: train, score, prune, train.
+
+        `basis_ratio` is the fraction of all basis vectors removed by the frameworks with a basis,
+        `filter_ratio` that of all filters by those that prune filters. With more `iterations`, each pruning is
+        done in so many equal steps with training in between.
+        """
+        _check_framework(framework, iterations)
+        with_basis = framework.startswith("basis")
+        method = framework.removeprefix("basis").removeprefix("+")
+        state = self._decomposed() if with_basis else self._dense()
+        for step in range(iterations if with_basis else 0):
+            state = self._prune_basis(state, _step_ratio(basis_ratio, step, iterations))
+        for step in range(iterations if method not in ("", "baseline") else 0):
+            state = self._prune_filters(state, method, _step_ratio(filter_ratio, step, iterations))
+        accuracy = None if self.splits.test is None else evaluate(state.model, self.splits.test).accuracy
+        return Pruned(framework, state.model, state.stages, state.plans, accuracy)
+
+    def _dense(self) -> _State:
+        return self._start("dense", lambda: self.model)
+
+    def _decomposed(self) -> _State:
+        def split() -> nn.Module:
+            self.say("decomposing every conv")
+            images = PreparedBatches(self.splits.train, self.spec, limit=self.settings.basis_images, shuffle=True)
+            return decompose(
+                self.model,
+                scale_init=self.settings.scale_init,
+                basis=self.settings.basis,
+                batches=images if self.settings.basis == "outputs" else None,
+            )
+
+        return self._start("decomposed", split)
+
+    def _start(self, key: str, build: Callable[[], nn.Module]) -> _State:
+        if key not in self._starts:
+            self._starts[key] = self._train(_State(key, build()), self.settings.train)
+        return self._starts[key]
+
+    def _prune_basis(self, state: _State, ratio: float) -> _State:
+        key = f"{state.key}, basis {ratio:.4g}"
+        if key not in self._starts:
+            self.say("scoring the basis vectors on the validation images")
+            scores = taylor_scores(state.model, PreparedBatches(self.val, self.spec))
+            plan = self._same_plan(key, plan_basis(scores, ratio, self.settings.plan))
+            self.say(f"removing {plan.removed} of {plan.total} basis vectors")
+            pruned = prune_basis(state.model, plan, compensate=self.settings.compensate)
+            self._starts[key] = self._tune(state, key, pruned, plan)
+        return self._starts[key]
+
+    def _prune_filters(self, state: _State, method: str, ratio: float) -> _State:
+        key = f"{state.key}, {method} {ratio:.4g}"
+        self.say(f"scoring the filters by {method}")
+        device = next(state.model.parameters()).device
+        coupling = trace_coupling(state.model, torch.zeros(2, *self.spec.shape, device=device))
+        layers = list(dict.fromkeys(name for group in coupling.groups for name in group.layers))
+        batches = PreparedBatches(self.val, self.spec)
+        scores = score_filters(state.model, method, layers, batches)  # type: ignore[arg-type]
+        plan = self._same_plan(
+            key, plan_filters(state.model, scores, ratio, self.settings.filter_plan, coupling=coupling)
+        )
+        self.say(f"removing {plan.removed} of {plan.total} filters")
+        return self._tune(state, key, prune_filters(state.model, plan), plan)
+
+    def _tune(self, state: _State, key: str, pruned: nn.Module, plan: BasisPlan | FilterPlan) -> _State:
+        untuned = self._stage(f"{key}, not tuned", pruned)
+        after = _State(key, pruned, (*state.stages, untuned), (*state.plans, plan))
+        return self._train(after, self.settings.finetune)
+
+    def _train(self, state: _State, config: TrainConfig) -> _State:
+        self.say(f"{state.key}: training for {config.epochs} epochs")
+        path = self._path(state.key, ".pt")
+        result = fit(state.model, self.splits.train, self.val, config, checkpoint=path, progress=self.progress)
+        stage = self._stage(state.key, result.model, result.history)
+        return _State(state.key, result.model, (*state.stages, stage), state.plans)
+
+    def _stage(self, name: str, model: nn.Module, history: tuple[EpochRecord, ...] = ()) -> Stage:
+        set_trainable(model)
+        report = measure(model)
+        accuracy = evaluate(model, self.val).accuracy
+        return Stage(name, accuracy, report.parameters, report.trainable, report.macs, history)
+
+    def _path(self, key: str, suffix: str) -> Path | None:
+        return None if self.folder is None else self.folder / (key.replace(", ", "-").replace(" ", "") + suffix)
+
+    def _same_plan(self, key: str, plan: Plan) -> Plan:
+        """The plan that an earlier start of this run wrote into the folder, or else this one, written there.
+
+        Scores may differ in the last digit where devices do not add up in a fixed order; the network whose
+        training goes on must still be the same.
+        """
+        path = self._path(key, ".plan.json")
+        if path is None:
+            return plan
+        if path.exists():
+            old = type(plan).from_json(path.read_text())
+            if (old.pruning_ratio, old.options) == (plan.pruning_ratio, plan.options):
+                return old
+            raise CheckpointError(
+                f"{path}: was made with {dict(old.options)}, now {dict(plan.options)} is asked for; "
+                "use another folder"
+            )
+        write_text(path, plan.to_json())
+        return plan
+
+    def _check_data(self) -> LabelledImages:
+        """The validation images; raises DataError where there are none, or other classes than the model's."""
+        splits, classes = self.splits, classes_of(self.model)
+        if classes != splits.num_classes:
+            raise DataError(
+                f"the data has {splits.num_classes} classes ({', '.join(splits.classes[:5])}, ...), the model "
+                f"tells {classes} apart; build it with transfer_model(..., num_classes={splits.num_classes})"
+            )
+        if splits.val is None:
+            raise DataError("the data has no validation images, which the scores need; pass val_fraction > 0")
+        return splits.val
+
+
+def run(
+    framework: Framework,
     model: nn.Module,
     data: Any,
-    pruning_ratio: float,
-    recipe: str | Recipe = "quick",
     *,
+    basis_ratio: float = 0.5,
+    filter_ratio: float = 0.5,
+    recipe: str | Recipe = "quick",
+    iterations: int = 1,
     checkpoints: str | Path | None = None,
-    progress: bool | None = None,
-    say: Say = lambda _: None,
-) -> BasisPruned:
-    """The model without the fraction `pruning_ratio` of its basis vectors, trained before and after.
+) -> Pruned:
+    """The model that a framework of the paper makes; see `Pipeline`, which compares several for less."""
+    pipeline = Pipeline(model, data, recipe, checkpoints)
+    return pipeline.run(framework, basis_ratio=basis_ratio, filter_ratio=filter_ratio, iterations=iterations)
 
-    `model` comes from `transfer_model` and is not changed; `data` is anything that `load_data` takes. The
-    steps are the paper's: decompose, train, score on the validation images, prune, train. The accuracies
-    are those on the validation images, and that of the last stage on the test images where there are any.
-    With `checkpoints`, a folder, a run that was killed goes on where it was.
+
+def _check_framework(framework: str, iterations: int) -> None:
+    allowed = get_args(Framework)
+    faults = []
+    if framework not in allowed:
+        close = difflib.get_close_matches(framework, allowed, n=1)
+        hint = f". Did you mean {close[0]!r}?" if close else ""
+        faults.append(f"framework: {framework!r} given; allowed are {', '.join(allowed)}{hint}")
+    if iterations < 1:
+        faults.append(f"iterations: {iterations} given; at least 1 is needed")
+    if faults:
+        raise ConfigError.of("run", faults)
+
+
+def _step_ratio(ratio: float, step: int, steps: int) -> float:
+    """The fraction of what is left to remove in this step, so that all steps together remove `ratio`.
+
+    >>> [round(_step_ratio(0.5, step, 2), 4) for step in range(2)]
+    [0.25, 0.3333]
     """
-    recipe = find_recipe(recipe)
-    spec = spec_of(model)
-    splits = load_data(data, size=spec.size)
-    val = _check(model, splits)
-    folder = None if checkpoints is None else Path(checkpoints)
-    stages: list[Stage] = []
-
-    def train(name: str, network: nn.Module, config: TrainConfig) -> nn.Module:
-        say(f"{name}: training for {config.epochs} epochs")
-        path = None if folder is None else folder / f"{name.replace(' ', '-')}.pt"
-        result = fit(network, splits.train, val, config, checkpoint=path, progress=progress, inplace=True)
-        stages.append(_stage(name, result.model, val, result.history))
-        return result.model
-
-    say("decomposing every conv")
-    images = PreparedBatches(splits.train, spec, limit=recipe.basis_images, shuffle=True)
-    decomposed = decompose(
-        model,
-        scale_init=recipe.scale_init,
-        basis=recipe.basis,
-        batches=images if recipe.basis == "outputs" else None,
-    )
-    trained = train("decomposed", decomposed, recipe.train)
-    say("scoring the basis vectors on the validation images")
-    scores = taylor_scores(trained, PreparedBatches(val, spec))
-    plan = _same_plan(folder, plan_basis(scores, pruning_ratio, recipe.plan))
-    say(f"removing {plan.removed} of {plan.total} basis vectors")
-    pruned = prune_basis(trained, plan, compensate=recipe.compensate)
-    stages.append(_stage("pruned, not tuned", pruned, val))
-    final = train("basis-pruned", pruned, recipe.finetune)
-    if splits.test is not None:
-        stages.append(_stage("basis-pruned, test images", final, splits.test))
-    return BasisPruned(final, scores, plan, tuple(stages))
-
-
-def _same_plan(folder: Path | None, plan: BasisPlan) -> BasisPlan:
-    """The plan that an earlier start of this run wrote into the folder, or else this one, written there.
-
-    Scores may differ in the last digit where devices do not add up in a fixed order; the network whose
-    training goes on must still be the same.
-    """
-    if folder is None:
-        return plan
-    path = folder / "plan.json"
-    if path.exists():
-        old = BasisPlan.from_json(path.read_text())
-        if (old.pruning_ratio, old.options) == (plan.pruning_ratio, plan.options):
-            return old
-        raise CheckpointError(
-            f"{path}: was made for ratio {old.pruning_ratio} with {dict(old.options)}, now {plan.pruning_ratio} "
-            f"with {dict(plan.options)} is asked for; use another folder"
-        )
-    write_text(path, plan.to_json())
-    return plan
-
-
-def _check(model: nn.Module, splits: Splits) -> LabelledImages:
-    """The validation images; raises DataError where there are none, or other classes than the model's."""
-    if classes_of(model) != splits.num_classes:
-        raise DataError(
-            f"the data has {splits.num_classes} classes ({', '.join(splits.classes[:5])}, ...), the model tells "
-            f"{classes_of(model)} apart; build it with transfer_model(..., num_classes={splits.num_classes})"
-        )
-    if splits.val is None:
-        raise DataError("the data has no validation images, which the scores need; pass val_fraction > 0")
-    return splits.val
-
-
-def _stage(name: str, model: nn.Module, data: LabelledImages, history: tuple[EpochRecord, ...] = ()) -> Stage:
-    set_trainable(model)
-    report = measure(model)
-    accuracy = evaluate(model, data).accuracy
-    return Stage(name, accuracy, report.parameters, report.trainable, report.macs, history)
+    return (ratio / steps) / (1 - ratio * step / steps)

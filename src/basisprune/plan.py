@@ -1,18 +1,25 @@
-"""Scores + ratio -> BasisPlan: data only, no tensor of the model is touched (the paper's Section 3.5)."""
+"""Scores + ratio -> plan: data only, no tensor of the model is touched (the paper's Section 3.5)."""
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
+from torch import nn
 
+from basisprune.coupling import OUTPUT, Coupling, Group
 from basisprune.errors import ConfigError, PlanError
-from basisprune.types import BasisPlan, LayerPlan, LayerScores, Scores
+from basisprune.layers import BasisScalingConv
+from basisprune.surgery import TORCH_CONVS
+from basisprune.types import BasisPlan, FilterPlan, GroupPlan, LayerPlan, LayerScores, Scores
 
 Normalisation: TypeAlias = Literal["max", "mean", "median", "none"]
+Reduction: TypeAlias = Literal["mean", "sum", "max", "min"]
 Array: TypeAlias = npt.NDArray[np.float64]
 
 
@@ -20,20 +27,28 @@ Array: TypeAlias = npt.NDArray[np.float64]
 class PlanConfig:
     """How scores of different layers are made comparable, and what every layer keeps.
 
-    `normalise` divides each layer's scores by their maximum (the paper), mean or median. `min_rank` and
-    `min_share` are the least number and the least fraction of its basis vectors that a layer keeps.
+    `normalise` divides each layer's scores by their maximum (the paper), mean or median. `min_keep` and
+    `min_share` are the least number and the least fraction of its basis vectors or filters that a layer
+    keeps. With `round_to`, the number kept is a multiple of it, or all. `reduce` makes one score of those of
+    filters that are coupled.
     """
 
     normalise: Normalisation = "mean"
-    min_rank: int = 1
+    min_keep: int = 1
     min_share: float = 0.05
+    round_to: int | None = None
+    reduce: Reduction = "mean"
 
     def __post_init__(self) -> None:
         faults = []
         if self.normalise not in get_args(Normalisation):
             faults.append(f"normalise: {self.normalise!r} given; allowed are {get_args(Normalisation)}")
-        if self.min_rank < 1:
-            faults.append(f"min_rank: {self.min_rank} given; at least 1 is needed, or a layer would be empty")
+        if self.reduce not in get_args(Reduction):
+            faults.append(f"reduce: {self.reduce!r} given; allowed are {get_args(Reduction)}")
+        if self.min_keep < 1:
+            faults.append(f"min_keep: {self.min_keep} given; at least 1 is needed, or a layer would be empty")
+        if self.round_to is not None and self.round_to < 1:
+            faults.append(f"round_to: {self.round_to} given; at least 1 is needed, or None")
         if not 0 <= self.min_share <= 1:
             faults.append(f"min_share: {self.min_share} given; allowed is 0 to 1")
         if faults:
@@ -45,90 +60,176 @@ def plan_basis(scores: Scores, pruning_ratio: float, config: PlanConfig | None =
 
     One threshold serves the whole network. The number removed is `round(pruning_ratio * total)`, exactly,
     with ties broken by the order of layers and vectors; grouped convs give up one vector in each group at
-    a time, so with them it may fall short by less than the groups of one layer. Raises PlanError when the
-    minimum of each layer leaves too little to remove, and says which ratio is possible.
+    a time, and `round_to` a block of them, so with those it may fall short by less than that. Raises
+    PlanError when the minimum of each layer leaves too little to remove, and says which ratio is possible.
 
     >>> scores = Scores("taylor", {"a": LayerScores((4.0, 1.0)), "b": LayerScores((9.0, 3.0, 1.0))})
     >>> {name: layer.keep for name, layer in plan_basis(scores, 0.4).layers.items()}
     {'a': (0,), 'b': (0, 1)}
     """
     config = config or PlanConfig()
-    if not 0 <= pruning_ratio < 1:
-        raise PlanError(f"pruning_ratio: {pruning_ratio} given; it is the fraction removed, 0 <= ratio < 1")
-    slots = {name: _slots(name, layer, config) for name, layer in scores.layers.items()}
+    queues = {}
+    for name, layer in scores.layers.items():
+        values = _normalised(_checked(name, layer), config.normalise)
+        if values.size % layer.groups:
+            raise PlanError(f"{name}: {values.size} scores cannot be shared evenly by {layer.groups} groups")
+        parts = np.arange(values.size).reshape(layer.groups, -1)
+        queues[name] = _Queue.of(values, parts, 1.0, config)
     total = sum(len(layer.values) for layer in scores.layers.values())
-    goal = round(pruning_ratio * total)
-    lost = _lost_slots(slots, scores, goal, total, pruning_ratio)
-    layers = {
-        name: LayerPlan(_keep(slots[name].order, lost[name]), len(layer.values), layer.means)
-        for name, layer in scores.layers.items()
-    }
+    kept = _select(queues, pruning_ratio, total, "basis vectors")
+    layers = {name: LayerPlan(kept[name], len(layer.values), layer.means) for name, layer in scores.layers.items()}
     return BasisPlan(layers, pruning_ratio, {"scores": scores.method, **asdict(config)})
 
 
+def plan_filters(
+    model: nn.Module,
+    scores: Scores,
+    pruning_ratio: float,
+    config: PlanConfig | None = None,
+    *,
+    coupling: Coupling,
+) -> FilterPlan:
+    """The plan that removes the fraction `pruning_ratio` of all filters, the least important first.
+
+    `coupling` is from `trace_coupling`, `scores` from `score_filters`. Filters that are coupled go together:
+    the scores of each layer are normalised, then `config.reduce` makes one of those that meet in a unit. All
+    filters count, those of frozen layers too, but for the classes; with coupled filters or `round_to` the
+    number removed falls short of `round(pruning_ratio * total)` by less than what goes at once. Raises
+    PlanError when there is not that much to remove, and says which ratio is possible. The model is only
+    counted.
+    """
+    config = config or PlanConfig(normalise="max")
+    missing = [name for group in coupling.groups for name in group.layers if name not in scores.layers]
+    if missing:
+        raise PlanError(f"{missing[0]}: has no scores; score every layer that the coupling's groups name")
+    queues = {}
+    for group in coupling.groups:
+        values = _unit_scores(group, scores, config)
+        parts = np.asarray(group.parts, dtype=np.int64)
+        queues[group.name] = _Queue.of(values, parts, sum(group.filters.values()) / group.size, config)
+    total = count_filters(model, coupling)
+    kept = _select(queues, pruning_ratio, total, "filters")
+    groups = {group.name: GroupPlan(kept[group.name], group.size) for group in coupling.groups}
+    return FilterPlan(groups, coupling, total, pruning_ratio, {"scores": scores.method, **asdict(config)})
+
+
+def count_filters(model: nn.Module, coupling: Coupling) -> int:
+    """The number of filters of all convs and linear layers that the coupling knows, but for the classes."""
+    classes = {name for name, reason in coupling.frozen.items() if reason == OUTPUT}
+    names = {name for group in coupling.groups for name in group.layers} | coupling.frozen.keys()
+    kinds = (*TORCH_CONVS, nn.Linear, BasisScalingConv)
+    modules = {name: model.get_submodule(name) for name in names - classes}
+    return sum(_outputs(module) for module in modules.values() if isinstance(module, kinds))
+
+
+def _outputs(layer: nn.Module) -> int:
+    if isinstance(layer, BasisScalingConv):
+        return layer.weight.shape[0]
+    outputs: int = layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels  # type: ignore[assignment]
+    return outputs
+
+
 @dataclass(frozen=True)
-class _Slots:
-    """A layer's slots, best first: slot j is the j-th best vector of every group, and goes as a whole."""
+class _Queue:
+    """What one layer or group can give up, block by block, the worst last.
 
-    values: Array
+    `order` (parts, width) lists each part's units, best first; a slot is one column, and goes as a whole.
+    `starts` are the numbers of slots that may be kept, ascending; `values` and `costs` are those of the
+    block of slots between one such number and the next.
+    """
+
     order: npt.NDArray[np.int64]
-    protected: int
+    starts: list[int]
+    values: list[float]
+    costs: list[float]
+
+    @classmethod
+    def of(cls, values: Array, parts: npt.NDArray[np.int64], cost: float, config: PlanConfig) -> _Queue:
+        count, width = parts.shape
+        inner = np.argsort(-values[parts], axis=1, kind="stable")
+        order = np.take_along_axis(parts, inner, axis=1)
+        slots = values[order].mean(axis=0)
+        share = math.ceil(config.min_share * width - 1e-9)  # 0.07 * 100 is a little more than 7
+        least = min(width, max(math.ceil(config.min_keep / count), share))
+        step = 1 if config.round_to is None else config.round_to // math.gcd(config.round_to, count)
+        starts = [keep for keep in range(least, width) if keep % step == 0] + [width]
+        blocks = list(itertools.pairwise(starts))
+        return cls(
+            order,
+            starts,
+            [float(slots[start:end].mean()) for start, end in blocks],
+            [cost * count * (end - start) for start, end in blocks],
+        )
+
+    def keep(self, lost_blocks: int) -> tuple[int, ...]:
+        """The units that stay, sorted, when so many of the worst blocks go."""
+        return tuple(sorted(self.order[:, : self.starts[len(self.starts) - 1 - lost_blocks]].ravel().tolist()))
 
 
-def _slots(name: str, layer: LayerScores, config: PlanConfig) -> _Slots:
+def _select(
+    queues: Mapping[str, _Queue], pruning_ratio: float, total: int, what: str
+) -> dict[str, tuple[int, ...]]:
+    """What each queue keeps when the worst blocks of all go, as many as the ratio of the total asks for."""
+    if not 0 <= pruning_ratio < 1:
+        raise PlanError(f"pruning_ratio: {pruning_ratio} given; it is the fraction removed, 0 <= ratio < 1")
+    goal = round(pruning_ratio * total)
+    most = round(sum(sum(queue.costs) for queue in queues.values()))
+    if goal > most:
+        raise PlanError(
+            f"pruning_ratio: {pruning_ratio} would remove {goal} of {total} {what}, but what can go is {most}; "
+            f"pass at most {math.floor(1000 * most / total) / 1000}, or lower min_keep and min_share"
+        )
+    blocks = sorted(
+        (value, index, -block, name)
+        for index, (name, queue) in enumerate(queues.items())
+        for block, value in enumerate(queue.values)
+    )
+    left, lost, done = float(goal), dict.fromkeys(queues, 0), set()
+    for *_, block, name in blocks:
+        cost = queues[name].costs[-block]
+        if name in done or cost > left + 1e-6:
+            done.add(name)  # what comes next in this queue matters more than what must stay
+            continue
+        lost[name] += 1
+        left -= cost
+    return {name: queue.keep(lost[name]) for name, queue in queues.items()}
+
+
+def _checked(name: str, layer: LayerScores) -> Array:
     values = np.asarray(layer.values, dtype=np.float64)
-    if values.size == 0 or not np.isfinite(values).all() or (values < 0).any():
-        raise PlanError(f"{name}: scores must be finite and not negative; {_odd(values)} given")
-    if values.size % layer.groups:
-        raise PlanError(f"{name}: {values.size} scores cannot be shared evenly by {layer.groups} groups")
-    grouped = _normalised(values, config.normalise).reshape(layer.groups, -1)
-    order = np.argsort(-grouped, axis=1, kind="stable")
-    slot_values = np.take_along_axis(grouped, order, axis=1).mean(axis=0)
-    width = grouped.shape[1]
-    protected = min(width, max(config.min_rank, math.ceil(config.min_share * width)))
-    return _Slots(slot_values, order, protected)
-
-
-def _odd(values: Array) -> str:
-    return "none" if values.size == 0 else str(values[~np.isfinite(values) | (values < 0)][0])
+    odd = values[~np.isfinite(values) | (values < 0)]
+    if values.size == 0 or odd.size:
+        raise PlanError(f"{name}: scores must be finite and not negative; {odd[0] if odd.size else 'none'} given")
+    return values
 
 
 def _normalised(values: Array, normalise: Normalisation) -> Array:
     sizes = {"max": values.max(), "mean": values.mean(), "median": np.median(values), "none": 1.0}
     size = float(sizes[normalise])
     # A layer whose scores are all (or mostly) zero has nothing to be compared by: it comes last.
-    return values / size if size > 0 else values
+    with np.errstate(over="ignore"):
+        return values / size if size > 0 else values
 
 
-def _lost_slots(
-    slots: dict[str, _Slots], scores: Scores, goal: int, total: int, pruning_ratio: float
-) -> dict[str, int]:
-    """How many of its worst slots each layer loses, `goal` vectors in all."""
-    candidates = [
-        (layer.values[slot], index, -slot, name)
-        for index, (name, layer) in enumerate(slots.items())
-        for slot in range(layer.protected, len(layer.values))
-    ]
-    most = sum(scores.layers[name].groups for *_, name in candidates)
-    if goal > most:
-        raise PlanError(
-            f"pruning_ratio: {pruning_ratio} would remove {goal} of {total} basis vectors, but the least that "
-            f"each layer keeps leaves {most}; pass at most {math.floor(1000 * most / total) / 1000}, "
-            "or lower min_rank and min_share"
-        )
-    lost = dict.fromkeys(slots, 0)
-    full: set[str] = set()
-    for *_, name in sorted(candidates):
-        groups = scores.layers[name].groups
-        if name in full or groups > goal:
-            full.add(name)
-            continue
-        lost[name] += 1
-        goal -= groups
-    return lost
+def _unit_scores(group: Group, scores: Scores, config: PlanConfig) -> Array:
+    """One score for each unit of the group, from the normalised scores of all its filters."""
+    rows = []
+    for name in group.layers:
+        values = _normalised(_checked(name, scores.layers[name]), config.normalise)
+        channels = _channels(group, name)
+        if channels.max() >= values.size:
+            raise PlanError(f"{name}: {values.size} scores given, filter {channels.max()} is asked for")
+        rows.append(values[channels])
+    table = np.concatenate(rows, axis=1)
+    result: Array = getattr(table, config.reduce)(axis=1)
+    return result
 
 
-def _keep(order: npt.NDArray[np.int64], lost: int) -> tuple[int, ...]:
-    groups, width = order.shape
-    kept = np.sort(order[:, : width - lost], axis=1) + width * np.arange(groups)[:, None]
-    return tuple(int(index) for index in kept.ravel())
+def _channels(group: Group, layer: str) -> npt.NDArray[np.int64]:
+    """The output channels (size, n) of the layer that each unit of the group holds."""
+    axes = [axis for axis in group.axes if axis.parameter == f"{layer}.weight"]
+    fitting = [axis for axis in axes if len(axis.index) == group.filters[layer]]
+    if not fitting:
+        raise PlanError(f"{layer}: its filters cannot be told apart; add it to ignored_layers of trace_coupling")
+    output = min(fitting, key=lambda axis: axis.dim)  # a conv that reads its own output carries them on axis 1 too
+    return np.asarray(output.index, dtype=np.int64).reshape(group.size, -1)

@@ -1,4 +1,4 @@
-"""model + BasisPlan -> smaller model (the paper's Figure 2a)."""
+"""model + plan -> smaller model (the paper's Figure 2)."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import copy
 import torch
 from torch import Tensor, nn
 
+from basisprune.coupling import cut
 from basisprune.errors import PlanError
 from basisprune.importance.taylor import basis_pairs
 from basisprune.layers import BasisPair, BasisScalingConv
 from basisprune.surgery import Layer, clone_conv, is_transposed, replace_module
-from basisprune.types import BasisPlan, LayerPlan
+from basisprune.types import BasisPlan, FilterPlan, LayerPlan
 
 
 def prune_basis(model: nn.Module, plan: BasisPlan, *, compensate: bool = True, inplace: bool = False) -> nn.Module:
@@ -42,6 +43,8 @@ def _misfit(name: str, layer: LayerPlan, pair: BasisPair | None) -> str | None:
     if layer.rank != pair.rank:
         return f"{name}: the plan is for rank {layer.rank}, the layer has {pair.rank}; make a new plan"
     groups, width = pair.scaling.groups, pair.rank // pair.scaling.groups
+    if not all(isinstance(index, int) for index in layer.keep):
+        return f"{name}: keep must hold whole numbers; {layer.keep[:8]} given"
     if not layer.keep or list(layer.keep) != sorted(set(layer.keep)):
         return f"{name}: keep must be sorted, without repeats, and not empty; {layer.keep[:8]} given"
     if layer.keep[0] < 0 or layer.keep[-1] >= pair.rank:
@@ -92,3 +95,12 @@ def _slim_basis(basis: Layer, keep: tuple[int, ...], groups: int) -> Layer:
         return slim
     kept = _keep_columns(weight, keep, groups) if is_transposed(basis) else weight[list(keep)]
     return clone_conv(basis, kept, None)
+
+
+def prune_filters(model: nn.Module, plan: FilterPlan, *, inplace: bool = False) -> nn.Module:
+    """The model without the filters that the plan does not keep, and without all that depends on them.
+
+    Norms, the inputs of the next layers and whatever is coupled by additions or concatenations shrink with
+    them. Raises PlanError, and changes nothing, when the plan does not fit.
+    """
+    return cut(model, plan.coupling, {name: group.keep for name, group in plan.groups.items()}, inplace=inplace)

@@ -51,7 +51,8 @@ def output_statistics(
 ) -> dict[str, OutputStatistics]:
     """The mean and covariance of the output of each layer named, over all images and positions, in eval mode.
 
-    The model is not changed. Raises DataError when there is no batch, LayerError for a layer that never ran.
+    The model is not changed. Raises DataError when there is no batch, LayerError for a layer that never ran
+    or whose output is not finite.
     """
     sums = {name: _Moments(model.get_submodule(name)) for name in names}
     handles = [model.get_submodule(name).register_forward_hook(moments.hook) for name, moments in sums.items()]
@@ -97,6 +98,8 @@ class _Moments:
     def result(self, name: str) -> OutputStatistics:
         if self.shift is None:
             raise LayerError(name, "never ran on the given images; add it to ignored_layers")
+        if not bool(self.second.isfinite().all()):
+            raise LayerError(name, "puts out NaN or infinite values on the given images; check images and weights")
         mean = self.first / self.count
         grouped = mean.view(self.groups, -1, 1)
         return OutputStatistics(mean + self.shift, self.second / self.count - grouped @ grouped.mT)

@@ -10,10 +10,12 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 from timm.layers import Conv2dSame
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.utils.parametrize import is_parametrized
 from torch.overrides import TorchFunctionMode
 
 from basisprune.errors import LayerError, ModelError
+from basisprune.statistics import mode
 
 Conv: TypeAlias = nn.modules.conv._ConvNd
 """Any of torch's convs: 1d, 2d or 3d, transposed or not."""
@@ -105,7 +107,7 @@ def replace_module(model: nn.Module, name: str, new: nn.Module) -> nn.Module:
 def match_layers(model: nn.Module, patterns: LayerPatterns) -> frozenset[str]:
     """The names of all modules that the patterns mean; a pattern that means nothing is an error.
 
-    A name or pattern also takes everything inside the modules it matches.
+    A name or pattern also takes everything inside the modules it matches, under all its names.
 
     >>> model = nn.Sequential(nn.Sequential(nn.Conv2d(3, 8, 1)), nn.ReLU())
     >>> sorted(match_layers(model, ["0"]))
@@ -126,7 +128,8 @@ def match_layers(model: nn.Module, patterns: LayerPatterns) -> frozenset[str]:
         matched |= {
             name for name in modules for top in found if not top or name == top or name.startswith(f"{top}.")
         }
-    return frozenset(matched)
+    meant = {id(modules[name]) for name in matched}
+    return frozenset(name for name, module in modules.items() if id(module) in meant)
 
 
 def clone_conv(conv: Conv, weight: Tensor, bias: Tensor | None) -> Conv:
@@ -154,20 +157,46 @@ def plain_conv(name: str, conv: Conv) -> Conv:
     (weight standardisation, parametrisations), the effective weight is baked in. Each case is tried on
     random input; raises LayerError for a conv that no plain one reproduces, or that has hooks.
     """
-    if any(getattr(conv, hooks) for hooks in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")):
-        raise LayerError(name, "has hooks, which a rewrite would lose; remove them, or add it to ignored_layers")
     if isinstance(conv, nn.modules.lazy.LazyModuleMixin):
         raise LayerError(name, "is a lazy conv without weights yet; run the model once before")
+    refuse_hooks(name, conv)
     if type(conv) in _PLAIN:
         return conv
-    for candidate in _plain_candidates(conv):
-        if _same_function(conv, candidate):
-            return candidate
+    with mode(conv, training=False):  # some parametrisations change their state in train mode
+        try:
+            for candidate in _plain_candidates(conv):
+                if _same_function(conv, candidate):
+                    return candidate
+        except Exception as error:
+            raise LayerError(
+                name, f"{type(conv).__name__} cannot be tried on one tensor ({error}); add it to ignored_layers"
+            ) from error
     raise LayerError(
         name,
         f"{type(conv).__name__} does not compute a plain convolution; add it to ignored_layers, "
         "or replace it by a torch conv first",
     )
+
+
+def plain_linear(name: str, layer: nn.Linear) -> nn.Linear:
+    """The layer itself; raises LayerError if its forward is not the plain one on random input, or it has hooks."""
+    refuse_hooks(name, layer)
+    if type(layer) is nn.Linear:
+        return layer
+    probe = torch.randn(3, layer.in_features, generator=torch.Generator().manual_seed(0)).to(layer.weight)
+    with torch.no_grad(), mode(layer, training=False):
+        if _close(layer(probe), F.linear(probe, layer.weight, layer.bias)):
+            return layer
+    raise LayerError(
+        name, f"{type(layer).__name__} does not compute a plain linear layer; add it to ignored_layers"
+    )
+
+
+def refuse_hooks(name: str, layer: nn.Module) -> None:
+    """Raises LayerError for a layer with hooks, which a rewrite would lose."""
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    if any(getattr(layer, kind) for kind in kinds):
+        raise LayerError(name, "has hooks, which a rewrite would lose; remove them, or add it to ignored_layers")
 
 
 def _plain_candidates(conv: Conv) -> Iterator[Conv]:
@@ -213,9 +242,10 @@ class _CatchConv(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _probe(conv: Conv) -> Tensor:
-    """A random input for the conv, large enough for its kernel, with odd sizes so that padding shows."""
-    sizes = [d * (k - 1) + 2 * s + 3 for k, s, d in zip(conv.kernel_size, conv.stride, conv.dilation, strict=True)]
+def _probe(conv: Conv, extra: int = 0) -> Tensor:
+    """A random input for the conv, large enough for its kernel."""
+    steps = zip(conv.kernel_size, conv.stride, conv.dilation, strict=True)
+    sizes = [d * (k - 1) + 2 * s + 3 + extra for k, s, d in steps]
     generator = torch.Generator().manual_seed(0)
     probe = torch.randn(2, conv.in_channels, *sizes, generator=generator)
     return probe.to(conv.weight.device, conv.weight.dtype)
@@ -234,13 +264,30 @@ def _effective_weight(conv: Conv) -> Tensor | None:
 
 @torch.no_grad()
 def _same_function(conv: Conv, candidate: Conv) -> bool:
-    """Whether the candidate equals the conv, and a clone of it with other weights follows those weights."""
-    probe = _probe(conv)
-    if not _close(conv(probe), candidate(probe)):
-        return False
-    doubled = clone_conv(candidate, 2 * candidate.weight, None)
-    offset = 0 if candidate.bias is None else candidate.bias.view(-1, *[1] * (probe.dim() - 2))
-    return _close(2 * (candidate(probe) - offset), doubled(probe))
+    """Whether the candidate equals the conv, and a clone of it with other weights follows those weights.
+
+    The other weights are sums of neighbouring filters, one less than before in each group: whatever comes
+    behind the convolution, such as an activation or a gain, does not follow them.
+    """
+    summed = clone_conv(candidate, _neighbour_sums(candidate.weight, conv.groups, conv.transposed), None)
+    for probe in (_probe(conv), _probe(conv, extra=1)):  # odd and even sizes, so that padding shows
+        output = candidate(probe)
+        if not _close(conv(probe), output):
+            return False
+        if candidate.bias is not None:
+            output = output - candidate.bias.view(-1, *[1] * (probe.dim() - 2))
+        if not _close(_neighbour_sums(output.transpose(0, 1), conv.groups, False), summed(probe).transpose(0, 1)):
+            return False
+    return True
+
+
+def _neighbour_sums(values: Tensor, groups: int, transposed: bool) -> Tensor:
+    """(c, *) -> (c - groups, *): each channel plus the next of its group; transposed weights have c on axis 1."""
+    if transposed:
+        return values[:, 1:] + values[:, :-1]
+    grouped = values.unflatten(0, (groups, -1))
+    sums: Tensor = grouped[:, 1:] + grouped[:, :-1]
+    return sums.flatten(0, 1)
 
 
 def _close(a: Tensor, b: Tensor) -> bool:

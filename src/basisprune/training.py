@@ -8,12 +8,14 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from accelerate.utils import ProjectConfiguration
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
@@ -23,11 +25,11 @@ from torchmetrics.classification import MulticlassAccuracy
 from basisprune.checkpoint import load_checkpoint, save_checkpoint
 from basisprune.config import TrainConfig
 from basisprune.data import make_loader, prepare
-from basisprune.errors import DataError, MissingExtraError, TrainingError
-from basisprune.layers import BasisScalingConv
+from basisprune.errors import ConfigError, DataError, MissingExtraError, ModelError, TrainingError
+from basisprune.layers import BasisPair, BasisScalingConv
 from basisprune.progress import TrainingProgress
 from basisprune.statistics import mode
-from basisprune.surgery import is_norm
+from basisprune.surgery import find_layers, is_norm
 from basisprune.types import InputSpec
 
 logger = logging.getLogger(__name__)
@@ -89,8 +91,13 @@ def find_classifiers(model: nn.Module) -> list[nn.Module]:
         return [model.classifier]  # type: ignore[list-item]
     if callable(getattr(model, "get_classifier", None)):
         return [model.get_classifier()]  # type: ignore[operator]
-    linears: list[nn.Module] = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    return linears[-1:]
+    kinds: tuple[type[nn.Module], ...] = (nn.Linear, BasisPair)
+    found = [layer for _, layer in find_layers(model, kinds, opaque=BasisPair) if _is_linear(layer)]
+    return found[-1:]
+
+
+def _is_linear(layer: nn.Module) -> bool:
+    return isinstance(layer.basis if isinstance(layer, BasisPair) else layer, nn.Linear)
 
 
 def project_scales(model: nn.Module) -> None:
@@ -108,7 +115,7 @@ def learning_rate(config: TrainConfig, done: float) -> float:
     [0.1, 0.05, 0.0001]
     """
     if done < config.warmup:
-        return config.lr * max(done, 1e-3) / config.warmup
+        return config.lr * min(1.0, max(done, 1e-3) / config.warmup)
     along = (done - config.warmup) / (1 - config.warmup)
     return config.min_lr + (config.lr - config.min_lr) * (1 + math.cos(math.pi * along)) / 2
 
@@ -139,9 +146,8 @@ def fit(
     run = _Run(model, train, val, config, accelerator)
     path = None if checkpoint is None else Path(checkpoint)
     history = run.resume(path) if path is not None and path.exists() else []
-    if config.tracker:
-        accelerator.init_trackers("basisprune", config=_flat(asdict(config)))
-    with TrainingProgress(config.epochs, run.steps, show=progress and accelerator.is_main_process) as bar:
+    show = progress if accelerator.is_main_process else False
+    with run.tracked(), TrainingProgress(config.epochs, run.steps, show=show) as bar:
         for epoch in range(len(history), config.epochs):
             record = run.epoch(epoch, bar)
             history.append(record)
@@ -149,8 +155,6 @@ def fit(
             accelerator.log({key: v for key, v in asdict(record).items() if v is not None}, step=epoch)
             if path is not None and accelerator.is_main_process:
                 save_checkpoint(path, run.model, run.optimizer, config, [asdict(r) for r in history])
-    if config.tracker:
-        accelerator.end_training()
     run.model.eval()
     return FitResult(run.model, tuple(history))
 
@@ -185,18 +189,25 @@ def evaluate(
 
 
 def make_accelerator(config: TrainConfig, checkpoint: str | Path | None = None) -> Accelerator:
-    """An Accelerator for the run: its precision and, by name, its tracker (whose logs lie by the checkpoint)."""
+    """An Accelerator for the run: its precision and, by name, its tracker (whose logs lie by the checkpoint).
+
+    Raises MissingExtraError for a tracker that is not installed, ConfigError for a precision that the device
+    does not have.
+    """
+    if config.tracker is not None and find_spec(config.tracker) is None:
+        raise MissingExtraError(config.tracker, extra=config.tracker)
     folder = str(Path(checkpoint).parent) if checkpoint is not None else "."
+    if AcceleratorState._shared_state and AcceleratorState().mixed_precision != config.mixed_precision:
+        AcceleratorState._reset_state()  # Accelerate keeps one precision per process, and refuses another
     try:
         return Accelerator(
             mixed_precision=config.mixed_precision,
             log_with=config.tracker,
             project_config=ProjectConfiguration(folder, logging_dir=folder),
         )
-    except (ImportError, ValueError) as error:
-        if config.tracker is None:
-            raise
-        raise MissingExtraError(config.tracker, extra=config.tracker) from error
+    except ValueError as error:
+        AcceleratorState._reset_state()
+        raise ConfigError(f"mixed_precision: {config.mixed_precision!r} given; {error}") from error
 
 
 def spec_of(model: nn.Module) -> InputSpec:
@@ -211,9 +222,12 @@ def spec_of(model: nn.Module) -> InputSpec:
 
 
 def classes_of(model: nn.Module) -> int:
-    """The number of classes that the model tells apart."""
-    (head,) = find_classifiers(model)
-    return head.out_features  # type: ignore[return-value]
+    """The number of classes that the model tells apart; raises ModelError where no linear layer ends it."""
+    kinds: tuple[type[nn.Module], ...] = (nn.Linear, BasisPair)
+    heads = [layer for head in find_classifiers(model) for _, layer in find_layers(head, kinds, opaque=BasisPair)]
+    if not heads:
+        raise ModelError(f"{type(model).__name__} has no linear classifier; build it with transfer_model")
+    return heads[-1].out_features  # type: ignore[return-value]
 
 
 class _Run:
@@ -224,14 +238,16 @@ class _Run:
     ) -> None:
         self.config, self.accelerator, self.train, self.val = config, accelerator, train, val
         self.spec = spec_of(model)
-        parameters = set_trainable(model)
+        self.parameters = set_trainable(model)
         if config.channels_last:
             model = model.to(memory_format=torch.channels_last)
-        self.optimizer = accelerator.prepare_optimizer(_optimizer(parameters, config))
+        self.optimizer = accelerator.prepare_optimizer(_optimizer(self.parameters, config))
         self.model = model.to(accelerator.device)
         self.wrapped = accelerator.prepare_model(model)
-        self.accuracy = MulticlassAccuracy(classes_of(model), average="micro").to(accelerator.device)
-        self.loss = MeanMetric().to(accelerator.device)
+        # Only the main process shows them on the way, so they must not wait for the others.
+        self.accuracy = MulticlassAccuracy(classes_of(model), average="micro", sync_on_compute=False)
+        self.loss = MeanMetric(sync_on_compute=False)
+        self.accuracy.to(accelerator.device), self.loss.to(accelerator.device)
         self.steps = len(self._loader(0))
         if self.steps == 0:
             raise DataError("fit: the training data holds no batch")
@@ -242,6 +258,19 @@ class _Run:
             self.train, config.batch_size, shuffle=True, seed=config.seed, epoch=epoch, workers=config.workers
         )
         return self.accelerator.prepare_data_loader(loader)  # type: ignore[no-any-return]
+
+    @contextmanager
+    def tracked(self) -> Iterator[None]:
+        """The tracker runs, if there is one; afterwards the model is rid of what Accelerate put on it."""
+        if self.config.tracker:
+            self.accelerator.init_trackers("basisprune", config=_flat(asdict(self.config)))
+        try:
+            yield
+        finally:
+            if self.config.tracker:
+                self.accelerator.end_training()
+            for name in ("forward", "_original_forward", "_is_accelerate_prepared"):
+                self.model.__dict__.pop(name, None)
 
     def resume(self, path: Path) -> list[EpochRecord]:
         history = load_checkpoint(path, self.model, self.optimizer, self.config)
@@ -266,6 +295,11 @@ class _Run:
                         "lr, or check the images. The last checkpoint, if any, is untouched"
                     )
                 bar.step(epoch, len(labels) * self.accelerator.num_processes, self.loss, self.accuracy)
+        if not all(bool(parameter.isfinite().all()) for parameter in self.parameters):
+            raise TrainingError(
+                f"epoch {epoch}: weights are no longer finite after learning rate {rate:.3g}; lower lr. The last "
+                "checkpoint, if any, is untouched"
+            )
         held_out = None
         if self.val is not None:
             held_out = evaluate(
@@ -275,11 +309,13 @@ class _Run:
                 prepared=config.prepared,
                 accelerator=self.accelerator,
             )
+        local = torch.stack([self.loss.compute(), self.accuracy.compute()])
+        loss, accuracy = self.accelerator.reduce(local, reduction="mean").tolist()
         return EpochRecord(
             epoch,
             rate,
-            self.loss.compute().item(),
-            self.accuracy.compute().item(),
+            loss,
+            accuracy,
             None if held_out is None else held_out.loss,
             None if held_out is None else held_out.accuracy,
         )

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from basisprune.coupling import Coupling
 from basisprune.errors import PlanError
 
 
@@ -136,3 +137,44 @@ class BasisPlan(JsonValue):
     def _from_dict(cls, values: Mapping[str, Any]) -> Self:
         layers = {name: LayerPlan(**layer) for name, layer in values["layers"].items()}
         return cls(layers, values["pruning_ratio"], values["options"])
+
+
+@dataclass(frozen=True)
+class GroupPlan:
+    """The units that a group of coupled filters keeps, sorted, of its `size`."""
+
+    keep: tuple[int, ...]
+    size: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "keep", tuple(self.keep))
+
+
+@dataclass(frozen=True)
+class FilterPlan(JsonValue):
+    """What filter pruning keeps of each group; `pruning_ratio` is the fraction asked to be removed.
+
+    The coupling says what the units are, so that the plan can be carried out as it is. `total` is the number
+    of filters of all layers, those that cannot be pruned included.
+    """
+
+    groups: Mapping[str, GroupPlan]
+    coupling: Coupling
+    total: int
+    pruning_ratio: float
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def removed(self) -> int:
+        """The number of filters that go, over all layers."""
+        lost = (
+            sum(group.filters.values()) * (group.size - len(self.groups[group.name].keep)) // group.size
+            for group in self.coupling.groups
+        )
+        return sum(lost)
+
+    @classmethod
+    def _from_dict(cls, values: Mapping[str, Any]) -> Self:
+        groups = {name: GroupPlan(**group) for name, group in values["groups"].items()}
+        coupling = Coupling.from_json(json.dumps(values["coupling"]))
+        return cls(groups, coupling, values["total"], values["pruning_ratio"], values["options"])

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 from torch import nn
 
 from basisprune.coupling.cutting import DERIVED
 from basisprune.coupling.groups import Axis, Coupling, Group, Size
-from basisprune.coupling.ledger import Ids, Ledger, SizeHint
+from basisprune.coupling.ledger import Ledger, SizeHint
 from basisprune.coupling.solving import Solution
 
 _LAYERS = (nn.modules.conv._ConvNd, nn.Linear)
@@ -20,7 +20,7 @@ def build(model: nn.Module, ledger: Ledger, solution: Solution) -> tuple[Couplin
     """The coupling of a network, and the number in the solution of each of its groups."""
     axes = _axes(ledger, solution)
     sizes = _sizes(model, ledger, solution)
-    filters = layer_filters(ledger, solution)
+    filters = _filters(ledger, solution)
     groups: list[Group] = []
     numbers: list[int] = []
     taken: dict[str, int] = defaultdict(int)
@@ -33,7 +33,7 @@ def build(model: nn.Module, ledger: Ledger, solution: Solution) -> tuple[Couplin
         name = layers[0] if taken[layers[0]] == 1 else f"{layers[0]}#{taken[layers[0]]}"
         counts = {layer: filters[number][layer] for layer in layers}
         size = sum(map(len, parts))
-        groups.append(Group(name, size, tuple(layers), axes[number], parts, tuple(sizes[number]), counts))
+        groups.append(Group(name, size, counts, axes[number], parts, tuple(sizes[number])))
         numbers.append(number)
     frozen = _frozen(model, ledger, solution, {layer for group in groups for layer in group.layers})
     return Coupling(tuple(groups), frozen, tuple(ledger.unknown)), numbers
@@ -43,10 +43,7 @@ def _axes(ledger: Ledger, solution: Solution) -> list[tuple[Axis, ...]]:
     """For each group the axes that carry it, positions sorted by unit."""
     found: list[list[Axis]] = [[] for _ in solution.parts]
     ids = np.flatnonzero(solution.group >= 0)
-    axis_of, place = np.zeros(ledger.count, np.int64), np.zeros(ledger.count, np.int64)
-    for number, axis in enumerate(ledger.axes):
-        axis_of[axis.start : axis.start + axis.size] = number
-        place[axis.start : axis.start + axis.size] = np.arange(axis.size)
+    axis_of, place = ledger.places()
     order = np.lexsort((place[ids], solution.unit[ids], axis_of[ids], solution.group[ids]))
     ids = ids[order]
     borders = np.flatnonzero(np.diff(axis_of[ids]) | np.diff(solution.group[ids])) + 1
@@ -58,39 +55,30 @@ def _axes(ledger: Ledger, solution: Solution) -> list[tuple[Axis, ...]]:
     return [tuple(axes) for axes in found]
 
 
-def owners(ledger: Ledger) -> list[str]:
-    """The module that holds the parameter of each id."""
-    held = [""] * ledger.count
-    for axis in ledger.axes:
-        held[axis.start : axis.start + axis.size] = [axis.parameter.rpartition(".")[0]] * axis.size
-    return held
-
-
-def layer_filters(ledger: Ledger, solution: Solution) -> list[dict[str, int]]:
+def _filters(ledger: Ledger, solution: Solution) -> list[dict[str, int]]:
     """For each group the layers that produce it and how many of their filters belong to it."""
-    held = owners(ledger)
+    modules, owner = ledger.owners()
     found: list[dict[str, int]] = [{} for _ in solution.parts]
     for ids in ledger.produced:
         flat = ids.ravel()
-        counts: dict[tuple[int, str], int] = defaultdict(int)
-        for one, number in zip(flat.tolist(), solution.group[flat].tolist(), strict=True):
-            if number >= 0:
-                counts[number, held[one]] += 1
-        for (number, layer), count in counts.items():
-            found[number][layer] = max(count, found[number].get(layer, 0))
+        flat = flat[solution.group[flat] >= 0]
+        pairs, counts = np.unique(solution.group[flat] * len(modules) + owner[flat], return_counts=True)
+        for pair, count in zip(pairs.tolist(), counts.tolist(), strict=True):
+            number, place = divmod(pair, len(modules))
+            found[number][modules[place]] = max(count, found[number].get(modules[place], 0))
     return found
 
 
 def _frozen(model: nn.Module, ledger: Ledger, solution: Solution, free: set[str]) -> dict[str, str]:
     """Each conv or linear layer that belongs to no group, with the reason."""
-    held = owners(ledger)
+    modules, owner = ledger.owners()
     reasons: dict[str, str] = {}
     for ids in ledger.produced:
         one = int(ids.ravel()[0])
         number = int(solution.reason[one])
         reason = ledger.frozen[number][1] if number >= 0 else "its channels can only be cut all at once"
-        if one and held[one] not in free:
-            reasons.setdefault(held[one], reason)
+        if one and modules[owner[one]] not in free:
+            reasons.setdefault(modules[owner[one]], reason)
     for name, module in model.named_modules():
         if isinstance(module, _LAYERS) and name not in free and name not in reasons:
             single = module.weight.shape[0] == 1
@@ -116,39 +104,34 @@ def _sizes(model: nn.Module, ledger: Ledger, solution: Solution) -> list[list[Si
     modules = dict(model.named_modules())
     numbers: dict[str, dict[int, list[tuple[str, int | None]]]] = {}
     settled: set[tuple[str, str, int | None]] = set()
-    for hint in (*ledger.hints, *_own_axes(ledger)):
+    for hint in (*ledger.hints, *ledger.own_hints()):
         if hint.module not in numbers:
             by_value: dict[int, list[tuple[str, int | None]]] = defaultdict(list)
             for value, attribute, item in _numbers(modules.get(hint.module, model)):
                 by_value[value].append((attribute, item))
             numbers[hint.module] = by_value
         open_places = [
-            place for place in numbers[hint.module].get(hint.value, ()) if (hint.module, *place) not in settled
+            place
+            for place in numbers[hint.module].get(hint.rows.shape[1], ())
+            if (hint.module, *place) not in settled
         ]
         shares = _shares(hint, solution) if open_places else []
         for attribute, item in open_places if shares else ():
             settled.add((hint.module, attribute, item))
             for number, count in shares:
-                found[number].append(Size(hint.module, attribute, item, count, hint.divisor))
+                found[number].append(Size(hint.module, attribute, item, count, len(hint.rows)))
     return found
-
-
-def _own_axes(ledger: Ledger) -> Iterable[SizeHint]:
-    for axis in ledger.axes:
-        ids: Ids = np.arange(axis.start, axis.start + axis.size, dtype=np.int64)
-        yield SizeHint(axis.parameter.rpartition(".")[0], axis.size, ids, 1)
 
 
 def _shares(hint: SizeHint, solution: Solution) -> list[tuple[int, int]]:
     """How many positions each unit of each group has in a hint; none if units of a group differ."""
-    held = solution.group[hint.ids]
+    ids = hint.rows.ravel()
+    held = solution.group[ids]
     shares: list[tuple[int, int]] = []
     for number in np.unique(held[held >= 0]).tolist():
         size = sum(map(len, solution.parts[number]))
-        counts = np.bincount(solution.unit[hint.ids[held == number]], minlength=size)
+        counts = np.bincount(solution.unit[ids[held == number]], minlength=size)
         if (counts != counts[0]).any():
             return []
         shares.append((number, int(counts[0])))
     return shares
-
-

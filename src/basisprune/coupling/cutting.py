@@ -56,15 +56,26 @@ def cut(
     return result
 
 
-def shared_cut(model: nn.Module, coupling: Coupling, keep: Mapping[str, Sequence[int]]) -> nn.Module:
-    """The network after `cut`, but sharing every tensor that is not cut with the original."""
+def hollow_cut(model: nn.Module, coupling: Coupling, keep: Mapping[str, Sequence[int]]) -> nn.Module:
+    """The network after `cut` as far as shapes go: zeros for what is cut, the rest shared with the original."""
     tensors = dict(named_tensors(model))
-    memo = {id(tensor): tensor for tensor in tensors.values()}
+    smaller = {}
     for name, removed in _removed(coupling, keep).items():
-        memo[id(tensors[name])] = _like(tensors[name], _sliced(tensors[name], removed))
-    result = copy.deepcopy(model, memo)
+        tensor = tensors[name]
+        shape = [size - len(removed.get(dim, ())) for dim, size in enumerate(tensor.shape)]
+        smaller[id(tensor)] = _like(tensor, tensor.detach().new_zeros(shape))
+    result = shell(model, smaller)
     repair(result, coupling, keep)
     return result
+
+
+def shell(model: nn.Module, replaced: Mapping[int, Tensor] | None = None) -> nn.Module:
+    """A copy of the modules that shares all parameters and buffers but those replaced (by `id`).
+
+    Running it cannot change what the original keeps in its attributes.
+    """
+    memo = {id(tensor): tensor for _, tensor in named_tensors(model)}
+    return copy.deepcopy(model, {**memo, **(replaced or {})})
 
 
 def check_keep(coupling: Coupling, keep: Mapping[str, Sequence[int]]) -> None:
@@ -126,7 +137,8 @@ def repair(model: nn.Module, coupling: Coupling, keep: Mapping[str, Sequence[int
         lost = len(_dropped(group, keep.get(group.name, range(group.size))))
         for size in group.sizes if lost else ():
             _shrink(model.get_submodule(size.module), size.attribute, size.item, lost * size.count // size.divisor)
-    touched = {axis.parameter.rpartition(".")[0] for name in keep for axis in coupling[name].axes}
+    cut_groups = [group for group in coupling.groups if group.name in keep]
+    touched = {axis.parameter.rpartition(".")[0] for group in cut_groups for axis in group.axes}
     for name in touched:
         _derive(model.get_submodule(name))
 

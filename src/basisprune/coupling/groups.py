@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
+
+OUTPUT = "it is part of the network's output"
+"""Why the layer that makes the classes stays whole."""
 
 
 @dataclass(frozen=True)
@@ -40,26 +43,26 @@ class Size:
 class Group:
     """Channels of one or more layers that are cut together; a unit is the smallest thing to keep or cut.
 
-    `layers` are the modules whose weights produce the channels, `parts` the sets of units that must lose
-    equally many (one part that holds all units where there is no such constraint).
+    `filters` says how many output channels of which layers these are; the group is named after the first
+    of them. `parts` are the sets of units that must lose equally many; there is one part that holds all
+    units where nothing asks for that.
 
-    >>> group = Group("conv", 4, ("conv",), (Axis("conv.weight", 0, (0, 1, 2, 3)),), ((0, 1), (2, 3)))
-    >>> group.filters
-    {'conv': 4}
+    >>> axes = (Axis("conv.weight", 0, (0, 1, 2, 3)), Axis("conv.bias", 0, (0, 1, 2, 3)))
+    >>> Group("conv", 4, {"conv": 4}, axes, parts=((0, 1), (2, 3)), sizes=()).layers
+    ('conv',)
     """
 
     name: str
     size: int
-    layers: tuple[str, ...]
+    filters: Mapping[str, int]
     axes: tuple[Axis, ...]
     parts: tuple[tuple[int, ...], ...]
-    sizes: tuple[Size, ...] = ()
-    filters: Mapping[str, int] = field(default_factory=dict)
+    sizes: tuple[Size, ...]
 
-    def __post_init__(self) -> None:
-        if not self.filters:
-            found = {axis.parameter.rpartition(".")[0]: len(axis.index) for axis in reversed(self.axes)}
-            object.__setattr__(self, "filters", {name: found[name] for name in self.layers if name in found})
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The modules whose weights produce the channels."""
+        return tuple(self.filters)
 
 
 @dataclass(frozen=True)
@@ -75,8 +78,8 @@ class Coupling:
     unknown_ops: tuple[str, ...]
 
     def __getitem__(self, name: str) -> Group:
-        """The group of that name."""
-        return next(group for group in self.groups if group.name == name)
+        """The group of that name; a KeyError if there is none."""
+        return {group.name: group for group in self.groups}[name]
 
     def to_json(self) -> str:
         """The coupling as a JSON document; `from_json` reads it back."""
@@ -94,9 +97,8 @@ def _group(entry: dict[str, Any]) -> Group:
     return Group(
         name=entry["name"],
         size=entry["size"],
-        layers=tuple(entry["layers"]),
+        filters=entry["filters"],
         axes=tuple(Axis(axis["parameter"], axis["dim"], tuple(axis["index"])) for axis in entry["axes"]),
         parts=tuple(map(tuple, entry["parts"])),
         sizes=tuple(Size(**size) for size in entry["sizes"]),
-        filters=entry["filters"],
     )

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from torch import Tensor
 
 from basisprune.coupling.ledger import Ids, Ledger
 
@@ -26,6 +27,18 @@ class Labels:
 
 
 CONSTANT = Labels((), active=False)
+_MARK = "_basisprune_labels"
+
+
+def attach(tensor: Tensor, labels: Labels) -> None:
+    """Gives a tensor its labels."""
+    setattr(tensor, _MARK, labels)
+
+
+def attached(tensor: Tensor) -> Labels | None:
+    """The labels that were given to a tensor, if any."""
+    found: Labels | None = getattr(tensor, _MARK, None)
+    return found
 
 
 def support(ids: Ids) -> tuple[int, ...]:
@@ -86,13 +99,15 @@ def join(ledger: Ledger, operands: Sequence[tuple[Labels, tuple[int, ...]]], ndi
     active = any(labels.active for labels, _ in operands)
     found: list[Ids] = []
     for labels, _ in sorted(operands, key=lambda operand: not operand[0].active):
+        fresh = []  # fields of one tensor do not meet each other
         for ids in labels.fields:
             wide = ids.reshape((1,) * (ndim - ids.ndim) + ids.shape)
             if not _meet_all(ledger, found, wide):
                 if active and not labels.active and _is_fixed(wide, operands, ndim):
                     ledger.freeze(ids, "it meets data that is no channel")
                 else:
-                    found.append(wide)
+                    fresh.append(wide)
+        found.extend(fresh)
     return Labels(tuple(found), active)
 
 

@@ -21,18 +21,21 @@ class ParameterAxis:
     start: int
     size: int
 
+    @property
+    def module(self) -> str:
+        """The dotted name of the module that holds the parameter."""
+        return self.parameter.rpartition(".")[0]
+
 
 @dataclass(frozen=True)
 class SizeHint:
-    """A module's code used `value` as the length of an axis that carries `ids` (each `divisor` times)."""
+    """A module's code may hold the length of `rows`, the ids along an axis (in each of its equal parts)."""
 
     module: str
-    value: int
-    ids: Ids
-    divisor: int
+    rows: Ids
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Split:
     """Channels that fall into parts (the rows), which must stay of one size.
 
@@ -75,9 +78,23 @@ class Ledger:
         found = []
         for dim, size in enumerate(tensor.shape):
             self.axes.append(ParameterAxis(self.names[id(tensor)], dim, self.count, size))
-            found.append(np.arange(self.count, self.count + size, dtype=np.int64))
+            found.append(self._ids(self.axes[-1]))
             self.count += size
         return found
+
+    def places(self) -> tuple[Ids, Ids]:
+        """For every id the number of its axis and its position along it."""
+        sizes = np.array([1, *(axis.size for axis in self.axes)])
+        starts = np.array([0, *(axis.start for axis in self.axes)])
+        axis = np.repeat(np.arange(-1, len(self.axes)), sizes)
+        return axis, np.arange(self.count) - np.repeat(starts, sizes)
+
+    def owners(self) -> tuple[list[str], Ids]:
+        """The modules that hold parameters, and for every id the number of its module (-1 for id 0)."""
+        modules = list(dict.fromkeys(axis.module for axis in self.axes))
+        number = {name: place for place, name in enumerate(modules)}
+        axis, _ = self.places()
+        return modules, np.array([*(number[axis.module] for axis in self.axes), -1])[axis]
 
     def unite(self, first: Ids, second: Ids) -> None:
         """Notes that the ids at equal positions (after broadcasting) must go together."""
@@ -93,10 +110,25 @@ class Ledger:
         if rows.shape[0] > 1:
             self.splits.append(Split(rows, hard))
 
-    def hint(self, module: str, value: int, ids: Ids, divisor: int = 1) -> None:
-        """Notes that a module's code may hold `value` as the length of an axis that carries `ids`."""
-        if value > 1:
-            self.hints.append(SizeHint(module, int(value), ids, divisor))
+    def hint(self, module: str, ids: Ids, dim: int) -> None:
+        """Notes that a module's code may hold the length of axis `dim` of a field as a number."""
+        if ids.shape[dim] > 1:
+            self.hints.append(SizeHint(module, np.moveaxis(ids, dim, -1).reshape(-1, ids.shape[dim])))
+
+    def tie(self, modules: set[str]) -> None:
+        """Notes that axes which are equally long in one of these modules must stay so: they are cut alike."""
+        first: dict[tuple[str, int], Ids] = {}
+        for hint in (*self.hints, *self.own_hints()):
+            if hint.module in modules:
+                self.unite(first.setdefault((hint.module, hint.rows.shape[1]), hint.rows[:1]), hint.rows)
+
+    def own_hints(self) -> list[SizeHint]:
+        """The lengths that modules may know from their own parameters."""
+        return [SizeHint(axis.module, self._ids(axis)[None]) for axis in self.axes]
+
+    @staticmethod
+    def _ids(axis: ParameterAxis) -> Ids:
+        return np.arange(axis.start, axis.start + axis.size, dtype=np.int64)
 
 
 def flat(pairs: list[tuple[Ids, Ids]]) -> tuple[Ids, Ids]:

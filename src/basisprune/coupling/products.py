@@ -9,7 +9,7 @@ from torch import Tensor
 
 from basisprune.coupling.labels import Labels, join, squash, support, useful, vector
 from basisprune.coupling.ledger import Ids
-from basisprune.coupling.rules import Call, Rule
+from basisprune.coupling.rules import Call, rule
 
 Operand = tuple[Labels, tuple[int, ...]]
 
@@ -54,14 +54,15 @@ def _product(call: Call, left: Tensor, right: Tensor) -> Labels:
     return Labels(tuple(ids[0] for ids in labels.fields), labels.active)
 
 
+@rule("mm", "bmm")
 def _mm(call: Call) -> Labels:
     return _product(call, call.args[0], call.args[1])
 
 
+@rule("addmm", "baddbmm")
 def _addmm(call: Call) -> Labels:
     bias, left, right = call.args[:3]
     result = (_product(call, left, right), tuple(call.out.shape))
-    # a bias is part of the product it is added to: its channels count as met, never as fixed by data
     return join(call.ledger, [result, (call.labels_of(bias), tuple(bias.shape))], call.out.ndim)
 
 
@@ -80,6 +81,7 @@ def _vector_along(call: Call, labels: Labels, dim: int, size: int, *, apart_from
     return found[0] if found else np.zeros(size, np.int64)
 
 
+@rule("convolution")
 def _convolution(call: Call) -> Labels:
     """Input channels meet the weight's, filters become channels; groups must be cut evenly."""
     x, weight, bias = call.args[:3]
@@ -95,8 +97,10 @@ def _convolution(call: Call) -> Labels:
     else:
         consumed = _vector_along(call, kernel, 1, channels // groups)
         outputs = _vector_along(call, kernel, 0, filters, apart_from=1)
-    if groups > 1 and channels == groups:
-        _depthwise(call, inputs, outputs.reshape(groups, -1), transposed)
+    # all inputs alike: a grouped conv that was cut to one channel per group is no depthwise one
+    if groups > 1 and channels == groups and (inputs != inputs[0]).any():
+        if not transposed:
+            _depthwise(call, inputs, outputs.reshape(groups, -1))
         outputs = np.repeat(inputs.ravel(), filters // groups) if transposed else outputs
     else:
         call.ledger.unite(inputs, consumed)
@@ -105,8 +109,8 @@ def _convolution(call: Call) -> Labels:
         if transposed and groups > 1:
             call.ledger.split(inputs, hard=True)
     _fix_lonely(call, inputs, consumed)
-    call.ledger.hint(call.module, channels, inputs.ravel())
-    call.ledger.hint(call.module, filters, outputs)
+    call.ledger.hint(call.module, inputs.ravel(), 0)
+    call.ledger.hint(call.module, outputs, 0)
     call.ledger.produced.append(outputs)
     if isinstance(bias, Tensor):
         for ids in call.labels_of(bias).fields:
@@ -115,13 +119,11 @@ def _convolution(call: Call) -> Labels:
     return useful(call.ledger, fields, labels.active or kernel.active)
 
 
-def _depthwise(call: Call, inputs: Ids, outputs: Ids, transposed: bool) -> None:
-    """One group per input channel: it goes with its filters, and the number of groups shrinks."""
-    if not transposed:
-        call.ledger.unite(inputs, outputs)
-        if not inputs.all():
-            call.ledger.freeze(outputs, "it reads an axis that is no channel")
-    call.ledger.hint(call.module, inputs.size, inputs.ravel())
+def _depthwise(call: Call, inputs: Ids, outputs: Ids) -> None:
+    """One group per input channel: it goes with its filters."""
+    call.ledger.unite(inputs, outputs)
+    if not inputs.all():
+        call.ledger.freeze(outputs, "it reads an axis that is no channel")
 
 
 def _fix_lonely(call: Call, inputs: Ids, consumed: Ids) -> None:
@@ -146,13 +148,7 @@ def _along_space(call: Call, x: Tensor, labels: Labels) -> list[Ids]:
     return kept
 
 
-PRODUCTS: dict[str, Rule] = {
-    "addmm": _addmm,
-    "baddbmm": _addmm,
-    "bmm": _mm,
-    "convolution": _convolution,
-    "mm": _mm,
-}
+PRODUCTS = ("addmm", "baddbmm", "bmm", "convolution", "mm")
 
 
 def shape_only(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
@@ -160,4 +156,3 @@ def shape_only(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tens
     meta = [item.to("meta") if isinstance(item, Tensor) else item for item in args]
     like = next(item for item in args if isinstance(item, Tensor))
     return like.new_zeros(func(*meta, **kwargs).shape)
-

@@ -26,16 +26,16 @@ class Solution:
 
 def solve(ledger: Ledger) -> Solution:
     """The groups of all ids that layers produce and that may be cut."""
-    axis_of = np.zeros(ledger.count, np.int64)
-    for number, axis in enumerate(ledger.axes):
-        axis_of[axis.start : axis.start + axis.size] = number
+    axis_of, _ = ledger.places()
     label = components(ledger.count, *flat(ledger.unions))
+    splits = ledger.splits
     while True:
         reason = _reasons(ledger, label)
         sign = _signatures(label, axis_of, len(ledger.axes))
-        partitions, broken = _examine(ledger.splits, label, sign, reason, axis_of)
+        partitions, broken = _examine(splits, label, sign, reason, axis_of)
         if not broken:
             return _number(ledger, label, sign, reason, partitions)
+        splits = [split for split in splits if split not in broken]
         first, second = flat([(split.rows[:-1], split.rows[1:]) for split in broken])
         label = components(ledger.count, label[first], label[second])[label]
 
@@ -67,18 +67,21 @@ def _examine(
     partitions: list[Ids] = []
     broken: list[Split] = []
     row_of = np.full(len(label), -1, np.int64)
-    for split in sorted(splits, key=lambda split: -len(split.rows)):
-        rows = np.unique(label[split.rows], axis=0)
+    found = [(split, np.unique(label[split.rows], axis=0)) for split in splits]
+    for split, rows in sorted(found, key=lambda pair: -len(pair[1])):
         if len(rows) == 1 or (not split.hard and (rows == rows[:, :1]).all()) or (reason[rows] >= 0).all():
             continue
+        numbers = np.arange(len(rows))[:, None]
         row_of[:] = -1
-        row_of[rows] = np.arange(len(rows))[:, None]
-        clean = (row_of[rows] == np.arange(len(rows))[:, None]).all() and rows.all()
+        row_of[rows] = numbers
+        clean = (row_of[rows] == numbers).all() and rows.all()
         clean = clean and (sign[rows] == sign[rows[0, 0]]).all() and (reason[rows] < 0).all()
         if not clean or _interleaved(row_of, label, axis_of, rows.shape[1]):
             broken.append(split)
             continue
-        nested = [(row_of[finer] == row_of[finer[:, :1]]).all() for finer in partitions if (row_of[finer] >= 0).any()]
+        nested = [
+            (row_of[finer] == row_of[finer[:, :1]]).all() for finer in partitions if (row_of[finer] >= 0).any()
+        ]
         if not all(nested):
             broken.append(split)
         elif not nested:
@@ -102,12 +105,12 @@ def _number(ledger: Ledger, label: Ids, sign: Ids, reason: Ids, partitions: list
         produced[label[ids.ravel()]] = True
     produced[0] = False
     key = sign.copy()
-    for number, rows in enumerate(partitions):
-        key[rows] += number + 1
+    for place, rows in enumerate(partitions):
+        key[rows] += place + 1
     units = np.flatnonzero(produced & (reason < 0))  # classes are named by their smallest id
     _, first, inverse = np.unique(key[units], return_index=True, return_inverse=True)
     rank = np.argsort(np.argsort(first))  # groups in the order in which the network reached them
-    number = rank[inverse]
+    number: Ids = rank[inverse]
     group, unit = np.full(ledger.count, -1, np.int64), np.full(ledger.count, -1, np.int64)
     group[units] = number
     order = np.argsort(number, kind="stable")

@@ -13,12 +13,13 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from basisprune.coupling.labels import CONSTANT, Labels, vector
+from basisprune.coupling import moves  # noqa: F401  (enters its rules)
+from basisprune.coupling.groups import OUTPUT
+from basisprune.coupling.labels import CONSTANT, Labels, attach, attached, vector
 from basisprune.coupling.ledger import Ledger
 from basisprune.coupling.products import PRODUCTS, shape_only
 from basisprune.coupling.rules import RULES, Call, Rule, elementwise
 
-_MARK = "_basisprune_labels"
 _NORMS = ("native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update", "cudnn_batch_norm")
 
 
@@ -30,14 +31,14 @@ class Tracer(TorchDispatchMode):
     """
 
     def __init__(self, ledger: Ledger) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.ledger = ledger
         self.stack: list[tuple[str, tuple[Any, ...]]] = []
-        self.failing: list[Tensor] = []
+        self.failing: list[Tensor] = []  # what the running operation reads; after an error, what failed
 
     def labels_of(self, tensor: Tensor) -> Labels:
         """The labels of a tensor; parameters get theirs when they are first asked for."""
-        found: Labels | None = getattr(tensor, _MARK, None)
+        found = attached(tensor)
         if found is not None:
             return found
         if id(tensor) not in self.ledger.names:
@@ -57,24 +58,24 @@ class Tracer(TorchDispatchMode):
         labels = [self.labels_of(tensor) for tensor in tensors]
         if any(label.fields for label in labels):
             module = self.stack[-1][0] if self.stack else ""
-            call = Call(func, args, kwargs, out, module, self.ledger, self.labels_of)
-            _mark(out, self._apply(call, name, labels), self.ledger)
+            call = Call(name, func, args, kwargs, out, module, self.ledger, self.labels_of)
+            _mark(out, self._apply(call, labels), self.ledger)
         elif any(label.active for label in labels):
             _mark(out, Labels((), active=True), self.ledger)
+        self.failing = []
         return out
 
     def _result(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if name in PRODUCTS:
             return shape_only(func, args, kwargs)
         if name in _NORMS:
-            empty = args[0].new_zeros(0)
-            return (torch.zeros_like(args[0]), empty, empty, *((empty,) if name[1:6] == "batch" else ()))
+            return torch.zeros_like(args[0]), *(args[0].new_zeros(0) for _ in func._schema.returns[1:])
         if func._schema.is_mutable and args and isinstance(args[0], Tensor) and id(args[0]) in self.ledger.names:
             return args[0]
         return func(*args, **kwargs)
 
-    def _apply(self, call: Call, name: str, labels: list[Labels]) -> Labels | list[Labels]:
-        rule: Rule | None = PRODUCTS.get(name) or RULES.get(name)
+    def _apply(self, call: Call, labels: list[Labels]) -> Labels | list[Labels]:
+        rule: Rule | None = RULES.get(call.name)
         if rule is None and torch.Tag.pointwise in getattr(call.func, "tags", ()):
             rule = elementwise
         if rule is not None:
@@ -100,7 +101,7 @@ def _mark(out: Any, labels: Labels | list[Labels], ledger: Ledger) -> None:
     for tensor, label in zip(results, listed, strict=True):
         if isinstance(tensor, Tensor) and id(tensor) not in ledger.names:
             fits = all(ids.ndim == tensor.ndim for ids in label.fields)
-            setattr(tensor, _MARK, label if fits else Labels((), label.active))
+            attach(tensor, label if fits else Labels((), label.active))
 
 
 def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -153,15 +154,14 @@ def two_images(example: Tensor) -> Tensor:
     return example[:2].detach().clone() if len(example) > 1 else example[:1].detach().repeat_interleave(2, 0)
 
 
-def forward(model: nn.Module, inputs: tuple[Tensor, ...], tracer: Tracer, *, training: bool) -> list[Tensor]:
-    """The network's outputs, each with its labels frozen."""
+def forward(model: nn.Module, inputs: tuple[Tensor, ...], tracer: Tracer, *, training: bool) -> None:
+    """Runs the network under the tracer and freezes what reaches its output; raises what the network raises."""
     images = [two_images(example) for example in inputs]
     for image in images:
-        setattr(image, _MARK, Labels((), active=True))
+        attach(image, Labels((), active=True))
     with _quiet(model, training), _watched(model, tracer), tracer:
         output = model(*images)
-    results = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
-    for result in results:
-        for ids in tracer.labels_of(result).fields:
-            tracer.ledger.freeze(ids, "it is part of the network's output")
-    return results
+    for result in tree_leaves(output):
+        if isinstance(result, Tensor):
+            for ids in tracer.labels_of(result).fields:
+                tracer.ledger.freeze(ids, OUTPUT)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
 
 import numpy as np
 from torch import Tensor, nn
 
-from basisprune.coupling.building import build, owners
-from basisprune.coupling.cutting import shared_cut
+from basisprune.coupling.building import build
+from basisprune.coupling.cutting import hollow_cut, shell
 from basisprune.coupling.groups import Coupling, Group
 from basisprune.coupling.ledger import Ids, Ledger
 from basisprune.coupling.solving import Solution, solve
 from basisprune.coupling.tracing import Tracer, forward, named_tensors
 from basisprune.errors import ModelError
 
-_ROUNDS = 200
+_TRIALS = 200
 
 
 def trace_coupling(
@@ -34,18 +36,34 @@ def trace_coupling(
     ([('0', 8)], {'3': "it is part of the network's output"})
     """
     inputs = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs)
-    ledger, modes = _first_runs(model, inputs)
+    ledger, modes = _first_runs(shell(model), inputs)
     _set_aside(model, ledger, ignored_layers)
-    for _ in range(_ROUNDS):
+    tied: set[str] = set()
+    for turn in count(1):
         solution = solve(ledger)
         coupling, numbers = build(model, ledger, solution)
         fault = _try(model, inputs, modes, ledger, solution, coupling, numbers)
         if fault is None:
             return coupling
-        number, reason = fault
-        held = solution.group >= 0 if number is None else solution.group == number
-        ledger.freeze(np.flatnonzero(held), reason)
-    raise ModelError(f"no coupling of {type(model).__name__} could be cut in {_ROUNDS} trials")
+        alike = _same_kind(model, ledger, fault.stack) - tied
+        if alike:  # the code there may take one number for the lengths of several axes
+            ledger.tie(alike)
+            tied |= alike
+        elif turn >= _TRIALS or not fault.suspects:
+            ledger.freeze(np.flatnonzero(solution.group >= 0), fault.reason)
+        else:
+            ledger.freeze(np.flatnonzero(solution.group == fault.suspects[0]), fault.reason)
+    raise AssertionError("a coupling without groups passes every trial")
+
+
+def _same_kind(model: nn.Module, ledger: Ledger, stack: Sequence[str]) -> set[str]:
+    """The innermost running module that knows lengths of axes, and all of its class."""
+    knowing = {hint.module for hint in ledger.hints}
+    for name in reversed(stack[-2:]):
+        module = model.get_submodule(name)
+        if name in knowing and not isinstance(module, nn.modules.conv._ConvNd):
+            return {name for name, other in model.named_modules() if type(other) is type(module)} & knowing
+    return set()
 
 
 def _first_runs(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Ledger, tuple[bool, ...]]:
@@ -78,11 +96,12 @@ def _set_aside(model: nn.Module, ledger: Ledger, ignored_layers: Iterable[str]) 
             ignored.setdefault(f"{name}.basis" if name else "basis", "its basis vectors belong to basis pruning")
     if not ignored:
         return
-    held = owners(ledger)
+    modules, owner = ledger.owners()
     for ids in ledger.produced:
         flat = ids.ravel()
-        for name in {held[one] for one in flat.tolist()} & ignored.keys():
-            ledger.freeze(flat[[held[one] == name for one in flat.tolist()]], ignored[name])
+        for number in np.unique(owner[flat]).tolist():
+            if number >= 0 and modules[number] in ignored:
+                ledger.freeze(flat[owner[flat] == number], ignored[modules[number]])
 
 
 def _trial_units(group: Group, number: int) -> tuple[int, ...]:
@@ -94,6 +113,39 @@ def _trial_units(group: Group, number: int) -> tuple[int, ...]:
     return tuple(unit for unit in range(group.size) if unit not in dropped)
 
 
+@dataclass(frozen=True)
+class _Fault:
+    """Why a trial failed, the modules that were running, and the groups to blame, likeliest first."""
+
+    reason: str
+    stack: tuple[str, ...]
+    suspects: tuple[int, ...]
+
+
+class _MisplacedError(Exception):
+    """Two channels met that are not the same."""
+
+    def __init__(self, ids: Ids) -> None:
+        self.ids = ids
+        super().__init__("its channels end up in each other's place when cut")
+
+
+@dataclass
+class _Checked(Ledger):
+    """A ledger in which only equal ids may meet, as far as they belong to groups."""
+
+    grouped: Ids = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    def unite(self, first: Ids, second: Ids) -> None:
+        """Raises if ids at equal positions differ."""
+        one, other = np.broadcast_arrays(first, second)
+        apart = (one != other) & (one != 0) & (other != 0)
+        if apart.any():
+            met = np.concatenate([one[apart], other[apart]])
+            if (self.grouped[met] >= 0).any():
+                raise _MisplacedError(met)
+
+
 def _try(
     model: nn.Module,
     inputs: tuple[Tensor, ...],
@@ -102,34 +154,23 @@ def _try(
     solution: Solution,
     coupling: Coupling,
     numbers: list[int],
-) -> tuple[int | None, str] | None:
-    """Nothing if the network runs with every group cut and all channels in place; else a group to freeze.
+) -> _Fault | None:
+    """Nothing if the network runs with every group cut and all channels in place; else what is wrong.
 
     The cut network is traced again with the classes that its channels had before: wherever two meet they
     must be the same.
     """
-    if not coupling.groups:
-        return None
-    keep = {
-        group.name: _trial_units(group, number) for group, number in zip(coupling.groups, numbers, strict=True)
-    }
-    smaller = shared_cut(model, coupling, keep)
+    by_number = dict(zip(numbers, coupling.groups, strict=True))
+    keep = {group.name: _trial_units(group, number) for number, group in by_number.items()}
+    smaller = hollow_cut(model, coupling, keep)
     given = _kept_classes(model, smaller, ledger, solution, coupling, keep)
     names = {id(tensor): name for name, tensor in named_tensors(smaller)}
-    sizes = {number: sum(group.filters.values()) for group, number in zip(coupling.groups, numbers, strict=True)}
     for training in modes:
-        again = Ledger(names, given)
-        tracer = Tracer(again)
+        tracer = Tracer(_Checked(names, given, grouped=solution.group))
         try:
             forward(smaller, inputs, tracer, training=training)
         except Exception as error:
-            return _culprit(tracer, solution, sizes, error)
-        for first, second in again.unions:
-            one, other = np.broadcast_arrays(first, second)
-            apart = (one != other) & (one != 0) & (other != 0)
-            if apart.any():
-                met = np.concatenate([one[apart], other[apart]])
-                return _smallest(met, solution, sizes), "its channels end up in each other's place when cut"
+            return _fault(tracer, solution, by_number, error)
     return None
 
 
@@ -158,24 +199,38 @@ def _kept_classes(
     return given
 
 
-def _culprit(
-    tracer: Tracer, solution: Solution, sizes: dict[int, int], error: Exception
-) -> tuple[int | None, str]:
-    """The group to blame for an error: one that enters the failing operation, or the modules around it."""
-    where = tracer.stack[-1][0] if tracer.stack else ""
-    lines = str(error).strip().splitlines()
-    reason = f"cutting it fails in {where or 'the network'}: {lines[0] if lines else type(error).__name__}"
-    suspects: list[Sequence[object]] = [tracer.failing, *(args for _, args in reversed(tracer.stack))]
-    for tensors in suspects:
-        fields = [
-            ids.ravel() for tensor in tensors if isinstance(tensor, Tensor) for ids in tracer.labels_of(tensor).fields
-        ]
-        number = _smallest(np.concatenate([np.zeros(1, np.int64), *fields]), solution, sizes)
-        if number is not None:
-            return number, reason
-    return None, reason
+def _fault(tracer: Tracer, solution: Solution, groups: dict[int, Group], error: Exception) -> _Fault:
+    """What an error says, and which groups may be to blame.
+
+    Those come first that enter the failing operation, then those that enter the innermost module or
+    belong to it, and so on outwards; among equals the one with the fewest filters.
+    """
+    stack = tuple(name for name, _ in tracer.stack)
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    where = f"cutting it fails in {(stack or ('',))[-1] or 'the network'}: "
+    reason = lines[0] if isinstance(error, _MisplacedError) else where + lines[0]
+    weights = {number: sum(group.filters.values()) for number, group in groups.items()}
+    entering: list[set[int]] = [_numbers(tracer, tracer.failing, solution)]
+    if isinstance(error, _MisplacedError):
+        entering = [set(solution.group[error.ids].tolist())]
+    for name, args in reversed(tracer.stack):
+        entering.append(_numbers(tracer, args, solution))
+        entering.append({number for number, group in groups.items() if _belongs(group, name)})
+    for suspects in entering:
+        if suspects & weights.keys():
+            return _Fault(reason, stack, tuple(sorted(suspects & weights.keys(), key=weights.__getitem__)))
+    return _Fault(reason, stack, ())
 
 
-def _smallest(ids: Ids, solution: Solution, sizes: dict[int, int]) -> int | None:
-    found = [number for number in np.unique(solution.group[ids]).tolist() if number in sizes]
-    return min(found, key=sizes.__getitem__) if found else None
+def _belongs(group: Group, module: str) -> bool:
+    return any(size.module == module for size in group.sizes) or any(
+        axis.parameter.rpartition(".")[0] == module for axis in group.axes
+    )
+
+
+def _numbers(tracer: Tracer, tensors: Sequence[object], solution: Solution) -> set[int]:
+    """The groups whose channels are in some tensors."""
+    fields = [
+        ids.ravel() for tensor in tensors if isinstance(tensor, Tensor) for ids in tracer.labels_of(tensor).fields
+    ]
+    return {number for ids in fields for number in np.unique(solution.group[ids]).tolist()}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from itertools import islice
 from typing import Any
 
 from torch import Tensor
@@ -34,8 +34,12 @@ class PreparedBatches:
     ) -> None:
         self.loader = make_loader(data, batch_size, shuffle=shuffle, seed=seed)
         self.spec, self.prepared = spec, prepared
-        self.batches = None if limit is None else -(-limit // batch_size)
+        self.limit = math.inf if limit is None else limit
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for images, labels in islice(self.loader, self.batches):
+        seen = 0
+        for images, labels in self.loader:
             yield prepare(images, self.spec, prepared=self.prepared), labels
+            seen += len(images)
+            if seen >= self.limit:
+                return

@@ -7,17 +7,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from basisprune.errors import DataError, ModelError, TrainingError
+from basisprune.errors import ModelError
+from basisprune.importance.gradients import Loss, average_over_processes, mean_square_products
 from basisprune.layers import BasisPair
-from basisprune.statistics import images_of, mode
 from basisprune.surgery import find_layers
 from basisprune.types import LayerScores, Scores
-
-Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def basis_pairs(model: nn.Module) -> dict[str, BasisPair]:
@@ -39,41 +36,13 @@ def taylor_scores(
     distributed run every process gets the average over all processes. The model is not changed.
     """
     pairs = basis_pairs(model)
-    device = next(iter(pairs.values())).scaling.scale.device
-    scales = [pair.scaling.scale for pair in pairs.values()]
-    totals = [torch.zeros_like(scale, dtype=torch.float64) for scale in scales]
-    count = 0
-    with mode(model, training=False), _requiring_grad(scales), _mean_features(pairs) as features:
-        for batch in batches:
-            images, labels = images_of(batch).to(device), batch[1].to(device)
-            value = loss(model(images), labels)
-            if not bool(value.isfinite()):
-                raise TrainingError(f"taylor_scores: the loss of batch {count} is {value.item()}; check the model")
-            gradients = torch.autograd.grad(value, scales, allow_unused=True)
-            for total, scale, gradient in zip(totals, scales, gradients, strict=True):
-                if gradient is not None:
-                    total += (gradient * scale.detach()).double().square()
-            count += 1
-    if count == 0:
-        raise DataError("taylor_scores: no batch came; give the validation data")
+    with _mean_features(pairs) as features:
+        squares = mean_square_products(model, [[pair.scaling.scale] for pair in pairs.values()], batches, loss)
     layers = {}
-    for (name, pair), total in zip(pairs.items(), totals, strict=True):
-        values = _average(total / count).tolist()
-        layers[name] = LayerScores(tuple(values), pair.scaling.groups, tuple(_average(features[name]).tolist()))
+    for (name, pair), square in zip(pairs.items(), squares, strict=True):
+        values, means = average_over_processes(square), average_over_processes(features[name])
+        layers[name] = LayerScores(tuple(values.tolist()), pair.scaling.groups, tuple(means.tolist()))
     return Scores("taylor", layers)
-
-
-@contextmanager
-def _requiring_grad(parameters: list[nn.Parameter]) -> Iterator[None]:
-    before = [parameter.requires_grad for parameter in parameters]
-    for parameter in parameters:
-        parameter.requires_grad_(True)
-    try:
-        with torch.enable_grad():
-            yield
-    finally:
-        for parameter, required in zip(parameters, before, strict=True):
-            parameter.requires_grad_(required)
 
 
 @contextmanager
@@ -102,10 +71,3 @@ def _mean_features(pairs: dict[str, BasisPair]) -> Iterator[dict[str, Tensor]]:
             handle.remove()
     for name, count in counts.items():
         means[name] /= max(count, 1)
-
-
-def _average(values: Tensor) -> Tensor:
-    if dist.is_available() and dist.is_initialized():
-        dist.all_reduce(values)
-        values /= dist.get_world_size()
-    return values

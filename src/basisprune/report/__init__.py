@@ -1,5 +1,5 @@
 """Numbers -> text for people."""
 
-from basisprune.report.text import layer_table, stage_table
+from basisprune.report.text import framework_table, layer_table
 
-__all__ = ["layer_table", "stage_table"]
+__all__ = ["framework_table", "layer_table"]

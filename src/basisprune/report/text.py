@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from basisprune.measure import ModelReport
-    from basisprune.pipeline import Stage
+    from basisprune.pipeline import Pruned
 
 
 def layer_table(report: ModelReport) -> str:
@@ -29,21 +29,24 @@ def layer_table(report: ModelReport) -> str:
     return text_table(("layer", "kind", "rank", "parameters", "multiply-adds", "note"), rows, left={0, 1, 5})
 
 
-def stage_table(stages: Sequence[Stage]) -> str:
-    """A text table of what each stage of a pipeline left: accuracy, parameters, multiply-adds."""
-    first = stages[0]
+def framework_table(results: Sequence[Pruned]) -> str:
+    """A text table that compares what frameworks made: accuracy on the test images, parameters, multiply-adds.
+
+    What is removed is in relation to the first one.
+    """
+    finals = [result.stages[-1] for result in results]
     rows = [
         (
-            stage.name,
-            f"{stage.accuracy:.1%}",
-            f"{stage.parameters / 1e6:.3f}M",
-            f"{1 - stage.parameters / first.parameters:.1%}",
-            f"{stage.macs / 1e6:.1f}M",
-            f"{1 - stage.macs / first.macs:.1%}",
+            result.framework,
+            f"{final.accuracy if result.test_accuracy is None else result.test_accuracy:.1%}",
+            f"{final.parameters / 1e6:.3f}M",
+            f"{1 - final.parameters / finals[0].parameters:.1%}",
+            f"{final.macs / 1e6:.2f}M",
+            f"{1 - final.macs / finals[0].macs:.1%}",
         )
-        for stage in stages
+        for result, final in zip(results, finals, strict=True)
     ]
-    header = ("stage", "accuracy", "parameters", "removed", "multiply-adds", "removed")
+    header = ("framework", "accuracy", "parameters", "removed", "multiply-adds", "removed")
     return text_table(header, rows, left={0})
 
 

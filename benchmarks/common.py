@@ -1,0 +1,71 @@
+"""What every benchmark needs: interleaved timing, and results as JSON that say where they come from."""
+
+from __future__ import annotations
+
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def interleaved(
+    runs: Mapping[str, Callable[[], object]], *, repeats: int, warmup: int = 2
+) -> dict[str, list[float]]:
+    """The seconds of each run, taken in turns so that a noisy machine disturbs all of them alike."""
+    for _ in range(warmup):
+        for run in runs.values():
+            run()
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(repeats):
+        for name, run in runs.items():
+            start = time.perf_counter()
+            run()
+            seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def ratio(seconds: Mapping[str, list[float]], first: str, second: str) -> float:
+    """The median over the rounds of how long `first` takes in relation to `second`."""
+    return statistics.median(a / b for a, b in zip(seconds[first], seconds[second], strict=True))
+
+
+def write_result(name: str, config: Mapping[str, Any], results: Any) -> Path:
+    """Writes `results/<name>.json` with the configuration, versions and machine; the path."""
+    RESULTS.mkdir(exist_ok=True)
+    cpu = torch.backends.cpu.get_cpu_capability()
+    packages = ("basisprune", "torch", "timm", "numpy")
+    record = {
+        "config": dict(config),
+        "versions": {"python": platform.python_version()} | {package: version(package) for package in packages},
+        "device": f"{platform.machine()} {cpu}, threads: {torch.get_num_threads()}",
+        "results": results,
+    }
+    path = RESULTS / f"{name}.json"
+    path.write_text(json.dumps(record, indent=1) + "\n")
+    return path
+
+
+class Cells:
+    """Results by name that are written as they come, so that a stopped benchmark goes on where it was."""
+
+    def __init__(self, name: str, config: Mapping[str, Any]) -> None:
+        self.name, self.config = name, dict(config)
+        path = RESULTS / f"{name}.json"
+        old = json.loads(path.read_text()) if path.exists() else {}
+        self.results: dict[str, Any] = old["results"] if old.get("config") == self.config else {}
+
+    def run(self, cell: str, work: Callable[[], Any]) -> Any:
+        """The result of the cell: the one on file, or else that of `work`, which is then written."""
+        if cell not in self.results:
+            self.results[cell] = work()
+            write_result(self.name, self.config, self.results)
+        print(cell, json.dumps(self.results[cell]), flush=True)
+        return self.results[cell]

@@ -1,0 +1,104 @@
+"""Training step and decomposition of ResNet-50 against the plain network: speed and peak memory.
+
+    python benchmarks/step.py [--model resnet50] [--size 64] [--batch 32] [--repeats 15]
+
+Random weights, channels_last, one thread. `speed` is the plain step's time over the decomposed one's, so 1.0
+is as fast; multiply-adds alone would allow `macs`. `decompose` is its time over that of a bare LAPACK SVD of
+the same matrices, `memory` the ratio of the peaks of a step. Writes results/step.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from common import interleaved, ratio, write_result
+from torch import nn
+
+from basisprune import decompose, measure, set_trainable, transfer_model
+from basisprune.surgery import find_layers
+from basisprune.training import project_scales
+
+
+def make_step(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> Callable[[], None]:
+    model.to(memory_format=torch.channels_last)
+    model.train()
+    optimizer = torch.optim.SGD(set_trainable(model), lr=1e-3, momentum=0.9)
+
+    def step() -> None:
+        F.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        project_scales(model)
+
+    return step
+
+
+def peak_bytes(step: Callable[[], None]) -> int:
+    """The most memory that tensors held during a step, beyond what was there before it."""
+    step()
+    with torch.profiler.profile(profile_memory=True, activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        step()
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder) / "trace.json"
+        profile.export_chrome_trace(str(trace))
+        events = json.loads(trace.read_text())["traceEvents"]
+    changes = [
+        event["args"]["Bytes"]
+        for event in sorted(events, key=lambda e: e.get("ts", 0))
+        if event["name"] == "[memory]"
+    ]
+    held = peak = 0
+    for change in changes:
+        held += change
+        peak = max(peak, held)
+    return peak
+
+
+def bare_svd(model: nn.Module) -> Callable[[], None]:
+    matrices = [conv.weight.detach().double().flatten(1).mT for _, conv in find_layers(model, nn.Conv2d)]
+
+    def run() -> None:
+        for matrix in matrices:
+            torch.linalg.svd(matrix, full_matrices=False)
+
+    return run
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="resnet50")
+    parser.add_argument("--size", type=int, default=64)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--repeats", type=int, default=15)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    plain = transfer_model(options.model, 10, input_size=options.size)
+    split = decompose(plain)
+    images = torch.randn(options.batch, *plain.input_spec.shape).to(memory_format=torch.channels_last)
+    labels = torch.randint(10, (options.batch,))
+    steps = {"plain": make_step(plain, images, labels), "decomposed": make_step(split, images, labels)}
+    memory = {name: peak_bytes(step) for name, step in steps.items()}
+    seconds = interleaved(steps, repeats=options.repeats)
+    svd = interleaved({"decompose": lambda: decompose(plain), "lapack": bare_svd(plain)}, repeats=3, warmup=1)
+    results = {
+        "speed": ratio(seconds, "plain", "decomposed"),
+        "macs": measure(plain).macs / measure(split).macs,
+        "memory": memory["decomposed"] / memory["plain"],
+        "decompose": ratio(svd, "decompose", "lapack"),
+        "median seconds": {name: statistics.median(values) for name, values in (seconds | svd).items()},
+        "peak bytes": memory,
+    }
+    print(json.dumps(results, indent=1))
+    print(f"written to {write_result('step', vars(options), results)}")
+
+
+if __name__ == "__main__":
+    main()

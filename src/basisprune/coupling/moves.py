@@ -1,0 +1,245 @@
+"""How labels pass through operations that only move values: views, slices, concatenations, writes."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from basisprune.coupling.labels import CONSTANT, Labels, attach, compress, join, reshape, support, useful
+from basisprune.coupling.ledger import Ids
+from basisprune.coupling.rules import Call, all_dims, elementwise, rule
+
+
+@rule("view", "reshape", "_unsafe_view", "_reshape_alias", "unflatten", "flatten")
+def _view(call: Call) -> Labels:
+    """The ids are viewed like the values; an axis of channels that falls apart must be cut evenly."""
+    source, target = tuple(call.source.shape), tuple(call.out.shape)
+    if call.source.numel() == 0:
+        return Labels((), call.labels.active)
+    fields = []
+    for ids in call.labels.fields:
+        shaped = reshape(ids, source, target)
+        axes = support(shaped)
+        if axes:
+            inner = axes[-1]
+            if len(axes) > len(support(ids)):
+                rows = np.moveaxis(shaped, inner, -1).reshape(-1, shaped.shape[inner])
+                call.ledger.split(np.unique(rows, axis=0))
+            call.ledger.hint(call.module, shaped, inner)
+        fields.append(shaped)
+    return useful(call.ledger, fields, call.labels.active)
+
+
+@rule("permute")
+def _permute(call: Call) -> Labels:
+    return call.each(lambda ids: ids.transpose([dim % ids.ndim for dim in call.args[1]]))
+
+
+@rule("transpose")
+def _transpose(call: Call) -> Labels:
+    return call.each(lambda ids: ids.swapaxes(call.args[1], call.args[2]) if ids.ndim else ids)
+
+
+@rule("t")
+def _t(call: Call) -> Labels:
+    return call.each(lambda ids: ids.T)
+
+
+@rule("unsqueeze")
+def _unsqueeze(call: Call) -> Labels:
+    return call.each(lambda ids: np.expand_dims(ids, call.args[1]))
+
+
+@rule("squeeze")
+def _squeeze(call: Call) -> Labels:
+    ndim = call.source.ndim
+    dims = tuple(dim for dim in all_dims(call.get(1, "dim"), ndim) if call.source.shape[dim] == 1)
+    return call.each(lambda ids: np.squeeze(ids, axis=dims))
+
+
+@rule("expand")
+def _expand(call: Call) -> Labels:
+    return call.each(lambda ids: ids.reshape((1,) * (call.out.ndim - ids.ndim) + ids.shape))
+
+
+@rule("select")
+def _select(call: Call) -> Labels:
+    dim, index = call.args[1] % call.source.ndim, call.args[2]
+    return call.each(lambda ids: _taken(ids, dim, index))
+
+
+def _taken(ids: Ids, dim: int, index: int) -> Ids:
+    taken: Ids = ids[(slice(None),) * dim + (index if ids.shape[dim] > 1 else 0,)]
+    return taken
+
+
+@rule("slice")
+def _slice(call: Call) -> Labels:
+    dim, size = call.get(1, "dim", 0) % call.source.ndim, call.source.shape[call.get(1, "dim", 0)]
+    start, end, step = slice(call.get(2, "start"), call.get(3, "end"), call.get(4, "step", 1)).indices(size)
+
+    def change(ids: Ids) -> Ids:
+        if ids.shape[dim] == 1:
+            return ids
+        for edge in {start, end, size - start} - {0, size}:
+            before = ids[(slice(None),) * dim + (slice(0, edge),)]
+            call.ledger.hint(call.module, before, dim)
+        taken: Ids = ids[(slice(None),) * dim + (slice(start, end, step),)]
+        return taken
+
+    return call.each(change)
+
+
+@rule("split", "split_with_sizes", "unsafe_split", "unsafe_split_with_sizes")
+def _split(call: Call) -> list[Labels]:
+    """Pieces of an axis; pieces of one size must stay of one size."""
+    dim = call.get(2, "dim", 0) % call.source.ndim
+    sizes = [piece.shape[dim] for piece in call.out]
+    edges = np.cumsum([0, *sizes]).tolist()
+    for ids in call.labels.fields:
+        call.ledger.hint(call.module, ids, dim)
+        if support(ids) == (dim,) and len(set(sizes)) == 1:
+            call.ledger.split(ids.reshape(len(sizes), -1), hard=True)
+
+    def piece(start: int, end: int) -> Labels:
+        def change(ids: Ids) -> Ids:
+            if ids.shape[dim] == 1:
+                return ids
+            part: Ids = ids[(slice(None),) * dim + (slice(start, end),)]
+            call.ledger.hint(call.module, part, dim)
+            return part
+
+        return call.each(change)
+
+    return [piece(start, end) for start, end in pairwise(edges)]
+
+
+@rule("unbind")
+def _unbind(call: Call) -> list[Labels]:
+    dim = call.get(1, "dim", 0) % call.source.ndim
+
+    def piece(place: int) -> Labels:
+        return call.each(lambda ids: _taken(ids, dim, place))
+
+    return [piece(place) for place in range(len(call.out))]
+
+
+@rule("cat", "stack", "concatenate")
+def _cat(call: Call) -> Labels:
+    """Channels stand side by side along the axis; along all other axes the pieces must match."""
+    dim = call.get(1, "dim", 0) % call.out.ndim
+    stacked = call.name == "stack"
+    pieces: list[tuple[Labels, tuple[int, ...]]] = []
+    for item in call.args[0]:
+        labels, shape = call.labels_of(item), tuple(item.shape)
+        if shape == (0,):
+            continue
+        if stacked:
+            labels = Labels(tuple(np.expand_dims(ids, dim) for ids in labels.fields), labels.active)
+            shape = (*shape[:dim], 1, *shape[dim:])
+        pieces.append((labels, shape))
+    along = [[ids for ids in labels.fields if ids.shape[dim] > 1] for labels, _ in pieces]
+    across = [
+        (Labels(tuple(ids for ids in labels.fields if ids.shape[dim] == 1), labels.active), shape)
+        for labels, shape in pieces
+    ]
+    joined = join(call.ledger, across, call.out.ndim)
+    fields = [*joined.fields, *_side_by_side(call, along, [shape for _, shape in pieces], dim)]
+    return useful(call.ledger, fields, joined.active)
+
+
+def _side_by_side(call: Call, along: list[list[Ids]], shapes: list[tuple[int, ...]], dim: int) -> list[Ids]:
+    if not any(along):
+        return []
+    for found in along:
+        for ids in found[1:]:
+            call.ledger.freeze(ids, "two kinds of channels share an axis that is concatenated")
+    firsts = [
+        found[0] if found else np.zeros([shape[d] if d == dim else 1 for d in range(len(shape))], np.int64)
+        for found, shape in zip(along, shapes, strict=True)
+    ]
+    common = np.max([ids.shape for ids in firsts], axis=0)
+    wide = []
+    for ids in firsts:
+        common[dim] = ids.shape[dim]
+        wide.append(np.broadcast_to(ids, common))
+    return [np.concatenate(wide, axis=dim)]
+
+
+@rule("index_select")
+def _index_select(call: Call) -> Labels:
+    dim, index = call.args[1] % call.source.ndim, call.args[2].cpu().numpy()
+    return call.each(lambda ids: ids.take(index, axis=dim) if ids.shape[dim] > 1 else ids)
+
+
+@rule("roll", "flip", "constant_pad_nd", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d",
+      "replication_pad1d", "replication_pad2d", "replication_pad3d")  # fmt: skip
+def _spatial_move(call: Call) -> Labels:
+    """Values move along some axes; channels that lie along others are not concerned."""
+    touched = _touched(call)
+    if all(ids.shape[dim] == 1 for ids in call.labels.fields for dim in touched):
+        return call.labels
+    return as_data(call)
+
+
+def _touched(call: Call) -> list[int]:
+    ndim = call.source.ndim
+    if call.name in ("roll", "flip"):
+        return all_dims(call.get(2, "dims") if call.name == "roll" else call.args[1], ndim)
+    pad = call.args[1]
+    return [ndim - 1 - place // 2 for place, width in enumerate(pad) if width]
+
+
+@rule("index", "repeat", "pixel_shuffle", "pixel_unshuffle", "native_channel_shuffle", "channel_shuffle",
+      "unfold", "im2col", "tril", "triu", "diagonal")  # fmt: skip
+def as_data(call: Call) -> Labels:
+    """The ids go through the operation as if they were the values."""
+    args = tree_map_only(Tensor, Tensor.cpu, call.args[1:])
+    fields = []
+    for ids in call.labels.fields:
+        # float64 holds every id exactly, and every operation that moves values has a kernel for it
+        wide = torch.from_numpy(np.broadcast_to(ids, tuple(call.source.shape)).astype(np.float64))
+        moved = call.func(wide, *args, **call.kwargs)
+        fields.append(compress(moved.numpy().astype(np.int64)))
+    return useful(call.ledger, fields, call.labels.active)
+
+
+@rule("new_empty", "new_full", "new_ones", "new_zeros", "new_empty_strided")
+def _new(call: Call) -> Labels:
+    """A new tensor has only the kind of the old one."""
+    del call
+    return CONSTANT
+
+
+@rule("copy")
+def _copy(call: Call) -> Labels:
+    """What is written into a part of a tensor labels the whole, if its channels lie along whole axes."""
+    target, source = call.args[:2]
+    written, whole = call.labels_of(source), target._base
+    result = elementwise(call)
+    if whole is not None and written.fields:
+        lead = (1,) * (target.ndim - source.ndim)
+        fields = tuple(ids.reshape(lead + ids.shape) for ids in written.fields)
+        fits = whole.ndim == target.ndim and all(
+            whole.shape[dim] == target.shape[dim] for ids in fields for dim in support(ids)
+        )
+        if fits:
+            operands = [(call.labels_of(whole), tuple(whole.shape)), (Labels(fields, written.active), ())]
+            attach(whole, join(call.ledger, operands, whole.ndim))
+        else:
+            for ids in fields:
+                call.ledger.freeze(ids, "it is written into a part of another tensor")
+    return result
+
+
+@rule("as_strided")
+def _as_strided(call: Call) -> Labels:
+    if call.out.shape == call.source.shape:
+        return call.labels
+    for ids in call.labels.fields:
+        call.ledger.freeze(ids, "as_strided reads its memory directly")
+    return Labels((), call.labels.active)

@@ -1,0 +1,161 @@
+"""Scores of filters by any method, under one interface (the paper's Section 3.4 and 4.2)."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, TypeAlias, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from basisprune.errors import ConfigError, DataError
+from basisprune.importance.gradients import average_over_processes, mean_square_products
+from basisprune.importance.hrank import mean_ranks
+from basisprune.layers import BasisPair, BasisScalingConv, dense_weight
+from basisprune.statistics import images_of, mode
+from basisprune.surgery import is_norm, is_transposed
+from basisprune.types import LayerScores, Scores
+
+FilterMethod: TypeAlias = Literal["l1", "taylor", "hrank", "bn_scale", "random"]
+Batches: TypeAlias = Iterable[tuple[Tensor, Tensor]]
+
+
+def score_filters(
+    model: nn.Module,
+    method: FilterMethod,
+    layers: Sequence[str],
+    batches: Batches | None = None,
+    *,
+    seed: int = 0,
+) -> Scores:
+    """The importance of every filter (output channel) of the layers named; the model is not changed.
+
+    - "l1": the sum of the absolute weights of the filter; of a decomposed layer, of the dense filter that the
+      pair stands for, scales included.
+    - "taylor": the squared first-order effect of a gate behind the filter, averaged over batches as in Molchanov
+      et al. (2019): (g_gamma gamma + g_beta beta)^2 of the norm right behind the layer, or of the layer's own
+      output where there is none.
+    - "hrank": the average rank of the filter's feature maps, behind the activation (Lin et al., 2020).
+    - "bn_scale": the absolute scale of the norm right behind the layer; the L1 norm where there is none.
+    - "random": the control.
+
+    All but "l1" and "random" need `batches` of prepared images, "taylor" with labels.
+    """
+    if method not in get_args(FilterMethod):
+        close = difflib.get_close_matches(str(method), get_args(FilterMethod), n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise ConfigError(f"method: {method!r} given; allowed are {', '.join(get_args(FilterMethod))}{hint}")
+    if method == "random":
+        generator = torch.Generator().manual_seed(seed)
+        values = {name: torch.rand(len(_filters(model, name)), generator=generator) for name in layers}
+    elif method == "l1":
+        values = {name: _filters(model, name).abs().sum(1) for name in layers}
+    elif batches is None:
+        raise DataError(
+            f"method {method!r} needs images; pass batches of prepared images, such as PreparedBatches"
+        )
+    elif method == "hrank":
+        values = mean_ranks(model, layers, (images_of(batch) for batch in batches))
+    elif method == "bn_scale":
+        norms = norms_behind(model, layers, _first_images(batches))
+        values = {
+            name: norms[name].weight.detach().abs() if name in norms else _filters(model, name).abs().sum(1)
+            for name in layers
+        }
+    else:
+        values = _taylor(model, layers, batches)
+    return Scores(
+        method, {name: LayerScores(tuple(value.double().cpu().tolist())) for name, value in values.items()}
+    )
+
+
+def norms_behind(model: nn.Module, layers: Sequence[str], images: Tensor) -> dict[str, Any]:
+    """For each layer the affine norm layer that reads its output and nothing else, where there is one."""
+    outputs: dict[int, str] = {}
+    alive: list[Tensor] = []
+    found: dict[str, nn.Module] = {}
+
+    def remember(name: str) -> Callable[..., None]:
+        def hook(_module: nn.Module, _args: Any, output: Tensor) -> None:
+            outputs[id(output)] = name
+            alive.append(output)  # so that no other tensor gets its id
+
+        return hook
+
+    def look(norm: nn.Module, args: tuple[Any, ...]) -> None:
+        name = outputs.get(id(args[0])) if args else None
+        if (
+            name is not None
+            and getattr(norm, "weight", None) is not None
+            and getattr(norm, "bias", None) is not None
+        ):
+            found.setdefault(name, norm)
+
+    handles = [model.get_submodule(name).register_forward_hook(remember(name)) for name in layers]
+    handles += [module.register_forward_pre_hook(look) for module in model.modules() if is_norm(module)]
+    try:
+        with torch.no_grad(), mode(model, training=False):
+            model(images.to(next(model.parameters()).device))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found
+
+
+def _taylor(model: nn.Module, layers: Sequence[str], batches: Batches) -> dict[str, Tensor]:
+    norms = norms_behind(model, layers, _first_images(batches))
+    bare = [name for name in layers if name not in norms]
+    with _gates(model, bare) as gates:
+        pairs: dict[str, list[Tensor]] = {name: [norm.weight, norm.bias] for name, norm in norms.items()}
+        pairs |= {name: [gate] for name, gate in gates.items()}
+        sums = mean_square_products(model, list(pairs.values()), batches, F.cross_entropy)
+    values = dict(zip(pairs, sums, strict=True))
+    return {name: average_over_processes(values[name]) for name in layers}
+
+
+@contextmanager
+def _gates(model: nn.Module, layers: Sequence[str]) -> Iterator[dict[str, Tensor]]:
+    """A gate, a vector of ones, multiplied into the output channels of each layer for a while."""
+    gates = {}
+    handles = []
+    for name in layers:
+        layer = model.get_submodule(name)
+        like = next(layer.parameters())
+        gate = torch.ones(len(_filters(model, name)), device=like.device, dtype=like.dtype)
+        gates[name] = gate
+        last = isinstance(layer, nn.Linear) or (isinstance(layer, BasisScalingConv) and layer.spatial_dims == 0)
+
+        def hook(_module: nn.Module, _args: Any, output: Tensor, gate: Tensor = gate, last: bool = last) -> Tensor:
+            return output * (gate if last else gate.view(-1, *[1] * (output.dim() - 2)))
+
+        handles.append(layer.register_forward_hook(hook))
+    try:
+        yield gates
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _filters(model: nn.Module, name: str) -> Tensor:
+    """The weights of each output channel of the layer, (c_o, -1); of a pair, of the dense layer it stands for."""
+    layer: Any = model.get_submodule(name)
+    with torch.no_grad():
+        if isinstance(layer, BasisScalingConv):
+            pair = model.get_submodule(name.rpartition(".")[0])
+            assert isinstance(pair, BasisPair)
+            weight, layer = dense_weight(pair.basis, pair.scaling), pair.basis
+        else:
+            weight = layer.weight
+        if is_transposed(layer):  # (c_i, c_o / groups, *)
+            grouped = weight.unflatten(0, (layer.groups, -1)).transpose(1, 2)
+            weight = grouped.flatten(0, 1)
+        return weight.detach().flatten(1)
+
+
+def _first_images(batches: Batches) -> Tensor:
+    for batch in batches:
+        return images_of(batch)
+    raise DataError("batches: no batch came; give the validation data")

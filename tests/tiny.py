@@ -1,0 +1,42 @@
+"""A network and images so small that a test can train on them."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import nn
+
+from basisprune.config import TrainConfig
+from basisprune.data import ArrayImages
+from basisprune.decompose import decompose
+from basisprune.transfer import TransferModel, transfer_model
+
+CLASSES = 3
+
+
+def tiny_model(seed: int = 0) -> TransferModel:
+    """A transfer model for 16x16 images of three classes, the same for the same seed."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        backbone = nn.Sequential(
+            nn.Conv2d(3, 8, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(),
+            nn.Conv2d(8, 12, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(12), nn.ReLU(),
+        )  # fmt: skip
+        return transfer_model(backbone, CLASSES, input_size=16)
+
+
+def tiny_decomposed(seed: int = 0) -> nn.Module:
+    return decompose(tiny_model(seed), scale_init=0.8)
+
+
+def tiny_images(count: int = 48, seed: int = 0) -> ArrayImages:
+    """Noise that is mostly red, green or blue, by class."""
+    rng = np.random.default_rng(seed)
+    labels = np.arange(count) % CLASSES
+    images = rng.integers(0, 120, (count, 16, 16, 3), dtype=np.uint8)
+    images[np.arange(count), :, :, labels] += 120
+    return ArrayImages(images, labels)
+
+
+def tiny_training(**settings) -> TrainConfig:
+    return TrainConfig(**{"epochs": 3, "batch_size": 16, "lr": 0.05, "min_lr": 1e-3, **settings})

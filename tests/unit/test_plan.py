@@ -1,0 +1,195 @@
+"""Laws of the plan: what is kept, how much goes, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from basisprune.errors import ConfigError, PlanError
+from basisprune.plan import PlanConfig, plan_basis
+from basisprune.types import BasisPlan, LayerScores, Scores
+
+MANY = settings(max_examples=150, deadline=None)
+values = st.sampled_from([0.0, 0.5, 1.0]) | st.floats(0, 1e6, allow_subnormal=False)
+configs = st.builds(
+    PlanConfig,
+    normalise=st.sampled_from(["max", "mean", "median", "none"]),
+    min_keep=st.integers(1, 4),
+    min_share=st.floats(0, 0.5),
+)
+
+
+@st.composite
+def scores(draw, most_groups: int = 1) -> Scores:
+    layers = {}
+    for index in range(draw(st.integers(1, 5))):
+        groups, width = draw(st.integers(1, most_groups)), draw(st.integers(1, 12))
+        size = groups * width
+        layers[f"layer{index}"] = LayerScores(tuple(draw(st.lists(values, min_size=size, max_size=size))), groups)
+    return Scores("taylor", layers)
+
+
+def floors(given_scores: Scores, config: PlanConfig) -> dict[str, int]:
+    """The least that each group of each layer keeps."""
+    least = {}
+    for name, layer in given_scores.layers.items():
+        width = len(layer.values) // layer.groups
+        share = math.ceil(config.min_share * width - 1e-9)
+        least[name] = min(width, max(math.ceil(config.min_keep / layer.groups), share))
+    return least
+
+
+def removable(given_scores: Scores, config: PlanConfig) -> int:
+    least = floors(given_scores, config)
+    return sum(len(layer.values) - layer.groups * least[name] for name, layer in given_scores.layers.items())
+
+
+def total(given_scores: Scores) -> int:
+    return sum(len(layer.values) for layer in given_scores.layers.values())
+
+
+def normalised(layer: LayerScores, how: str) -> np.ndarray:
+    array = np.array(layer.values)
+    size = {"max": array.max(), "mean": array.mean(), "median": np.median(array), "none": 1.0}[how]
+    return array / size if size > 0 else array
+
+
+@MANY
+@given(scores(), st.floats(0, 1, exclude_max=True), configs)
+def test_exactly_the_asked_number_goes_or_the_possible_ratio_is_named(given_scores, ratio, config):
+    goal = round(ratio * total(given_scores))
+    if goal > removable(given_scores, config):
+        with pytest.raises(PlanError, match="pass at most") as caught:
+            plan_basis(given_scores, ratio, config)
+        possible = float(re.search(r"pass at most ([\d.]+),", str(caught.value)).group(1))
+        assert plan_basis(given_scores, possible, config).removed <= removable(given_scores, config)
+        return
+    plan = plan_basis(given_scores, ratio, config)
+    assert (plan.removed, plan.total) == (goal, total(given_scores))
+    for name, least in floors(given_scores, config).items():
+        assert len(plan.layers[name].keep) >= least
+        assert list(plan.layers[name].keep) == sorted(set(plan.layers[name].keep))
+    assert BasisPlan.from_json(plan.to_json()) == plan
+    assert plan == plan_basis(given_scores, ratio, config)
+
+
+@MANY
+@given(scores(), st.floats(0, 0.9), configs)
+def test_no_vector_that_goes_scores_higher_than_one_that_could_have_gone(given_scores, ratio, config):
+    if round(ratio * total(given_scores)) > removable(given_scores, config):
+        return
+    plan = plan_basis(given_scores, ratio, config)
+    gone, free = [], []
+    for name, layer in given_scores.layers.items():
+        array, keep = normalised(layer, config.normalise), plan.layers[name].keep
+        lost = [array[index] for index in range(len(array)) if index not in keep]
+        gone += lost
+        assert not lost or max(lost) <= min(array[list(keep)])
+        if len(keep) > floors(given_scores, config)[name]:
+            free.append(min(array[list(keep)]))
+    assert not gone or not free or max(gone) <= min(free)
+
+
+@MANY
+@given(scores(), st.floats(0, 0.9), st.floats(0, 0.9), configs)
+def test_a_larger_ratio_keeps_a_part_of_what_a_smaller_one_keeps(given_scores, one, other, config):
+    low, high = sorted([one, other])
+    if round(high * total(given_scores)) > removable(given_scores, config):
+        return
+    more, less = plan_basis(given_scores, low, config), plan_basis(given_scores, high, config)
+    assert all(set(less.layers[name].keep) <= set(more.layers[name].keep) for name in more.layers)
+
+
+@MANY
+@given(scores(most_groups=4), st.floats(0, 0.9), configs)
+def test_groups_keep_equally_many_and_the_number_falls_short_by_less_than_one_slot(given_scores, ratio, config):
+    goal = round(ratio * total(given_scores))
+    if goal > removable(given_scores, config):
+        with pytest.raises(PlanError, match="pass at most"):
+            plan_basis(given_scores, ratio, config)
+        return
+    plan = plan_basis(given_scores, ratio, config)
+    assert 0 <= goal - plan.removed < max(layer.groups for layer in given_scores.layers.values())
+    for name, layer in given_scores.layers.items():
+        width = len(layer.values) // layer.groups
+        counts = np.bincount(np.array(plan.layers[name].keep) // width, minlength=layer.groups)
+        assert len(set(counts)) == 1
+        assert counts[0] >= floors(given_scores, config)[name]
+        array = np.array(layer.values).reshape(layer.groups, width)
+        for group in range(layer.groups):
+            kept = [index - group * width for index in plan.layers[name].keep if index // width == group]
+            lost = sorted(set(range(width)) - set(kept))
+            assert not lost or array[group, lost].max() <= array[group, kept].min()
+
+
+def test_ties_go_from_the_first_layer_and_the_last_vector_on():
+    tied = Scores("taylor", {"a": LayerScores((1.0,) * 4), "b": LayerScores((1.0,) * 4)})
+    keep = {ratio: [layer.keep for layer in plan_basis(tied, ratio).layers.values()] for ratio in (0.25, 0.5)}
+    assert keep == {0.25: [(0, 1), (0, 1, 2, 3)], 0.5: [(0,), (0, 1, 2)]}
+
+
+def test_normalisation_makes_layers_of_different_size_comparable():
+    given_scores = Scores("taylor", {"small": LayerScores((4e-9, 2e-9)), "large": LayerScores((9.0, 1.0))})
+    kept = {how: plan_basis(given_scores, 0.25, PlanConfig(how)).layers["small"].keep for how in ("max", "none")}
+    assert kept == {"max": (0, 1), "none": (0,)}
+
+
+def test_one_dominant_score_starves_a_layer_by_the_maximum_but_not_by_the_mean():
+    dominated = LayerScores((1000.0, *[1.0] * 9))
+    given_scores = Scores("taylor", {"dominated": dominated, "even": LayerScores((1.0, *[0.02] * 9))})
+    by_max = plan_basis(given_scores, 0.45, PlanConfig("max", min_share=0.0))
+    assert by_max.layers["dominated"].keep == (0,)
+    assert len(plan_basis(given_scores, 0.45, PlanConfig("max", min_share=0.3)).layers["dominated"].keep) == 3
+
+
+def test_a_layer_without_any_importance_goes_first_but_is_not_emptied():
+    given_scores = Scores("taylor", {"dead": LayerScores((0.0,) * 4), "alive": LayerScores((1.0, 2.0, 3.0, 4.0))})
+    plan = plan_basis(given_scores, 0.5)
+    assert (plan.layers["dead"].keep, plan.layers["alive"].keep) == ((0,), (1, 2, 3))
+
+
+def test_a_floor_that_is_a_whole_number_is_not_rounded_up():
+    config = PlanConfig(min_share=0.07)
+    plan = plan_basis(Scores("taylor", {"a": LayerScores(tuple(map(float, range(100))))}), 0.93, config)
+    assert plan.layers["a"].keep == tuple(range(93, 100))
+
+
+def test_means_options_and_method_travel_with_the_plan():
+    given_scores = Scores("taylor", {"a": LayerScores((1.0, 2.0), means=(0.5, -0.5))})
+    plan = plan_basis(given_scores, 0.5, PlanConfig("max", 1, 0.0))
+    assert plan.layers["a"].means == (0.5, -0.5)
+    assert plan.options == {"scores": "taylor", **dataclasses.asdict(PlanConfig("max", 1, 0.0))}
+    assert plan.pruning_ratio == 0.5
+
+
+@pytest.mark.parametrize("ratio", [-0.1, 1, 1.5, math.nan])
+def test_a_ratio_outside_its_range_is_refused(ratio):
+    with pytest.raises(PlanError, match="it is the fraction removed"):
+        plan_basis(Scores("taylor", {"a": LayerScores((1.0, 2.0))}), ratio)
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (LayerScores(()), "a: scores must be finite and not negative; none given"),
+        (LayerScores((1.0, math.nan)), "a: scores must be finite and not negative; nan given"),
+        (LayerScores((1.0, math.inf)), "inf given"),
+        (LayerScores((1.0, -2.0)), r"-2\.0 given"),
+        (LayerScores((1.0, 2.0, 3.0), groups=2), "a: 3 scores cannot be shared evenly by 2 groups"),
+    ],
+)
+def test_scores_that_cannot_be_compared_are_refused_by_name(layer, message):
+    with pytest.raises(PlanError, match=message):
+        plan_basis(Scores("taylor", {"a": layer}), 0.5)
+
+
+def test_wrong_settings_are_listed_all_at_once():
+    with pytest.raises(ConfigError, match="3 faults") as caught:
+        PlanConfig("maximum", min_keep=0, min_share=2.0)
+    assert all(word in str(caught.value) for word in ("'maximum'", "min_keep: 0", "min_share: 2.0"))

@@ -1,0 +1,48 @@
+"""Laws of the text tables."""
+
+from __future__ import annotations
+
+from networks import NETWORKS
+from torch import nn
+
+from basisprune.decompose import decompose
+from basisprune.measure import measure
+from basisprune.pipeline import Stage
+from basisprune.prune import prune_basis
+from basisprune.report import layer_table, stage_table
+from basisprune.report.text import text_table
+from basisprune.types import BasisPlan, LayerPlan
+
+
+def test_the_layer_table_reads_as_expected():
+    model, _ = NETWORKS["depthwise"]()
+    model = prune_basis(decompose(model), BasisPlan({"9": LayerPlan((0, 1, 2), 12)}, 0.5))
+    assert layer_table(measure(model, (3, 12, 12))).splitlines() == [
+        "layer               kind            rank  parameters  multiply-adds  note",
+        "------------------  -------------  -----  ----------  -------------  --------------------------------------",
+        "0                   conv 3x3         8/8         296         40,320",
+        "3                   depthwise 3x3    8/8          72         10,368  depthwise: a split has nothing to gain",
+        "6                   depthwise 3x3  16/16         144         20,736  depthwise: a split has nothing to gain",
+        "9                   conv 1x1        3/12          87         12,096",
+        "14                  linear           4/4          52             48  not decomposed",
+        "(norms and others)                                88",
+        "total                                            739         83,568  input (3, 12, 12)",
+    ]
+
+
+def test_a_root_layer_has_a_name_too():
+    assert "(root)" in layer_table(measure(nn.Conv2d(3, 4, 1), 4))
+
+
+def test_the_stage_table_compares_every_stage_with_the_first():
+    stages = [Stage("decomposed", 0.9, 2_000_000, 10, 80_000_000), Stage("pruned", 0.875, 500_000, 5, 60_000_000)]
+    assert stage_table(stages).splitlines() == [
+        "stage       accuracy  parameters  removed  multiply-adds  removed",
+        "----------  --------  ----------  -------  -------------  -------",
+        "decomposed     90.0%      2.000M     0.0%          80.0M     0.0%",
+        "pruned         87.5%      0.500M    75.0%          60.0M    25.0%",
+    ]
+
+
+def test_a_table_without_rows_is_its_header():
+    assert text_table(("a", "bb"), [], left={0}) == "a  bb\n-  --"

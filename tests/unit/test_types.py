@@ -1,0 +1,68 @@
+"""Laws of the values that travel between stages."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from basisprune.errors import PlanError
+from basisprune.types import BasisPlan, InputSpec, LayerPlan, LayerScores, Scores
+
+floats = st.floats(allow_nan=False, allow_infinity=False)
+means = st.none() | st.lists(floats, max_size=4).map(tuple)
+layer_scores = st.builds(LayerScores, st.lists(floats, max_size=4).map(tuple), st.integers(1, 4), means)
+layer_plans = st.builds(LayerPlan, st.lists(st.integers(0, 9), max_size=4).map(tuple), st.integers(0, 9), means)
+options = st.dictionaries(st.text(), st.none() | st.integers() | floats | st.text(), max_size=3)
+
+
+@given(st.builds(Scores, st.text(), st.dictionaries(st.text(), layer_scores, max_size=3)))
+def test_scores_survive_json(scores):
+    assert Scores.from_json(scores.to_json()) == scores
+
+
+@given(st.builds(BasisPlan, st.dictionaries(st.text(), layer_plans, max_size=3), floats, options))
+def test_a_plan_survives_json(plan):
+    assert BasisPlan.from_json(plan.to_json()) == plan
+
+
+@pytest.mark.parametrize("kind", [Scores, BasisPlan])
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "null", "[]", "3", '"text"', "{}", '{"layers": 3, "method": "x", "pruning_ratio": 1, "options": {}}',
+     '{"layers": {"a": {}}, "method": "x", "pruning_ratio": 1, "options": {}}',
+     '{"layers": {"a": {"keep": 1, "rank": 2, "values": 3}}, "method": "x", "pruning_ratio": 1, "options": {}}',
+     '{"layers": {"a": 4}, "method": "x", "pruning_ratio": 1, "options": {}}'],
+)  # fmt: skip
+def test_text_that_holds_no_such_value_is_refused(kind, text):
+    with pytest.raises(PlanError, match=rf"^{kind.__name__}: the JSON does not hold one"):
+        kind.from_json(text)
+
+
+def test_sequences_become_tuples_so_that_values_compare():
+    assert LayerScores([1.0, 2.0], 1, [0.0, 1.0]) == LayerScores((1.0, 2.0), 1, (0.0, 1.0))
+    assert LayerPlan([0, 2], 3) == LayerPlan((0, 2), 3)
+
+
+def test_a_plan_counts_what_goes():
+    plan = BasisPlan({"a": LayerPlan((0,), 4), "b": LayerPlan((0, 1), 2)}, 0.5)
+    assert (plan.removed, plan.total, plan.layers["a"].removed) == (3, 6, 3)
+
+
+def test_values_are_frozen():
+    for value, name in [
+        (InputSpec((4, 4), (0.0,), (1.0,)), "size"),
+        (LayerScores((1.0,)), "values"),
+        (Scores("taylor", {}), "method"),
+        (LayerPlan((0,), 1), "keep"),
+        (BasisPlan({}, 0.0), "layers"),
+    ]:
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(value, name, None)
+
+
+def test_an_input_spec_tells_the_shape_of_an_image():
+    spec = InputSpec((12, 16), mean=(0.5,), std=(0.5,))
+    assert (spec.channels, spec.shape, spec.interpolation) == (1, (1, 12, 16), "bilinear")
