@@ -46,12 +46,12 @@ def build(library: str, name: str) -> tuple[nn.Module, tuple[int, ...]]:
 
 
 def images_for(model: nn.Module, default: tuple[int, ...]) -> Tensor:
-    """Two random images of the smallest size that the network runs on."""
+    """Two random images of the smallest size that the network trains on (auxiliary heads need more)."""
     for size in (*SIZES, default[1]):
         images = torch.randn(2, default[0], size, size)
         try:
             with torch.no_grad():
-                model.eval()(images)
+                model.train()(images)
                 return images
         except Exception:
             if size == default[1]:

@@ -40,3 +40,10 @@ def tiny_images(count: int = 48, seed: int = 0) -> ArrayImages:
 
 def tiny_training(**settings) -> TrainConfig:
     return TrainConfig(**{"epochs": 3, "batch_size": 16, "lr": 0.05, "min_lr": 1e-3, **settings})
+
+
+def differing(one: nn.Module, other: nn.Module) -> set[str]:
+    """The names of all tensors in which two networks of one architecture differ."""
+    states = one.state_dict(), other.state_dict()
+    assert states[0].keys() == states[1].keys()
+    return {key for key, value in states[0].items() if not torch.equal(value, states[1][key])}

@@ -46,7 +46,7 @@ def choose_layers(
     """What `decompose` would do with each conv (and linear layer) of the model that is not yet a pair.
 
     >>> choose_layers(nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 3, groups=8)))[1].left_alone
-    'depthwise: a split has nothing to gain'
+    'depthwise: a split gains nothing'
     """
     ignored = match_layers(model, ignored_layers)
 
@@ -59,7 +59,7 @@ def choose_layers(
         if name in ignored:
             reason = "ignored_layers"
         elif not isinstance(layer, nn.Linear) and is_depthwise(layer):
-            reason = "depthwise: a split has nothing to gain"
+            reason = "depthwise: a split gains nothing"
         elif rank == 1:
             reason = "rank 1"
         choices.append(LayerChoice(name, groups * rank, reason))

@@ -54,8 +54,9 @@ def measure(model: nn.Module, input_size: int | tuple[int, ...] | None = None) -
     """The parameters and multiply-adds of the model, in total and layer by layer.
 
     `input_size` is one side in pixels, (height, width), or the shape of one input without the batch, which
-    for a network of 1d convs is (channels, length); by default what the model's `input_spec` says. Multiply-adds are those of convs, linear layers and matrix
-    products, counted by torch's own flop counter while the model runs once; the model is not changed.
+    for a network of 1d convs is (channels, length); by default what the model's `input_spec` says.
+    Multiply-adds are those of convs, linear layers and matrix products, counted by torch's own flop counter
+    while the model runs once; the model is not changed.
 
     >>> report = measure(nn.Conv2d(3, 8, 3, padding=1), (3, 4, 4))
     >>> report.parameters, report.macs == 8 * 3 * 9 * 16

@@ -115,6 +115,7 @@ class Pipeline:
         done in so many equal steps with training in between.
         """
         _check_framework(framework, iterations)
+        self._claim_folder()
         with_basis = framework.startswith("basis")
         method = framework.removeprefix("basis").removeprefix("+")
         state = self._decomposed() if with_basis else self._dense()
@@ -191,6 +192,19 @@ class Pipeline:
 
     def _path(self, key: str, suffix: str) -> Path | None:
         return None if self.folder is None else self.folder / (key.replace(", ", "-").replace(" ", "") + suffix)
+
+    def _claim_folder(self) -> None:
+        """Notes in the folder what its runs have in common; raises CheckpointError where they had others."""
+        if self.folder is None:
+            return
+        settings = asdict(self.settings)
+        now = {name: settings[name] for name in ("basis", "scale_init", "compensate", "basis_images")}
+        now |= {"input": asdict(self.spec), "classes": self.splits.classes, "images": len(self.splits.train)}
+        text, path = json.dumps(now, indent=1) + "\n", self.folder / "run.json"
+        if not path.exists():
+            write_text(path, text)
+        elif path.read_text() != text:
+            raise CheckpointError(f"{path}: was made with other settings or data than {now}; use another folder")
 
     def _same_plan(self, key: str, plan: Plan) -> Plan:
         """The plan that an earlier start of this run wrote into the folder, or else this one, written there.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -14,8 +13,8 @@ from torch import nn
 
 from basisprune.coupling import OUTPUT, Coupling, Group
 from basisprune.errors import ConfigError, PlanError
-from basisprune.layers import BasisScalingConv
-from basisprune.surgery import TORCH_CONVS
+from basisprune.layers import BasisPair, BasisScalingConv
+from basisprune.surgery import TORCH_CONVS, find_layers
 from basisprune.types import BasisPlan, FilterPlan, GroupPlan, LayerPlan, LayerScores, Scores
 
 Normalisation: TypeAlias = Literal["max", "mean", "median", "none"]
@@ -115,11 +114,12 @@ def plan_filters(
 
 def count_filters(model: nn.Module, coupling: Coupling) -> int:
     """The number of filters of all convs and linear layers that the coupling knows, but for the classes."""
-    classes = {name for name, reason in coupling.frozen.items() if reason == OUTPUT}
+    skipped = {name for name, reason in coupling.frozen.items() if reason == OUTPUT}
+    skipped |= {f"{name}.basis" if name else "basis" for name, _ in find_layers(model, BasisPair)}
     names = {name for group in coupling.groups for name in group.layers} | coupling.frozen.keys()
     kinds = (*TORCH_CONVS, nn.Linear, BasisScalingConv)
-    modules = {name: model.get_submodule(name) for name in names - classes}
-    return sum(_outputs(module) for module in modules.values() if isinstance(module, kinds))
+    modules = [model.get_submodule(name) for name in sorted(names - skipped)]
+    return sum(_outputs(module) for module in modules if isinstance(module, kinds))
 
 
 def _outputs(layer: nn.Module) -> int:
@@ -153,13 +153,9 @@ class _Queue:
         least = min(width, max(math.ceil(config.min_keep / count), share))
         step = 1 if config.round_to is None else config.round_to // math.gcd(config.round_to, count)
         starts = [keep for keep in range(least, width) if keep % step == 0] + [width]
-        blocks = list(itertools.pairwise(starts))
-        return cls(
-            order,
-            starts,
-            [float(slots[start:end].mean()) for start, end in blocks],
-            [cost * count * (end - start) for start, end in blocks],
-        )
+        lengths = np.diff(starts).astype(np.float64)
+        means = np.add.reduceat(slots, starts[:-1]) / lengths if lengths.size else lengths
+        return cls(order, starts, means.tolist(), (cost * count * lengths).tolist())
 
     def keep(self, lost_blocks: int) -> tuple[int, ...]:
         """The units that stay, sorted, when so many of the worst blocks go."""

@@ -112,7 +112,7 @@ def learning_rate(config: TrainConfig, done: float) -> float:
 
     >>> paper = TrainConfig(lr=0.1, min_lr=1e-4)
     >>> [round(learning_rate(paper, done), 4) for done in (0, 0.5, 1)]
-    [0.1, 0.05, 0.0001]
+    [0.1, 0.0501, 0.0001]
     """
     if done < config.warmup:
         return config.lr * min(1.0, max(done, 1e-3) / config.warmup)

@@ -38,20 +38,22 @@ def tiny_demo(monkeypatch):
     monkeypatch.setattr(basisprune.demo, "demo_data", lambda: load_data(tiny_images(90), val_fraction=0.2))
 
 
-def test_the_demo_writes_a_summary_and_goes_on_when_started_again(tiny_demo, tmp_path):
-    command = ["demo", "--output", str(tmp_path / "run"), "--ratio", "0.5"]
+def test_the_demo_compares_frameworks_and_goes_on_when_started_again(tiny_demo, tmp_path):
+    command = ["demo", "--output", str(tmp_path / "run"), "--basis-ratio", "0.5", "--epochs", "1"]
     result = runner.invoke(app, command)
     assert result.exit_code == 0, result.output
-    for word in ("train: ", "val: ", "test: ", "removing 10 of 20 basis vectors", "basis-pruned"):
+    for word in ("train: ", "val: ", "test: ", "removing 10 of 20 basis vectors", "basis+taylor"):
         assert word in result.output
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert [stage["name"] for stage in summary["stages"]][0] == "decomposed"
-    assert "multiply-adds" in (tmp_path / "run" / "layers.txt").read_text()
+    for framework in ("baseline", "taylor", "basis", "basis+taylor"):
+        summary = json.loads((tmp_path / "run" / f"{framework}.json").read_text())
+        assert summary["framework"] == framework
+        assert summary["stages"][0]["name"] == ("decomposed" if "basis" in framework else "dense")
+        assert "multiply-adds" in (tmp_path / "run" / f"{framework}.txt").read_text()
     assert runner.invoke(app, command).output == result.output
 
 
 def test_an_error_is_told_without_a_traceback(tiny_demo, tmp_path, monkeypatch):
-    result = runner.invoke(app, ["demo", "--output", str(tmp_path), "--ratio", "1.5"])
+    result = runner.invoke(app, ["demo", "--output", str(tmp_path), "--basis-ratio", "1.5", "--epochs", "1"])
     assert result.exit_code == 1
     assert result.stderr.startswith("error: pruning_ratio: 1.5 given")
 

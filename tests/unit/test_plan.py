@@ -57,7 +57,8 @@ def total(given_scores: Scores) -> int:
 def normalised(layer: LayerScores, how: str) -> np.ndarray:
     array = np.array(layer.values)
     size = {"max": array.max(), "mean": array.mean(), "median": np.median(array), "none": 1.0}[how]
-    return array / size if size > 0 else array
+    with np.errstate(over="ignore"):
+        return array / size if size > 0 else array
 
 
 @MANY
@@ -128,6 +129,20 @@ def test_groups_keep_equally_many_and_the_number_falls_short_by_less_than_one_sl
             assert not lost or array[group, lost].max() <= array[group, kept].min()
 
 
+@MANY
+@given(scores(most_groups=3), st.floats(0, 0.9), st.sampled_from([2, 3, 4, 8]))
+def test_with_round_to_every_layer_keeps_a_multiple_or_all(given_scores, ratio, multiple):
+    config = PlanConfig(min_share=0.0, round_to=multiple)
+    try:
+        plan = plan_basis(given_scores, ratio, config)
+    except PlanError as error:
+        possible = float(re.search(r"pass at most ([\d.]+),", str(error)).group(1))
+        plan = plan_basis(given_scores, possible, config)
+    assert plan.removed <= round(ratio * plan.total)
+    for layer in plan.layers.values():
+        assert len(layer.keep) % multiple == 0 or len(layer.keep) == layer.rank
+
+
 def test_ties_go_from_the_first_layer_and_the_last_vector_on():
     tied = Scores("taylor", {"a": LayerScores((1.0,) * 4), "b": LayerScores((1.0,) * 4)})
     keep = {ratio: [layer.keep for layer in plan_basis(tied, ratio).layers.values()] for ratio in (0.25, 0.5)}
@@ -190,6 +205,7 @@ def test_scores_that_cannot_be_compared_are_refused_by_name(layer, message):
 
 
 def test_wrong_settings_are_listed_all_at_once():
-    with pytest.raises(ConfigError, match="3 faults") as caught:
-        PlanConfig("maximum", min_keep=0, min_share=2.0)
-    assert all(word in str(caught.value) for word in ("'maximum'", "min_keep: 0", "min_share: 2.0"))
+    with pytest.raises(ConfigError, match="5 faults") as caught:
+        PlanConfig("maximum", min_keep=0, min_share=2.0, round_to=0, reduce="median")
+    words = ("'maximum'", "min_keep: 0", "min_share: 2.0", "round_to: 0", "reduce: 'median'")
+    assert all(word in str(caught.value) for word in words)

@@ -193,7 +193,7 @@ def test_in_place_is_in_place():
 
 
 def test_all_misfits_are_told_at_once_and_nothing_is_changed():
-    model, x = decomposed("grouped")
+    model, _ = decomposed("grouped")
     before = str(model)
     layers = {
         "0": LayerPlan((0, 1), 5),

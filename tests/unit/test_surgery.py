@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from networks import NETWORKS
-from timm.layers import Conv2dSame
-from torch import nn
+from timm.layers import Conv2dSame, ScaledStdConv2d, ScaledStdConv2dSame, StdConv2d, StdConv2dSame
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
+from basisprune.decompose import decompose, recompose
 from basisprune.errors import LayerError, ModelError
 from basisprune.layers import BasisPair, BasisScalingConv
 from basisprune.surgery import (
@@ -59,8 +64,7 @@ def test_a_clone_with_the_same_weights_computes_the_same(name):
 @pytest.mark.parametrize("kind", [nn.Conv2d, nn.ConvTranspose2d])
 def test_the_channel_counts_of_a_clone_follow_its_weight(kind, groups):
     conv = kind(4, 6, 3, stride=2, padding=1, groups=groups)
-    shape = (4, 4 // groups, 3, 3) if kind is nn.ConvTranspose2d else (4, 4 // groups, 3, 3)
-    clone = clone_conv(conv, torch.randn(shape), None)
+    clone = clone_conv(conv, torch.randn(4, 4 // groups, 3, 3), None)
     assert (clone.in_channels, clone.out_channels, clone.bias) == (4, 4, None)
     assert clone(torch.randn(1, 4, 9, 9)).shape[1] == 4
     assert (conv.out_channels, conv.bias is None) == (6, False)
@@ -172,12 +176,12 @@ def test_a_conv_that_cannot_be_tried_is_refused_by_name():
 
 class CastingLinear(nn.Linear):
     def forward(self, x):
-        return nn.functional.linear(x, self.weight.to(x.dtype), self.bias)
+        return F.linear(x, self.weight.to(x.dtype), self.bias)
 
 
 class NormalisedLinear(nn.Linear):
     def forward(self, x):
-        return nn.functional.linear(nn.functional.normalize(x), self.weight, self.bias)
+        return F.linear(F.normalize(x), self.weight, self.bias)
 
 
 def test_a_linear_layer_must_compute_what_its_weight_says():
@@ -188,3 +192,81 @@ def test_a_linear_layer_must_compute_what_its_weight_says():
     layer.register_forward_hook(lambda *_: None)
     with pytest.raises(LayerError, match=r"^head: has hooks"):
         plain_linear("head", layer)
+
+
+SAME = {"padding": "same", "stride": 2}
+SUBCLASSES = {
+    "Conv2dSame": lambda: Conv2dSame(4, 6, 3, stride=2),
+    "StdConv2d": lambda: StdConv2d(4, 6, 3, stride=2, padding=1),
+    "StdConv2dSame": lambda: StdConv2dSame(4, 6, 3, **SAME),
+    "ScaledStdConv2d": lambda: ScaledStdConv2d(4, 6, 3, stride=2, padding=1),
+    "ScaledStdConv2dSame": lambda: ScaledStdConv2dSame(4, 6, 3, **SAME),
+    "grouped ScaledStdConv2d": lambda: ScaledStdConv2d(4, 6, 3, groups=2),
+    "weight_norm": lambda: weight_norm(nn.Conv2d(4, 6, 3, padding=1)),
+    "spectral_norm": lambda: spectral_norm(nn.Conv2d(4, 6, 3, stride=2)),
+    "weight_norm transposed": lambda: weight_norm(nn.ConvTranspose2d(4, 6, 3, stride=2, groups=2)),
+    "only pads": lambda: OnlyPads(4, 6, 3),
+}
+
+
+class OnlyPads(nn.Conv2d):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(F.pad(x, (2, 0, 1, 0)))
+
+
+@pytest.mark.parametrize("side", [11, 12])
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("name", SUBCLASSES)
+def test_subclasses_of_conv_are_split_by_their_effective_weight(name, training, side):
+    conv = SUBCLASSES[name]().double().train(training)
+    if conv.bias is not None:
+        nn.init.normal_(conv.bias)
+    before = copy.deepcopy(conv.state_dict())
+    pair = decompose(conv, scale_init=1.0)
+    assert isinstance(pair, BasisPair)
+    assert all(torch.equal(value, before[key]) for key, value in conv.state_dict().items())
+    x = torch.randn(2, 4, side, side, dtype=torch.float64)
+    conv.eval()  # in train mode spectral norm moves its weight whenever it runs
+    torch.testing.assert_close(pair(x), conv(x), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(recompose(pair)(x), conv(x), rtol=1e-6, atol=1e-6)
+
+
+class ThenRelu(nn.Conv2d):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(super().forward(x))
+
+
+class ThenGain(nn.Conv2d):
+    def __init__(self, *args, **settings) -> None:
+        super().__init__(*args, **settings)
+        self.gain = nn.Parameter(torch.linspace(1, 2, self.out_channels).view(-1, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.gain
+
+
+class Twice(nn.Conv2d):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + super().forward(x.flip(-1))
+
+
+class Frozen(nn.Conv2d):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(x, torch.ones_like(self.weight))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("outputs", [6, 60])
+@pytest.mark.parametrize("kind", [ThenRelu, ThenGain, Twice])
+def test_a_subclass_that_does_something_else_is_refused_by_name(kind, outputs, bias):
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), kind(4, outputs, 3, bias=bias))
+    before = str(model)
+    with pytest.raises(LayerError, match=rf"^1: {kind.__name__} (does not compute|cannot be tried)"):
+        decompose(model, inplace=True)
+    assert str(model) == before
+    decompose(model, ignored_layers=["1"])
+
+
+def test_a_subclass_with_another_weight_is_split_by_the_weight_it_uses():
+    conv, x = Frozen(4, 6, 3, bias=False), torch.randn(1, 4, 8, 8)
+    torch.testing.assert_close(decompose(conv, scale_init=1.0)(x), conv(x))

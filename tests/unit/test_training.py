@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import copy
 import math
-import os
-import subprocess
-import sys
-import time
 
 import numpy as np
 import pytest
 import timm
 import torch
 from networks import NETWORKS
-from tiny import tiny_decomposed, tiny_images, tiny_model, tiny_training
+from tiny import differing, tiny_decomposed, tiny_images, tiny_model, tiny_training
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -23,7 +19,6 @@ from basisprune.config import TrainConfig
 from basisprune.data import Augment
 from basisprune.decompose import decompose
 from basisprune.errors import (
-    CheckpointError,
     ConfigError,
     DataError,
     MissingExtraError,
@@ -43,23 +38,11 @@ from basisprune.training import (
 )
 from basisprune.types import InputSpec
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def trained(model: nn.Module | None = None, **settings) -> nn.Module:
     return fit(model or tiny_decomposed(), tiny_images(), None, tiny_training(**settings)).model
-
-
-def differing(one: nn.Module, other: nn.Module) -> set[str]:
-    states = one.state_dict(), other.state_dict()
-    assert states[0].keys() == states[1].keys()
-    return {key for key, value in states[0].items() if not torch.equal(value, states[1][key])}
 
 
 # What is trained
@@ -76,7 +59,9 @@ def test_norms_scales_and_classifier_are_trained_and_nothing_else():
         "classifier.bias",
     }
     assert {id(parameter) for parameter in chosen} == {id(model.get_parameter(name)) for name in names}
-    statistics = {f"backbone.{i}.{s}" for i in (1, 4) for s in ("running_mean", "running_var", "num_batches_tracked")}
+    statistics = {
+        f"backbone.{i}.{s}" for i in (1, 4) for s in ("running_mean", "running_var", "num_batches_tracked")
+    }
     assert differing(trained(model), model) == names | statistics
 
 
@@ -221,7 +206,7 @@ def test_a_precision_that_the_device_lacks_is_refused(monkeypatch):
         raise ValueError("fp16 mixed precision requires another device")
 
     monkeypatch.setattr(basisprune.training, "Accelerator", lacking)
-    with pytest.raises(ConfigError, match="mixed_precision: 'fp16' given; .* requires another device"):
+    with pytest.raises(ConfigError, match=r"mixed_precision: 'fp16' given; .* requires another device"):
         trained(mixed_precision="fp16")
 
 
@@ -260,134 +245,6 @@ def test_any_network_with_an_input_spec_can_be_trained():
     model, _ = NETWORKS["residual"](dtype=torch.float32)
     model.input_spec = InputSpec((16, 16), (0.5,) * 3, (0.5,) * 3)
     assert fit(decompose(model), tiny_images(), tiny_images(9), tiny_training(epochs=1)).history[0].val_loss > 0
-
-
-# Resuming
-
-
-class Killed(BaseException):
-    pass
-
-
-def killed_after(epochs: int, monkeypatch) -> None:
-    """From now on a run dies in the middle of the epoch after so many."""
-    original = basisprune.training._Run._step
-    steps = iter(range(3 * epochs + 1))
-
-    def step(self, *args):
-        if next(steps, None) is None:
-            raise Killed
-        return original(self, *args)
-
-    monkeypatch.setattr(basisprune.training._Run, "_step", step)
-
-
-@pytest.mark.parametrize("settings", [
-    {"optimizer": "sgd", "augmentation": Augment(shift=0.1, flip=True)},
-    {"optimizer": "adamw", "lr": 0.01, "norm_statistics": "fixed", "warmup": 0.2},
-])  # fmt: skip
-@pytest.mark.parametrize("epochs", [1, 2])
-def test_a_killed_run_ends_in_the_same_weights(settings, epochs, monkeypatch, tmp_path):
-    config, data, val = tiny_training(**settings), tiny_images(), tiny_images(9, seed=1)
-    expected = fit(tiny_decomposed(), data, val, config, checkpoint=tmp_path / "whole.pt")
-    path = tmp_path / "killed.pt"
-    with monkeypatch.context() as patch:
-        killed_after(epochs, patch)
-        with pytest.raises(Killed):
-            fit(tiny_decomposed(), data, val, config, checkpoint=path)
-    torch.randn(5)
-    resumed = fit(tiny_decomposed(), data, val, config, checkpoint=path)
-    assert not differing(resumed.model, expected.model)
-    assert resumed.history == expected.history
-    states = [torch.load(file, weights_only=True)["optimizer"]["state"] for file in (path, tmp_path / "whole.pt")]
-    assert all(torch.equal(states[0][key][part], value[part]) for key, value in states[1].items()
-               for part in value if part != "step")  # fmt: skip
-
-
-def test_a_finished_run_is_not_trained_again(monkeypatch, tmp_path):
-    config, path = tiny_training(), tmp_path / "run.pt"
-    done = fit(tiny_decomposed(), tiny_images(), None, config, checkpoint=path)
-    killed_after(0, monkeypatch)
-    again = fit(tiny_decomposed(seed=3), tiny_images(), None, config, checkpoint=str(path))
-    assert not differing(again.model, done.model)
-    assert again.history == done.history
-
-
-SLOW_RUN = """
-import sys, time
-import torch
-import basisprune.training
-from tiny import tiny_decomposed, tiny_images, tiny_training
-
-torch.set_num_threads(1)
-step = basisprune.training._Run._step
-basisprune.training._Run._step = lambda self, *args: (time.sleep(0.2), step(self, *args))[1]
-basisprune.training.fit(tiny_decomposed(), tiny_images(), None, tiny_training(epochs=6), checkpoint=sys.argv[1])
-"""
-
-
-def test_a_process_that_is_killed_goes_on_to_the_same_weights(tmp_path):
-    path = tmp_path / "run.pt"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen([sys.executable, "-c", SLOW_RUN, str(path)], env=environment)
-    try:
-        while not path.exists():
-            assert process.poll() is None, "the process ended before it could be killed"
-            time.sleep(0.02)
-    finally:
-        process.kill()
-        process.wait()
-    done = torch.load(path, weights_only=True)["history"].count('"epoch"')
-    assert 1 <= done < 6
-    config = tiny_training(epochs=6)
-    resumed = fit(tiny_decomposed(), tiny_images(), None, config, checkpoint=path)
-    expected = fit(tiny_decomposed(), tiny_images(), None, config)
-    assert not differing(resumed.model, expected.model)
-    assert resumed.history == expected.history
-
-
-def test_a_checkpoint_of_another_run_is_refused(tmp_path):
-    path = tmp_path / "run.pt"
-    fit(tiny_decomposed(), tiny_images(), None, tiny_training(epochs=1), checkpoint=path)
-    with pytest.raises(CheckpointError, match="another configuration"):
-        fit(tiny_decomposed(), tiny_images(), None, tiny_training(epochs=2), checkpoint=path)
-    with pytest.raises(CheckpointError, match="another network"):
-        fit(tiny_model(), tiny_images(), None, tiny_training(epochs=1), checkpoint=path)
-    path.write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(CheckpointError, match="cannot be read"):
-        fit(tiny_decomposed(), tiny_images(), None, tiny_training(epochs=1), checkpoint=path)
-
-
-# When it goes wrong
-
-
-def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(monkeypatch, tmp_path):
-    path, config = tmp_path / "run.pt", tiny_training()
-    with monkeypatch.context() as patch:
-        killed_after(1, patch)
-        with pytest.raises(Killed):
-            fit(tiny_decomposed(), tiny_images(), None, config, checkpoint=path)
-    before = path.read_bytes()
-    original = basisprune.training.prepare
-    monkeypatch.setattr(basisprune.training, "prepare", lambda *a, **k: original(*a, **k) * math.nan)
-    with pytest.raises(TrainingError, match="epoch 1, step 0: the loss is nan at learning rate"):
-        fit(tiny_decomposed(), tiny_images(), None, config, checkpoint=path)
-    assert path.read_bytes() == before
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_weights_that_are_not_finite_never_reach_a_checkpoint(monkeypatch, tmp_path):
-    path = tmp_path / "run.pt"
-    original = basisprune.training.project_scales
-
-    def explode(model):  # as an infinite gradient in an epoch's last step would do
-        original(model)
-        model.classifier.bias.data[0] = math.inf
-
-    monkeypatch.setattr(basisprune.training, "project_scales", explode)
-    with pytest.raises(TrainingError, match=r"epoch 0: weights are no longer finite .* lower lr"):
-        fit(tiny_decomposed(), tiny_images(16), None, tiny_training(), checkpoint=path)
-    assert not path.exists()
 
 
 # Trackers and the progress bar

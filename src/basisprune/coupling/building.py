@@ -14,6 +14,8 @@ from basisprune.coupling.ledger import Ledger, SizeHint
 from basisprune.coupling.solving import Solution
 
 _LAYERS = (nn.modules.conv._ConvNd, nn.Linear)
+_PARTS = ("groups", "num_groups", "heads", "num_heads")
+"""Attributes that number the parts which channels fall into: parts get smaller, never fewer."""
 
 
 def build(model: nn.Module, ledger: Ledger, solution: Solution) -> tuple[Coupling, list[int]]:
@@ -90,7 +92,7 @@ def _numbers(module: nn.Module) -> Iterator[tuple[int, str, int | None]]:
     """Every whole number that a module keeps as an attribute: its value, name and place."""
     derived = next((names for kinds, names in DERIVED if isinstance(module, kinds)), ())
     for name, value in vars(module).items():
-        if name in derived or name.startswith("_"):
+        if name in derived or name in _PARTS or name.startswith("_"):
             continue
         if type(value) is int:
             yield value, name, None

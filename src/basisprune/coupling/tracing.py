@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from basisprune.coupling import moves  # noqa: F401  (enters its rules)
 from basisprune.coupling.groups import OUTPUT
-from basisprune.coupling.labels import CONSTANT, Labels, attach, attached, vector
+from basisprune.coupling.labels import CONSTANT, Labels, attach, attached, support, vector
 from basisprune.coupling.ledger import Ledger
 from basisprune.coupling.products import PRODUCTS, shape_only
 from basisprune.coupling.rules import RULES, Call, Rule, elementwise
@@ -136,6 +136,9 @@ def _watched(model: nn.Module, tracer: Tracer) -> Iterator[None]:
 
     def enter(module: nn.Module, args: Any) -> None:
         tracer.stack.append((names.get(module, ""), args))
+        for item in args:
+            for ids in tracer.labels_of(item).fields if isinstance(item, Tensor) else ():
+                tracer.ledger.hint(tracer.stack[-1][0], ids, support(ids)[-1])
 
     def leave(module: nn.Module, args: Any, output: Any) -> None:
         del module, args, output

@@ -16,6 +16,7 @@ from networks import NETWORKS, randomise_norms
 from torch import Tensor, nn
 
 from basisprune.coupling import Coupling, cut, trace_coupling
+from basisprune.decompose import decompose
 from basisprune.errors import PlanError
 
 REAL = [
@@ -83,6 +84,19 @@ def test_a_cut_network_computes_what_the_original_computes_without_the_channels(
     assert coupling.groups
     assert not coupling.unknown_ops
     assert sum(p.numel() for p in smaller.parameters()) < sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_decomposed_networks_are_cut_like_others(name: str) -> None:
+    model, images = NETWORKS[name]()
+    model = decompose(model)
+    coupling = trace_coupling(model, images)
+    keep = random_keep(coupling)
+    with torch.no_grad():
+        expected = zeroed(model, coupling, keep)(images)
+        assert relative_error(cut(model, coupling, keep)(images), expected) < 1e-9
+    assert coupling.groups
+    assert all(not layer.endswith(".basis") for group in coupling.groups for layer in group.layers)
 
 
 @given(

@@ -1,0 +1,17 @@
+"""What tests of several folders ask for by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """One CPU thread, on which sums come out the same, bit for bit."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -1,0 +1,195 @@
+"""Laws of basis pruning from end to end, on a network and images that train in a second."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from tiny import tiny_images, tiny_model, tiny_training
+
+import basisprune.training
+from basisprune.config import RECIPES, Recipe
+from basisprune.data import Splits, load_data
+from basisprune.demo import demo_data, demo_model
+from basisprune.errors import CheckpointError, ConfigError, DataError, MissingExtraError, PlanError
+from basisprune.importance.taylor import basis_pairs
+from basisprune.measure import measure
+from basisprune.pipeline import Pipeline, run
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def recipe(name: str = "quick", **settings) -> Recipe:
+    training = tiny_training(epochs=2, norm_statistics=RECIPES[name].train.norm_statistics)
+    return replace(RECIPES[name], **{"train": training, "finetune": training, **settings})
+
+
+def data() -> Splits:
+    return load_data(tiny_images(90), val_fraction=0.2, test_fraction=0.2)
+
+
+def same_weights(one: torch.nn.Module, other: torch.nn.Module) -> bool:
+    return all(torch.equal(value, other.state_dict()[key]) for key, value in one.state_dict().items())
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_basis_pruning_removes_what_was_asked_and_tells_its_story(name, tmp_path):
+    model, told = tiny_model(), []
+    before = copy.deepcopy(model)
+    result = Pipeline(model, data(), recipe(name), say=told.append).run("basis", basis_ratio=0.4)
+    assert same_weights(model, before)
+    (plan,) = result.plans
+    assert (plan.removed, plan.total, plan.pruning_ratio) == (8, 20, 0.4)
+    assert sum(pair.rank for pair in basis_pairs(result.model).values()) == 12
+    decomposed, untuned, tuned = result.stages
+    assert (decomposed.name, len(decomposed.history), len(untuned.history), len(tuned.history)) == (
+        "decomposed",
+        2,
+        0,
+        2,
+    )
+    assert untuned.name.endswith("not tuned")
+    assert tuned.parameters == untuned.parameters < decomposed.parameters
+    assert tuned.macs == untuned.macs < decomposed.macs
+    report = measure(result.model)
+    assert (report.parameters, report.trainable, report.macs) == (tuned.parameters, tuned.trainable, tuned.macs)
+    assert tuned.accuracy == tuned.history[-1].val_accuracy
+    assert 0 <= result.test_accuracy <= 1
+    assert "removing 8 of 20 basis vectors" in told
+    result.save_summary(tmp_path / "summary.json")
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert [stage["name"] for stage in summary["stages"]] == [stage.name for stage in result.stages]
+    assert summary["plans"][0]["pruning_ratio"] == 0.4
+
+
+def test_the_pruned_network_still_knows_the_classes():
+    longer = replace(recipe().train, epochs=6)
+    result = run(
+        "basis", tiny_model(), data(), basis_ratio=0.5, recipe=replace(recipe(), train=longer, finetune=longer)
+    )
+    assert result.test_accuracy == 1
+
+
+def test_several_iterations_remove_the_same_in_all():
+    result = run("basis", tiny_model(), data(), basis_ratio=0.5, recipe=recipe(), iterations=2)
+    assert [plan.removed for plan in result.plans] == [5, 5]
+
+
+def test_what_frameworks_share_is_trained_once(monkeypatch):
+    calls = []
+    original = basisprune.pipeline.fit
+    monkeypatch.setattr(basisprune.pipeline, "fit", lambda *a, **k: calls.append(1) or original(*a, **k))
+    pipeline = Pipeline(tiny_model(), data(), recipe())
+    one, two = pipeline.run("basis", basis_ratio=0.3), pipeline.run("basis", basis_ratio=0.6)
+    assert len(calls) == 3
+    assert one.stages[0] == two.stages[0]
+    alone = run("basis", tiny_model(), data(), basis_ratio=0.6, recipe=recipe())
+    assert same_weights(alone.model, two.model)
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("steps", [1, 7, 13])
+def test_a_killed_run_goes_on_to_the_same_network(steps, monkeypatch, tmp_path):
+    arguments = {"basis_ratio": 0.5, "recipe": recipe()}
+    expected = run("basis", tiny_model(), data(), checkpoints=tmp_path / "whole", **arguments)
+    original, left = basisprune.training._Run._step, iter(range(steps))
+
+    def step(self, *args):
+        if next(left, None) is None:
+            raise Killed
+        return original(self, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(basisprune.training._Run, "_step", step)
+        with pytest.raises(Killed):
+            run("basis", tiny_model(), data(), checkpoints=tmp_path / "killed", **arguments)
+    resumed = run("basis", tiny_model(), data(), checkpoints=tmp_path / "killed", **arguments)
+    assert same_weights(resumed.model, expected.model)
+    assert (resumed.stages, resumed.plans) == (expected.stages, expected.plans)
+
+
+def test_a_folder_of_another_run_is_refused(tmp_path):
+    def again(**settings):
+        return run("basis", tiny_model(), data(), basis_ratio=0.5, checkpoints=tmp_path, recipe=recipe(**settings))
+
+    first = again()
+    assert same_weights(again().model, first.model)
+    plan, longer = replace(recipe().plan, normalise="max"), replace(recipe().train, epochs=3)
+    others = {"plan": plan, "basis": "weights", "scale_init": 0.5, "compensate": False, "train": longer}
+    for name, value in others.items():
+        with pytest.raises(CheckpointError, match="use another"):
+            again(**{name: value})
+    with pytest.raises(CheckpointError, match="use another"):
+        run("basis", tiny_model(), tiny_images(60), basis_ratio=0.5, checkpoints=tmp_path, recipe=recipe())
+    assert same_weights(again().model, first.model)
+
+
+def test_another_ratio_may_share_the_folder_and_its_first_training(tmp_path):
+    half = run("basis", tiny_model(), data(), basis_ratio=0.5, checkpoints=tmp_path, recipe=recipe())
+    more = run("basis", tiny_model(), data(), basis_ratio=0.75, checkpoints=tmp_path, recipe=recipe())
+    alone = run("basis", tiny_model(), data(), basis_ratio=0.75, recipe=recipe())
+    assert half.stages[0] == more.stages[0]
+    assert same_weights(more.model, alone.model)
+
+
+def test_data_that_does_not_fit_is_refused_before_anything_is_trained():
+    two = Splits(tiny_images(9), tiny_images(9), None, ("red", "green"))
+    with pytest.raises(DataError, match=r"the data has 2 classes .* tells 3 apart"):
+        Pipeline(tiny_model(), two)
+    with pytest.raises(DataError, match="no validation images"):
+        Pipeline(tiny_model(), Splits(tiny_images(9), None, None, ("a", "b", "c")))
+
+
+def test_wrong_settings_are_refused_with_what_is_allowed():
+    pipeline = Pipeline(tiny_model(), data(), recipe())
+    with pytest.raises(
+        ConfigError, match=r"(?s)2 faults.*'basic' given.*Did you mean 'basis'.*iterations: 0 given"
+    ):
+        pipeline.run("basic", iterations=0)
+    with pytest.raises(PlanError, match=r"0\.99 would remove 20 of 20"):
+        pipeline.run("basis", basis_ratio=0.99)
+    with pytest.raises(ConfigError, match="Did you mean 'quick'"):
+        Pipeline(tiny_model(), data(), "quik")
+
+
+def test_data_without_test_images_has_no_test_accuracy():
+    splits = replace(data(), test=None)
+    assert run("basis", tiny_model(), splits, basis_ratio=0.5, recipe=recipe()).test_accuracy is None
+
+
+# The embedded default
+
+
+def test_the_demo_data_are_ten_digits_split_evenly():
+    splits = demo_data()
+    assert {name: len(part) for name, part in splits.parts.items()} == {"train": 4000, "val": 500, "test": 500}
+    assert splits.num_classes == 10
+    for part in splits.parts.values():
+        assert set(torch.bincount(torch.tensor(part.labels)).tolist()) == {len(part) // 10}
+        image, _ = part[0]
+        assert (image.shape, image.dtype) == ((1, 28, 28), torch.uint8)
+    assert [(image.float() - other.float()).abs().sum() for (image, _), (other, _) in
+            zip(list(splits.val)[:5], list(demo_data().val)[:5], strict=True)] == [0] * 5  # fmt: skip
+
+
+def test_the_demo_model_reads_images_and_knows_imagenet():
+    model = demo_model(input_size=64)
+    with torch.no_grad():
+        scores = model(torch.randn(2, *model.input_spec.shape))
+    assert (model.input_spec.size, scores.shape) == ((64, 64), (2, 10))
+    norms = [m for m in model.modules() if isinstance(m, torch.nn.BatchNorm2d)]
+    assert len(norms) >= 49
+    assert all((norm.running_var != 1).any() for norm in norms)
+
+
+def test_a_missing_demo_package_is_named_with_its_extra(monkeypatch):
+    monkeypatch.setattr(basisprune.demo, "find_spec", lambda name: None)
+    for build in (demo_model, demo_data):
+        with pytest.raises(MissingExtraError, match=r"basisprune\[demo\]"):
+            build()

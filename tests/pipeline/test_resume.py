@@ -1,0 +1,142 @@
+"""Laws of a training that is killed or goes wrong: it goes on to the same weights, or stops with a good checkpoint."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from tiny import differing, tiny_decomposed, tiny_images, tiny_model, tiny_training
+
+import basisprune.training
+from basisprune.data import Augment
+from basisprune.errors import CheckpointError, TrainingError
+from basisprune.training import fit
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+class Killed(BaseException):
+    pass
+
+
+def killed_after(epochs: int, monkeypatch) -> None:
+    """From now on a run dies in the middle of the epoch after so many."""
+    original = basisprune.training._Run._step
+    steps = iter(range(3 * epochs + 1))
+
+    def step(self, *args):
+        if next(steps, None) is None:
+            raise Killed
+        return original(self, *args)
+
+    monkeypatch.setattr(basisprune.training._Run, "_step", step)
+
+
+@pytest.mark.parametrize("settings", [
+    {"optimizer": "sgd", "augmentation": Augment(shift=0.1, flip=True)},
+    {"optimizer": "adamw", "lr": 0.01, "norm_statistics": "fixed", "warmup": 0.2},
+])  # fmt: skip
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_killed_run_ends_in_the_same_weights(settings, epochs, monkeypatch, tmp_path):
+    config, data, val = tiny_training(**settings), tiny_images(), tiny_images(9, seed=1)
+    expected = fit(tiny_decomposed(), data, val, config, checkpoint=tmp_path / "whole.pt")
+    path = tmp_path / "killed.pt"
+    with monkeypatch.context() as patch:
+        killed_after(epochs, patch)
+        with pytest.raises(Killed):
+            fit(tiny_decomposed(), data, val, config, checkpoint=path)
+    torch.randn(5)
+    resumed = fit(tiny_decomposed(), data, val, config, checkpoint=path)
+    assert not differing(resumed.model, expected.model)
+    assert resumed.history == expected.history
+    states = [torch.load(file, weights_only=True)["optimizer"]["state"] for file in (path, tmp_path / "whole.pt")]
+    assert all(torch.equal(states[0][key][part], value[part]) for key, value in states[1].items()
+               for part in value if part != "step")  # fmt: skip
+
+
+def test_a_finished_run_is_not_trained_again(monkeypatch, tmp_path):
+    config, path = tiny_training(), tmp_path / "run.pt"
+    done = fit(tiny_decomposed(), tiny_images(), None, config, checkpoint=path)
+    killed_after(0, monkeypatch)
+    again = fit(tiny_decomposed(seed=3), tiny_images(), None, config, checkpoint=str(path))
+    assert not differing(again.model, done.model)
+    assert again.history == done.history
+
+
+SLOW_RUN = """
+import sys, time
+import torch
+import basisprune.training
+from tiny import tiny_decomposed, tiny_images, tiny_training
+
+torch.set_num_threads(1)
+step = basisprune.training._Run._step
+basisprune.training._Run._step = lambda self, *args: (time.sleep(0.2), step(self, *args))[1]
+basisprune.training.fit(tiny_decomposed(), tiny_images(), None, tiny_training(epochs=6), checkpoint=sys.argv[1])
+"""
+
+
+def test_a_process_that_is_killed_goes_on_to_the_same_weights(tmp_path):
+    path = tmp_path / "run.pt"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen([sys.executable, "-c", SLOW_RUN, str(path)], env=environment)
+    try:
+        while not path.exists():
+            assert process.poll() is None, "the process ended before it could be killed"
+            time.sleep(0.02)
+    finally:
+        process.kill()
+        process.wait()
+    done = torch.load(path, weights_only=True)["history"].count('"epoch"')
+    assert 1 <= done < 6
+    config = tiny_training(epochs=6)
+    resumed = fit(tiny_decomposed(), tiny_images(), None, config, checkpoint=path)
+    expected = fit(tiny_decomposed(), tiny_images(), None, config)
+    assert not differing(resumed.model, expected.model)
+    assert resumed.history == expected.history
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path):
+    path = tmp_path / "run.pt"
+    fit(tiny_decomposed(), tiny_images(), None, tiny_training(epochs=1), checkpoint=path)
+    with pytest.raises(CheckpointError, match="another configuration"):
+        fit(tiny_decomposed(), tiny_images(), None, tiny_training(epochs=2), checkpoint=path)
+    with pytest.raises(CheckpointError, match="another network"):
+        fit(tiny_model(), tiny_images(), None, tiny_training(epochs=1), checkpoint=path)
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        fit(tiny_decomposed(), tiny_images(), None, tiny_training(epochs=1), checkpoint=path)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(monkeypatch, tmp_path):
+    path, config = tmp_path / "run.pt", tiny_training()
+    with monkeypatch.context() as patch:
+        killed_after(1, patch)
+        with pytest.raises(Killed):
+            fit(tiny_decomposed(), tiny_images(), None, config, checkpoint=path)
+    before = path.read_bytes()
+    original = basisprune.training.prepare
+    monkeypatch.setattr(basisprune.training, "prepare", lambda *a, **k: original(*a, **k) * math.nan)
+    with pytest.raises(TrainingError, match="epoch 1, step 0: the loss is nan at learning rate"):
+        fit(tiny_decomposed(), tiny_images(), None, config, checkpoint=path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_weights_that_are_not_finite_never_reach_a_checkpoint(monkeypatch, tmp_path):
+    path = tmp_path / "run.pt"
+    original = basisprune.training.project_scales
+
+    def explode(model):  # as an infinite gradient in an epoch's last step would do
+        original(model)
+        model.classifier.bias.data[0] = math.inf
+
+    monkeypatch.setattr(basisprune.training, "project_scales", explode)
+    with pytest.raises(TrainingError, match=r"epoch 0: weights are no longer finite .* lower lr"):
+        fit(tiny_decomposed(), tiny_images(16), None, tiny_training(), checkpoint=path)
+    assert not path.exists()
