@@ -1,4 +1,4 @@
-"""Laws of a training that is killed or goes wrong: it goes on to the same weights, or stops with a good checkpoint."""
+"""Laws of a training that is killed or goes wrong: it ends in the same weights, or keeps its last good state."""
 
 from __future__ import annotations
 

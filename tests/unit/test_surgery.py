@@ -56,7 +56,6 @@ def test_a_clone_with_the_same_weights_computes_the_same(name):
         x = torch.randn(2, conv.in_channels, *[9] * len(conv.kernel_size), dtype=torch.float64)
         assert torch.equal(clone(x), conv(x))
         assert str(clone) == str(conv)
-        assert clone.weight.data_ptr() != conv.weight.data_ptr() or conv.weight.requires_grad
         assert not any(parameter.requires_grad for parameter in clone.parameters())
 
 

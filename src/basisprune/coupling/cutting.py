@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -74,7 +75,9 @@ def shell(model: nn.Module, replaced: Mapping[int, Tensor] | None = None) -> nn.
 
     Running it cannot change what the original keeps in its attributes.
     """
-    memo = {id(tensor): tensor for _, tensor in named_tensors(model)}
+    memo: dict[int, object] = {id(tensor): tensor for _, tensor in named_tensors(model)}
+    for module in model.modules():  # a dozen tables of hooks per module, nearly all empty, take most of the time
+        memo.update({id(table): table for name, table in vars(module).items() if "_hooks" in name})
     return copy.deepcopy(model, {**memo, **(replaced or {})})
 
 
@@ -109,10 +112,8 @@ def _removed(coupling: Coupling, keep: Mapping[str, Sequence[int]]) -> dict[str,
     for group in coupling.groups:
         dropped = _dropped(group, keep.get(group.name, range(group.size)))
         for axis in group.axes if dropped else ():
-            times = len(axis.index) // group.size
-            places = found.setdefault(axis.parameter, {}).setdefault(axis.dim, [])
-            for unit in dropped:
-                places.extend(axis.index[unit * times : (unit + 1) * times])
+            places = np.array(axis.index).reshape(group.size, -1)[dropped].ravel().tolist()
+            found.setdefault(axis.parameter, {}).setdefault(axis.dim, []).extend(places)
     return found
 
 

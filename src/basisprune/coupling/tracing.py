@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -51,7 +51,7 @@ class Tracer(TorchDispatchMode):
     ) -> Any:
         """Runs one operation and labels its result."""
         kwargs = kwargs or {}
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        tensors = list(_tensors((*args, *kwargs.values())))
         self.failing = tensors
         name = _base_name(func)
         out = self._result(func, name, args, kwargs)
@@ -85,6 +85,15 @@ class Tracer(TorchDispatchMode):
             for ids in label.fields:
                 self.ledger.freeze(ids, f"it enters {call.func}, which is not known")
         return Labels((), any(label.active for label in labels))
+
+
+def _tensors(items: Iterable[Any]) -> Iterator[Tensor]:
+    """The tensors among the arguments of an operation, in lists of them, too."""
+    for item in items:
+        if isinstance(item, Tensor):
+            yield item
+        elif isinstance(item, (list, tuple)):
+            yield from _tensors(item)
 
 
 def _base_name(func: Any) -> str:
