@@ -3,8 +3,8 @@
     python benchmarks/prune.py [--models resnet50 densenet121] [--repeats 5]
 
 Random weights, one thread. `pruning` is our time for tracing, scoring by L1, planning and pruning 30 % of the
-filters over that of torch-pruning's MagnitudePruner (graph included) for the same, interleaved. `hrank` is the time
-to score 500 images at 64x64 by HRank over that of the forward pass alone. Writes results/prune.json.
+filters over that of torch-pruning's MagnitudePruner (graph included) for the same, interleaved. `hrank` is the
+time to score 500 images at 64x64 by HRank over that of the forward pass alone. Writes results/prune.json.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ SIZE = 64
 
 def ours(model: nn.Module, images: torch.Tensor) -> nn.Module:
     coupling = trace_coupling(model, images)
-    layers = list(dict.fromkeys(name for group in coupling.groups for name in group.layers))
-    scores = score_filters(model, "l1", layers)
+    scores = score_filters(model, "l1", coupling.layers)
     return prune_filters(model, plan_filters(model, scores, 0.3, coupling=coupling), inplace=True)
 
 

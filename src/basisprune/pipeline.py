@@ -163,9 +163,8 @@ class Pipeline:
         self.say(f"scoring the filters by {method}")
         device = next(state.model.parameters()).device
         coupling = trace_coupling(state.model, torch.zeros(2, *self.spec.shape, device=device))
-        layers = list(dict.fromkeys(name for group in coupling.groups for name in group.layers))
         batches = PreparedBatches(self.val, self.spec)
-        scores = score_filters(state.model, method, layers, batches)  # type: ignore[arg-type]
+        scores = score_filters(state.model, method, coupling.layers, batches)  # type: ignore[arg-type]
         plan = self._same_plan(
             key, plan_filters(state.model, scores, ratio, self.settings.filter_plan, coupling=coupling)
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -103,7 +103,7 @@ def plan_filters(
         raise PlanError(f"{missing[0]}: has no scores; score every layer that the coupling's groups name")
     queues = {}
     for group in coupling.groups:
-        values = _unit_scores(group, scores, config)
+        values = _unit_scores(model, group, scores, config)
         parts = np.asarray(group.parts, dtype=np.int64)
         queues[group.name] = _Queue.of(values, parts, sum(group.filters.values()) / group.size, config)
     total = count_filters(model, coupling)
@@ -207,12 +207,12 @@ def _normalised(values: Array, normalise: Normalisation) -> Array:
         return values / size if size > 0 else values
 
 
-def _unit_scores(group: Group, scores: Scores, config: PlanConfig) -> Array:
+def _unit_scores(model: nn.Module, group: Group, scores: Scores, config: PlanConfig) -> Array:
     """One score for each unit of the group, from the normalised scores of all its filters."""
     rows = []
     for name in group.layers:
         values = _normalised(_checked(name, scores.layers[name]), config.normalise)
-        channels = _channels(group, name)
+        channels = _channels(model, group, name)
         if channels.max() >= values.size:
             raise PlanError(f"{name}: {values.size} scores given, filter {channels.max()} is asked for")
         rows.append(values[channels])
@@ -221,11 +221,17 @@ def _unit_scores(group: Group, scores: Scores, config: PlanConfig) -> Array:
     return result
 
 
-def _channels(group: Group, layer: str) -> npt.NDArray[np.int64]:
+def _channels(model: nn.Module, group: Group, layer: str) -> npt.NDArray[np.int64]:
     """The output channels (size, n) of the layer that each unit of the group holds."""
-    axes = [axis for axis in group.axes if axis.parameter == f"{layer}.weight"]
-    fitting = [axis for axis in axes if len(axis.index) == group.filters[layer]]
-    if not fitting:
+    module: Any = model.get_submodule(layer)
+    transposed = getattr(module, "transposed", False)
+    place = (f"{layer}.weight", 1 if transposed else 0)
+    axis = next((axis for axis in group.axes if (axis.parameter, axis.dim) == place), None)
+    if axis is None:
         raise PlanError(f"{layer}: its filters cannot be told apart; add it to ignored_layers of trace_coupling")
-    output = min(fitting, key=lambda axis: axis.dim)  # a conv that reads its own output carries them on axis 1 too
-    return np.asarray(output.index, dtype=np.int64).reshape(group.size, -1)
+    index = np.asarray(axis.index, dtype=np.int64).reshape(group.size, -1)
+    if not transposed:
+        return index
+    # A transposed conv has one column for the channels at the same place in each of its groups.
+    width = module.weight.shape[1]
+    return np.concatenate([index + width * place for place in range(module.groups)], axis=1)

@@ -103,4 +103,16 @@ def prune_filters(model: nn.Module, plan: FilterPlan, *, inplace: bool = False) 
     Norms, the inputs of the next layers and whatever is coupled by additions or concatenations shrink with
     them. Raises PlanError, and changes nothing, when the plan does not fit.
     """
+    tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(
+        model.named_buffers(remove_duplicate=False)
+    )
+    for group in plan.coupling.groups:
+        for axis in group.axes:
+            tensor = tensors.get(axis.parameter)
+            if tensor is None or axis.dim >= tensor.dim() or max(axis.index) >= tensor.shape[axis.dim]:
+                found = "missing" if tensor is None else f"of shape {tuple(tensor.shape)}"
+                raise PlanError(
+                    f"{axis.parameter}: the plan cuts {max(axis.index) + 1} on axis {axis.dim}, but it is "
+                    f"{found}; make a new plan for this model"
+                )
     return cut(model, plan.coupling, {name: group.keep for name, group in plan.groups.items()}, inplace=inplace)

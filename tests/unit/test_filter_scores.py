@@ -29,7 +29,7 @@ def test_l1_is_the_sum_of_absolute_weights():
 
 
 def test_l1_of_a_transposed_grouped_conv_belongs_to_its_output_channels():
-    model, images = NETWORKS["transposed"]()
+    model, _ = NETWORKS["transposed"]()
     scores = score_filters(model, "l1", ["5"]).layers["5"].values
     expected = model[5].weight.view(2, 3, 2, 3, 3).abs().sum((1, 3, 4)).flatten()
     assert scores == pytest.approx(expected.tolist())
@@ -101,7 +101,7 @@ def test_every_method_scores_every_filter_and_leaves_the_model_alone(name, metho
 
 
 def test_an_unknown_method_is_answered_with_the_nearest():
-    model, images = NETWORKS["plain"]()
+    model, _ = NETWORKS["plain"]()
     with pytest.raises(ConfigError, match="did you mean 'taylor'"):
         score_filters(model, "tailor", ["0"])
 

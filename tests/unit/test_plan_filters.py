@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from networks import NETWORKS
 from torch import nn
+from zeroing import zeroed
 
-from basisprune.coupling import Coupling, trace_coupling
+from basisprune.coupling import trace_coupling
 from basisprune.decompose import decompose
 from basisprune.errors import PlanError
 from basisprune.importance import score_filters
@@ -23,35 +24,13 @@ from basisprune.types import FilterPlan, LayerScores, Scores
 FREE = PlanConfig(normalise="max", min_share=0.0)
 
 
-def layers_of(coupling: Coupling) -> list[str]:
-    return list(dict.fromkeys(name for group in coupling.groups for name in group.layers))
-
-
 def planned(name: str, ratio: float, config: PlanConfig = FREE, *, split: bool = False):
     model, images = NETWORKS[name]()
     if split:
         model = decompose(model, scale_init=1.0)
     coupling = trace_coupling(model, images)
-    scores = score_filters(model, "l1", layers_of(coupling))
+    scores = score_filters(model, "l1", coupling.layers)
     return model, images, plan_filters(model, scores, ratio, config, coupling=coupling)
-
-
-def zeroed(model: nn.Module, plan: FilterPlan) -> None:
-    """Makes the filters that go exactly zero where they are produced: weights, biases and norms."""
-    tensors = dict(model.named_parameters(remove_duplicate=False))
-    for group in plan.coupling.groups:
-        gone = sorted(set(range(group.size)) - set(plan.groups[group.name].keep))
-        for axis in group.axes:
-            tensor = tensors.get(axis.parameter)
-            layer = axis.parameter.rpartition(".")[0]
-            produced = layer in group.layers and axis.dim == (1 if "Transpose" in _kind(model, layer) else 0)
-            if tensor is not None and (tensor.dim() == 1 or produced):
-                places = torch.tensor(axis.index).view(group.size, -1)[gone].flatten()
-                tensor.data.index_fill_(axis.dim, places, 0.0)
-
-
-def _kind(model: nn.Module, name: str) -> str:
-    return type(model.get_submodule(name)).__name__
 
 
 @pytest.mark.parametrize("split", [False, True])
@@ -89,14 +68,14 @@ def test_every_plan_survives_json_and_does_the_same(name):
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_an_empty_plan_changes_nothing(name):
-    model, images, plan = planned(name, 0.0)
+    model, _, plan = planned(name, 0.0)
     small = prune_filters(model, plan)
     assert plan.removed == 0
     assert all(torch.equal(value, model.state_dict()[key]) for key, value in small.state_dict().items())
 
 
 def test_parameters_after_pruning_equal_a_hand_count():
-    model, images, plan = planned("plain", 0.5)
+    model, _, plan = planned("plain", 0.5)
     small = prune_filters(model, plan)
     a, b, c = (small[index].out_channels for index in (0, 3, 6))
     weights = 27 * a + a + 2 * a + 9 * a * b + b + 2 * b + b * c + c + 2 * c + 4 * c + 4
@@ -109,9 +88,8 @@ def test_parameters_after_pruning_equal_a_hand_count():
 def test_round_to_keeps_multiples_or_all(name, ratio, multiple):
     config = dataclasses.replace(FREE, round_to=multiple)
     try:
-        model, _, plan = planned(name, ratio, config)
-    except PlanError as error:
-        assert "pass at most" in str(error)
+        _, _, plan = planned(name, ratio, config)
+    except PlanError:  # too much for blocks of this size; what is said then is tested below
         return
     for group in plan.coupling.groups:
         kept = len(plan.groups[group.name].keep)
@@ -123,7 +101,7 @@ def test_the_least_important_filters_go_and_coupled_ones_by_their_reduction():
     coupling = trace_coupling(model, images)
     group = next(group for group in coupling.groups if "stem.0" in group.layers)
     assert set(group.layers) == {"stem.0", "conv2"}
-    flat = {name: LayerScores((1.0,) * model.get_submodule(name).out_channels) for name in layers_of(coupling)}
+    flat = {name: LayerScores((1.0,) * model.get_submodule(name).out_channels) for name in coupling.layers}
     flat["stem.0"] = LayerScores((0.1, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0))
     flat["conv2"] = LayerScores((0.1, 1.0, 1.0, 0.9, 1.0, 1.0, 1.0, 1.0))
     two_filters = 2 / count_filters(model, coupling)
@@ -138,7 +116,7 @@ def test_the_least_important_filters_go_and_coupled_ones_by_their_reduction():
 def test_missing_scores_and_too_much_are_refused_by_name():
     model, images = NETWORKS["plain"]()
     coupling = trace_coupling(model, images)
-    scores = score_filters(model, "l1", layers_of(coupling))
+    scores = score_filters(model, "l1", coupling.layers)
     missing = Scores("l1", {name: given for name, given in scores.layers.items() if name != "3"})
     with pytest.raises(PlanError, match="3: has no scores"):
         plan_filters(model, missing, 0.3, coupling=coupling)
@@ -152,7 +130,7 @@ def test_missing_scores_and_too_much_are_refused_by_name():
 
 
 def test_a_plan_for_another_network_is_refused():
-    model, _, plan = planned("plain", 0.3)
+    _, _, plan = planned("plain", 0.3)
     other, _ = NETWORKS["residual"]()
-    with pytest.raises(PlanError):
+    with pytest.raises(PlanError, match=r"0\.weight: the plan cuts 8 on axis 0, but it is missing"):
         prune_filters(other, plan)

@@ -77,6 +77,11 @@ class Coupling:
     frozen: Mapping[str, str]
     unknown_ops: tuple[str, ...]
 
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The modules that produce channels of some group, each once."""
+        return tuple(dict.fromkeys(name for group in self.groups for name in group.layers))
+
     def __getitem__(self, name: str) -> Group:
         """The group of that name; a KeyError if there is none."""
         return {group.name: group for group in self.groups}[name]

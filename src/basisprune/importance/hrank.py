@@ -74,7 +74,8 @@ def matrix_ranks(maps: Tensor) -> Tensor:
         ranks: Tensor = torch.linalg.matrix_rank(maps.permute(2, 0, 1).float())
         return ranks
     wide = maps if maps.shape[0] <= maps.shape[1] else maps.transpose(0, 1)
-    return torch.cat([_eliminate(chunk.float()) for chunk in wide.split(max(1, _CHUNK // wide[..., 0].numel()), dim=2)])
+    at_once = max(1, _CHUNK // wide[..., 0].numel())
+    return torch.cat([_eliminate(chunk.float()) for chunk in wide.split(at_once, dim=2)])
 
 
 def _eliminate(matrices: Tensor) -> Tensor:

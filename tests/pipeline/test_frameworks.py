@@ -1,0 +1,100 @@
+"""Each framework of the paper, from end to end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+import torch
+from tiny import tiny_images, tiny_model, tiny_training
+
+from basisprune.config import RECIPES, Recipe
+from basisprune.data import Splits, load_data, take
+from basisprune.demo import demo_data, demo_model
+from basisprune.errors import ConfigError
+from basisprune.layers import BasisPair
+from basisprune.measure import measure
+from basisprune.pipeline import Framework, Pipeline
+from basisprune.report import framework_table
+from basisprune.types import BasisPlan, FilterPlan
+
+FRAMEWORKS = get_args(Framework)
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def recipe() -> Recipe:
+    training = tiny_training(epochs=1)
+    return replace(RECIPES["quick"], train=training, finetune=training)
+
+
+@pytest.fixture(scope="module")
+def embedded() -> Pipeline:
+    """The embedded default with 100 digits at 32x32, shared so that the frameworks share their starts."""
+    digits = demo_data()
+    parts = (take(part, range(0, len(part), len(part) // count)) for part, count in
+             ((digits.train, 60), (digits.val, 20), (digits.test, 20)))  # fmt: skip
+    torch.manual_seed(0)
+    return Pipeline(demo_model(input_size=32), Splits(*parts, digits.classes), recipe())
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_every_framework_runs_on_the_embedded_default(framework, embedded):
+    result = embedded.run(framework, basis_ratio=0.4, filter_ratio=0.2)
+    kinds = [type(plan) for plan in result.plans]
+    assert kinds == [BasisPlan] * framework.startswith("basis") + [FilterPlan] * (
+        "+" in framework or framework in ("l1", "taylor", "hrank")
+    )
+    assert any(isinstance(module, BasisPair) for module in result.model.modules()) == framework.startswith("basis")
+    for plan in result.plans:
+        asked = 0.4 if isinstance(plan, BasisPlan) else 0.2
+        assert plan.removed == pytest.approx(asked * plan.total, abs=20)
+    costs = [stage.parameters for stage in result.stages]
+    assert costs == sorted(costs, reverse=True)
+    assert measure(result.model).parameters == costs[-1]
+    assert 0 <= result.test_accuracy <= 1
+
+
+def test_frameworks_share_their_starting_points():
+    said: list[str] = []
+    data = load_data(tiny_images(90), val_fraction=0.2, test_fraction=0.2)
+    pipeline = Pipeline(tiny_model(), data, recipe(), say=said.append)
+    results = [pipeline.run(framework, basis_ratio=0.3, filter_ratio=0.2) for framework in FRAMEWORKS]
+    trainings = [line for line in said if "training" in line]
+    # dense, three ways to prune its filters, decomposed, basis, three ways to prune filters on top
+    assert len(trainings) == 9
+    starts = {result.framework: result.stages[0] for result in results}
+    assert starts["l1"] == starts["taylor"] == starts["hrank"] == starts["baseline"]
+    assert starts["basis+taylor"] == starts["basis+hrank"] == starts["basis+l1"] == starts["basis"]
+    table = framework_table(results)
+    assert all(line.startswith(name) for name, line in zip(FRAMEWORKS, table.splitlines()[2:], strict=True))
+
+
+def test_several_iterations_remove_as_much_in_all():
+    data = load_data(tiny_images(90), val_fraction=0.2, test_fraction=0.2)
+    pipeline = Pipeline(tiny_model(), data, recipe())
+    once = pipeline.run("basis+taylor", basis_ratio=0.5, filter_ratio=0.4)
+    twice = pipeline.run("basis+taylor", basis_ratio=0.5, filter_ratio=0.4, iterations=2)
+    assert len(twice.plans) == 4
+    for kind in (BasisPlan, FilterPlan):
+        (whole,) = [plan.removed for plan in once.plans if isinstance(plan, kind)]
+        assert abs(sum(plan.removed for plan in twice.plans if isinstance(plan, kind)) - whole) <= 1
+
+
+def test_a_killed_comparison_goes_on_and_ends_in_the_same_weights(tmp_path):
+    data = load_data(tiny_images(90), val_fraction=0.2, test_fraction=0.2)
+
+    def final(folder):
+        return Pipeline(tiny_model(), data, recipe(), checkpoints=folder).run("basis+taylor").model.state_dict()
+
+    first, again, fresh = final(tmp_path / "a"), final(tmp_path / "a"), final(None)
+    for other in (again, fresh):
+        assert all(torch.equal(value, other[key]) for key, value in first.items())
+
+
+def test_a_misspelt_framework_is_answered_with_the_nearest():
+    pipeline = Pipeline(tiny_model(), load_data(tiny_images(90), val_fraction=0.2), recipe())
+    with pytest.raises(ConfigError, match=r"Did you mean 'basis\+taylor'"):
+        pipeline.run("basis+tailor")
+    with pytest.raises(ConfigError, match="iterations: 0 given"):
+        pipeline.run("basis", iterations=0)
