@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
 from basisprune.coupling.cutting import DERIVED
 from basisprune.coupling.groups import Axis, Coupling, Group, Size
@@ -83,9 +83,15 @@ def _frozen(model: nn.Module, ledger: Ledger, solution: Solution, free: set[str]
             reasons.setdefault(modules[owner[one]], reason)
     for name, module in model.named_modules():
         if isinstance(module, _LAYERS) and name not in free and name not in reasons:
-            single = module.weight.shape[0] == 1
-            reasons[name] = "it has a single filter" if single else "the forward pass does not reach it"
+            reasons[name] = _idle(module.weight, ledger)
     return reasons
+
+
+def _idle(weight: Tensor, ledger: Ledger) -> str:
+    """Why a layer makes no channels that could be cut."""
+    if id(weight) not in ledger.used:
+        return "the forward pass does not reach it"
+    return "it has a single filter" if len(weight) == 1 else "it works on parameters, not on the network's data"
 
 
 def _numbers(module: nn.Module) -> Iterator[tuple[int, str, int | None]]:
