@@ -16,9 +16,7 @@ import torch
 RESULTS = Path(__file__).parent / "results"
 
 
-def interleaved(
-    runs: Mapping[str, Callable[[], object]], *, repeats: int, warmup: int = 2
-) -> dict[str, list[float]]:
+def interleaved(runs: Mapping[str, Callable[[], object]], *, repeats: int, warmup: int = 2) -> dict[str, list[float]]:
     """The seconds of each run, taken in turns so that a noisy machine disturbs all of them alike."""
     for _ in range(warmup):
         for run in runs.values():

@@ -1,6 +1,6 @@
 """How far filter pruning reaches: networks of timm and torchvision with random weights, one by one.
 
-    python benchmarks/coverage.py --results coverage.jsonl
+    python benchmarks/coverage.py [--results FILE]
 
 Each network gets a process of its own with one thread and a time limit. It is traced, 30 % of the units of
 every group are cut at random (evenly in all parts), and the result runs forward in eval mode and forward
@@ -66,9 +66,7 @@ def random_keep(coupling: Coupling, ratio: float, seed: int = 0) -> dict[str, tu
     for group in coupling.groups:
         length = len(group.parts[0])
         left = max(1, length - round(length * ratio))
-        kept = [
-            part[i] for part in group.parts for i in torch.randperm(length, generator=generator)[:left].tolist()
-        ]
+        kept = [part[i] for part in group.parts for i in torch.randperm(length, generator=generator)[:left].tolist()]
         keep[group.name] = tuple(sorted(kept))
     return keep
 
@@ -172,9 +170,7 @@ def summary(records: list[dict[str, Any]]) -> dict[str, Any]:
         "half_prunable": len(half),
         "failed": {f"{r['library']}/{r['name']}": r.get("error", "output shape") for r in records if not r["ok"]},
         "below_half": {
-            f"{r['library']}/{r['name']}": round(r["prunable"] / max(1, r["filters"]), 3)
-            for r in good
-            if r not in half
+            f"{r['library']}/{r['name']}": round(r["prunable"] / max(1, r["filters"]), 3) for r in good if r not in half
         },
     }
 
@@ -182,7 +178,7 @@ def summary(records: list[dict[str, Any]]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", type=Path, default=HERE / "coverage_models.json")
-    parser.add_argument("--results", type=Path, default=HERE / "coverage.jsonl")
+    parser.add_argument("--results", type=Path, default=HERE / "results" / "coverage.jsonl")
     parser.add_argument("--seconds", type=float, default=120.0, help="time limit for one network")
     parser.add_argument("--one", nargs=2, metavar=("LIBRARY", "NAME"), help="print the record of one network")
     options = parser.parse_args()

@@ -1,10 +1,11 @@
 """How long filter pruning takes against torch-pruning, and HRank against a plain forward pass.
 
-    python benchmarks/prune.py [--models resnet50 densenet121] [--repeats 5]
+    python benchmarks/prune.py [--models resnet50 densenet121] [--size 224] [--repeats 5]
 
-Random weights, one thread. `pruning` is our time for tracing, scoring by L1, planning and pruning 30 % of the
-filters over that of torch-pruning's MagnitudePruner (graph included) for the same, interleaved. `hrank` is the
-time to score 500 images at 64x64 by HRank over that of the forward pass alone. Writes results/prune.json.
+Random weights, one thread, an example image of the usual size. `pruning` is our time for tracing, scoring by L1,
+planning and pruning 30 % of the filters over that of torch-pruning's MagnitudePruner (graph included) for the same,
+interleaved. `hrank` is the time to score 500 images at 64x64 by HRank over that of the forward pass alone. Writes
+results/prune.json.
 """
 
 from __future__ import annotations
@@ -22,8 +23,6 @@ from torch import nn
 
 from basisprune import plan_filters, prune_filters, score_filters, trace_coupling
 from basisprune.importance.hrank import mean_ranks
-
-SIZE = 64
 
 
 def ours(model: nn.Module, images: torch.Tensor) -> nn.Module:
@@ -53,16 +52,16 @@ def on_copies(
     return lambda: run(copies.pop(), images)
 
 
-def compare(name: str, repeats: int) -> dict[str, object]:
+def compare(name: str, size: int, repeats: int) -> dict[str, object]:
     torch.manual_seed(0)
     model = timm.create_model(name).eval()
-    images = torch.randn(1, 3, SIZE, SIZE)
+    images = torch.randn(1, 3, size, size)
     runs = {
         "basisprune": on_copies(ours, model, images, repeats + 1),
         "torch-pruning": on_copies(theirs, model, images, repeats + 1),
     }
     pruning = interleaved(runs, repeats=repeats, warmup=1)
-    batches = list(torch.randn(500, 3, SIZE, SIZE).to(memory_format=torch.channels_last).split(50))
+    batches = list(torch.randn(500, 3, 64, 64).to(memory_format=torch.channels_last).split(50))
     model = model.to(memory_format=torch.channels_last)
     layers = [module_name for module_name, module in model.named_modules() if isinstance(module, nn.Conv2d)]
 
@@ -85,12 +84,13 @@ def compare(name: str, repeats: int) -> dict[str, object]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=["resnet50", "densenet121"])
+    parser.add_argument("--size", type=int, default=224, help="the side of the example image")
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
     torch.set_num_threads(1)
     results = {}
     for name in options.models:
-        results[name] = compare(name, options.repeats)
+        results[name] = compare(name, options.size, options.repeats)
         print(name, results[name], flush=True)
     print(f"written to {write_result('prune', vars(options), results)}")
 

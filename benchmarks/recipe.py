@@ -30,9 +30,7 @@ Array: TypeAlias = npt.NDArray[np.generic]
 
 def features(model: TransferModel, data: LabelledImages) -> tuple[np.ndarray, np.ndarray]:
     with torch.inference_mode():
-        rows = [
-            (model.forward_features(images), labels) for images, labels in PreparedBatches(data, model.input_spec)
-        ]
+        rows = [(model.forward_features(images), labels) for images, labels in PreparedBatches(data, model.input_spec)]
     return torch.cat([row for row, _ in rows]).numpy(), torch.cat([labels for _, labels in rows]).numpy()
 
 
@@ -78,9 +76,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    config = {
-        key: value for key, value in vars(options).items() if key not in ("assets", "runs", "models", "datasets")
-    }
+    config = {key: value for key, value in vars(options).items() if key not in ("assets", "runs", "models", "datasets")}
     cells = Cells("recipe", config | {"training": dataclasses.asdict(RECIPES[options.recipe].train)})
     for name in options.models:
         for dataset in options.datasets:

@@ -50,9 +50,7 @@ def peak_bytes(step: Callable[[], None]) -> int:
         profile.export_chrome_trace(str(trace))
         events = json.loads(trace.read_text())["traceEvents"]
     changes = [
-        event["args"]["Bytes"]
-        for event in sorted(events, key=lambda e: e.get("ts", 0))
-        if event["name"] == "[memory]"
+        event["args"]["Bytes"] for event in sorted(events, key=lambda e: e.get("ts", 0)) if event["name"] == "[memory]"
     ]
     held = peak = 0
     for change in changes:

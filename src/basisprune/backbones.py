@@ -125,9 +125,7 @@ def _from_factory(reference: str) -> nn.Module:
         raise ModelError(f"{reference!r}: cannot import {module_name}: {error}; is it on the path?") from error
     factory = getattr(module, attribute, None)
     if not callable(factory):
-        raise ModelError(
-            f"{reference!r}: {module_name} has no function {attribute!r}; write 'package.module:function'"
-        )
+        raise ModelError(f"{reference!r}: {module_name} has no function {attribute!r}; write 'package.module:function'")
     try:
         model = factory()
     except Exception as error:

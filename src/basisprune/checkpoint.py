@@ -102,9 +102,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file fails in many ways
-        raise CheckpointError(
-            f"{path}: cannot be read as a checkpoint ({error}); delete it to start anew"
-        ) from error
+        raise CheckpointError(f"{path}: cannot be read as a checkpoint ({error}); delete it to start anew") from error
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         found = state.get("format") if isinstance(state, dict) else type(state).__name__
         raise CheckpointError(f"{path}: format {found} found, {FORMAT} is needed; delete it to start anew")

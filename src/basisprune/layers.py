@@ -164,9 +164,7 @@ class _ScaledTransform(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, features: Tensor, scale: Tensor, weight: Tensor, bias: Tensor | None, groups: int
-    ) -> Tensor:
+    def forward(ctx: Any, features: Tensor, scale: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> Tensor:
         ctx.save_for_backward(features, scale, weight)
         ctx.groups = groups
         if _small_map(features, weight):

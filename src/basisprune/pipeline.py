@@ -25,9 +25,7 @@ from basisprune.prune import prune_basis, prune_filters
 from basisprune.training import EpochRecord, classes_of, evaluate, fit, set_trainable, spec_of
 from basisprune.types import BasisPlan, FilterPlan
 
-Framework: TypeAlias = Literal[
-    "baseline", "l1", "taylor", "hrank", "basis", "basis+taylor", "basis+hrank", "basis+l1"
-]
+Framework: TypeAlias = Literal["baseline", "l1", "taylor", "hrank", "basis", "basis+taylor", "basis+hrank", "basis+l1"]
 Plan = TypeVar("Plan", BasisPlan, FilterPlan)
 
 
@@ -219,8 +217,7 @@ class Pipeline:
             if (old.pruning_ratio, old.options) == (plan.pruning_ratio, plan.options):
                 return old
             raise CheckpointError(
-                f"{path}: was made with {dict(old.options)}, now {dict(plan.options)} is asked for; "
-                "use another folder"
+                f"{path}: was made with {dict(old.options)}, now {dict(plan.options)} is asked for; use another folder"
             )
         write_text(path, plan.to_json())
         return plan

@@ -162,9 +162,7 @@ class _Queue:
         return tuple(sorted(self.order[:, : self.starts[len(self.starts) - 1 - lost_blocks]].ravel().tolist()))
 
 
-def _select(
-    queues: Mapping[str, _Queue], pruning_ratio: float, total: int, what: str
-) -> dict[str, tuple[int, ...]]:
+def _select(queues: Mapping[str, _Queue], pruning_ratio: float, total: int, what: str) -> dict[str, tuple[int, ...]]:
     """What each queue keeps when the worst blocks of all go, as many as the ratio of the total asks for."""
     if not 0 <= pruning_ratio < 1:
         raise PlanError(f"pruning_ratio: {pruning_ratio} given; it is the fraction removed, 0 <= ratio < 1")

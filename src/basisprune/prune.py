@@ -103,9 +103,7 @@ def prune_filters(model: nn.Module, plan: FilterPlan, *, inplace: bool = False) 
     Norms, the inputs of the next layers and whatever is coupled by additions or concatenations shrink with
     them. Raises PlanError, and changes nothing, when the plan does not fit.
     """
-    tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(
-        model.named_buffers(remove_duplicate=False)
-    )
+    tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
     for group in plan.coupling.groups:
         for axis in group.axes:
             tensor = tensors.get(axis.parameter)

@@ -46,9 +46,7 @@ def images_of(batch: object) -> Tensor:
 
 
 @torch.no_grad()
-def output_statistics(
-    model: nn.Module, names: Sequence[str], batches: Iterable[object]
-) -> dict[str, OutputStatistics]:
+def output_statistics(model: nn.Module, names: Sequence[str], batches: Iterable[object]) -> dict[str, OutputStatistics]:
     """The mean and covariance of the output of each layer named, over all images and positions, in eval mode.
 
     The model is not changed. Raises DataError when there is no batch, LayerError for a layer that never ran

@@ -125,9 +125,7 @@ def match_layers(model: nn.Module, patterns: LayerPatterns) -> frozenset[str]:
                 f"ignored_layers: {pattern!r} matches no module of {type(model).__name__}; "
                 "pass modules, dotted names as in model.named_modules(), or patterns such as 'layer1.*'"
             )
-        matched |= {
-            name for name in modules for top in found if not top or name == top or name.startswith(f"{top}.")
-        }
+        matched |= {name for name in modules for top in found if not top or name == top or name.startswith(f"{top}.")}
     meant = {id(modules[name]) for name in matched}
     return frozenset(name for name, module in modules.items() if id(module) in meant)
 
@@ -187,9 +185,7 @@ def plain_linear(name: str, layer: nn.Linear) -> nn.Linear:
     with torch.no_grad(), mode(layer, training=False):
         if _close(layer(probe), F.linear(probe, layer.weight, layer.bias)):
             return layer
-    raise LayerError(
-        name, f"{type(layer).__name__} does not compute a plain linear layer; add it to ignored_layers"
-    )
+    raise LayerError(name, f"{type(layer).__name__} does not compute a plain linear layer; add it to ignored_layers")
 
 
 def refuse_hooks(name: str, layer: nn.Module) -> None:

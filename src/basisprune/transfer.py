@@ -157,9 +157,7 @@ def _input_spec(model: nn.Module, size: tuple[int, int] | None) -> InputSpec:
     return spec if size is None else replace(spec, size=size)
 
 
-def _assemble(
-    body: nn.Module, num_classes: int, dropout: float, spec: InputSpec, example: Tensor
-) -> TransferModel:
+def _assemble(body: nn.Module, num_classes: int, dropout: float, spec: InputSpec, example: Tensor) -> TransferModel:
     """The body with a pool that suits its features and a classifier with small random weights."""
     shape = dry_run(body, example).output_shape
     layout = _layout(body, shape)

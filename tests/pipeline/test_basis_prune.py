@@ -148,9 +148,7 @@ def test_data_that_does_not_fit_is_refused_before_anything_is_trained():
 
 def test_wrong_settings_are_refused_with_what_is_allowed():
     pipeline = Pipeline(tiny_model(), data(), recipe())
-    with pytest.raises(
-        ConfigError, match=r"(?s)2 faults.*'basic' given.*Did you mean 'basis'.*iterations: 0 given"
-    ):
+    with pytest.raises(ConfigError, match=r"(?s)2 faults.*'basic' given.*Did you mean 'basis'.*iterations: 0 given"):
         pipeline.run("basic", iterations=0)
     with pytest.raises(PlanError, match=r"0\.99 would remove 20 of 20"):
         pipeline.run("basis", basis_ratio=0.99)

@@ -70,9 +70,7 @@ def test_a_truncated_file_is_refused(suffix: str, tmp_path: Path) -> None:
 def test_weights_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> None:
     state = {"conv.weight": torch.zeros(6, 3, 5, 5), "conv2.weight": torch.zeros(1)}
     save_file(state, tmp_path / "w.safetensors")
-    wrong = (
-        r"1 missing: conv\.bias; 1 of another shape: conv\.weight is 6x3x5x5, wanted 6x3x3x3; 1 unknown: conv2\."
-    )
+    wrong = r"1 missing: conv\.bias; 1 of another shape: conv\.weight is 6x3x5x5, wanted 6x3x3x3; 1 unknown: conv2\."
     refused(wrong, Tiny(), weights=tmp_path / "w.safetensors")
 
 
@@ -94,9 +92,7 @@ def test_a_failed_download_names_the_way_out(monkeypatch: pytest.MonkeyPatch) ->
         raise OSError("no route to host")
 
     monkeypatch.setattr(timm, "create_model", offline)
-    refused(
-        "resnet18: no pretrained weights could be had: OSError: no route.*weights=", "resnet18", pretrained=True
-    )
+    refused("resnet18: no pretrained weights could be had: OSError: no route.*weights=", "resnet18", pretrained=True)
     refused("resnet18: timm cannot build it: OSError", "resnet18")
 
 

@@ -42,9 +42,7 @@ TORCHVISION: dict[str, tuple[Callable[[], nn.Module], str]] = {
 
 
 @pytest.mark.parametrize(("build", "layer"), TORCHVISION.values(), ids=TORCHVISION.keys())
-def test_features_of_torchvision_networks_are_exactly_the_old_ones(
-    build: Callable[[], nn.Module], layer: str
-) -> None:
+def test_features_of_torchvision_networks_are_exactly_the_old_ones(build: Callable[[], nn.Module], layer: str) -> None:
     network = build().eval()
     model = transfer_model(network, 5, input_size=64)
     x = torch.randn(2, 3, 64, 64)
@@ -150,9 +148,7 @@ def test_auxiliary_heads_are_switched_off_and_dropped(name: str) -> None:
     ],
     ids=["dict", "tuple", "five", "softmax", "view"],
 )  # fmt: skip
-def test_unsuitable_outputs_are_refused_with_a_way_out(
-    finish: Callable[[Tiny, Tensor], Any], message: str
-) -> None:
+def test_unsuitable_outputs_are_refused_with_a_way_out(finish: Callable[[Tiny, Tensor], Any], message: str) -> None:
     refused(message, Tiny(finish))
 
 
@@ -162,6 +158,4 @@ def test_networks_without_maps_are_refused() -> None:
 
 @pytest.mark.parametrize("name", ["one_dimensional", "three_dimensional"])
 def test_networks_that_take_no_images_are_refused(name: str) -> None:
-    refused(
-        r"does not run on an input of shape \(2, 3, 16, 16\).*pass input_size= or input_spec=", NETWORKS[name]()[0]
-    )
+    refused(r"does not run on an input of shape \(2, 3, 16, 16\).*pass input_size= or input_spec=", NETWORKS[name]()[0])

@@ -84,9 +84,7 @@ def test_a_damaged_file_is_refused_wherever_it_was_cut(saved):
         refused(saved, "cannot be read as a checkpoint")
 
 
-@pytest.mark.parametrize(
-    "junk", [b"garbage", b"\x80\x02}q\x00.", os.urandom(2000), b"PK\x03\x04" + bytes(500), b"{}"]
-)
+@pytest.mark.parametrize("junk", [b"garbage", b"\x80\x02}q\x00.", os.urandom(2000), b"PK\x03\x04" + bytes(500), b"{}"])
 def test_garbage_is_refused(saved, junk):
     saved.write_bytes(junk)
     refused(saved, "cannot be read|format")

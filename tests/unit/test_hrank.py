@@ -60,9 +60,7 @@ def test_a_layer_without_activation_is_taken_as_it_is():
 @pytest.mark.parametrize("name", NETWORKS)
 def test_every_conv_of_every_network_gets_its_ranks_and_the_model_stays_as_it_is(name):
     model, images = NETWORKS[name]()
-    layers = [
-        key for key, module in model.named_modules() if isinstance(module, nn.modules.conv._ConvNd | nn.Linear)
-    ]
+    layers = [key for key, module in model.named_modules() if isinstance(module, nn.modules.conv._ConvNd | nn.Linear)]
     before = {key: value.clone() for key, value in model.state_dict().items()}
     ranks = mean_ranks(model.train(), layers, [images])
     assert all(len(ranks[key]) and (ranks[key] >= 0).all() for key in layers)

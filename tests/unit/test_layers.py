@@ -16,9 +16,7 @@ POINTWISE = {0: None, 1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 SCALES = torch.tensor([1.0, 0.0, 1e-6, -0.7, 0.5, 1e-4, 2.0, -1e-5], dtype=torch.float64)
 
 
-def layer_of(
-    dims: int, groups: int = 1, *, outputs: int = 6, rank: int = 8, bias: bool = True
-) -> BasisScalingConv:
+def layer_of(dims: int, groups: int = 1, *, outputs: int = 6, rank: int = 8, bias: bool = True) -> BasisScalingConv:
     torch.manual_seed(0)
     weight = torch.randn(outputs, rank // groups, *[1] * dims, dtype=torch.float64)
     offset = torch.randn(outputs, dtype=torch.float64) if bias else None

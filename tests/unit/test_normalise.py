@@ -53,9 +53,7 @@ def test_networks_with_standardised_weights_get_no_norm() -> None:
 
 
 def test_gates_on_pooled_maps_get_no_norm() -> None:
-    network = nn.Sequential(
-        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), timm.layers.SEModule(8), timm.layers.EcaModule(8)
-    )
+    network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), timm.layers.SEModule(8), timm.layers.EcaModule(8))
     assert not normed(transfer_model(network, 5, input_size=16))
 
 

@@ -59,9 +59,7 @@ def test_norms_scales_and_classifier_are_trained_and_nothing_else():
         "classifier.bias",
     }
     assert {id(parameter) for parameter in chosen} == {id(model.get_parameter(name)) for name in names}
-    statistics = {
-        f"backbone.{i}.{s}" for i in (1, 4) for s in ("running_mean", "running_var", "num_batches_tracked")
-    }
+    statistics = {f"backbone.{i}.{s}" for i in (1, 4) for s in ("running_mean", "running_var", "num_batches_tracked")}
     assert differing(trained(model), model) == names | statistics
 
 

@@ -25,9 +25,7 @@ def test_vgg16_counts_as_in_keras(source: str) -> None:
 
 
 @pytest.mark.parametrize("source", ["timm", "torchvision"])
-@pytest.mark.parametrize(
-    ("name", "expected"), [("densenet121", 7_037_504 + 10_250), ("resnet50", 23_561_152 + 20_490)]
-)
+@pytest.mark.parametrize(("name", "expected"), [("densenet121", 7_037_504 + 10_250), ("resnet50", 23_561_152 + 20_490)])
 def test_networks_with_norms_count_as_in_keras(source: str, name: str, expected: int) -> None:
     model = transfer_model(name if source == "timm" else tv(name), 10, input_size=32)
     assert not normed(model)

@@ -8,9 +8,7 @@ import typer
 
 from basisprune.cli.demo import demo
 
-app = typer.Typer(
-    help="Make a pretrained CNN small for your own images.", no_args_is_help=True, add_completion=False
-)
+app = typer.Typer(help="Make a pretrained CNN small for your own images.", no_args_is_help=True, add_completion=False)
 app.command()(demo)
 
 

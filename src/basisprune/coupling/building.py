@@ -119,9 +119,7 @@ def _sizes(model: nn.Module, ledger: Ledger, solution: Solution) -> list[list[Si
                 by_value[value].append((attribute, item))
             numbers[hint.module] = by_value
         open_places = [
-            place
-            for place in numbers[hint.module].get(hint.rows.shape[1], ())
-            if (hint.module, *place) not in settled
+            place for place in numbers[hint.module].get(hint.rows.shape[1], ()) if (hint.module, *place) not in settled
         ]
         shares = _shares(hint, solution) if open_places else []
         for attribute, item in open_places if shares else ():

@@ -26,9 +26,7 @@ DERIVED: tuple[tuple[type[nn.Module], tuple[str, ...]], ...] = (
 """Attributes that follow from the shapes of a module's own weights, or that have nothing to do with them."""
 
 
-def cut(
-    model: nn.Module, coupling: Coupling, keep: Mapping[str, Sequence[int]], *, inplace: bool = False
-) -> nn.Module:
+def cut(model: nn.Module, coupling: Coupling, keep: Mapping[str, Sequence[int]], *, inplace: bool = False) -> nn.Module:
     """The network with only the units `keep[group name]` of each group named; others stay whole.
 
     Parameters keep `requires_grad`, dtype and device; gradients are dropped. Raises PlanError if `keep`

@@ -79,9 +79,7 @@ def _examine(
         if not clean or _interleaved(row_of, label, axis_of, rows.shape[1]):
             broken.append(split)
             continue
-        nested = [
-            (row_of[finer] == row_of[finer[:, :1]]).all() for finer in partitions if (row_of[finer] >= 0).any()
-        ]
+        nested = [(row_of[finer] == row_of[finer[:, :1]]).all() for finer in partitions if (row_of[finer] >= 0).any()]
         if not all(nested):
             broken.append(split)
         elif not nested:

@@ -60,9 +60,7 @@ def augment(images: Tensor, settings: Augment, generator: torch.Generator | None
     if settings.shift == 0 and settings.rotation == 0:
         return torch.where(flip.view(-1, 1, 1, 1), images.flip(3), images)
     around_zero = 2 * draws[1:] - 1
-    return move(
-        images, shift=settings.shift * around_zero[:2].T, degrees=settings.rotation * around_zero[2], flip=flip
-    )
+    return move(images, shift=settings.shift * around_zero[:2].T, degrees=settings.rotation * around_zero[2], flip=flip)
 
 
 def move(images: Tensor, *, shift: Tensor, degrees: Tensor, flip: Tensor) -> Tensor:

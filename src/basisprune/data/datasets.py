@@ -123,8 +123,7 @@ class WrappedDataset(LabelledImages):
         map_style = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
         if not map_style or isinstance(dataset, IterableDataset):
             raise DataError(
-                f"{name}: {type(dataset).__name__} given, a map-style dataset is needed, "
-                "with __len__ and __getitem__"
+                f"{name}: {type(dataset).__name__} given, a map-style dataset is needed, with __len__ and __getitem__"
             )
         self.dataset = dataset
         self.size = size
@@ -138,9 +137,7 @@ class WrappedDataset(LabelledImages):
     def __getitem__(self, index: int) -> Item:
         image, label = self._read(index)
         if not 0 <= label < len(self.classes):
-            raise DataError(
-                f"{self.name}: item {index}: label {label} given, 0..{len(self.classes) - 1} is allowed"
-            )
+            raise DataError(f"{self.name}: item {index}: label {label} given, 0..{len(self.classes) - 1} is allowed")
         return self._to_tensor(image, index), label
 
     @cached_property
@@ -154,9 +151,7 @@ class WrappedDataset(LabelledImages):
             listed = np.array([self._read(index)[1] for index in range(count)], dtype=np.int64)
         negative = np.flatnonzero(listed < 0)
         if len(negative) > 0:
-            raise DataError(
-                f"{self.name}: item {negative[0]}: label {listed[negative[0]]} given, 0 or more is needed"
-            )
+            raise DataError(f"{self.name}: item {negative[0]}: label {listed[negative[0]]} given, 0 or more is needed")
         return read_only(listed)
 
     @cached_property

@@ -24,9 +24,7 @@ def read_folder(folder: Path, size: tuple[int, int]) -> Splits:
     if "train" in names and _subfolders(folder / "train"):
         found = {part: _part_folder(folder, part, names) for part in PARTS}
     elif names and names <= {alias for aliases in PARTS.values() for alias in aliases}:
-        raise DataError(
-            f"{folder}: holds {', '.join(sorted(names))} but no train/ with a folder for each class in it"
-        )
+        raise DataError(f"{folder}: holds {', '.join(sorted(names))} but no train/ with a folder for each class in it")
     else:
         found = {"train": folder}
     files = {part: _class_files(path) for part, path in found.items() if path is not None}

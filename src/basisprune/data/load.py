@@ -92,13 +92,10 @@ def _read_path(path: Path, size: tuple[int, int]) -> Splits:
         return read_folder(path, size)
     if not path.exists():
         raise DataError(
-            f"{path}: there is no such file or folder; give a folder of class folders, a .npz file or "
-            "torchvision:NAME"
+            f"{path}: there is no such file or folder; give a folder of class folders, a .npz file or torchvision:NAME"
         )
     if path.suffix.lower() != ".npz":
-        raise DataError(
-            f"{path}: a file of this kind cannot be read; give a folder of class folders or a .npz file"
-        )
+        raise DataError(f"{path}: a file of this kind cannot be read; give a folder of class folders or a .npz file")
     return read_npz(path)
 
 

@@ -41,9 +41,7 @@ def make_loader(
         return dataset
     wanted = {"batch_size": (batch_size, 1), "seed": (seed, 0), "epoch": (epoch, 0), "workers": (workers, 0)}
     faults = [
-        f"{name}: {given} given, at least {least} is needed"
-        for name, (given, least) in wanted.items()
-        if given < least
+        f"{name}: {given} given, at least {least} is needed" for name, (given, least) in wanted.items() if given < least
     ]
     if faults:
         raise ConfigError.of("make_loader", faults)

@@ -28,9 +28,7 @@ def read_npz(path: Path) -> Splits:
     """
     arrays = _read_arrays(path)
     parts = [part for part in ("train", "val", "test") if f"x_{part}" in arrays]
-    labels = {
-        part: as_labels(arrays[f"y_{part}"], len(arrays[f"x_{part}"]), f"{path}: y_{part}") for part in parts
-    }
+    labels = {part: as_labels(arrays[f"y_{part}"], len(arrays[f"x_{part}"]), f"{path}: y_{part}") for part in parts}
     numbers = np.unique(labels["train"])
     classes = tuple(str(number) for number in numbers)
     datasets = {

@@ -52,24 +52,17 @@ def score_filters(
         generator = torch.Generator().manual_seed(seed)
         values = {name: torch.rand(len(_filters(model, name)), generator=generator) for name in layers}
     elif method == "l1":
-        values = {name: _filters(model, name).abs().sum(1) for name in layers}
+        values = {name: _l1(model, name) for name in layers}
     elif batches is None:
-        raise DataError(
-            f"method {method!r} needs images; pass batches of prepared images, such as PreparedBatches"
-        )
+        raise DataError(f"method {method!r} needs images; pass batches of prepared images, such as PreparedBatches")
     elif method == "hrank":
         values = mean_ranks(model, layers, (images_of(batch) for batch in batches))
     elif method == "bn_scale":
         norms = norms_behind(model, layers, _first_images(batches))
-        values = {
-            name: norms[name].weight.detach().abs() if name in norms else _filters(model, name).abs().sum(1)
-            for name in layers
-        }
+        values = {name: norms[name].weight.detach().abs() if name in norms else _l1(model, name) for name in layers}
     else:
         values = _taylor(model, layers, batches)
-    return Scores(
-        method, {name: LayerScores(tuple(value.double().cpu().tolist())) for name, value in values.items()}
-    )
+    return Scores(method, {name: LayerScores(tuple(value.double().cpu().tolist())) for name, value in values.items()})
 
 
 def norms_behind(model: nn.Module, layers: Sequence[str], images: Tensor) -> dict[str, Any]:
@@ -87,11 +80,7 @@ def norms_behind(model: nn.Module, layers: Sequence[str], images: Tensor) -> dic
 
     def look(norm: nn.Module, args: tuple[Any, ...]) -> None:
         name = outputs.get(id(args[0])) if args else None
-        if (
-            name is not None
-            and getattr(norm, "weight", None) is not None
-            and getattr(norm, "bias", None) is not None
-        ):
+        if name is not None and getattr(norm, "weight", None) is not None and getattr(norm, "bias", None) is not None:
             found.setdefault(name, norm)
 
     handles = [model.get_submodule(name).register_forward_hook(remember(name)) for name in layers]
@@ -153,6 +142,11 @@ def _filters(model: nn.Module, name: str) -> Tensor:
             grouped = weight.unflatten(0, (layer.groups, -1)).transpose(1, 2)
             weight = grouped.flatten(0, 1)
         return weight.detach().flatten(1)
+
+
+def _l1(model: nn.Module, name: str) -> Tensor:
+    norms: Tensor = torch.linalg.vector_norm(_filters(model, name), ord=1, dim=1)
+    return norms
 
 
 def _first_images(batches: Batches) -> Tensor:

@@ -101,9 +101,7 @@ def _eliminate(matrices: Tensor) -> Tensor:
 class _FeatureMaps(TorchDispatchMode):
     """Follows the layers' outputs to their activations while the model runs, and hands the maps on."""
 
-    def __init__(
-        self, model: nn.Module, layers: Sequence[str], use: Callable[[frozenset[str], Tensor], None]
-    ) -> None:
+    def __init__(self, model: nn.Module, layers: Sequence[str], use: Callable[[frozenset[str], Tensor], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.use = use
         self.names = WeakTensorKeyDictionary()

@@ -32,9 +32,7 @@ def random_keep(coupling: Coupling, seed: int = 0) -> dict[str, tuple[int, ...]]
     for group in coupling.groups:
         length = len(group.parts[0])
         left = int(torch.randint(1, length, (), generator=generator))
-        kept = [
-            part[i] for part in group.parts for i in torch.randperm(length, generator=generator)[:left].tolist()
-        ]
+        kept = [part[i] for part in group.parts for i in torch.randperm(length, generator=generator)[:left].tolist()]
         keep[group.name] = tuple(sorted(kept))
     return keep
 

@@ -236,9 +236,7 @@ def test_pixels_of_unknown_range_are_refused(tmp_path, array):
     ids=["pil", "array", "tensor", "channels-first array", "view"],
 )
 def test_images_of_every_type_become_tensors(convert):
-    wrapped = WrappedDataset(
-        Listing([(convert(image), label) for image, label in zip(COLOURS, LABELS, strict=True)])
-    )
+    wrapped = WrappedDataset(Listing([(convert(image), label) for image, label in zip(COLOURS, LABELS, strict=True)]))
     for index in range(6):
         image, label = wrapped[index]
         np.testing.assert_array_equal(image.numpy(), COLOURS[index].transpose(2, 0, 1))

@@ -151,9 +151,7 @@ def test_a_class_without_images_is_refused(tmp_path, extra):
     write_images(tmp_path, {"ant": 3, "bee": 0})
     for name in extra:
         (tmp_path / "bee" / name).write_text("x")
-    refused(
-        tmp_path, str(tmp_path / "bee"), "no image", "2 other files, such as a.txt" if extra else "it is empty"
-    )
+    refused(tmp_path, str(tmp_path / "bee"), "no image", "2 other files, such as a.txt" if extra else "it is empty")
 
 
 def test_one_class_only_is_refused(tmp_path):
@@ -194,9 +192,7 @@ def test_an_npz_keeps_its_test_part_and_gets_a_validation_part(tmp_path):
 
 def test_an_npz_may_have_grey_integers_columns_of_labels_and_a_validation_part(tmp_path):
     content = arrays()
-    content = {
-        name: array[..., 0].astype(int) if name[0] == "x" else array[:, None] for name, array in content.items()
-    }
+    content = {name: array[..., 0].astype(int) if name[0] == "x" else array[:, None] for name, array in content.items()}
     path = write_npz(tmp_path, **content, x_val=content["x_test"], y_val=content["y_test"], other=np.zeros(3))
     splits = load_data(path)
     assert sizes(splits) == {"train": 30, "val": 3, "test": 3}

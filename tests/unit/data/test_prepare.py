@@ -65,9 +65,7 @@ def test_other_channels_are_refused(given, spec):
         prepare(pixels(2, given, 8, 6), spec)
 
 
-@pytest.mark.parametrize(
-    "wrong", [torch.tensor([-2.1, 1.5]), torch.tensor([0.0, 255.0]), torch.tensor([0, torch.nan])]
-)
+@pytest.mark.parametrize("wrong", [torch.tensor([-2.1, 1.5]), torch.tensor([0.0, 255.0]), torch.tensor([0, torch.nan])])
 def test_floats_out_of_range_are_refused_with_the_range_and_the_way_out(wrong):
     images = wrong.view(1, 1, 1, 2).expand(1, 3, 4, 2)
     with pytest.raises(DataError, match="prepared=True") as caught:
