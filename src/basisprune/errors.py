@@ -7,6 +7,7 @@
     │   └── LayerError                        one layer of it; the message starts with its name
     ├── PlanError            (ValueError)     a plan or scores that do not fit the network
     ├── CheckpointError      (ValueError)     a file of ours that is damaged or belongs to another run
+    ├── BundleError          (ValueError)     a saved network that cannot be written, or trusted when read
     ├── TrainingError        (RuntimeError)   a training that cannot go on
     └── MissingExtraError    (ImportError)    an optional package is needed; the message names the extra
 
@@ -65,6 +66,10 @@ class PlanError(BasisPruneError, ValueError):
 
 class CheckpointError(BasisPruneError, ValueError):
     """A file of ours that is damaged, or that belongs to another run."""
+
+
+class BundleError(BasisPruneError, ValueError):
+    """A saved network that cannot be written, or that is damaged or does not fit when it is read."""
 
 
 class TrainingError(BasisPruneError, RuntimeError):

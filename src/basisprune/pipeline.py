@@ -121,7 +121,7 @@ class Pipeline:
             state = self._prune_basis(state, _step_ratio(basis_ratio, step, iterations))
         for step in range(iterations if method not in ("", "baseline") else 0):
             state = self._prune_filters(state, method, _step_ratio(filter_ratio, step, iterations))
-        accuracy = None if self.splits.test is None else evaluate(state.model, self.splits.test).accuracy
+        accuracy = None if self.splits.test is None else self._accuracy(state.model, self.splits.test)
         return Pruned(framework, state.model, state.stages, state.plans, accuracy)
 
     def _dense(self) -> _State:
@@ -130,7 +130,7 @@ class Pipeline:
     def _decomposed(self) -> _State:
         def split() -> nn.Module:
             self.say("decomposing every conv")
-            images = PreparedBatches(self.splits.train, self.spec, limit=self.settings.basis_images, shuffle=True)
+            images = self._batches(self.splits.train, limit=self.settings.basis_images, shuffle=True)
             return decompose(
                 self.model,
                 scale_init=self.settings.scale_init,
@@ -149,7 +149,7 @@ class Pipeline:
         key = f"{state.key}, basis {ratio:.4g}"
         if key not in self._starts:
             self.say("scoring the basis vectors on the validation images")
-            scores = taylor_scores(state.model, PreparedBatches(self.val, self.spec))
+            scores = taylor_scores(state.model, self._batches(self.val))
             plan = self._same_plan(key, plan_basis(scores, ratio, self.settings.plan))
             self.say(f"removing {plan.removed} of {plan.total} basis vectors")
             pruned = prune_basis(state.model, plan, compensate=self.settings.compensate)
@@ -161,8 +161,7 @@ class Pipeline:
         self.say(f"scoring the filters by {method}")
         device = next(state.model.parameters()).device
         coupling = trace_coupling(state.model, torch.zeros(2, *self.spec.shape, device=device))
-        batches = PreparedBatches(self.val, self.spec)
-        scores = score_filters(state.model, method, coupling.layers, batches)  # type: ignore[arg-type]
+        scores = score_filters(state.model, method, coupling.layers, self._batches(self.val))  # type: ignore[arg-type]
         plan = self._same_plan(
             key, plan_filters(state.model, scores, ratio, self.settings.filter_plan, coupling=coupling)
         )
@@ -184,8 +183,14 @@ class Pipeline:
     def _stage(self, name: str, model: nn.Module, history: tuple[EpochRecord, ...] = ()) -> Stage:
         set_trainable(model)
         report = measure(model)
-        accuracy = evaluate(model, self.val).accuracy
+        accuracy = self._accuracy(model, self.val)
         return Stage(name, accuracy, report.parameters, report.trainable, report.macs, history)
+
+    def _batches(self, data: LabelledImages, **options: Any) -> PreparedBatches:
+        return PreparedBatches(data, self.spec, prepared=self.settings.train.prepared, **options)
+
+    def _accuracy(self, model: nn.Module, data: LabelledImages) -> float:
+        return evaluate(model, data, prepared=self.settings.train.prepared).accuracy
 
     def _path(self, key: str, suffix: str) -> Path | None:
         return None if self.folder is None else self.folder / (key.replace(", ", "-").replace(" ", "") + suffix)

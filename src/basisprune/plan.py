@@ -26,13 +26,15 @@ Array: TypeAlias = npt.NDArray[np.float64]
 class PlanConfig:
     """How scores of different layers are made comparable, and what every layer keeps.
 
-    `normalise` divides each layer's scores by their maximum (the paper), mean or median. `min_keep` and
+    `normalise` divides each layer's scores by their maximum (the paper), mean or median, or takes them as they
+    are: Taylor scores estimate a change of the one loss, so they can be compared across layers, and pruned
+    networks keep far more of their accuracy that way (docs/measured.md). `min_keep` and
     `min_share` are the least number and the least fraction of its basis vectors or filters that a layer
     keeps. With `round_to`, the number kept is a multiple of it, or all. `reduce` makes one score of those of
     filters that are coupled.
     """
 
-    normalise: Normalisation = "mean"
+    normalise: Normalisation = "none"
     min_keep: int = 1
     min_share: float = 0.05
     round_to: int | None = None

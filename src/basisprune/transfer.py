@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -18,6 +18,17 @@ from basisprune.normalise import insert_norms
 from basisprune.types import InputSpec
 
 Layout: TypeAlias = Literal["NCHW", "NHWC", "NLC", "NC"]
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """Where a network's architecture came from, to build it again: a timm name or `"package.module:factory"`.
+
+    `backbone` is None for a module that was handed over ready-made.
+    """
+
+    backbone: str | None
+    insert_norm: bool = True
 
 
 class GlobalPool(nn.Module):
@@ -60,6 +71,7 @@ class TransferModel(nn.Module):
         dropout: nn.Dropout,
         classifier: nn.Linear,
         input_spec: InputSpec,
+        source: ModelSource | None = None,
     ) -> None:
         super().__init__()
         self.backbone = backbone
@@ -67,6 +79,7 @@ class TransferModel(nn.Module):
         self.dropout = dropout
         self.classifier = classifier
         self.input_spec = input_spec
+        self.source = source
 
     def forward_features(self, x: Tensor) -> Tensor:
         """The pooled features (N, C), which the classifier reads."""
@@ -120,7 +133,9 @@ def transfer_model(
         load_weights(body, weights, optional=all_keys - body.state_dict().keys())
     if insert_norm:
         body = insert_norms(body, example)
-    return _assemble(body, num_classes, dropout, spec, example).eval()
+    model = _assemble(body, num_classes, dropout, spec, example).eval()
+    model.source = ModelSource(backbone if isinstance(backbone, str) else None, insert_norm)
+    return model
 
 
 def _check_settings(
