@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
@@ -21,8 +23,9 @@ from basisprune.errors import CheckpointError, ConfigError, DataError
 from basisprune.importance import score_filters, taylor_scores
 from basisprune.measure import measure
 from basisprune.plan import plan_basis, plan_filters
+from basisprune.predict import predict
 from basisprune.prune import prune_basis, prune_filters
-from basisprune.training import EpochRecord, classes_of, evaluate, fit, set_trainable, spec_of
+from basisprune.training import EpochRecord, Stop, classes_of, evaluate, fit, set_trainable, spec_of
 from basisprune.types import BasisPlan, FilterPlan
 
 Framework: TypeAlias = Literal["baseline", "l1", "taylor", "hrank", "basis", "basis+taylor", "basis+hrank", "basis+l1"]
@@ -66,7 +69,7 @@ class Pruned:
 
 
 @dataclass(frozen=True)
-class _State:
+class State:
     """A network under way, with what happened to it so far."""
 
     key: str
@@ -89,7 +92,7 @@ class Pipeline:
     checkpoints: str | Path | None = None
     progress: bool | None = None
     say: Callable[[str], None] = lambda _: None
-    _starts: dict[str, _State] = field(default_factory=dict, init=False, repr=False)
+    _starts: dict[str, State] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.settings = find_recipe(self.recipe)
@@ -116,18 +119,21 @@ class Pipeline:
         self._claim_folder()
         with_basis = framework.startswith("basis")
         method = framework.removeprefix("basis").removeprefix("+")
-        state = self._decomposed() if with_basis else self._dense()
+        state = self.decomposed() if with_basis else self.dense()
         for step in range(iterations if with_basis else 0):
-            state = self._prune_basis(state, _step_ratio(basis_ratio, step, iterations))
+            state = self.prune_basis(state, _step_ratio(basis_ratio, step, iterations))
         for step in range(iterations if method not in ("", "baseline") else 0):
-            state = self._prune_filters(state, method, _step_ratio(filter_ratio, step, iterations))
+            state = self.prune_filters(state, method, _step_ratio(filter_ratio, step, iterations))
         accuracy = None if self.splits.test is None else self._accuracy(state.model, self.splits.test)
         return Pruned(framework, state.model, state.stages, state.plans, accuracy)
 
-    def _dense(self) -> _State:
+    def dense(self) -> State:
+        """The model trained as it is, where all frameworks without a basis start."""
         return self._start("dense", lambda: self.model)
 
-    def _decomposed(self) -> _State:
+    def decomposed(self) -> State:
+        """The model decomposed and trained, where all frameworks with a basis start."""
+
         def split() -> nn.Module:
             self.say("decomposing every conv")
             images = self._batches(self.splits.train, limit=self.settings.basis_images, shuffle=True)
@@ -140,12 +146,13 @@ class Pipeline:
 
         return self._start("decomposed", split)
 
-    def _start(self, key: str, build: Callable[[], nn.Module]) -> _State:
+    def _start(self, key: str, build: Callable[[], nn.Module]) -> State:
         if key not in self._starts:
-            self._starts[key] = self._train(_State(key, build()), self.settings.train)
+            self._starts[key] = self._train(State(key, build()), self.settings.train)
         return self._starts[key]
 
-    def _prune_basis(self, state: _State, ratio: float) -> _State:
+    def prune_basis(self, state: State, ratio: float, *, stop: Stop | None = None) -> State:
+        """The state without the fraction `ratio` of its basis vectors, tuned; `stop` as in `fit`."""
         key = f"{state.key}, basis {ratio:.4g}"
         if key not in self._starts:
             self.say("scoring the basis vectors on the validation images")
@@ -153,10 +160,11 @@ class Pipeline:
             plan = self._same_plan(key, plan_basis(scores, ratio, self.settings.plan))
             self.say(f"removing {plan.removed} of {plan.total} basis vectors")
             pruned = prune_basis(state.model, plan, compensate=self.settings.compensate)
-            self._starts[key] = self._tune(state, key, pruned, plan)
+            self._starts[key] = self._tune(state, key, pruned, plan, stop)
         return self._starts[key]
 
-    def _prune_filters(self, state: _State, method: str, ratio: float) -> _State:
+    def prune_filters(self, state: State, method: str, ratio: float, *, stop: Stop | None = None) -> State:
+        """The state without the fraction `ratio` of its filters by the method's scores, tuned; `stop` as in `fit`."""
         key = f"{state.key}, {method} {ratio:.4g}"
         self.say(f"scoring the filters by {method}")
         device = next(state.model.parameters()).device
@@ -166,19 +174,27 @@ class Pipeline:
             key, plan_filters(state.model, scores, ratio, self.settings.filter_plan, coupling=coupling)
         )
         self.say(f"removing {plan.removed} of {plan.total} filters")
-        return self._tune(state, key, prune_filters(state.model, plan), plan)
+        return self._tune(state, key, prune_filters(state.model, plan), plan, stop)
 
-    def _tune(self, state: _State, key: str, pruned: nn.Module, plan: BasisPlan | FilterPlan) -> _State:
+    def _tune(
+        self, state: State, key: str, pruned: nn.Module, plan: BasisPlan | FilterPlan, stop: Stop | None
+    ) -> State:
         untuned = self._stage(f"{key}, not tuned", pruned)
-        after = _State(key, pruned, (*state.stages, untuned), (*state.plans, plan))
-        return self._train(after, self.settings.finetune)
+        after = State(key, pruned, (*state.stages, untuned), (*state.plans, plan))
+        return self._train(after, self.settings.finetune, stop)
 
-    def _train(self, state: _State, config: TrainConfig) -> _State:
+    def _train(self, state: State, config: TrainConfig, stop: Stop | None = None) -> State:
         self.say(f"{state.key}: training for {config.epochs} epochs")
         path = self._path(state.key, ".pt")
-        result = fit(state.model, self.splits.train, self.val, config, checkpoint=path, progress=self.progress)
+        result = fit(
+            state.model, self.splits.train, self.val, config, checkpoint=path, progress=self.progress, stop=stop
+        )
         stage = self._stage(state.key, result.model, result.history)
-        return _State(state.key, result.model, (*state.stages, stage), state.plans)
+        return State(state.key, result.model, (*state.stages, stage), state.plans)
+
+    def hits(self, model: nn.Module) -> npt.NDArray[np.bool_]:
+        """Which of the validation images the model classifies correctly."""
+        return predict(model, self.val, prepared=self.settings.train.prepared).hits
 
     def _stage(self, name: str, model: nn.Module, history: tuple[EpochRecord, ...] = ()) -> Stage:
         set_trainable(model)

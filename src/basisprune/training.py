@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
@@ -35,6 +35,7 @@ from basisprune.types import InputSpec
 logger = logging.getLogger(__name__)
 
 Data = Dataset[Any] | DataLoader[Any]
+Stop = Callable[[Sequence["EpochRecord"]], bool]
 
 
 @dataclass(frozen=True)
@@ -129,14 +130,16 @@ def fit(
     checkpoint: str | Path | None = None,
     accelerator: Accelerator | None = None,
     progress: bool | None = None,
+    stop: Stop | None = None,
     inplace: bool = False,
 ) -> FitResult:
     """The model with norms, basis scales and classifier trained as `config` says; everything else is frozen.
 
     `train` and `val` are datasets (or loaders) of pixels; the model's `input_spec` tells how they are
     prepared. With `checkpoint`, the state is written there after each epoch, and a run that was killed goes
-    on from it and ends in the same weights. `progress=None` shows a bar in a terminal only. Accelerate
-    carries it: run it under `accelerate launch` for several GPUs or nodes.
+    on from it and ends in the same weights. `progress=None` shows a bar in a terminal only. `stop` is asked
+    after each epoch, with the records so far, whether to end early. Accelerate carries the training: run it
+    under `accelerate launch` for several GPUs or nodes.
 
     Raises TrainingError when the loss is no longer finite (the last checkpoint stays), CheckpointError when
     the checkpoint belongs to another run.
@@ -149,6 +152,8 @@ def fit(
     show = progress if accelerator.is_main_process else False
     with run.tracked(), TrainingProgress(config.epochs, run.steps, show=show) as bar:
         for epoch in range(len(history), config.epochs):
+            if stop is not None and history and stop(history):
+                break
             record = run.epoch(epoch, bar)
             history.append(record)
             logger.info("%s", record)
