@@ -173,8 +173,8 @@ def weight_basis(matrix: Tensor) -> tuple[Tensor, Tensor]:
     if tall is not matrix:
         return vectors, projected.mT
     lengths = torch.linalg.vector_norm(projected, dim=-2, keepdim=True)
-    # Squaring costs the smallest singular values half of their digits: there the columns need a QR.
-    if bool((lengths.amin(-1) > 1e-4 * lengths.amax(-1)).all()):
+    # Squaring costs small singular values digits (1e-3 of the largest: six of sixteen); below, columns need a QR.
+    if bool((lengths.amin(-1) > 1e-3 * lengths.amax(-1)).all()):
         return projected / lengths, lengths.mT * vectors.mT
     orthonormal, triangle = torch.linalg.qr(projected)
     return orthonormal, triangle @ vectors.mT

@@ -223,7 +223,7 @@ class Search:
         if not self.budget.is_about_accuracy:
             if not passing:
                 return min(range(len(self.candidates)), key=lambda index: self.candidates[index].parameters)
-            return max(passing, key=lambda index: self.candidates[index].accuracy)
+            return max(passing, key=lambda index: (self.candidates[index].accuracy, self.candidates[index].parameters))
         return min(passing, key=lambda index: (self.candidates[index].parameters, self.candidates[index].macs))
 
 

@@ -6,10 +6,13 @@ from typing import Annotated
 
 import typer
 
+from basisprune.cli.compress import compress
 from basisprune.cli.demo import demo
+from basisprune.cli.inspect import inspect
 
 app = typer.Typer(help="Make a pretrained CNN small for your own images.", no_args_is_help=True, add_completion=False)
-app.command()(demo)
+for command in (compress, inspect, demo):
+    app.command()(command)
 
 
 def _version(wanted: bool) -> None:

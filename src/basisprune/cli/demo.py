@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-FRAMEWORKS = ("baseline", "taylor", "basis", "basis+taylor")
+from basisprune.cli.common import told_errors
+
+if TYPE_CHECKING:
+    from basisprune.pipeline import Framework, Pruned
+
+FRAMEWORKS: tuple[Framework, ...] = ("baseline", "taylor", "basis", "basis+taylor")
 
 
 def demo(
@@ -24,34 +29,36 @@ def demo(
 
     Example: basisprune demo --basis-ratio 0.7 --output runs/my-demo
     """
+    with told_errors():
+        results = _compare(output, basis_ratio, filter_ratio, size, epochs)
+        from basisprune.report import framework_table
+
+        typer.echo(f"\n{framework_table(results)}\n\nsummaries and layer tables are in {output}")
+
+
+def _compare(output: Path, basis_ratio: float, filter_ratio: float, size: int, epochs: int) -> list[Pruned]:
     from dataclasses import replace
 
     import torch
 
+    from basisprune.checkpoint import write_text
     from basisprune.config import RECIPES
     from basisprune.demo import demo_data, demo_model
-    from basisprune.errors import BasisPruneError
     from basisprune.measure import measure
-    from basisprune.pipeline import Framework, Pipeline, Pruned
-    from basisprune.report import framework_table, layer_table
+    from basisprune.pipeline import Pipeline
+    from basisprune.report import layer_table
 
-    results: list[Pruned] = []
-    try:
-        torch.manual_seed(0)
-        data, model = demo_data(), demo_model(input_size=size)
-        typer.echo(f"EfficientNet-Lite0 with ImageNet weights, handwritten digits at {size}x{size}")
-        typer.echo(data.describe())
-        quick = RECIPES["quick"]
-        training = replace(quick.train, epochs=epochs)
-        recipe = replace(quick, train=training, finetune=training)
-        pipeline = Pipeline(model, data, recipe, checkpoints=output, say=typer.echo)
-        names: tuple[Framework, ...] = FRAMEWORKS  # type: ignore[assignment]
-        for name in names:
-            result = pipeline.run(name, basis_ratio=basis_ratio, filter_ratio=filter_ratio)
-            result.save_summary(output / f"{name}.json")
-            (output / f"{name}.txt").write_text(layer_table(measure(result.model)) + "\n")
-            results.append(result)
-    except BasisPruneError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(1) from error
-    typer.echo(f"\n{framework_table(results)}\n\nsummaries and layer tables are in {output}")
+    torch.manual_seed(0)
+    data, model = demo_data(), demo_model(input_size=size)
+    typer.echo(f"EfficientNet-Lite0 with ImageNet weights, handwritten digits at {size}x{size}")
+    typer.echo(data.describe())
+    training = replace(RECIPES["quick"].train, epochs=epochs)
+    recipe = replace(RECIPES["quick"], train=training, finetune=training)
+    pipeline = Pipeline(model, data, recipe, checkpoints=output, say=typer.echo)
+    results = []
+    for name in FRAMEWORKS:
+        result = pipeline.run(name, basis_ratio=basis_ratio, filter_ratio=filter_ratio)
+        result.save_summary(output / f"{name}.json")
+        write_text(output / f"{name}.txt", layer_table(measure(result.model)) + "\n")
+        results.append(result)
+    return results
