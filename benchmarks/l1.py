@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import torch
 from backbones import build, data, trained
@@ -29,17 +30,16 @@ from basisprune import (
     trace_coupling,
 )
 from basisprune.config import RECIPES
-from basisprune.layers import BasisScalingConv
 from basisprune.types import LayerScores, Scores
 
 
-def second_factor(model: nn.Module, layers: tuple[str, ...]) -> Scores:
+def dense_filters(model: nn.Module, layers: tuple[str, ...]) -> Scores:
     scores = {}
     for name in layers:
-        layer = model.get_submodule(name)
-        weight = layer.scaled_weight() if isinstance(layer, BasisScalingConv) else layer.weight
-        scores[name] = LayerScores(tuple(weight.detach().flatten(1).abs().sum(1).tolist()))  # type: ignore[operator]
-    return Scores("l1 of the second factor", scores)
+        owner: Any = model.get_submodule(name.removesuffix(".scaling"))
+        weight = owner.weight.detach()  # of a pair, that of the dense layer it stands for
+        scores[name] = LayerScores(tuple(weight.flatten(1).abs().sum(1).tolist()))
+    return Scores("l1 of the dense filter", scores)
 
 
 def compare(name: str, options: argparse.Namespace) -> list[dict[str, float]]:
@@ -56,8 +56,8 @@ def compare(name: str, options: argparse.Namespace) -> list[dict[str, float]]:
     for ratio in options.ratios:
         row = {"ratio": ratio}
         for key, given in (
-            ("dense filter", score_filters(network, "l1", coupling.layers)),
-            ("second factor", second_factor(network, coupling.layers)),
+            ("dense filter", dense_filters(network, coupling.layers)),
+            ("second factor", score_filters(network, "l1", coupling.layers)),
         ):
             plan = plan_filters(network, given, ratio, recipe.filter_plan, coupling=coupling)
             row[key] = evaluate(prune_filters(network, plan), test).accuracy

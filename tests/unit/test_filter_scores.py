@@ -35,12 +35,11 @@ def test_l1_of_a_transposed_grouped_conv_belongs_to_its_output_channels():
     assert scores == pytest.approx(expected.tolist())
 
 
-def test_l1_of_a_pair_is_that_of_the_dense_filter_it_stands_for():
+def test_l1_of_a_pair_is_that_of_its_second_half_with_the_scales():
     model, _ = NETWORKS["plain"]()
     split = decompose(model, scale_init=0.5)
-    dense = score_filters(model, "l1", ["3"]).layers["3"].values
-    halved = score_filters(split, "l1", ["3.scaling"]).layers["3.scaling"].values
-    assert halved == pytest.approx([value / 2 for value in dense])
+    scores = score_filters(split, "l1", ["3.scaling"]).layers["3.scaling"].values
+    assert scores == pytest.approx((0.5 * split[3].scaling.weight).abs().sum((1, 2, 3)).tolist())
 
 
 def test_taylor_uses_the_gate_behind_the_norm():

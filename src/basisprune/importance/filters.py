@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from basisprune.errors import ConfigError, DataError
 from basisprune.importance.gradients import average_over_processes, mean_square_products
 from basisprune.importance.hrank import mean_ranks
-from basisprune.layers import BasisPair, BasisScalingConv, dense_weight
+from basisprune.layers import BasisScalingConv
 from basisprune.statistics import images_of, mode
 from basisprune.surgery import is_norm, is_transposed
 from basisprune.types import LayerScores, Scores
@@ -33,8 +33,8 @@ def score_filters(
 ) -> Scores:
     """The importance of every filter (output channel) of the layers named; the model is not changed.
 
-    - "l1": the sum of the absolute weights of the filter; of a decomposed layer, of the dense filter that the
-      pair stands for, scales included.
+    - "l1": the sum of the absolute weights of the filter; of a decomposed layer, of its second half, scales
+      included.
     - "taylor": the squared first-order effect of a gate behind the filter, averaged over batches as in Molchanov
       et al. (2019): (g_gamma gamma + g_beta beta)^2 of the norm right behind the layer, or of the layer's own
       output where there is none.
@@ -128,20 +128,16 @@ def _gates(model: nn.Module, layers: Sequence[str]) -> Iterator[dict[str, Tensor
             handle.remove()
 
 
+@torch.no_grad()
 def _filters(model: nn.Module, name: str) -> Tensor:
-    """The weights of each output channel of the layer, (c_o, -1); of a pair, of the dense layer it stands for."""
+    """The weights of each output channel of the layer, (c_o, -1); of a pair, of its second half, scales included."""
     layer: Any = model.get_submodule(name)
-    with torch.no_grad():
-        if isinstance(layer, BasisScalingConv):
-            pair = model.get_submodule(name.rpartition(".")[0])
-            assert isinstance(pair, BasisPair)
-            weight, layer = dense_weight(pair.basis, pair.scaling), pair.basis
-        else:
-            weight = layer.weight
-        if is_transposed(layer):  # (c_i, c_o / groups, *)
-            grouped = weight.unflatten(0, (layer.groups, -1)).transpose(1, 2)
-            weight = grouped.flatten(0, 1)
-        return weight.detach().flatten(1)
+    if isinstance(layer, BasisScalingConv):
+        return layer.scaled_weight().flatten(1)
+    weight: Tensor = layer.weight.detach()
+    if is_transposed(layer):  # (c_i, c_o / groups, *)
+        weight = weight.unflatten(0, (layer.groups, -1)).transpose(1, 2).flatten(0, 1)
+    return weight.flatten(1)
 
 
 def _l1(model: nn.Module, name: str) -> Tensor:
