@@ -6,7 +6,7 @@ import base64
 import io
 import json
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -20,7 +20,8 @@ from torch import nn
 
 from basisprune.checkpoint import write_text
 from basisprune.config import Recipe, find_recipe
-from basisprune.data import LabelledImages, Splits, load_data
+from basisprune.data import LabelledImages, PreparedBatches, Splits, load_data
+from basisprune.errors import MissingExtraError
 from basisprune.importance import taylor_scores
 from basisprune.importance.taylor import basis_pairs
 from basisprune.measure import measure
@@ -62,7 +63,7 @@ def compress(
     output: str | Path | None = None,
     seed: int = 0,
     command: str = "",
-    say: Any = lambda _: None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Compressed:
     """The smallest model within the budget, by default 1 % accuracy (`max_drop=0.01`).
 
@@ -89,7 +90,10 @@ def compress(
     result = Compressed(found.state.model, found.candidates, found.candidates[found.chosen], summary)
     if folder is not None:
         write_text(folder / "summary.json", json.dumps(summary) + "\n")
-        result.report(folder / "report.html")
+        try:
+            result.report(folder / "report.html")
+        except MissingExtraError as error:
+            say(f"report.html is not written: {error}; everything that it would show is in summary.json")
     return result
 
 
@@ -155,8 +159,6 @@ def verdict(first: Candidate, chosen: Candidate) -> str:
 
 def _importance(found: Found, pipeline: Pipeline) -> dict[str, dict[str, list[float]]]:
     """Scales and Taylor scores of a few layers of the unpruned network, in the order of the singular values."""
-    from basisprune.data import PreparedBatches
-
     scores = taylor_scores(found.reference.model, PreparedBatches(pipeline.val, pipeline.spec, limit=512, shuffle=True))
     pairs = basis_pairs(found.reference.model)
     names = list(pairs)

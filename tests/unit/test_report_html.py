@@ -1,0 +1,390 @@
+"""Laws of the HTML report: its numbers are those of the result, it is one safe file, and a browser draws it."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from basisprune.errors import ConfigError, MissingExtraError
+from basisprune.report.figures import PALETTE, search_plots, target_of
+from basisprune.report.html import render_report, write_report
+
+PIXEL = (
+    "data:image/png;base64,"
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
+VOID = {"meta", "br", "img", "link", "input", "hr", "path", "circle"}
+EVIL = "<script>alert(1)</script>"
+
+
+def sample(candidates: int = 6, layers: int = 8) -> dict[str, Any]:
+    """A result as a search makes it, the third last candidate chosen."""
+    tried = [candidate(number, candidates) for number in range(candidates)]
+    return {
+        "title": "resnet18 on digits",
+        "command": "basisprune compress --model resnet18 --data digits --max-drop 1% --output out/",
+        "config": {"model": "resnet18", "train": {"epochs": 5, "learning_rate": 0.01}, "layers": None},
+        "seed": 7,
+        "versions": {"basisprune": "0.1.0", "torch": "2.6.0"},
+        "device": "cpu",
+        "created": "2024-05-01 12:00",
+        "verdict": "82 % of the parameters removed for 0.4 % accuracy",
+        "budget": {"kind": "max_drop", "value": 0.01},
+        "classes": [str(digit) for digit in range(4)],
+        "reference": {
+            "accuracy": 0.978,
+            "interval": [0.968, 0.986],
+            "parameters": 11_170_000,
+            "macs": 1_800_000_000,
+            "latency_ms": 21.3,
+        },
+        "candidates": tried,
+        "layers": [layer(number) for number in range(layers)],
+        "importance": {"layer1.0.conv1": {"scales": [1.0, 0.4, 0.9], "taylor": [2.0, 0.5, 4.0]}},
+        "test": {
+            "before": {"accuracy": 0.975, "interval": [0.965, 0.983], "parameters": 11_170_000, "macs": 1_800_000_000},
+            "after": {"accuracy": 0.9712, "interval": [0.961, 0.98], "parameters": 2_010_345, "macs": 402_000_001},
+        },
+        "confusion": {
+            "before": [[90, 1, 0, 0], [0, 88, 3, 0], [0, 2, 91, 0], [0, 0, 0, 99]],
+            "after": [[89, 2, 0, 0], [0, 87, 4, 0], [1, 2, 90, 0], [0, 0, 0, 99]],
+        },
+        "changed": [{"image": PIXEL, "label": "2", "before": "2", "after": "0"}],
+    }
+
+
+def candidate(number: int, count: int) -> dict[str, Any]:
+    accuracy = 0.979 - 0.03 * (number / count) ** 3
+    history = [
+        {
+            "epoch": epoch,
+            "learning_rate": 0.01,
+            "train_loss": math.exp(-epoch / 4),
+            "train_accuracy": accuracy - 0.2 * math.exp(-epoch),
+            "val_loss": 0.1 + math.exp(-epoch / 3),
+            "val_accuracy": accuracy - 0.3 * math.exp(-epoch),
+        }
+        for epoch in range(1, 13)
+    ]
+    return {
+        "name": f"basis {number}",
+        "basis_ratio": round(0.9 * (number + 1) / count, 4),
+        "filter_ratio": 0.1,
+        "accuracy": accuracy,
+        "interval": [accuracy - 0.011, accuracy + 0.008],
+        "drop": 0.978 - accuracy,
+        "drop_interval": [0.968 - accuracy, 0.988 - accuracy],
+        "passed": number <= count - 3,
+        "undecided": number == count - 2,
+        "chosen": number == count - 3,
+        "parameters": 11_170_000 - 9_000_123 * number // count,
+        "macs": 1_800_000_000 - 1_400_000_123 * number // count,
+        "latency_ms": 21.3 - 12 * number / count,
+        "history": history,
+    }
+
+
+def layer(number: int) -> dict[str, Any]:
+    whole = 64 * 2 ** (number // 40)
+    return {
+        "name": f"layer{number}.conv",
+        "kind": "conv 3x3",
+        "rank": None if number % 5 == 4 else max(1, whole * (number % 7 + 1) // 9),
+        "full_rank": whole,
+        "parameters": 1_000 * number + 17,
+        "macs": 100_000 * number + 3,
+        "note": "depthwise: a split gains nothing" if number % 5 == 4 else "",
+    }
+
+
+class Page(HTMLParser):
+    """The page as a browser sees it: the texts of its scripts and cells, and whether its tags are balanced."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: dict[str | None, str] = {}
+        self.tables: dict[str | None, list[list[list[float]]]] = {}
+        self.text = ""
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        attributes = dict(attrs)
+        self.tags.append((tag, attributes))
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "table":
+            self.rows = self.tables.setdefault(attributes.get("id"), [])
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append([])
+        if tag == "data" and "td" in self.open:
+            self.rows[-1][-1].append(json.loads(attributes["value"] or ""))
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] == "script":
+            self.scripts[self.tags[-1][1].get("id")] = data
+        elif self.open and self.open[-1] != "style":
+            self.text += data
+
+    def ids(self) -> set[str | None]:
+        return {attributes.get("id") for _, attributes in self.tags}
+
+
+def without(result: dict[str, Any], *keys: str) -> dict[str, Any]:
+    return {key: value for key, value in result.items() if key not in keys}
+
+
+def test_the_page_is_balanced_html_and_holds_the_result_as_json():
+    result = sample()
+    text = render_report(result)
+    page = Page(text)
+    assert text.startswith("<!doctype html>")
+    assert page.open == []
+    assert json.loads(page.scripts["result"]) == result
+
+
+def test_nothing_is_loaded_from_elsewhere():
+    for tag, attributes in Page(render_report(sample())).tags:
+        assert tag not in ("link", "iframe", "object")
+        assert attributes.get("src") is None
+        assert (attributes.get("href") or "#").startswith("#")
+
+
+def test_the_tables_have_the_numbers_of_the_result():
+    result = sample()
+    tables = Page(render_report(result)).tables
+    shown = ("basis_ratio", "filter_ratio", "accuracy", "drop", "parameters", "macs", "latency_ms")
+    rows = [[cell[0] for cell in row if cell] for row in tables["candidates"][1:]]
+    assert rows == [[each[key] for key in shown] for each in result["candidates"]]
+    ranks = [row[3] for row in tables["layer-table"][1:]]
+    assert ranks == [[each["rank"], each["full_rank"]] if each["rank"] else [] for each in result["layers"]]
+    before, after = result["test"]["before"], result["test"]["after"]
+    assert [[cell[0] for cell in row if cell] for row in tables[None][1:5]] == [
+        [before["accuracy"], after["accuracy"]],
+        [result["reference"]["accuracy"], result["candidates"][3]["accuracy"]],
+        [before["parameters"], after["parameters"]],
+        [before["macs"], after["macs"]],
+    ]
+
+
+def test_numbers_are_written_for_people():
+    text = Page(render_report(sample())).text
+    for written in ("97.1 %", "2,010,345", "402,000,001", "\u22120.4 points", "\u221282.0 %", "2.01 M"):
+        assert written in text
+    assert "At most 1 point of accuracy could be lost" in text
+
+
+def test_the_figures_have_the_numbers_of_the_result():
+    result = sample()
+    figures = json.loads(Page(render_report(result)).scripts["figures"])
+    points = {
+        (x, y) for trace in figures["search-parameters"]["data"] for x, y in zip(trace["x"], trace["y"], strict=True)
+    }
+    models = [result["reference"], *result["candidates"]]
+    assert points == {(model["parameters"], model["accuracy"]) for model in models}
+    kept = figures["ranks"]["data"][1]["y"]
+    assert kept == [each["rank"] / each["full_rank"] for each in result["layers"] if each["rank"]]
+    taylor, scales = figures["importance-0"]["data"]
+    assert (taylor["y"], scales["y"]) == ([0.5, 0.125, 1.0], [1.0, 0.4, 0.9])
+    assert [trace["name"] for trace in figures["training-loss"]["data"]] == ["training", "validation"]
+
+
+OPTIONAL = ["importance", "test", "confusion", "changed"]
+
+
+@pytest.mark.parametrize("value", ["missing", None])
+@pytest.mark.parametrize("part", OPTIONAL)
+def test_a_part_that_is_not_there_is_left_out(part, value):
+    result = without(sample(), part) if value == "missing" else {**sample(), part: None}
+    page = Page(render_report(result))
+    assert page.open == []
+    assert part not in page.ids()
+    assert ("test accuracy" in page.text) == (part != "test")
+
+
+def test_without_latency_there_is_no_latency():
+    result = sample()
+    for model in (result["reference"], *result["candidates"]):
+        model["latency_ms"] = None
+    page = Page(render_report(result))
+    assert "search-latency_ms" not in page.ids()
+    assert "atency" not in page.text
+
+
+def test_a_result_of_nothing_but_the_reference_is_a_page_too():
+    result = without({**sample(layers=0), "candidates": []}, *OPTIONAL)
+    page = Page(render_report(result))
+    assert page.open == []
+    assert "No candidate was tried." in page.text
+    assert json.loads(page.scripts["figures"]) == {}
+
+
+def test_a_search_that_chose_nothing_shows_what_it_tried():
+    result = sample()
+    for each in result["candidates"]:
+        each.update(chosen=False, passed=False)
+    page = Page(render_report(without(result, "test")))
+    assert "training-accuracy" in page.ids()
+    assert "training-loss" not in page.ids()
+
+
+def test_an_undecided_choice_is_said_so():
+    result = sample()
+    result["candidates"][3]["undecided"] = True
+    assert "too few to decide" in Page(render_report(result)).text
+    assert "too few to decide" not in Page(render_report(sample())).text
+
+
+def test_what_users_name_is_never_markup():
+    result = sample()
+    result.update(classes=[EVIL, "&", '"', "'"], title=EVIL, verdict=EVIL, command=EVIL, config={EVIL: EVIL})
+    result["changed"][0].update(label=EVIL, before=EVIL, after='" onerror="alert(1)')
+    result["candidates"][0]["name"] = result["layers"][0]["name"] = EVIL
+    result["importance"] = {EVIL: result["importance"]["layer1.0.conv1"]}
+    text = render_report(result)
+    page = Page(text)
+    assert EVIL not in text
+    assert EVIL in page.text
+    assert json.loads(page.scripts["result"]) == result
+    assert [tag for tag, _ in page.tags].count("script") == 5
+    assert not any(name.startswith("on") for _, attributes in page.tags for name in attributes)
+
+
+def test_numbers_that_are_not_finite_are_null():
+    result = sample()
+    result["candidates"][0]["history"][0]["train_loss"] = math.nan
+    raw = json.loads(Page(render_report(result)).scripts["result"], parse_constant=pytest.fail)
+    assert raw["candidates"][0]["history"][0]["train_loss"] is None
+
+
+def test_a_large_matrix_is_cut_to_the_classes_most_often_confused():
+    count = 50
+    matrix = [[10 * (i == j) for j in range(count)] for i in range(count)]
+    matrix[30][40] = 5
+    names = [f"class {index}" for index in range(count)]
+    text = Page(render_report({**sample(), "classes": names, "confusion": {"before": matrix, "after": matrix}})).text
+    assert "Of 50 classes the 20 most often confused are shown." in text
+    assert "class 30" in text
+    assert "class 40" in text
+    assert "class 39" not in text
+
+
+def test_a_large_result_stays_under_five_megabytes(tmp_path):
+    path = write_report(sample(candidates=200, layers=160), tmp_path / "deep" / "report.html")
+    assert path.stat().st_size < 5_000_000
+    assert [each.name for each in path.parent.iterdir()] == ["report.html"]
+
+
+def test_the_result_is_not_changed():
+    result = sample()
+    before = copy.deepcopy(result)
+    render_report(result)
+    assert result == before
+
+
+def test_all_missing_parts_are_named_at_once():
+    with pytest.raises(ConfigError, match=r"(?s)2 faults.*'seed'.*'verdict'"):
+        render_report(without(sample(), "seed", "verdict"))
+
+
+@pytest.mark.parametrize("package", ["plotly.graph_objects", "jinja2"])
+def test_a_missing_package_names_the_extra(package, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingExtraError, match=r"basisprune\[report\]"):
+        render_report(sample())
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "said", "target"),
+    [
+        ("max_drop", 0.02, "At most 2 points", ("accuracy", 0.958)),
+        ("min_accuracy", 0.95, "at least 95.0 %", ("accuracy", 0.95)),
+        ("target_params", 0.5, "At most 5.58 M parameters", ("parameters", 5_585_000)),
+        ("target_params", 2e6, "At most 2.00 M parameters", ("parameters", 2e6)),
+        ("target_macs", 1e9, "At most 1.00 G multiply-adds", ("macs", 1e9)),
+        ("target_latency", 0.8, "A latency of at most 0.800 ms", ("latency_ms", 0.8)),
+        ("fixed", 0.5, "The ratios were given.", None),
+    ],
+)
+def test_every_budget_is_said_and_drawn(kind, value, said, target):
+    result = {**sample(), "budget": {"kind": kind, "value": value}}
+    assert said in Page(render_report(result)).text
+    assert target_of(result["budget"], result["reference"]) == (target and (target[0], pytest.approx(target[1])))
+    lines = sum(len(plot.figure["layout"].get("shapes", [])) for plot in search_plots(result))
+    assert lines == (0 if target is None else 3 if target[0] == "accuracy" else 1)
+
+
+def test_a_hopeless_candidate_does_not_squeeze_the_others():
+    result = sample()
+    result["candidates"][-1].update(accuracy=0.11, interval=[0.09, 0.13])
+    plot = search_plots(result)[0]
+    assert plot.figure["layout"]["yaxis"]["range"][0] > 0.9
+    assert plot.note.startswith("Not shown: 1 ")
+
+
+def test_each_colour_of_the_light_theme_has_one_counterpart():
+    lights = [pair[0] for pair in PALETTE.values()]
+    assert len(set(lights)) == len(lights)
+
+
+def chromium() -> str:
+    """The browser's path; without one the test is skipped by hand, but fails where CI is set."""
+    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if found is None:
+        reason = "no Chromium on this machine; install it, on Debian with: apt-get install chromium"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return found
+
+
+def browse(path: Path, profile: Path, *more: str) -> tuple[str, str]:
+    """The page as the browser has it after its scripts ran, and what it logged."""
+    flags = (
+        "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+        "--disable-component-update --disable-sync --disable-dev-shm-usage --enable-logging=stderr --v=0 "
+        "--virtual-time-budget=20000 --window-size=1280,2000 --dump-dom"
+    )
+    command = [chromium(), *flags.split(), *more, f"--user-data-dir={profile}", path.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    return done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_browser_draws_every_plot_without_a_complaint(theme, tmp_path):
+    result = sample()
+    result["candidates"][0]["name"] = result["layers"][0]["name"] = EVIL
+    path = write_report(result, tmp_path / "report.html")
+    scheme = f"--blink-settings=preferredColorScheme={0 if theme == 'dark' else 1}"
+    dom, log = browse(path, tmp_path / "profile", scheme)
+    assert [line for line in log.splitlines() if "CONSOLE" in line] == []
+    page = Page(dom)
+    plots = [attributes["id"] for _, attributes in page.tags if "js-plotly-plot" in (attributes.get("class") or "")]
+    figures = json.loads(page.scripts["figures"])
+    assert plots == list(figures)
+    assert len(re.findall(r'<svg class="main-svg"', dom)) >= len(plots)
+    marks = {"light": PALETTE["accent"][0], "dark": PALETTE["accent"][1]}
+    rgb = {name: "rgb({}, {}, {})".format(*bytes.fromhex(colour[1:])) for name, colour in marks.items()}
+    assert (rgb[theme] in dom, rgb["dark" if theme == "light" else "light"] in dom) == (True, False)
+    assert json.loads(page.scripts["result"]) == result
+    assert page.tables["candidates"] == Page(path.read_text()).tables["candidates"]
+    assert [attributes["src"] for tag, attributes in page.tags if tag == "img"] == [PIXEL]
