@@ -11,6 +11,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from basisprune.bundle import from_pretrained as from_pretrained
+    from basisprune.bundle import save_pretrained as save_pretrained
+    from basisprune.compress import Compressed as Compressed
+    from basisprune.compress import compress as compress
     from basisprune.config import RECIPES as RECIPES
     from basisprune.config import Recipe as Recipe
     from basisprune.config import TrainConfig as TrainConfig
@@ -25,6 +29,8 @@ if TYPE_CHECKING:
     from basisprune.decompose import decompose as decompose
     from basisprune.decompose import recompose as recompose
     from basisprune.errors import BasisPruneError as BasisPruneError
+    from basisprune.export import evaluate_onnx as evaluate_onnx
+    from basisprune.export import export_onnx as export_onnx
     from basisprune.importance import score_filters as score_filters
     from basisprune.importance import taylor_scores as taylor_scores
     from basisprune.layers import BasisPair as BasisPair
@@ -37,9 +43,13 @@ if TYPE_CHECKING:
     from basisprune.plan import PlanConfig as PlanConfig
     from basisprune.plan import plan_basis as plan_basis
     from basisprune.plan import plan_filters as plan_filters
+    from basisprune.predict import Predictions as Predictions
+    from basisprune.predict import predict as predict
     from basisprune.prune import prune_basis as prune_basis
     from basisprune.prune import prune_filters as prune_filters
     from basisprune.report import layer_table as layer_table
+    from basisprune.search import Budget as Budget
+    from basisprune.search import SearchConfig as SearchConfig
     from basisprune.training import evaluate as evaluate
     from basisprune.training import fit as fit
     from basisprune.training import set_trainable as set_trainable
@@ -51,39 +61,49 @@ if TYPE_CHECKING:
     from basisprune.types import Scores as Scores
 
 _HOMES = {
-    "RECIPES": "config",
     "Augment": "data",
-    "Coupling": "coupling",
-    "FilterPlan": "types",
     "BasisPair": "layers",
     "BasisPlan": "types",
     "BasisPruneError": "errors",
     "BasisScalingConv": "layers",
+    "Budget": "search",
+    "Compressed": "compress",
+    "Coupling": "coupling",
+    "FilterPlan": "types",
     "InputSpec": "types",
     "ModelReport": "measure",
     "Pipeline": "pipeline",
     "PlanConfig": "plan",
+    "Predictions": "predict",
     "PreparedBatches": "data",
     "Pruned": "pipeline",
+    "RECIPES": "config",
     "Recipe": "config",
     "Scores": "types",
+    "SearchConfig": "search",
     "Splits": "data",
     "TrainConfig": "config",
     "TransferModel": "transfer",
     "choose_layers": "decompose",
+    "compress": "compress",
     "decompose": "decompose",
     "evaluate": "training",
+    "evaluate_onnx": "export",
+    "export_onnx": "export",
     "fit": "training",
+    "from_pretrained": "bundle",
     "layer_table": "report",
     "load_data": "data",
     "measure": "measure",
     "plan_basis": "plan",
     "plan_filters": "plan",
+    "predict": "predict",
     "prepare": "data",
     "prune_basis": "prune",
     "prune_filters": "prune",
     "recompose": "decompose",
     "run": "pipeline",
+    "save_pretrained": "bundle",
     "score_filters": "importance",
     "set_trainable": "training",
     "taylor_scores": "importance",

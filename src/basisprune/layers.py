@@ -196,19 +196,22 @@ class _ScaledTransform(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         features, scale, weight = ctx.saved_tensors
         needs_features, needs_scale = ctx.needs_input_grad[:2]
-        divisor, factor = torch.ones_like(scale), scale
+        divisor, factor = None, scale  # what h comes multiplied with, and what the features' gradient still lacks
         if not _small_map(features, weight):
-            tiny = scale.abs() < _SAFE_SCALE
-            divisor = torch.where(tiny, 1.0, scale)
-            factor = torch.where(tiny, scale, 1.0) if bool(tiny.any()) else None
+            divisor, factor = scale, None
+            if float(scale.amin()) < _SAFE_SCALE:
+                tiny = scale.abs() < _SAFE_SCALE
+                divisor, factor = torch.where(tiny, 1.0, scale), torch.where(tiny, scale, 1.0)
             weight = _scaled(weight, divisor, ctx.groups)
         inner = _transposed(gradient, weight, features, ctx.groups)
-        scale_gradient = _sum_of_products(features, inner, weight) / divisor if needs_scale else None
-        if not needs_features:
-            return None, scale_gradient, None, None, None
-        if factor is not None:
+        scale_gradient = None
+        if needs_scale:
+            scale_gradient = _sum_of_products(features, inner, weight)
+            if divisor is not None:
+                scale_gradient /= divisor
+        if needs_features and factor is not None:
             inner = inner * _along(factor, features, weight)
-        return inner, scale_gradient, None, None, None
+        return inner if needs_features else None, scale_gradient, None, None, None
 
 
 def _small_map(features: Tensor, weight: Tensor) -> bool:

@@ -1,0 +1,59 @@
+"""The accuracy of an ONNX file on labelled images."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from basisprune.data import prepare
+from basisprune.data.loaders import make_loader
+from basisprune.errors import DataError, ModelError
+from basisprune.export.onnx import open_session, require_onnx, run_session
+from basisprune.training import Data, Evaluation
+from basisprune.types import InputSpec
+
+
+def evaluate_onnx(path: str | Path, data: Data, *, batch_size: int = 128, prepared: bool = False) -> Evaluation:
+    """The loss and accuracy of an ONNX file of `export_onnx` on the data, in onnxruntime on the CPU.
+
+    Images are prepared as the file's metadata says; `prepared` is as in `evaluate`.
+    """
+    require_onnx()
+    session = open_session(Path(path))
+    facts = _facts(Path(path), session)
+    losses, hits, count = 0.0, 0, 0
+    for images, labels in make_loader(data, batch_size):
+        scores = run_session(session, _inputs(images, facts, prepared)).float()
+        losses += F.cross_entropy(scores, labels, reduction="sum").item()
+        hits += int((scores.argmax(-1) == labels).sum())
+        count += len(labels)
+    if count == 0:
+        raise DataError("evaluate_onnx: the data holds no image")
+    return Evaluation(losses / count, hits / count, count)
+
+
+def _facts(path: Path, session: Any) -> dict[str, Any]:
+    try:
+        facts: dict[str, Any] = json.loads(session.get_modelmeta().custom_metadata_map["basisprune.input"])
+        return {**facts, "spec": InputSpec(*(facts[key] for key in ("size", "mean", "std", "interpolation")))}
+    except (KeyError, ValueError) as error:
+        raise ModelError(
+            f"{path}: does not say how it wants its images; export a network with an input_spec"
+        ) from error
+
+
+def _inputs(images: Tensor, facts: dict[str, Any], prepared: bool) -> Tensor:
+    spec: InputSpec = facts["spec"]
+    if not facts["prepares"]:
+        return prepare(images, spec, prepared=prepared).contiguous()
+    if prepared:
+        raise DataError("evaluate_onnx: the file prepares its images itself; pass pixels, not prepared images")
+    raw = replace(spec, mean=(0.0,) * spec.channels, std=(1.0,) * spec.channels)
+    pixels = (prepare(images, raw) * 255).round().to(torch.uint8)
+    return pixels.permute(0, 2, 3, 1) if facts["layout"] == "NHWC" else pixels.contiguous()
