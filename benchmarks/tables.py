@@ -138,14 +138,15 @@ def demo_picture() -> str:
     """Accuracy against parameters as an SVG."""
     rows, width, height, margin = demo_rows(), 640, 320, 60
     most = max(row["parameters"] for row in rows) * 1.15
-    low = min(row["accuracy"] for row in rows) - 0.01
+    low, high = (pick(row["accuracy"] for row in rows) for pick in (min, max))
+    low, high = low - 0.005, high + 0.005
     marks = []
-    for row in rows:
+    for number, row in enumerate(rows):
         x = margin + (width - 2 * margin) * row["parameters"] / most
-        y = height - margin - (height - 2 * margin) * (row["accuracy"] - low) / (1.0 - low)
+        y = height - margin - (height - 2 * margin) * (row["accuracy"] - low) / (high - low)
         label = f"{row['framework']}: {row['parameters'] / 1e6:.2f}M, {row['accuracy']:.1%}"
         marks.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="6" fill="#2563eb"/>')
-        marks.append(f'<text x="{x:.1f}" y="{y - 12:.1f}" text-anchor="middle">{label}</text>')
+        marks.append(f'<text x="{x:.1f}" y="{y + (22 if number % 2 else -12):.1f}" text-anchor="middle">{label}</text>')
     axes = (
         f'<path d="M{margin} {margin / 2} V{height - margin} H{width - margin / 2}" fill="none" stroke="#888"/>'
         f'<text x="{width / 2}" y="{height - 20}" text-anchor="middle">parameters</text>'
