@@ -135,27 +135,21 @@ def demo_section() -> str:
 
 
 def demo_picture() -> str:
-    """Accuracy against parameters as an SVG."""
-    rows, width, height, margin = demo_rows(), 640, 320, 60
-    most = max(row["parameters"] for row in rows) * 1.15
-    low, high = (pick(row["accuracy"] for row in rows) for pick in (min, max))
-    low, high = low - 0.005, high + 0.005
+    """The parameters of each network as bars, with its accuracy, as an SVG."""
+    rows, step, left, longest = demo_rows(), 44, 120, 340
+    most = max(row["parameters"] for row in rows)
     marks = []
     for number, row in enumerate(rows):
-        x = margin + (width - 2 * margin) * row["parameters"] / most
-        y = height - margin - (height - 2 * margin) * (row["accuracy"] - low) / (high - low)
-        label = f"{row['framework']}: {row['parameters'] / 1e6:.2f}M, {row['accuracy']:.1%}"
-        marks.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="6" fill="#2563eb"/>')
-        marks.append(f'<text x="{x:.1f}" y="{y + (22 if number % 2 else -12):.1f}" text-anchor="middle">{label}</text>')
-    axes = (
-        f'<path d="M{margin} {margin / 2} V{height - margin} H{width - margin / 2}" fill="none" stroke="#888"/>'
-        f'<text x="{width / 2}" y="{height - 20}" text-anchor="middle">parameters</text>'
-        f'<text x="20" y="{height / 2}" transform="rotate(-90 20 {height / 2})" text-anchor="middle">accuracy</text>'
-    )
-    style = "<style>text{font:13px sans-serif;fill:#555}</style>"
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}">{style}{axes}{"".join(marks)}</svg>\n'
-    )
+        y, length = 20 + step * number, longest * row["parameters"] / most
+        label = f"{row['parameters'] / 1e6:.2f}M parameters, {row['accuracy']:.1%}"
+        colour = "#94a3b8" if number == 0 else "#2563eb"
+        marks.append(f'<text x="{left - 10}" y="{y + 18}" text-anchor="end">{row["framework"]}</text>')
+        marks.append(f'<rect x="{left}" y="{y}" width="{length:.1f}" height="26" rx="4" fill="{colour}"/>')
+        marks.append(f'<text x="{left + length + 10:.1f}" y="{y + 18}">{label}</text>')
+    height = 20 + step * len(rows)
+    style = "<style>text{font:13px sans-serif;fill:#64748b}</style>"
+    body = "".join(marks)
+    return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 660 {height}">{style}{body}</svg>\n'
 
 
 def take_demo(folder: Path) -> None:
@@ -194,7 +188,7 @@ def main() -> None:
     (ROOT / "docs" / "demo.svg").write_text(demo_picture())
     readme = (ROOT / "README.md").read_text()
     before, rest = readme.split(BEGIN)
-    block = f"{demo_section()}\n\n![accuracy against parameters](docs/demo.svg)"
+    block = f"{demo_section()}\n\n![parameters and accuracy](docs/demo.svg)"
     (ROOT / "README.md").write_text(f"{before}{BEGIN}\n{block}\n{END}{rest.split(END)[1]}")
 
 
