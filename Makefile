@@ -1,4 +1,4 @@
-# `make demo` and `make test` need Python 3.11 or newer, make and git; they set up .venv by themselves.
+# `make demo` and `make test` need Python 3.11, make and git; they set up .venv by themselves.
 PYTHON ?= python3.11
 BIN := .venv/bin
 

@@ -16,14 +16,22 @@ import torch
 RESULTS = Path(__file__).parent / "results"
 
 
-def interleaved(runs: Mapping[str, Callable[[], object]], *, repeats: int, warmup: int = 2) -> dict[str, list[float]]:
-    """The seconds of each run, taken in turns so that a noisy machine disturbs all of them alike."""
+def interleaved(
+    runs: Mapping[str, Callable[[], object]], *, repeats: int, warmup: int = 2, settle: int = 0
+) -> dict[str, list[float]]:
+    """The seconds of each run, taken in turns so that a noisy machine disturbs all of them alike.
+
+    Each turn begins with `settle` runs that are not timed, for what has a steady state of its own: memory that the
+    run before left in another shape has to be fetched anew.
+    """
     for _ in range(warmup):
         for run in runs.values():
             run()
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(repeats):
         for name, run in runs.items():
+            for _ in range(settle):
+                run()
             start = time.perf_counter()
             run()
             seconds[name].append(time.perf_counter() - start)

@@ -4,7 +4,8 @@
 
 Random weights, channels_last, one thread. `speed` is the plain step's time over the decomposed one's, so 1.0
 is as fast; multiply-adds alone would allow `macs`. `decompose` is its time over that of a bare LAPACK SVD of
-the same matrices, `memory` the ratio of the peaks of a step. Writes results/step.json.
+the same matrices, `memory` the ratio of the peaks of a step. The two networks take turns of three steps, of which the
+last is timed, as each would run by itself. Writes results/step.json.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def main() -> None:
     labels = torch.randint(10, (options.batch,))
     steps = {"plain": make_step(plain, images, labels), "decomposed": make_step(split, images, labels)}
     memory = {name: peak_bytes(step) for name, step in steps.items()}
-    seconds = interleaved(steps, repeats=options.repeats)
+    seconds = interleaved(steps, repeats=options.repeats, settle=2)
     svd = interleaved({"decompose": lambda: decompose(plain), "lapack": bare_svd(plain)}, repeats=3, warmup=1)
     results = {
         "speed": ratio(seconds, "plain", "decomposed"),

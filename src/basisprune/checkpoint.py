@@ -49,7 +49,7 @@ def write_text(path: Path, text: str) -> None:
 @contextmanager
 def _atomic(path: Path) -> Iterator[BinaryIO]:
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         with open(partial, "wb") as file:
             yield file

@@ -21,7 +21,7 @@ from torch import nn
 from basisprune.checkpoint import write_text
 from basisprune.config import Recipe, find_recipe
 from basisprune.data import LabelledImages, PreparedBatches, Splits, load_data
-from basisprune.errors import MissingExtraError
+from basisprune.errors import ConfigError, MissingExtraError
 from basisprune.importance import taylor_scores
 from basisprune.importance.taylor import basis_pairs
 from basisprune.measure import measure
@@ -72,6 +72,8 @@ def compress(
     candidate is kept there, and a run that was killed goes on and ends with the same answer; the folder then
     holds `summary.json` and `report.html` too.
     """
+    if budget is not None and max_drop is not None:
+        raise ConfigError("compress: both budget and max_drop given; pass one of them")
     if budget is None:
         budget = Budget(max_drop=0.01 if max_drop is None else max_drop)
     settings = _seeded(find_recipe(recipe), seed)

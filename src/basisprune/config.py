@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from basisprune.data.augment import Augment
@@ -142,6 +142,13 @@ RECIPES = {
 def find_recipe(recipe: str | Recipe) -> Recipe:
     """The recipe of that name, or the recipe itself.
 
+    "paper" has the shifts that the paper uses for all its datasets; "paper:cifar10", "paper:mnist" and
+    "paper:fashion_mnist" have the flips or rotations too that it uses for these. The side that it enlarges the
+    images to is in `PAPER_DATASETS`, for `transfer_model(input_size=)`.
+
+    >>> find_recipe("paper:mnist").train.augmentation
+    Augment(shift=0.15, flip=False, rotation=15.0)
+
     >>> find_recipe("papr")
     Traceback (most recent call last):
     basisprune.errors.ConfigError: recipe: 'papr' given; allowed are paper, quick. Did you mean 'paper'?
@@ -150,6 +157,10 @@ def find_recipe(recipe: str | Recipe) -> Recipe:
         return recipe
     if recipe in RECIPES:
         return RECIPES[recipe]
+    name, _, dataset = recipe.partition(":")
+    if name == "paper" and dataset in PAPER_DATASETS:
+        training = replace(_PAPER_TRAINING, augmentation=PAPER_DATASETS[dataset][1])
+        return replace(RECIPES["paper"], train=training, finetune=training)
     close = difflib.get_close_matches(recipe, RECIPES, n=1)
     hint = f". Did you mean {close[0]!r}?" if close else ""
     raise ConfigError(f"recipe: {recipe!r} given; allowed are {', '.join(RECIPES)}{hint}")

@@ -118,6 +118,8 @@ def decompose(
 def recompose(model: nn.Module, *, inplace: bool = False) -> nn.Module:
     """The model with every `BasisPair` merged into the one dense layer it stands for, scales included.
 
+    The dense layers come out frozen, as the pairs were.
+
     >>> recompose(decompose(nn.Conv2d(3, 8, 3), scale_init=1.0))
     Conv2d(3, 8, kernel_size=(3, 3), stride=(1, 1))
     """

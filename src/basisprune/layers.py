@@ -187,8 +187,7 @@ class _ScaledTransform(torch.autograd.Function):
             scaled = features * _along(scale, features, weight)
             if groups > 1 or weight.dim() == 2:
                 return _transform(scaled, weight, bias, groups)
-            # A matrix product spares the reordering of the large weight that a conv would do.
-            return F.linear(scaled.movedim(1, -1), weight.flatten(1), bias).movedim(-1, 1)
+            return _matrix_product(scaled, weight.flatten(1), bias)
         return _transform(features, _scaled(weight, scale, groups), bias, groups)
 
     @staticmethod
@@ -212,6 +211,23 @@ class _ScaledTransform(torch.autograd.Function):
         if needs_features and factor is not None:
             inner = inner * _along(factor, features, weight)
         return inner if needs_features else None, scale_gradient, None, None, None
+
+
+def _matrix_product(features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """What a 1x1 conv computes, without the reordering of a large weight that it would do.
+
+    The result (N, c_o, *) lies channels last in memory and is no view, so that what follows may work in place.
+    """
+    count, _, *sizes = features.shape
+    shape = (count, weight.shape[0], *sizes)
+    inner = torch.empty(count, *sizes, weight.shape[0], device="meta").movedim(-1, 1).stride()
+    output = torch.empty_strided(shape, inner, device=features.device, dtype=features.dtype)
+    rows, output_rows = (tensor.movedim(1, -1).reshape(-1, tensor.shape[1]) for tensor in (features, output))
+    if bias is None:
+        torch.mm(rows, weight.t(), out=output_rows)
+    else:
+        torch.addmm(bias, rows, weight.t(), out=output_rows)
+    return output
 
 
 def _small_map(features: Tensor, weight: Tensor) -> bool:

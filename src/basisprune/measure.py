@@ -100,10 +100,17 @@ def _layer_reports(model: nn.Module, macs: Callable[[str], int]) -> list[LayerRe
                 full_rank=_full_rank(core, outputs),
                 parameters=_size(layer.parameters()),
                 macs=macs(name),
-                note=notes.get(name, ""),
+                note=notes.get(name, "") or _rank_note(layer, core, outputs),
             )
         )
     return reports
+
+
+def _rank_note(layer: nn.Module, core: Layer, outputs: int | None) -> str:
+    """After filters went, a pair may keep more basis vectors than its smaller conv has ranks."""
+    if isinstance(layer, BasisPair) and layer.rank > _full_rank(core, outputs):
+        return "more basis vectors than ranks: the dense conv is smaller"
+    return ""
 
 
 def _kind(layer: Layer) -> str:

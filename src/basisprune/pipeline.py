@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -12,12 +13,13 @@ from typing import Any, Literal, TypeAlias, TypeVar, get_args
 import numpy as np
 import numpy.typing as npt
 import torch
+from accelerate import PartialState
 from torch import nn
 
 from basisprune.checkpoint import write_text
 from basisprune.config import Recipe, TrainConfig, find_recipe
 from basisprune.coupling import trace_coupling
-from basisprune.data import LabelledImages, PreparedBatches, load_data
+from basisprune.data import LabelledImages, PreparedBatches, Splits, load_data
 from basisprune.decompose import decompose
 from basisprune.errors import CheckpointError, ConfigError, DataError
 from basisprune.importance import score_filters, taylor_scores
@@ -153,7 +155,7 @@ class Pipeline:
 
     def prune_basis(self, state: State, ratio: float, *, stop: Stop | None = None) -> State:
         """The state without the fraction `ratio` of its basis vectors, tuned; `stop` as in `fit`."""
-        key = f"{state.key}, basis {ratio:.4g}"
+        key = f"{state.key}, basis {ratio!r}"
         if key not in self._starts:
             self.say("scoring the basis vectors on the validation images")
             scores = taylor_scores(state.model, self._batches(self.val))
@@ -165,7 +167,7 @@ class Pipeline:
 
     def prune_filters(self, state: State, method: str, ratio: float, *, stop: Stop | None = None) -> State:
         """The state without the fraction `ratio` of its filters by the method's scores, tuned; `stop` as in `fit`."""
-        key = f"{state.key}, {method} {ratio:.4g}"
+        key = f"{state.key}, {method} {ratio!r}"
         self.say(f"scoring the filters by {method}")
         device = next(state.model.parameters()).device
         coupling = trace_coupling(state.model, torch.zeros(2, *self.spec.shape, device=device))
@@ -174,6 +176,9 @@ class Pipeline:
             key, plan_filters(state.model, scores, ratio, self.settings.filter_plan, coupling=coupling)
         )
         self.say(f"removing {plan.removed} of {plan.total} filters")
+        for name, reason in plan.coupling.frozen.items():
+            if not name.endswith(".basis"):
+                self.say(f"  {name} keeps its filters: {reason}")
         return self._tune(state, key, prune_filters(state.model, plan), plan, stop)
 
     def _tune(
@@ -217,12 +222,22 @@ class Pipeline:
             return
         settings = asdict(self.settings)
         now = {name: settings[name] for name in ("basis", "scale_init", "compensate", "basis_images")}
-        now |= {"input": asdict(self.spec), "classes": self.splits.classes, "images": len(self.splits.train)}
+        now |= {"input": asdict(self.spec), "classes": list(self.splits.classes)}
+        now |= {"weights": _weights_digest(self.model), "data": _data_digest(self.splits)}
         text, path = json.dumps(now, indent=1) + "\n", self.folder / "run.json"
-        if not path.exists():
+        old = self._written_once(path, text)
+        if old != text:
+            raise CheckpointError(
+                f"{path}: was made with other settings, weights or images than {now}; use another folder"
+            )
+
+    def _written_once(self, path: Path, text: str) -> str:
+        """The text in the file; where there is no file, this text is written there first, by one process."""
+        state = PartialState()
+        if state.is_main_process and not path.exists():
             write_text(path, text)
-        elif path.read_text() != text:
-            raise CheckpointError(f"{path}: was made with other settings or data than {now}; use another folder")
+        state.wait_for_everyone()
+        return path.read_text()
 
     def _same_plan(self, key: str, plan: Plan) -> Plan:
         """The plan that an earlier start of this run wrote into the folder, or else this one, written there.
@@ -233,15 +248,13 @@ class Pipeline:
         path = self._path(key, ".plan.json")
         if path is None:
             return plan
-        if path.exists():
-            old = type(plan).from_json(path.read_text())
-            if (old.pruning_ratio, old.options) == (plan.pruning_ratio, plan.options):
-                return old
-            raise CheckpointError(
-                f"{path}: was made with {dict(old.options)}, now {dict(plan.options)} is asked for; use another folder"
-            )
-        write_text(path, plan.to_json())
-        return plan
+        old = type(plan).from_json(self._written_once(path, plan.to_json()))
+        if (old.pruning_ratio, old.options) == (plan.pruning_ratio, plan.options):
+            return old
+        raise CheckpointError(
+            f"{path}: was made for ratio {old.pruning_ratio} with {dict(old.options)}, now {plan.pruning_ratio} with "
+            f"{dict(plan.options)} is asked for; use another folder"
+        )
 
     def _check_data(self) -> LabelledImages:
         """The validation images; raises DataError where there are none, or other classes than the model's."""
@@ -270,6 +283,26 @@ def run(
     """The model that a framework of the paper makes; see `Pipeline`, which compares several for less."""
     pipeline = Pipeline(model, data, recipe, checkpoints)
     return pipeline.run(framework, basis_ratio=basis_ratio, filter_ratio=filter_ratio, iterations=iterations)
+
+
+def _weights_digest(model: nn.Module) -> str:
+    """A fingerprint of the weights that a run starts from, without the classifier, which may be drawn anew."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        if not name.startswith("classifier."):
+            digest.update(name.encode() + tensor.detach().cpu().contiguous().view(-1).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _data_digest(splits: Splits) -> str:
+    """A fingerprint of the split: all labels in their order, and some images of each part."""
+    digest = hashlib.sha256()
+    for part in (splits.train, splits.val, splits.test):
+        if part is not None:
+            digest.update(np.asarray(part.labels, dtype=np.int64).tobytes())
+            for index in range(0, len(part), max(1, len(part) // 8)):
+                digest.update(np.ascontiguousarray(part[index][0]).tobytes())
+    return digest.hexdigest()[:16]
 
 
 def _check_framework(framework: str, iterations: int) -> None:

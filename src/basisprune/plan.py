@@ -12,6 +12,7 @@ import numpy.typing as npt
 from torch import nn
 
 from basisprune.coupling import OUTPUT, Coupling, Group
+from basisprune.coupling.tracing import named_tensors
 from basisprune.errors import ConfigError, PlanError
 from basisprune.layers import BasisPair, BasisScalingConv
 from basisprune.surgery import TORCH_CONVS, find_layers
@@ -111,7 +112,10 @@ def plan_filters(
     total = count_filters(model, coupling)
     kept = _select(queues, pruning_ratio, total, "filters")
     groups = {group.name: GroupPlan(kept[group.name], group.size) for group in coupling.groups}
-    return FilterPlan(groups, coupling, total, pruning_ratio, {"scores": scores.method, **asdict(config)})
+    tensors = dict(named_tensors(model))
+    names = dict.fromkeys(axis.parameter for group in coupling.groups for axis in group.axes)
+    shapes = {name: tuple(tensors[name].shape) for name in names}
+    return FilterPlan(groups, coupling, shapes, total, pruning_ratio, {"scores": scores.method, **asdict(config)})
 
 
 def count_filters(model: nn.Module, coupling: Coupling) -> int:

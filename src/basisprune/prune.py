@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from basisprune.coupling import cut
+from basisprune.coupling.tracing import named_tensors
 from basisprune.errors import PlanError
 from basisprune.importance.taylor import basis_pairs
 from basisprune.layers import BasisPair, BasisScalingConv
@@ -103,14 +104,12 @@ def prune_filters(model: nn.Module, plan: FilterPlan, *, inplace: bool = False) 
     Norms, the inputs of the next layers and whatever is coupled by additions or concatenations shrink with
     them. Raises PlanError, and changes nothing, when the plan does not fit.
     """
-    tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
-    for group in plan.coupling.groups:
-        for axis in group.axes:
-            tensor = tensors.get(axis.parameter)
-            if tensor is None or axis.dim >= tensor.dim() or max(axis.index) >= tensor.shape[axis.dim]:
-                found = "missing" if tensor is None else f"of shape {tuple(tensor.shape)}"
-                raise PlanError(
-                    f"{axis.parameter}: the plan cuts {max(axis.index) + 1} on axis {axis.dim}, but it is "
-                    f"{found}; make a new plan for this model"
-                )
+    shapes = {name: tuple(tensor.shape) for name, tensor in named_tensors(model)}
+    faults = [
+        f"{name}: the plan is for shape {wanted}, the model has {shapes.get(name, 'none of that name')}"
+        for name, wanted in plan.shapes.items()
+        if shapes.get(name) != wanted
+    ]
+    if faults:
+        raise PlanError("\n  - ".join(["the plan does not fit this model; make a new one:", *faults[:10]]))
     return cut(model, plan.coupling, {name: group.keep for name, group in plan.groups.items()}, inplace=inplace)

@@ -36,7 +36,7 @@ _PLAIN: tuple[type[Conv], ...] = (*TORCH_CONVS, Conv2dSame)
 _OTHER_NORMS = frozenset({"frn", "abn", "inplaceabn", "inplaceabnsync"})
 
 Kind = TypeVar("Kind", bound=nn.Module)
-LayerPatterns: TypeAlias = Iterable[str | nn.Module]
+LayerPatterns: TypeAlias = str | nn.Module | Iterable[str | nn.Module]
 """Layers given as modules, dotted names, or shell patterns such as `"layer1.*"`."""
 
 
@@ -114,6 +114,8 @@ def match_layers(model: nn.Module, patterns: LayerPatterns) -> frozenset[str]:
     ['0', '0.0']
     """
     modules = dict(model.named_modules(remove_duplicate=False))
+    if isinstance(patterns, str | nn.Module):
+        patterns = [patterns]
     matched: set[str] = set()
     for pattern in patterns:
         if isinstance(pattern, nn.Module):

@@ -172,7 +172,10 @@ def evaluate(
     prepared: bool = False,
     accelerator: Accelerator | None = None,
 ) -> Evaluation:
-    """The loss and accuracy of the model on the data, in eval mode; the model is not changed."""
+    """The loss and accuracy of the model on the data, in eval mode.
+
+    The model is moved to the accelerator's device, and otherwise not changed.
+    """
     accelerator = accelerator or Accelerator()
     spec = spec_of(model)
     loader = accelerator.prepare_data_loader(make_loader(data, batch_size))
@@ -328,7 +331,7 @@ class _Run:
     def _step(self, images: Tensor, labels: Tensor, rate: float, generator: torch.Generator) -> float:
         config = self.config
         for group in self.optimizer.param_groups:
-            group["lr"] = rate * group["lr_factor"]
+            group["lr"] = rate
         batch = prepare(
             images,
             self.spec,
@@ -360,10 +363,9 @@ class _Run:
 
 
 def _optimizer(parameters: list[nn.Parameter], config: TrainConfig) -> torch.optim.Optimizer:
-    groups = [{"params": parameters, "lr_factor": 1.0}]
     if config.optimizer == "adamw":
-        return torch.optim.AdamW(groups, lr=config.lr, weight_decay=config.weight_decay)
-    return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
+        return torch.optim.AdamW(parameters, lr=config.lr, weight_decay=config.weight_decay)
+    return torch.optim.SGD(parameters, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
 
 
 @contextmanager

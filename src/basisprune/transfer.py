@@ -169,6 +169,9 @@ def _input_spec(model: nn.Module, size: tuple[int, int] | None) -> InputSpec:
         spec = InputSpec(tuple(known["input_size"][1:]), known["mean"], known["std"], known["interpolation"])
     else:
         spec = InputSpec((224, 224), timm.data.IMAGENET_DEFAULT_MEAN, timm.data.IMAGENET_DEFAULT_STD)
+    first = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
+    if first is not None and first.in_channels == 1 and spec.channels == 3:  # a network for grey images
+        spec = replace(spec, mean=(sum(spec.mean) / 3,), std=(sum(spec.std) / 3,))
     return spec if size is None else replace(spec, size=size)
 
 

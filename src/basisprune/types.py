@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from basisprune.coupling import Coupling
-from basisprune.errors import PlanError
+from basisprune.errors import ConfigError, PlanError
 
 
 class JsonValue:
@@ -45,6 +45,17 @@ class InputSpec:
     std: tuple[float, ...]
     interpolation: str = "bilinear"
 
+    def __post_init__(self) -> None:
+        faults = []
+        if len(self.size) != 2 or min(self.size) < 1:
+            faults.append(f"size: {self.size} given; (height, width) in pixels is needed")
+        if not self.mean or len(self.mean) != len(self.std):
+            faults.append(f"mean, std: {self.mean}, {self.std} given; one of each per channel is needed")
+        if any(deviation <= 0 for deviation in self.std):
+            faults.append(f"std: {self.std} given; all must be positive")
+        if faults:
+            raise ConfigError.of("InputSpec", faults)
+
     @property
     def channels(self) -> int:
         """The number of image channels that the network reads."""
@@ -58,7 +69,7 @@ class InputSpec:
 
 @dataclass(frozen=True)
 class LayerScores:
-    """The importance of each basis vector of a layer, in order; higher is more important.
+    """The importance of each basis vector or filter of a layer, in order; higher is more important.
 
     In a grouped conv the vectors of one group follow those of the other. `means` are the mean features
     along each vector, or None when no images were seen.
@@ -75,7 +86,7 @@ class LayerScores:
 
 @dataclass(frozen=True)
 class Scores(JsonValue):
-    """The raw importance of every basis vector of a network, and how it was found.
+    """The raw importance of every basis vector or filter of a network, and how it was found.
 
     >>> scores = Scores("taylor", {"conv1": LayerScores((0.1, 0.9))})
     >>> Scores.from_json(scores.to_json()) == scores
@@ -133,6 +144,11 @@ class BasisPlan(JsonValue):
         """The number of basis vectors before pruning, over all layers."""
         return sum(layer.rank for layer in self.layers.values())
 
+    @property
+    def fraction_removed(self) -> float:
+        """The fraction of all basis vectors that goes."""
+        return self.removed / self.total
+
     @classmethod
     def _from_dict(cls, values: Mapping[str, Any]) -> Self:
         layers = {name: LayerPlan(**layer) for name, layer in values["layers"].items()}
@@ -154,12 +170,14 @@ class GroupPlan:
 class FilterPlan(JsonValue):
     """What filter pruning keeps of each group; `pruning_ratio` is the fraction asked to be removed.
 
-    The coupling says what the units are, so that the plan can be carried out as it is. `total` is the number
-    of filters of all layers, those that cannot be pruned included.
+    The coupling says what the units are, so that the plan can be carried out as it is, on a network whose
+    tensors have these `shapes`. `total` is the number of filters of all layers, those that cannot be pruned
+    included.
     """
 
     groups: Mapping[str, GroupPlan]
     coupling: Coupling
+    shapes: Mapping[str, tuple[int, ...]]
     total: int
     pruning_ratio: float
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -173,8 +191,14 @@ class FilterPlan(JsonValue):
         )
         return sum(lost)
 
+    @property
+    def fraction_removed(self) -> float:
+        """The fraction of all filters that goes."""
+        return self.removed / self.total
+
     @classmethod
     def _from_dict(cls, values: Mapping[str, Any]) -> Self:
         groups = {name: GroupPlan(**group) for name, group in values["groups"].items()}
         coupling = Coupling.from_json(json.dumps(values["coupling"]))
-        return cls(groups, coupling, values["total"], values["pruning_ratio"], values["options"])
+        shapes = {name: tuple(shape) for name, shape in values["shapes"].items()}
+        return cls(groups, coupling, shapes, values["total"], values["pruning_ratio"], values["options"])

@@ -191,3 +191,21 @@ def test_a_missing_demo_package_is_named_with_its_extra(monkeypatch):
     for build in (demo_model, demo_data):
         with pytest.raises(MissingExtraError, match=r"basisprune\[demo\]"):
             build()
+
+
+def test_a_folder_of_other_weights_or_another_split_is_refused(tmp_path):
+    Pipeline(tiny_model(), data(), recipe(), checkpoints=tmp_path).run("baseline")
+    with pytest.raises(CheckpointError, match="other settings, weights or images"):
+        Pipeline(tiny_model(seed=1), data(), recipe(), checkpoints=tmp_path).run("baseline")
+    other_split = load_data(tiny_images(90), val_fraction=0.2, test_fraction=0.2, seed=5)
+    with pytest.raises(CheckpointError, match="other settings, weights or images"):
+        Pipeline(tiny_model(), other_split, recipe(), checkpoints=tmp_path).run("baseline")
+
+
+def test_ratios_that_differ_a_little_are_different_runs():
+    pipeline = Pipeline(tiny_model(), data(), recipe())
+    one = pipeline.run("basis", basis_ratio=0.37499)
+    other = pipeline.run("basis", basis_ratio=0.37501)
+    assert one.plans[0].removed == 7
+    assert other.plans[0].removed == 8
+    assert other.plans[0].fraction_removed == 0.4

@@ -112,3 +112,10 @@ def test_methods_that_need_images_say_so(method):
         score_filters(model, method, ["0"])
     with pytest.raises(DataError, match="no batch came"):
         score_filters(model, method, ["0"], [])
+
+
+def test_a_norm_over_another_axis_is_not_taken_for_the_filters_gate():
+    model = nn.Sequential(nn.Conv1d(3, 8, 3, padding=1), nn.LayerNorm(8), nn.Flatten(), nn.Linear(64, 4)).double()
+    images = torch.randn(2, 3, 8, dtype=torch.float64)
+    assert norms_behind(model, ["0"], images) == {}
+    assert len(score_filters(model, "taylor", ["0"], [labelled(images)]).layers["0"].values) == 8

@@ -180,3 +180,16 @@ def test_a_transposed_pair_takes_an_output_size():
     for size in ([11, 11], [12, 12]):
         torch.testing.assert_close(pair(x, size), conv(x, output_size=size))
         torch.testing.assert_close(pair(x, output_size=size), conv(x, output_size=size))
+
+
+@pytest.mark.parametrize("bias", [None, torch.randn(16)])
+@pytest.mark.parametrize("size", [1, 2, 9])
+def test_an_activation_in_place_may_follow_and_gradients_stay_right(size, bias):
+    torch.manual_seed(0)
+    layer = BasisScalingConv(torch.randn(16, 8, 1, 1), scale=torch.rand(8), bias=bias).double()
+    features = torch.randn(1, 8, size, size, dtype=torch.float64, requires_grad=True)
+    loss = torch.relu_(layer(features)).square().sum()
+    found = torch.autograd.grad(loss, [features, layer.scale])
+    plain = torch.nn.functional.conv2d(features, layer.scaled_weight(), layer.bias).relu().square().sum()
+    expected = torch.autograd.grad(plain, [features, layer.scale])
+    assert all(torch.allclose(a, b) for a, b in zip(found, expected, strict=True))

@@ -129,8 +129,16 @@ def test_missing_scores_and_too_much_are_refused_by_name():
         plan_filters(model, scores, 1.0, coupling=coupling)
 
 
+def test_a_plan_for_a_narrower_network_is_refused():
+    _, _, plan = planned("plain", 0.3)
+    wider, _ = NETWORKS["plain"]()
+    wider[0] = nn.Conv2d(3, 16, 3, padding=1)
+    with pytest.raises(PlanError, match=r"0\.weight: the plan is for shape \(8, 3, 3, 3\), the model has \(16"):
+        prune_filters(wider, plan)
+
+
 def test_a_plan_for_another_network_is_refused():
     _, _, plan = planned("plain", 0.3)
     other, _ = NETWORKS["residual"]()
-    with pytest.raises(PlanError, match=r"0\.weight: the plan cuts 8 on axis 0, but it is missing"):
+    with pytest.raises(PlanError, match=r"0\.weight: the plan is for shape \(8, 3, 3, 3\), the model has none"):
         prune_filters(other, plan)

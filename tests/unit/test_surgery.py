@@ -269,3 +269,9 @@ def test_a_subclass_that_does_something_else_is_refused_by_name(kind, outputs, b
 def test_a_subclass_with_another_weight_is_split_by_the_weight_it_uses():
     conv, x = Frozen(4, 6, 3, bias=False), torch.randn(1, 4, 8, 8)
     torch.testing.assert_close(decompose(conv, scale_init=1.0)(x), conv(x))
+
+
+def test_one_name_or_module_is_one_pattern():
+    model = nn.Sequential(*[nn.Conv2d(1, 1, 1) for _ in range(11)])
+    assert match_layers(model, "10") == {"10"}
+    assert match_layers(model, model[1]) == {"1"}

@@ -4,6 +4,7 @@ import copy
 from typing import Any
 
 import pytest
+import timm
 import torch
 from classifiers import IMAGES, Tiny, normed, refused, tv, weights_with_statistics
 from networks import NETWORKS
@@ -118,3 +119,9 @@ def test_all_wrong_settings_are_listed_at_once() -> None:
         input_size=0,
         input_spec=InputSpec((8, 8), *IMAGENET),
     )
+
+
+def test_a_network_for_grey_images_knows_that_it_reads_one_channel():
+    model = transfer_model(timm.create_model("resnet18", in_chans=1), 3, input_size=32)
+    assert model.input_spec.channels == 1
+    assert model(torch.zeros(2, 1, 32, 32)).shape == (2, 3)

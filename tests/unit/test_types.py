@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from basisprune.errors import PlanError
+from basisprune.errors import ConfigError, PlanError
 from basisprune.types import BasisPlan, InputSpec, LayerPlan, LayerScores, Scores
 
 floats = st.floats(allow_nan=False, allow_infinity=False)
@@ -66,3 +66,8 @@ def test_values_are_frozen():
 def test_an_input_spec_tells_the_shape_of_an_image():
     spec = InputSpec((12, 16), mean=(0.5,), std=(0.5,))
     assert (spec.channels, spec.shape, spec.interpolation) == (1, (1, 12, 16), "bilinear")
+
+
+def test_an_input_that_cannot_be_is_refused_with_all_its_faults():
+    with pytest.raises(ConfigError, match="3 faults"):
+        InputSpec(size=(0, 8), mean=(0.5, 0.5), std=(0.0,))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -16,12 +16,13 @@ from basisprune.coupling.ledger import Ids, Ledger
 from basisprune.coupling.solving import Solution, solve
 from basisprune.coupling.tracing import Tracer, forward, named_tensors
 from basisprune.errors import ModelError
+from basisprune.surgery import LayerPatterns, match_layers
 
 _TRIALS = 200
 
 
 def trace_coupling(
-    model: nn.Module, example_inputs: Tensor | Sequence[Tensor], *, ignored_layers: Iterable[str] = ()
+    model: nn.Module, example_inputs: Tensor | Sequence[Tensor], *, ignored_layers: LayerPatterns = ()
 ) -> Coupling:
     """The groups of channels of a network that can be cut, found by running it once and tried on a copy.
 
@@ -85,12 +86,9 @@ def _first_runs(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Ledger, t
     return ledger, (False, True) if len(ledger.used) > before else (False,)
 
 
-def _set_aside(model: nn.Module, ledger: Ledger, ignored_layers: Iterable[str]) -> None:
+def _set_aside(model: nn.Module, ledger: Ledger, ignored_layers: LayerPatterns) -> None:
     """Freezes what is not to be cut: layers that the caller names, and the bases of pairs."""
-    ignored = dict.fromkeys(ignored_layers, "it is ignored as asked")
-    unknown = ignored.keys() - {name for name, _ in model.named_modules()}
-    if unknown:
-        raise ModelError(f"ignored_layers: {', '.join(sorted(unknown))}: no such module")
+    ignored = dict.fromkeys(match_layers(model, ignored_layers), "it is ignored as asked")
     for name, module in model.named_modules():
         if type(module).__name__ == "BasisPair":
             ignored.setdefault(f"{name}.basis" if name else "basis", "its basis vectors belong to basis pruning")

@@ -78,9 +78,13 @@ def norms_behind(model: nn.Module, layers: Sequence[str], images: Tensor) -> dic
 
         return hook
 
-    def look(norm: nn.Module, args: tuple[Any, ...]) -> None:
+    def look(norm: Any, args: tuple[Any, ...]) -> None:
         name = outputs.get(id(args[0])) if args else None
-        if name is not None and getattr(norm, "weight", None) is not None and getattr(norm, "bias", None) is not None:
+        if name is None or getattr(norm, "weight", None) is None or getattr(norm, "bias", None) is None:
+            return
+        # torch's own LayerNorm reads the last axis, which of a conv's output is not the channels.
+        by_channel = type(norm) is not nn.LayerNorm or isinstance(model.get_submodule(name), nn.Linear)
+        if by_channel and norm.weight.shape == (len(_filters(model, name)),):
             found.setdefault(name, norm)
 
     handles = [model.get_submodule(name).register_forward_hook(remember(name)) for name in layers]

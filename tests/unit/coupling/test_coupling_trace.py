@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import timm
 import torch
@@ -10,6 +12,7 @@ from networks import NETWORKS
 from torch import Tensor, nn
 
 from basisprune.coupling import Coupling, cut, trace_coupling
+from basisprune.decompose import decompose
 from basisprune.errors import ModelError
 from basisprune.layers import BasisPair, BasisScalingConv
 
@@ -225,3 +228,17 @@ def test_nothing_of_the_trace_stays_in_the_network() -> None:
     assert trace_coupling(model, torch.zeros(1, 3, 4, 4)).groups
     assert not model[1].cache
     assert all(not vars(p) for p in model.parameters())
+
+
+@pytest.mark.parametrize("pattern", ["0", "0*", ["0.0"], "module"])
+@pytest.mark.parametrize("split", [False, True])
+def test_ignored_layers_may_be_containers_pairs_patterns_and_modules(pattern: Any, split: bool) -> None:
+    inner = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))
+    net: nn.Module = nn.Sequential(inner, nn.ReLU(), nn.Conv2d(8, 6, 1), nn.ReLU(), nn.Conv2d(6, 4, 1))
+    if split:
+        net = decompose(net)
+    ignored = net.get_submodule("0") if pattern == "module" else pattern
+    coupling = trace_coupling(net, torch.zeros(1, 3, 8, 8), ignored_layers=ignored)
+    name = "0.0.scaling" if split else "0.0"
+    assert coupling.frozen[name] == "it is ignored as asked"
+    assert len(coupling.groups) == 1
