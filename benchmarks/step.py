@@ -3,7 +3,8 @@
     python benchmarks/step.py [--model resnet50] [--size 64] [--batch 32] [--repeats 15]
 
 Random weights, channels_last, one thread. `speed` is the plain step's time over the decomposed one's, so 1.0
-is as fast; multiply-adds alone would allow `macs`. `decompose` is its time over that of a bare LAPACK SVD of
+is as fast; multiply-adds alone would allow `macs`, and `limit` is reached when the scales are frozen, so that their
+gradient costs nothing. `decompose` is its time over that of a bare LAPACK SVD of
 the same matrices, `memory` the ratio of the peaks of a step. The two networks take turns of three steps, of which the
 last is timed, as each would run by itself. Writes results/step.json.
 """
@@ -11,6 +12,7 @@ last is timed, as each would run by itself. Writes results/step.json.
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import statistics
 import tempfile
@@ -23,6 +25,7 @@ from common import interleaved, ratio, write_result
 from torch import nn
 
 from basisprune import decompose, measure, set_trainable, transfer_model
+from basisprune.layers import BasisScalingConv
 from basisprune.surgery import find_layers
 from basisprune.training import project_scales
 
@@ -85,10 +88,14 @@ def main() -> None:
     labels = torch.randint(10, (options.batch,))
     steps = {"plain": make_step(plain, images, labels), "decomposed": make_step(split, images, labels)}
     memory = {name: peak_bytes(step) for name, step in steps.items()}
+    steps["scales frozen"] = make_step(frozen := copy.deepcopy(split), images, labels)
+    for _, layer in find_layers(frozen, BasisScalingConv):
+        layer.scale.requires_grad_(False)
     seconds = interleaved(steps, repeats=options.repeats, settle=2)
     svd = interleaved({"decompose": lambda: decompose(plain), "lapack": bare_svd(plain)}, repeats=3, warmup=1)
     results = {
         "speed": ratio(seconds, "plain", "decomposed"),
+        "limit": ratio(seconds, "plain", "scales frozen"),
         "macs": measure(plain).macs / measure(split).macs,
         "memory": memory["decomposed"] / memory["plain"],
         "decompose": ratio(svd, "decompose", "lapack"),

@@ -85,6 +85,7 @@ def ratios_section() -> str:
     step, prune = load("step")["results"], load("prune")["results"]
     rows = [
         ("training step, ResNet-50: speed of the decomposed network over the plain one", f"{step['speed']:.2f}"),
+        ("the same with frozen scales, whose gradient costs nothing", f"{step['limit']:.2f}"),
         ("the same, if multiply-adds were all", f"{step['macs']:.2f}"),
         ("peak memory of a step, decomposed over plain", f"{step['memory']:.2f}"),
         ("`decompose` over a bare LAPACK SVD, time", f"{step['decompose']:.2f}"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -61,6 +62,7 @@ class BasisScalingConv(nn.Module):
         bias_frozen = self.bias is None or not self.bias.requires_grad
         return (
             torch.is_grad_enabled()
+            and self.scale.requires_grad
             and not (self.weight.requires_grad or torch.is_autocast_enabled(self.weight.device.type))
             and bias_frozen
             and not torch.compiler.is_compiling()
@@ -96,7 +98,7 @@ class BasisPair(nn.Module):
         return output
 
     def _is_matrix_product(self, features: Tensor) -> bool:
-        """Whether the basis is a plain 1x1 conv with more weights than features.
+        """Whether the basis is a plain 1x1 conv with far more weights than features.
 
         Then a conv spends its time on reordering the weight, which a matrix product need not do.
         """
@@ -220,8 +222,8 @@ def _matrix_product(features: Tensor, weight: Tensor, bias: Tensor | None) -> Te
     """
     count, _, *sizes = features.shape
     shape = (count, weight.shape[0], *sizes)
-    inner = torch.empty(count, *sizes, weight.shape[0], device="meta").movedim(-1, 1).stride()
-    output = torch.empty_strided(shape, inner, device=features.device, dtype=features.dtype)
+    steps = [math.prod(sizes[place + 1 :]) * weight.shape[0] for place in range(-1, len(sizes))]
+    output = torch.empty_strided(shape, (steps[0], 1, *steps[1:]), device=features.device, dtype=features.dtype)
     rows, output_rows = (tensor.movedim(1, -1).reshape(-1, tensor.shape[1]) for tensor in (features, output))
     if bias is None:
         torch.mm(rows, weight.t(), out=output_rows)
@@ -231,8 +233,8 @@ def _matrix_product(features: Tensor, weight: Tensor, bias: Tensor | None) -> Te
 
 
 def _small_map(features: Tensor, weight: Tensor) -> bool:
-    """Whether the features have fewer elements than the weight."""
-    return features.numel() < weight.numel()
+    """Whether the features have less than half as many elements as the weight, from where on it was measured to pay."""
+    return 2 * features.numel() < weight.numel()
 
 
 def _along(scale: Tensor, features: Tensor, weight: Tensor) -> Tensor:
