@@ -183,27 +183,29 @@ class _ScaledTransform(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, features: Tensor, scale: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> Tensor:
-        ctx.save_for_backward(features, scale, weight)
         ctx.groups = groups
         if _small_map(features, weight):
+            ctx.save_for_backward(features, scale, weight, None)
             scaled = features * _along(scale, features, weight)
             if groups > 1 or weight.dim() == 2:
                 return _transform(scaled, weight, bias, groups)
             return _matrix_product(scaled, weight.flatten(1), bias)
-        return _transform(features, _scaled(weight, scale, groups), bias, groups)
+        scaled = _scaled(weight, scale, groups)
+        ctx.save_for_backward(features, scale, weight, scaled)
+        return _transform(features, scaled, bias, groups)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        features, scale, weight = ctx.saved_tensors
+        features, scale, weight, scaled = ctx.saved_tensors
         needs_features, needs_scale = ctx.needs_input_grad[:2]
         divisor, factor = None, scale  # what h comes multiplied with, and what the features' gradient still lacks
-        if not _small_map(features, weight):
-            divisor, factor = scale, None
+        if scaled is not None:
+            divisor, factor, weight = scale, None, scaled
             if float(scale.amin()) < _SAFE_SCALE:
                 tiny = scale.abs() < _SAFE_SCALE
                 divisor, factor = torch.where(tiny, 1.0, scale), torch.where(tiny, scale, 1.0)
-            weight = _scaled(weight, divisor, ctx.groups)
+                weight = _scaled(ctx.saved_tensors[2], divisor, ctx.groups)
         inner = _transposed(gradient, weight, features, ctx.groups)
         scale_gradient = None
         if needs_scale:
