@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from basisprune.bundle import from_pretrained as from_pretrained
+    from basisprune.bundle import load_bundle as load_bundle
+    from basisprune.bundle import push_to_hub as push_to_hub
     from basisprune.bundle import save_pretrained as save_pretrained
     from basisprune.compress import Compressed as Compressed
     from basisprune.compress import compress as compress
@@ -31,8 +33,12 @@ if TYPE_CHECKING:
     from basisprune.errors import BasisPruneError as BasisPruneError
     from basisprune.export import evaluate_onnx as evaluate_onnx
     from basisprune.export import export_onnx as export_onnx
+    from basisprune.export import export_program as export_program
+    from basisprune.fold import fold as fold
     from basisprune.importance import score_filters as score_filters
     from basisprune.importance import taylor_scores as taylor_scores
+    from basisprune.latency import LatencyReport as LatencyReport
+    from basisprune.latency import measure_latency as measure_latency
     from basisprune.layers import BasisPair as BasisPair
     from basisprune.layers import BasisScalingConv as BasisScalingConv
     from basisprune.measure import ModelReport as ModelReport
@@ -71,6 +77,7 @@ _HOMES = {
     "Coupling": "coupling",
     "FilterPlan": "types",
     "InputSpec": "types",
+    "LatencyReport": "latency",
     "ModelReport": "measure",
     "Pipeline": "pipeline",
     "PlanConfig": "plan",
@@ -90,17 +97,22 @@ _HOMES = {
     "evaluate": "training",
     "evaluate_onnx": "export",
     "export_onnx": "export",
+    "export_program": "export",
     "fit": "training",
+    "fold": "fold",
     "from_pretrained": "bundle",
     "layer_table": "report",
+    "load_bundle": "bundle",
     "load_data": "data",
     "measure": "measure",
+    "measure_latency": "latency",
     "plan_basis": "plan",
     "plan_filters": "plan",
     "predict": "predict",
     "prepare": "data",
     "prune_basis": "prune",
     "prune_filters": "prune",
+    "push_to_hub": "bundle",
     "recompose": "decompose",
     "run": "pipeline",
     "save_pretrained": "bundle",

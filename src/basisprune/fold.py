@@ -281,7 +281,7 @@ def _plain_structure(model: nn.Module) -> nn.Module:
             plain = _answer_like(nn.Sequential(parts), conv, conv.out_channels)
         model = replace_module(model, name, plain)
     for name, transfer in list(find_layers(model, TransferModel)):
-        model = replace_module(model, name, _traced(name, transfer))
+        model = replace_module(model, name, trace_parts(name, transfer))
     for name, module in model.named_modules():
         if type(module).__module__.partition(".")[0] == "basisprune":
             raise LayerError(name, f"{type(module).__name__} has no plain form; use it only inside a TransferModel")
@@ -296,7 +296,7 @@ class _OuterTracer(fx.Tracer):
         return not isinstance(m, (TransferModel, GlobalPool))
 
 
-def _traced(name: str, model: TransferModel) -> fx.GraphModule:
+def trace_parts(name: str, model: TransferModel) -> fx.GraphModule:
     """What the model does, as a graph of calls of its parts, which keep their names."""
     tracer = _OuterTracer()
     try:

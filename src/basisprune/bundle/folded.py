@@ -6,7 +6,7 @@ from torch import nn
 from torch.fx import GraphModule
 
 from basisprune.errors import BundleError
-from basisprune.fold import _traced
+from basisprune.fold import trace_parts
 from basisprune.transfer import TransferModel
 
 
@@ -27,7 +27,7 @@ def untraced(model: nn.Module, like: nn.Module | None) -> TransferModel:
 
 def traced(model: TransferModel) -> GraphModule:
     """The graph of the model's parts, as `fold` makes it."""
-    return _traced("", model)
+    return trace_parts("", model)
 
 
 def _adopt(place: nn.Module, graph: nn.Module) -> None:
