@@ -165,7 +165,7 @@ def weight_basis(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """U (…, k, r) with orthonormal columns and V-bar transposed (…, r, c_o), W = U V-bar transposed (eq. 1, 2).
 
     The compact SVD of `matrix` (…, k, c_o), in descending order of the singular values, by way of the
-    smaller Gram matrix: several times cheaper than a direct SVD. Its eigenvectors are orthonormal to
+    smaller Gram matrix: cheaper than a direct SVD (benchmarks/step.py). Its eigenvectors are orthonormal to
     machine precision, and the other factor follows from them by a product that reproduces W as exactly.
     """
     tall = matrix if matrix.shape[-2] >= matrix.shape[-1] else matrix.mT

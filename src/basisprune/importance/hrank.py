@@ -64,8 +64,8 @@ def mean_ranks(model: nn.Module, layers: Sequence[str], batches: Iterable[Tensor
 def matrix_ranks(maps: Tensor) -> Tensor:
     """The rank of each of the matrices (h, w, M), by elimination of all of them at once.
 
-    Like `torch.linalg.matrix_rank`, up to the tolerance, at a tenth of its time: with thousands of small
-    maps, a decomposition of each is mostly overhead. Large maps are given to it.
+    Like `torch.linalg.matrix_rank`, up to the tolerance, but quicker: with thousands of small maps, a
+    decomposition of each is mostly overhead. Large maps are given to it.
 
     >>> matrix_ranks(torch.tensor([[[1.0, 0.0], [2.0, 1.0]], [[2.0, 1.0], [4.0, 0.0]]]))
     tensor([1, 2])
