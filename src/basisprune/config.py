@@ -11,6 +11,7 @@ from basisprune.data.augment import Augment
 from basisprune.decompose import Basis
 from basisprune.errors import ConfigError
 from basisprune.plan import PlanConfig
+from basisprune.prune import Compensation
 
 Optimizer = Literal["sgd", "adamw"]
 NormStatistics = Literal["batch", "fixed"]
@@ -23,9 +24,10 @@ class TrainConfig:
     """How `fit` trains; the defaults are the paper's recipe, without its augmentations.
 
     `norm_statistics="fixed"` keeps the running statistics of BN as they are while its scale and shift are
-    trained; "batch" is ordinary BN. `prepared` says that the images are normalised floats already.
-
-    >>> TrainConfig(epochs=0, lr=-1)
+    trained; "batch" is ordinary BN. With `train_scales=False` the basis scaling factors stay as they are, as in
+    a plain truncated SVD. `prepared` says that the images are normalised floats already. `distill` is the
+    weight of what a teacher says, 0 to 1, at `distill_temperature` (Hinton et al., 2015); the labels have the rest.
+    rest, and without a teacher all of it.    >>> TrainConfig(epochs=0, lr=-1)
     Traceback (most recent call last):
     basisprune.errors.ConfigError: TrainConfig: 2 faults
       - epochs: 0 given, at least 1 is needed
@@ -41,7 +43,10 @@ class TrainConfig:
     momentum: float = 0.9
     weight_decay: float = 0.0
     label_smoothing: float = 0.0
+    distill: float = 0.0
+    distill_temperature: float = 2.0
     norm_statistics: NormStatistics = "batch"
+    train_scales: bool = True
     augmentation: Augment = field(default_factory=Augment)
     prepared: bool = False
     seed: int = 0
@@ -65,6 +70,10 @@ class TrainConfig:
             for name in ("warmup", "momentum", "label_smoothing")
             if not 0 <= getattr(self, name) < 1
         ]
+        if not 0 <= self.distill <= 1:
+            faults.append(f"distill: {self.distill} given, allowed is 0 to 1")
+        if not 0 < self.distill_temperature < math.inf:
+            faults.append(f"distill_temperature: {self.distill_temperature} given, it must be positive")
         if self.weight_decay < 0 or self.workers < 0:
             faults.append(f"weight_decay, workers: {self.weight_decay}, {self.workers} given; not negative")
         choices = {
@@ -82,22 +91,37 @@ class TrainConfig:
             raise ConfigError.of("TrainConfig", faults)
 
 
+def learning_rate(config: TrainConfig, done: float) -> float:
+    """The learning rate after the fraction `done` of all steps: linear warm-up, then one half cosine.
+
+    >>> paper = TrainConfig(lr=0.1, min_lr=1e-4)
+    >>> [round(learning_rate(paper, done), 4) for done in (0, 0.5, 1)]
+    [0.1, 0.0501, 0.0001]
+    """
+    if done < config.warmup:
+        return config.lr * min(1.0, max(done, 1e-3) / config.warmup)
+    along = (done - config.warmup) / (1 - config.warmup)
+    return config.min_lr + (config.lr - config.min_lr) * (1 + math.cos(math.pi * along)) / 2
+
+
 @dataclass(frozen=True)
 class Recipe:
     """All settings of a framework: how to decompose, train, plan, prune and train again.
 
-    `basis_images` is how many training images the basis "outputs" is found on. With `compensate`, what a
+    `basis_images` is how many training images the basis "outputs" is found on, `score_images` how many
+    validation images give the scores (None: all). With `compensate`, what a
     pruned basis vector contributed on average moves into the bias.
     """
 
     basis: Basis
     scale_init: float
-    compensate: bool
+    compensate: Compensation
     train: TrainConfig
     finetune: TrainConfig
     plan: PlanConfig = field(default_factory=PlanConfig)
     filter_plan: PlanConfig = field(default_factory=lambda: PlanConfig(normalise="max"))
     basis_images: int = 512
+    score_images: int | None = None
 
 
 PAPER_DATASETS = {
@@ -122,7 +146,7 @@ RECIPES = {
     "paper": Recipe(
         basis="weights",
         scale_init=0.5,
-        compensate=False,
+        compensate="none",
         train=_PAPER_TRAINING,
         finetune=_PAPER_TRAINING,
         plan=PlanConfig(normalise="max", min_share=0.0),
@@ -131,7 +155,7 @@ RECIPES = {
     "quick": Recipe(
         basis="outputs",
         scale_init=1.0,
-        compensate=True,
+        compensate="mean",
         train=_QUICK_TRAINING,
         finetune=_QUICK_TRAINING,
     ),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
@@ -27,11 +28,13 @@ from basisprune.measure import measure
 from basisprune.plan import plan_basis, plan_filters
 from basisprune.predict import predict
 from basisprune.prune import prune_basis, prune_filters
-from basisprune.training import EpochRecord, Stop, classes_of, evaluate, fit, set_trainable, spec_of
+from basisprune.training import EpochRecord, classes_of, evaluate, fit, set_trainable, spec_of
 from basisprune.types import BasisPlan, FilterPlan
 
 Framework: TypeAlias = Literal["baseline", "l1", "taylor", "hrank", "basis", "basis+taylor", "basis+hrank", "basis+l1"]
 Plan = TypeVar("Plan", BasisPlan, FilterPlan)
+Enough = Callable[[int, float], bool]
+"""Given the passes done since pruning (0 at first) and the validation accuracy: whether tuning may end."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +75,13 @@ class Pruned:
 
 @dataclass(frozen=True)
 class State:
-    """A network under way, with what happened to it so far."""
+    """A network under way, with what happened to it so far; `hits` are the validation images it gets right."""
 
     key: str
     model: nn.Module
     stages: tuple[Stage, ...] = ()
     plans: tuple[BasisPlan | FilterPlan, ...] = ()
+    hits: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
 
 
 @dataclass
@@ -148,30 +152,39 @@ class Pipeline:
 
         return self._start("decomposed", split)
 
+    def adopt(self, state: State) -> None:
+        """Takes over a network that another pipeline trained on the same images, instead of training it here."""
+        self._starts[state.key] = state
+
     def _start(self, key: str, build: Callable[[], nn.Module]) -> State:
         if key not in self._starts:
             self._starts[key] = self._train(State(key, build()), self.settings.train)
         return self._starts[key]
 
-    def prune_basis(self, state: State, ratio: float, *, stop: Stop | None = None) -> State:
-        """The state without the fraction `ratio` of its basis vectors, tuned; `stop` as in `fit`."""
+    def prune_basis(self, state: State, ratio: float, *, enough: Enough | None = None) -> State:
+        """The state without the fraction `ratio` of its basis vectors, tuned until it is `enough`."""
         key = f"{state.key}, basis {ratio!r}"
-        if key not in self._starts:
-            self.say("scoring the basis vectors on the validation images")
-            scores = taylor_scores(state.model, self._batches(self.val))
-            plan = self._same_plan(key, plan_basis(scores, ratio, self.settings.plan))
-            self.say(f"removing {plan.removed} of {plan.total} basis vectors")
-            pruned = prune_basis(state.model, plan, compensate=self.settings.compensate)
-            self._starts[key] = self._tune(state, key, pruned, plan, stop)
-        return self._starts[key]
+        if key in self._starts:
+            return self._starts[key]
+        self.say("scoring the basis vectors on the validation images")
+        with self._precision():
+            scores = taylor_scores(state.model, self.scoring_batches())
+        plan = self._same_plan(key, plan_basis(scores, ratio, self.settings.plan))
+        self.say(f"removing {plan.removed} of {plan.total} basis vectors")
+        pruned = prune_basis(state.model, plan, compensate=self.settings.compensate)
+        after = self.tune(state, key, pruned, plan, enough=enough)
+        if after.stages[-1].history:  # another search may want it tuned
+            self._starts[key] = after
+        return after
 
-    def prune_filters(self, state: State, method: str, ratio: float, *, stop: Stop | None = None) -> State:
-        """The state without the fraction `ratio` of its filters by the method's scores, tuned; `stop` as in `fit`."""
+    def prune_filters(self, state: State, method: str, ratio: float, *, enough: Enough | None = None) -> State:
+        """The state without the fraction `ratio` of its filters by the method's scores, tuned until it is `enough`."""
         key = f"{state.key}, {method} {ratio!r}"
         self.say(f"scoring the filters by {method}")
         device = next(state.model.parameters()).device
         coupling = trace_coupling(state.model, torch.zeros(2, *self.spec.shape, device=device))
-        scores = score_filters(state.model, method, coupling.layers, self._batches(self.val))  # type: ignore[arg-type]
+        with self._precision():
+            scores = score_filters(state.model, method, coupling.layers, self.scoring_batches())  # type: ignore[arg-type]
         plan = self._same_plan(
             key, plan_filters(state.model, scores, ratio, self.settings.filter_plan, coupling=coupling)
         )
@@ -179,33 +192,63 @@ class Pipeline:
         for name, reason in plan.coupling.frozen.items():
             if not name.endswith(".basis"):
                 self.say(f"  {name} keeps its filters: {reason}")
-        return self._tune(state, key, prune_filters(state.model, plan), plan, stop)
+        return self.tune(state, key, prune_filters(state.model, plan), plan, enough=enough)
 
-    def _tune(
-        self, state: State, key: str, pruned: nn.Module, plan: BasisPlan | FilterPlan, stop: Stop | None
+    def polish(self, state: State) -> State:
+        """The state tuned once more, for all epochs of the recipe's fine-tuning."""
+        return self._train(replace(state, key=f"{state.key}, polished"), self.settings.finetune)
+
+    def tune(
+        self,
+        state: State,
+        key: str,
+        pruned: nn.Module,
+        plan: BasisPlan | FilterPlan | None = None,
+        *,
+        enough: Enough | None = None,
     ) -> State:
-        untuned = self._stage(f"{key}, not tuned", pruned)
-        after = State(key, pruned, (*state.stages, untuned), (*state.plans, plan))
-        return self._train(after, self.settings.finetune, stop)
+        """The network that pruning made of the state's, tuned until it is `enough`; `plan` is how it was pruned."""
+        untuned, hits = self._stage(f"{key}, not tuned", pruned)
+        plans = state.plans if plan is None else (*state.plans, plan)
+        after = State(key, pruned, (*state.stages, untuned), plans, hits)
+        if enough is not None and enough(0, untuned.accuracy):
+            return after
+        return self._train(after, self.settings.finetune, enough)
 
-    def _train(self, state: State, config: TrainConfig, stop: Stop | None = None) -> State:
+    def _train(self, state: State, config: TrainConfig, enough: Enough | None = None) -> State:
         self.say(f"{state.key}: training for {config.epochs} epochs")
+
+        def stop(history: Sequence[EpochRecord]) -> bool:
+            accuracy = history[-1].val_accuracy
+            return enough is not None and accuracy is not None and enough(len(history), accuracy)
+
         path = self._path(state.key, ".pt")
         result = fit(
             state.model, self.splits.train, self.val, config, checkpoint=path, progress=self.progress, stop=stop
         )
-        stage = self._stage(state.key, result.model, result.history)
-        return State(state.key, result.model, (*state.stages, stage), state.plans)
+        stage, hits = self._stage(state.key, result.model, result.history)
+        return State(state.key, result.model, (*state.stages, stage), state.plans, hits)
 
-    def hits(self, model: nn.Module) -> npt.NDArray[np.bool_]:
-        """Which of the validation images the model classifies correctly."""
-        return predict(model, self.val, prepared=self.settings.train.prepared).hits
-
-    def _stage(self, name: str, model: nn.Module, history: tuple[EpochRecord, ...] = ()) -> Stage:
+    def _stage(
+        self, name: str, model: nn.Module, history: tuple[EpochRecord, ...] = ()
+    ) -> tuple[Stage, npt.NDArray[np.bool_]]:
         set_trainable(model)
         report = measure(model)
-        accuracy = self._accuracy(model, self.val)
-        return Stage(name, accuracy, report.parameters, report.trainable, report.macs, history)
+        with self._precision():
+            hits = predict(model, self.val, prepared=self.settings.train.prepared).hits
+        return Stage(name, float(hits.mean()), report.parameters, report.trainable, report.macs, history), hits
+
+    @contextmanager
+    def _precision(self) -> Iterator[None]:
+        """Forward and backward passes outside of `fit` run in bfloat16 where the training does."""
+        device = next(self.model.parameters()).device.type
+        with torch.autocast(device, torch.bfloat16, enabled=self.settings.train.mixed_precision == "bf16"):
+            yield
+
+    def scoring_batches(self) -> PreparedBatches:
+        """The validation images that scores are computed on."""
+        limit = self.settings.score_images
+        return self._batches(self.val, limit=limit, shuffle=limit is not None)
 
     def _batches(self, data: LabelledImages, **options: Any) -> PreparedBatches:
         return PreparedBatches(data, self.spec, prepared=self.settings.train.prepared, **options)
@@ -238,6 +281,14 @@ class Pipeline:
             write_text(path, text)
         state.wait_for_everyone()
         return path.read_text()
+
+    def once(self, key: str, work: Callable[[], float]) -> float:
+        """A number that is found only once, as it would not be the same again; kept in the folder."""
+        path = self._path(key, ".json")
+        if path is None or not path.exists():
+            number = work()
+            return number if path is None else float(self._written_once(path, json.dumps(number)))
+        return float(path.read_text())
 
     def _same_plan(self, key: str, plan: Plan) -> Plan:
         """The plan that an earlier start of this run wrote into the folder, or else this one, written there.

@@ -5,16 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import nn
 
-from basisprune.errors import ConfigError
+from basisprune.errors import ConfigError, PlanError
+from basisprune.fold import fold
+from basisprune.latency import Backend, measure_latency
 from basisprune.measure import measure
-from basisprune.pipeline import Pipeline, State
+from basisprune.pipeline import Enough, Framework, Pipeline, State
 from basisprune.training import EpochRecord
 
-Bools = npt.NDArray[np.bool_]
+Bools: TypeAlias = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -22,13 +28,15 @@ class Budget:
     """What the pruned model must keep to: one of these.
 
     `max_drop` is the accuracy that may be lost against the unpruned model, `min_accuracy` the least that is
-    wanted, both as fractions; `target_params` and `target_macs` are the most that it may have.
+    wanted, both as fractions; `target_params` and `target_macs` are the most that it may have in the form that
+    is deployed, and `target_latency` the most milliseconds that it may take for one image here, on one thread.
     """
 
     max_drop: float | None = None
     min_accuracy: float | None = None
     target_params: int | None = None
     target_macs: int | None = None
+    target_latency: float | None = None
 
     def __post_init__(self) -> None:
         given = {name: value for name, value in vars(self).items() if value is not None}
@@ -45,6 +53,8 @@ class Budget:
             for name in ("target_params", "target_macs")
             if name in given and given[name] < 1
         ]
+        if not given.get("target_latency", 1) > 0:
+            faults.append(f"target_latency: {given['target_latency']} given; it is a time in milliseconds, above 0")
         if faults:
             raise ConfigError.of("Budget", faults)
 
@@ -60,34 +70,46 @@ class Budget:
 
 @dataclass(frozen=True)
 class SearchConfig:
-    """How far the search goes: which filter method comes on top, and how narrow the last bracket is."""
+    """What is pruned and how far the search goes.
 
-    filter_method: str = "taylor"
-    tolerance: float = 0.05
-    max_ratio: float = 0.95
-    give_up_margin: float = 0.15
+    `framework` is what prunes: filters by l1, taylor or hrank, the basis, or both. The search first multiplies
+    what is kept by `step` until a candidate fails, then narrows down: it ends when the share of basis vectors
+    or filters that failed is within `tolerance` of the one that passed, or at `smallest`. A candidate below the
+    wanted accuracy by `give_up_margin` after a pass is given up. With `warm_start` a candidate is pruned from
+    the last one that passed, else in one go from the unpruned network, as the paper does. `polish` tunes the
+    chosen network once more, for all epochs of the recipe.
+    """
+
+    framework: Framework = "basis+taylor"
+    step: float = 0.5
+    tolerance: float = 0.2
+    smallest: float = 0.02
+    give_up_margin: float = 0.1
+    warm_start: bool = True
+    polish: bool = True
 
     def __post_init__(self) -> None:
         faults = []
-        if self.filter_method not in ("l1", "taylor", "hrank", "none"):
-            faults.append(f"filter_method: {self.filter_method!r} given; allowed are l1, taylor, hrank and none")
-        if not 0 < self.tolerance < 1:
-            faults.append(f"tolerance: {self.tolerance} given; allowed is 0 < tolerance < 1")
-        if not 0 < self.max_ratio < 1:
-            faults.append(f"max_ratio: {self.max_ratio} given; allowed is 0 < max_ratio < 1")
-        if not 0 < self.give_up_margin <= 1:
-            faults.append(f"give_up_margin: {self.give_up_margin} given; allowed is 0 < give_up_margin <= 1")
+        allowed = [name for name in get_args(Framework) if name != "baseline"]
+        if self.framework not in allowed:
+            faults.append(f"framework: {self.framework!r} given; allowed are {', '.join(allowed)}")
+        faults += [
+            f"{name}: {getattr(self, name)} given; allowed is 0 < {name} < 1"
+            for name in ("step", "tolerance", "smallest", "give_up_margin")
+            if not 0 < getattr(self, name) < 1
+        ]
         if faults:
             raise ConfigError.of("SearchConfig", faults)
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A network that was tried, judged on the validation images.
+    """A network that was tried, judged on the validation images; its size is that of the form that is deployed.
 
-    `drop` is the accuracy lost against the unpruned network, with a 95 % interval that takes into account that
-    both saw the same images. It is `undecided` when that interval holds the limit: then the images are too few
-    to tell whether it keeps to the budget.
+    The ratios are the fractions of basis vectors and filters removed. `drop` is the accuracy lost against the
+    unpruned network, with a 95 % interval that takes into account that both saw the same images. It is
+    `undecided` when that interval holds the limit: then the images are too few to tell whether it keeps to the
+    budget. `latency`, in milliseconds, is measured only where the budget asks for it.
     """
 
     name: str
@@ -102,129 +124,231 @@ class Candidate:
     parameters: int
     macs: int
     history: tuple[EpochRecord, ...]
+    latency: float | None = None
 
 
 @dataclass(frozen=True)
 class Found:
-    """What the search ended with: all candidates, the first being the unpruned network, and the chosen state."""
+    """What the search ended with: all candidates, the first being the unpruned network, and the chosen state.
+
+    `interrupted` says that Ctrl-C ended it early, with the best so far.
+    """
 
     candidates: tuple[Candidate, ...]
     chosen: int
     state: State
     reference: State
+    interrupted: bool = False
+
+
+Axis: TypeAlias = Literal["basis", "filters"]
+
+
+@dataclass(frozen=True)
+class Move:
+    """One way to make a network smaller: what it counts, and how to remove a fraction of that and tune."""
+
+    axis: Axis
+    prune: Callable[[State, float, Enough | None], State]
+
+
+def moves_of(pipeline: Pipeline, framework: Framework) -> list[Move]:
+    """What a framework of the paper does to a network, in order."""
+    method = framework.removeprefix("basis").removeprefix("+")
+    moves = []
+    if framework.startswith("basis"):
+        moves.append(Move("basis", lambda state, ratio, enough: pipeline.prune_basis(state, ratio, enough=enough)))
+    if method:
+        moves.append(
+            Move("filters", lambda state, ratio, enough: pipeline.prune_filters(state, method, ratio, enough=enough))
+        )
+    return moves
 
 
 class Search:
     """Looks for the smallest network within the budget, first by the basis ratio, then by the filter ratio.
 
-    Each candidate starts from the weights of the nearest one that passed. One that is hopeless after its first
-    epoch is given up. All training goes through the pipeline's checkpoints, so that a search that was killed
-    repeats its steps from them and ends with the same answer.
+    Tuning ends as soon as a candidate is good enough, or hopeless. All training goes through the pipeline's
+    checkpoints, so that a search that was killed repeats its steps from them and ends with the same answer.
+    `moves` and `start` replace what the framework says; `reference` is the network that the accuracy is
+    compared with, by default the start; `watch` gets each candidate as it is judged.
     """
 
-    def __init__(self, pipeline: Pipeline, budget: Budget, config: SearchConfig | None = None) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        budget: Budget,
+        config: SearchConfig | None = None,
+        *,
+        moves: Sequence[Move] | None = None,
+        start: Callable[[], State] | None = None,
+        reference: State | None = None,
+        watch: Callable[[Candidate], None] = lambda _: None,
+    ) -> None:
         self.pipeline, self.budget, self.config = pipeline, budget, config or SearchConfig()
+        framework = self.config.framework
+        self.moves = moves_of(pipeline, framework) if moves is None else list(moves)
+        self.start = start or (pipeline.decomposed if framework.startswith("basis") else pipeline.dense)
+        self.reference, self.watch = reference, watch
         self.candidates: list[Candidate] = []
         self.states: list[State] = []
 
     def run(self) -> Found:
-        """The smallest network that keeps to the budget; the unpruned one where none does."""
-        reference = self.pipeline.decomposed()
-        self.reference_hits = self.pipeline.hits(reference.model)
-        self._judge(reference, 0.0, 0.0)
-        if self.budget.is_about_accuracy:
-            basis = self._bisect(reference, self._try_basis)
-            if self.config.filter_method != "none":
-                self._bisect(basis, self._try_filters)
-        else:
-            self._reach_size(reference)
-        chosen = self._smallest()
-        return Found(tuple(self.candidates), chosen, self.states[chosen], reference)
+        """The smallest network that keeps to the budget; the unpruned one where none does.
 
-    def _bisect(self, start: State, attempt: Callable[[State, float, float], int]) -> State:
-        """The network of the largest ratio that passes, to within the tolerance; `start` where none does."""
-        best, low, high = start, 0.0, self.config.max_ratio
-        while high - low > self.config.tolerance:
-            ratio = (low + high) / 2
-            found = attempt(best, low, ratio)
-            if self.candidates[found].passed:
-                best, low = self.states[found], ratio
+        Ctrl-C ends the search with the best so far, once there is something to compare with.
+        """
+        start = self.start()
+        reference = self.reference or start
+        self._judge(reference, {"basis": 1.0, "filters": 1.0})
+        interrupted = False
+        try:
+            if self.budget.is_about_accuracy:
+                self._shrink(start)
             else:
-                high = ratio
-        return best
+                self._reach_size(start)
+        except KeyboardInterrupt:
+            interrupted = True
+        chosen = self._best()
+        return Found(tuple(self.candidates), chosen, self.states[chosen], reference, interrupted)
 
-    def _try_basis(self, start: State, done: float, ratio: float) -> int:
-        step = (ratio - done) / (1 - done)
-        state = self.pipeline.prune_basis(start, step, stop=self._hopeless)
-        return self._judge(state, ratio, 0.0)
+    def _shrink(self, start: State) -> None:
+        kept: dict[Axis, float] = {"basis": 1.0, "filters": 1.0}
+        state = start
+        for move in self.moves:
+            state, kept = self._gallop(state, kept, move)
+        chosen = self._best()
+        if self.config.polish and chosen:
+            candidate = self.candidates[chosen]
+            kept = {"basis": 1 - candidate.basis_ratio, "filters": 1 - candidate.filter_ratio}
+            self._judge(self.pipeline.polish(self.states[chosen]), kept)
 
-    def _try_filters(self, start: State, done: float, ratio: float) -> int:
-        step = (ratio - done) / (1 - done)
-        state = self.pipeline.prune_filters(start, self.config.filter_method, step, stop=self._hopeless)
-        basis_ratio = self.candidates[self.states.index(start)].basis_ratio
-        return self._judge(state, basis_ratio, ratio)
+    def _gallop(self, start: State, kept: dict[Axis, float], move: Move) -> tuple[State, dict[Axis, float]]:
+        """The state of the smallest share that passes, and what it keeps; `start` where none does."""
+        state, passed, failed = start, 1.0, 0.0
+        while failed < passed * (1 - self.config.tolerance) and passed > self.config.smallest:
+            share = math.sqrt(passed * failed) if failed else max(passed * self.config.step, self.config.smallest)
+            source, done = (state, passed) if self.config.warm_start else (start, 1.0)
+            try:
+                tried = move.prune(source, round(1 - share / done, 4), self._enough)
+            except PlanError as error:  # so much cannot be removed
+                self.pipeline.say(str(error))
+                failed = share
+                continue
+            index = self._judge(tried, kept | {move.axis: kept[move.axis] * share})
+            if self.candidates[index].passed:
+                state, passed = tried, share
+            else:
+                failed = share
+        return state, kept | {move.axis: kept[move.axis] * passed}
 
-    def _hopeless(self, history: Sequence[EpochRecord]) -> bool:
-        """Whether a training need not go on: far below the limit, and not rising fast enough to reach it."""
-        if not self.budget.is_about_accuracy or history[-1].val_accuracy is None:
-            return False
+    def _enough(self, passes: int, accuracy: float) -> bool:
+        """Whether tuning may end: the accuracy is good enough, or so far below after a pass that it is hopeless."""
         limit = self.budget.least_accuracy(self.candidates[0].accuracy)
-        return history[-1].val_accuracy < limit - self.config.give_up_margin
+        return accuracy >= limit - 1e-9 or (passes > 0 and accuracy < limit - self.config.give_up_margin)
 
-    def _judge(self, state: State, basis_ratio: float, filter_ratio: float) -> int:
-        hits = self.pipeline.hits(state.model)
-        stage = state.stages[-1]
-        # What is saved is saved against the network as it was, not against its decomposed form, which is larger.
-        size = stage if self.candidates else measure(self.pipeline.model)
-        accuracy = float(hits.mean())
-        reference = float(self.reference_hits.mean())
-        drop, drop_interval = paired_drop(self.reference_hits, hits)
-        passed, undecided = True, False
-        if self.candidates and self.budget.is_about_accuracy:
-            limit = self.budget.least_accuracy(reference)
-            passed = accuracy >= limit - 1e-9
-            allowed = reference - limit
-            undecided = drop_interval[0] <= allowed <= drop_interval[1]
-        elif self.budget.target_params is not None:
-            passed = size.parameters <= self.budget.target_params
-        elif self.budget.target_macs is not None:
-            passed = size.macs <= self.budget.target_macs
-        self.candidates.append(
-            Candidate(
-                state.key,
-                basis_ratio,
-                filter_ratio,
-                accuracy,
-                wilson_interval(int(hits.sum()), len(hits)),
-                drop,
-                drop_interval,
-                passed,
-                undecided,
-                size.parameters,
-                size.macs,
-                stage.history,
-            )
+    def _reach_size(self, start: State) -> None:
+        """Candidates that become small enough with as little pruning as possible; only the last one is tuned."""
+        kept: dict[Axis, float] = {"basis": 1.0, "filters": 1.0}
+        state = start
+        for move in self.moves:
+            share = self._share_for_size(state, move)
+            while share < 1.0:  # in steps, so that no step removes more than the search would
+                step = max(share, self.config.step)
+                state = move.prune(state, round(1 - step, 4), None)
+                share, kept = share / step, kept | {move.axis: kept[move.axis] * step}
+            index = self._judge(state, kept)
+            if self.candidates[index].passed:
+                break
+
+    def _share_for_size(self, start: State, move: Move) -> float:
+        """The largest share to keep that is small enough, found without tuning; the smallest where none is."""
+        if self._is_small_enough(start):
+            return 1.0
+        large, small = 1.0, 0.0
+        while small < large * (1 - self.config.tolerance / 4) and large > self.config.smallest:
+            share = math.sqrt(large * small) if small else max(large * self.config.step, self.config.smallest)
+            try:
+                tried = move.prune(start, round(1 - share, 4), lambda *_: True)
+            except PlanError:
+                break
+            if self._is_small_enough(tried):
+                small = share
+            else:
+                large = share
+        return small or large
+
+    def _is_small_enough(self, state: State) -> bool:
+        return self._keeps_to_size(*self._size(state))
+
+    def _keeps_to_size(self, parameters: int, macs: int, latency: float | None) -> bool:
+        budget = self.budget
+        if budget.target_latency is not None:
+            return latency is not None and latency <= budget.target_latency
+        return parameters <= (budget.target_params or parameters) and macs <= (budget.target_macs or macs)
+
+    def _size(self, state: State) -> tuple[int, int, float | None]:
+        """Parameters, multiply-adds and, where the budget asks for it, milliseconds of the form that is deployed."""
+        shape = self.pipeline.spec.shape
+        device = next(state.model.parameters()).device
+        images = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0)).to(device)
+        folded = fold(state.model, images, "params")  # a pair of full rank becomes the one conv again
+        report = measure(folded, shape)
+        latency = None
+        if self.budget.target_latency is not None:
+            latency = self.pipeline.once(f"{state.key}, latency", lambda: _milliseconds(folded, shape))
+        return report.parameters, report.macs, latency
+
+    def _judge(self, state: State, kept: dict[Axis, float]) -> int:
+        parameters, macs, latency = self._size(state)
+        hits, reference = state.hits, self.states[0].hits if self.states else state.hits
+        accuracy, before = float(hits.mean()), float(reference.mean())
+        drop, drop_interval = paired_drop(reference, hits)
+        if self.budget.is_about_accuracy:
+            limit = self.budget.least_accuracy(before)
+            passed = not self.states or accuracy >= limit - 1e-9
+            undecided = bool(self.states) and drop_interval[0] <= before - limit <= drop_interval[1]
+        else:
+            passed, undecided = self._keeps_to_size(parameters, macs, latency), False
+        candidate = Candidate(
+            name=state.key,
+            basis_ratio=1 - kept["basis"],
+            filter_ratio=1 - kept["filters"],
+            accuracy=accuracy,
+            interval=wilson_interval(int(hits.sum()), len(hits)),
+            drop=drop,
+            drop_interval=drop_interval,
+            passed=passed,
+            undecided=undecided,
+            parameters=parameters,
+            macs=macs,
+            history=state.stages[-1].history,
+            latency=latency,
         )
+        self.candidates.append(candidate)
         self.states.append(state)
+        self.watch(candidate)
         return len(self.candidates) - 1
 
-    def _reach_size(self, reference: State) -> None:
-        """Candidates that become smaller until one is small enough, with the smallest ratio that does it."""
-        low, high = 0.0, self.config.max_ratio
-        while high - low > self.config.tolerance:
-            ratio = (low + high) / 2
-            found = self._try_basis(reference, 0.0, ratio)
-            low, high = (low, ratio) if self.candidates[found].passed else (ratio, high)
-        if not any(candidate.passed for candidate in self.candidates):
-            self._try_basis(reference, 0.0, self.config.max_ratio)
+    def _best(self) -> int:
+        """The smallest candidate that passed, of equals the most accurate; by size, the most accurate one."""
 
-    def _smallest(self) -> int:
+        def size(index: int) -> tuple[float, ...]:
+            candidate = self.candidates[index]
+            return candidate.parameters, candidate.macs, -candidate.accuracy
+
         passing = [index for index, candidate in enumerate(self.candidates) if candidate.passed]
-        if not self.budget.is_about_accuracy:
-            if not passing:
-                return min(range(len(self.candidates)), key=lambda index: self.candidates[index].parameters)
-            return max(passing, key=lambda index: (self.candidates[index].accuracy, self.candidates[index].parameters))
-        return min(passing, key=lambda index: (self.candidates[index].parameters, self.candidates[index].macs))
+        if self.budget.is_about_accuracy:
+            return min(passing, key=size)
+        if passing:
+            return max(passing, key=lambda index: (self.candidates[index].accuracy, *size(index)))
+        return min(range(len(self.candidates)), key=size)
+
+
+def _milliseconds(model: nn.Module, shape: Sequence[int]) -> float:
+    installed = find_spec("onnx") is not None and find_spec("onnxruntime") is not None
+    backend: Backend = "onnxruntime" if installed else "eager"
+    return 1000 * measure_latency({"model": model}, shape, batch_sizes=(1,), backends=(backend,)).rows[0].seconds
 
 
 def wilson_interval(hits: int, count: int) -> tuple[float, float]:

@@ -1,0 +1,93 @@
+"""What people use instead, in the same pipeline: torch-pruning, and truncated singular value decomposition."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+import torch_pruning
+from torch import Tensor, nn
+
+from basisprune import Pipeline, decompose, plan_basis, prune_basis
+from basisprune.importance.taylor import basis_pairs
+from basisprune.pipeline import Enough, State
+from basisprune.search import Move
+from basisprune.training import find_classifiers, set_trainable
+from basisprune.types import LayerScores, Scores
+
+_LEAST_SHARE = 0.05  # what every layer keeps in a step, as in our own plans
+
+
+def magnitude_move(pipeline: Pipeline) -> Move:
+    """Filters by torch-pruning's magnitudes of groups, compared over the whole network."""
+    return _torch_pruning_move(pipeline, "magnitude")
+
+
+def taylor_move(pipeline: Pipeline) -> Move:
+    """Filters by torch-pruning's Taylor importance of groups, compared over the whole network."""
+    return _torch_pruning_move(pipeline, "taylor")
+
+
+def _torch_pruning_move(pipeline: Pipeline, method: str) -> Move:
+    def prune(state: State, ratio: float, enough: Enough | None) -> State:
+        pruned = torch_pruned(state.model, method, ratio, pipeline.scoring_batches())
+        return pipeline.tune(state, f"{state.key}, torch-pruning {method} {ratio!r}", pruned, enough=enough)
+
+    return Move("filters", prune)
+
+
+def torch_pruned(
+    model: nn.Module, method: str, ratio: float, batches: Iterable[tuple[Tensor, Tensor]]
+) -> nn.Module:
+    """The model without the fraction `ratio` of its channels, by torch-pruning as its documentation uses it."""
+    pruned = copy.deepcopy(model).eval()
+    for parameter in pruned.parameters():
+        parameter.requires_grad_(True)
+    for images, labels in batches if method == "taylor" else ():
+        F.cross_entropy(pruned(images), labels).backward()
+    importances = {
+        "magnitude": torch_pruning.importance.MagnitudeImportance,
+        "taylor": torch_pruning.importance.TaylorImportance,
+    }
+    pruner = torch_pruning.pruner.BasePruner(
+        pruned,
+        torch.zeros(1, *model.input_spec.shape),  # type: ignore[union-attr]
+        importance=importances[method](),
+        global_pruning=True,
+        pruning_ratio=ratio,
+        max_pruning_ratio=1 - _LEAST_SHARE,
+        ignored_layers=find_classifiers(pruned),
+    )
+    pruner.step()
+    pruned.zero_grad(set_to_none=True)
+    set_trainable(pruned)
+    return pruned
+
+
+def svd_start(pipeline: Pipeline) -> State:
+    """The trained network with every conv split by its singular values: the same function, so nothing to train."""
+    dense = pipeline.dense()
+    return replace(dense, key="svd", model=decompose(dense.model, basis="weights", scale_init=1.0))
+
+
+def svd_move(pipeline: Pipeline) -> Move:
+    """Truncation by singular values, each in relation to the largest of its layer; no scaling factors, no Taylor."""
+
+    def prune(state: State, ratio: float, enough: Enough | None) -> State:
+        plan = plan_basis(singular_values(state.model), ratio, replace(pipeline.settings.plan, normalise="max"))
+        pruned = prune_basis(state.model, plan, compensate=False)
+        return pipeline.tune(state, f"{state.key}, truncated {ratio!r}", pruned, plan, enough=enough)
+
+    return Move("basis", prune)
+
+
+def singular_values(model: nn.Module) -> Scores:
+    """The singular values of every conv that was split by them and not scaled."""
+    layers = {
+        name: LayerScores(tuple(pair.scaling.weight.detach().double().flatten(2).norm(dim=(0, 2)).tolist()))
+        for name, pair in basis_pairs(model).items()
+    }
+    return Scores("singular values", layers)

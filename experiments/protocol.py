@@ -1,0 +1,94 @@
+"""What is run: the paper's protocol at full size, and the same at a size that two cores can carry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from basisprune import PlanConfig, Recipe
+from basisprune.config import PAPER_DATASETS, RECIPES, find_recipe
+from basisprune.search import Budget, SearchConfig
+
+FRAMEWORKS = ("baseline", "l1", "taylor", "hrank", "basis", "basis+taylor", "basis+hrank")
+"""The frameworks of the paper's tables, in their order."""
+
+PEERS = ("torch-pruning magnitude", "torch-pruning taylor", "truncated svd")
+"""What people use instead: the widely used pruning library, and a singular value decomposition by hand."""
+
+VARIANTS: dict[str, Callable[[Recipe], Recipe]] = {
+    "default": lambda recipe: recipe,
+    "paper": lambda recipe: replace(
+        recipe, basis="weights", compensate=False, plan=PlanConfig(normalise="max", min_share=0.0)
+    ),
+    "weights": lambda recipe: replace(recipe, basis="weights"),
+    "no compensation": lambda recipe: replace(recipe, compensate=False),
+    "max normalised": lambda recipe: replace(recipe, plan=replace(recipe.plan, normalise="max")),
+}
+"""What the ablations change in the recipe, one thing at a time; "paper" is all of the paper's choices together."""
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """One size of the experiments: which networks and images, how they are trained, and how the search goes.
+
+    `images`, `val_images` and `test_images` are how many of each are used, None for all. `side` is that of the
+    enlarged images in pixels.
+    """
+
+    name: str
+    models: tuple[str, ...]
+    images: int | None
+    val_images: int | None
+    test_images: int | None
+    search: SearchConfig
+    side: Callable[[str], int]
+    recipe: Callable[[str], Recipe]
+    budget: Callable[[str], Budget]
+
+    def describe(self, dataset: str) -> dict[str, Any]:
+        """The settings for a dataset as JSON values."""
+        from dataclasses import asdict
+
+        return {
+            "images": self.images,
+            "val_images": self.val_images,
+            "test_images": self.test_images,
+            "side": self.side(dataset),
+            "recipe": asdict(self.recipe(dataset)),
+            "search": asdict(self.search),
+            "budget": asdict(self.budget(dataset)),
+        }
+
+
+def _mini_recipe(_dataset: str) -> Recipe:
+    quick = RECIPES["quick"]
+    train = replace(quick.train, mixed_precision="bf16")
+    return replace(quick, train=train, finetune=replace(train, epochs=3), score_images=500)
+
+
+PROTOCOLS = {
+    "full": Protocol(
+        name="full",
+        models=("vgg16", "densenet121", "resnet50"),
+        images=None,
+        val_images=None,
+        test_images=None,
+        search=SearchConfig(warm_start=False, polish=False, tolerance=0.1, smallest=0.005),
+        side=lambda dataset: PAPER_DATASETS[dataset][0],
+        recipe=lambda dataset: find_recipe(f"paper:{dataset}"),
+        budget=lambda dataset: Budget(min_accuracy=0.99) if dataset == "mnist" else Budget(max_drop=0.01),
+    ),
+    "mini": Protocol(
+        name="mini",
+        models=("resnet50", "vgg16"),
+        images=2000,
+        val_images=1000,
+        test_images=2000,
+        search=SearchConfig(),
+        side=lambda _: 64,
+        recipe=_mini_recipe,
+        budget=lambda _: Budget(max_drop=0.01),
+    ),
+}
+"""The presets: `full` is the paper's own protocol, for a machine with a GPU; `mini` is for two cores."""

@@ -1,0 +1,192 @@
+"""Every framework of the paper and its peers: the smallest network within 1 % of the unpruned accuracy.
+
+    python experiments/run.py --assets DIR [--preset mini] [--models resnet50] [--datasets fashion_mnist ...]
+                              [--frameworks basis+taylor ...] [--variants default] [--seeds 0]
+
+Each cell (network, dataset, framework, variant, seed) is written to results/<preset>/ as soon as it is done, and
+skipped when it is there; delete its file to repeat it from the trained networks, and --runs' folder to repeat all of
+it from scratch. A run that was stopped goes on. `python experiments/tables.py` makes tables and figures of the results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+import time
+from dataclasses import asdict, replace
+from importlib.metadata import version
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+from peers import magnitude_move, svd_move, svd_start, taylor_move
+from protocol import FRAMEWORKS, PEERS, PROTOCOLS, VARIANTS, Protocol
+
+from basisprune import Pipeline, Recipe, measure, predict, taylor_scores
+from basisprune.checkpoint import write_text
+from basisprune.data import Splits, load_data, take
+from basisprune.importance.taylor import basis_pairs
+from basisprune.pipeline import State
+from basisprune.search import Found, Search, paired_drop, wilson_interval
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+from backbones import DATASETS, build  # noqa: E402  (the benchmarks use them too)
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def load(dataset: str, assets: Path, protocol: Protocol, seed: int) -> Splits:
+    """The dataset's parts, as many images of each as the protocol says."""
+    splits = load_data(assets / "data" / f"{dataset}.npz", limit=protocol.images, seed=seed)
+    assert splits.val is not None and splits.test is not None
+    val = splits.val if protocol.val_images is None else take(splits.val, range(protocol.val_images))
+    test = splits.test if protocol.test_images is None else take(splits.test, range(protocol.test_images))
+    return replace(splits, val=val, test=test)
+
+
+def seeded(recipe: Recipe, seed: int) -> Recipe:
+    return replace(recipe, train=replace(recipe.train, seed=seed), finetune=replace(recipe.finetune, seed=seed))
+
+
+class Bench:
+    """One network on one dataset: what all its cells share."""
+
+    def __init__(self, model: str, dataset: str, variant: str, seed: int, options: argparse.Namespace) -> None:
+        self.protocol = PROTOCOLS[options.preset]
+        self.dataset, self.variant = dataset, variant
+        torch.manual_seed(seed)
+        splits = load(dataset, options.assets, self.protocol, seed)
+        network = build(model, options.assets, num_classes=splits.num_classes, input_size=self.protocol.side(dataset))
+        recipe = seeded(VARIANTS[variant](self.protocol.recipe(dataset)), seed)
+        folder = options.runs / options.preset / f"{model}-{dataset}-{seed}"
+        self.pipeline = Pipeline(network, splits, recipe, folder / variant.replace(" ", "-"), say=log)
+        if variant != "default":  # the unpruned network is the same for all
+            shared = seeded(self.protocol.recipe(dataset), seed)
+            self.pipeline.adopt(Pipeline(network, splits, shared, folder / "default", say=log).dense())
+
+    def search(self, framework: str) -> Search:
+        """The search that a framework or peer calls for; all compare with the network trained without pruning."""
+        pipeline, reference = self.pipeline, self.pipeline.dense()
+        budget, config = self.protocol.budget(self.dataset), self.protocol.search
+        if framework == "truncated svd":
+            frozen = replace(pipeline.settings.finetune, train_scales=False)
+            pipeline = replace(pipeline, recipe=replace(pipeline.settings, finetune=frozen))
+            pipeline.adopt(reference)
+            return Search(
+                pipeline,
+                budget,
+                config,
+                moves=[svd_move(pipeline)],
+                start=lambda: svd_start(pipeline),
+                reference=reference,
+            )
+        peers = {"torch-pruning magnitude": magnitude_move, "torch-pruning taylor": taylor_move}
+        if framework in peers:
+            moves = [peers[framework](pipeline)]
+            return Search(pipeline, budget, config, moves=moves, start=pipeline.dense, reference=reference)
+        return Search(pipeline, budget, replace(config, framework=framework), reference=reference)  # type: ignore[arg-type]
+
+    def cell(self, framework: str) -> dict[str, Any]:
+        """The result of one framework: the smallest network that was found, and all that were tried."""
+        start = time.perf_counter()
+        reference = self.pipeline.dense()
+        record: dict[str, Any] = {"baseline": self.on_test(reference)}
+        if framework != "baseline":
+            found = self.search(framework).run()
+            record |= self.outcome(found)
+        if framework == "basis":
+            record["scales"] = self.scales()
+        return record | {"seconds": round(time.perf_counter() - start, 1)}
+
+    def outcome(self, found: Found) -> dict[str, Any]:
+        chosen = found.candidates[found.chosen]
+        hits = [self.hits(state) for state in (found.reference, found.state)]
+        drop, interval = paired_drop(*hits)
+        result = self.on_test(found.state) | {
+            "basis_ratio": chosen.basis_ratio,
+            "filter_ratio": chosen.filter_ratio,
+            "test_drop": drop,
+            "test_drop_interval": interval,
+            "undecided": chosen.undecided,
+            "deployed_parameters": chosen.parameters,
+            "deployed_macs": chosen.macs,
+        }
+        return {"result": result, "candidates": [asdict(candidate) for candidate in found.candidates]}
+
+    def on_test(self, state: State) -> dict[str, Any]:
+        """Accuracy on the test images, and the size as the paper counts it."""
+        report, hits = measure(state.model), self.hits(state)
+        return {
+            "val_accuracy": float(state.hits.mean()),
+            "test_accuracy": float(hits.mean()),
+            "test_interval": wilson_interval(int(hits.sum()), len(hits)),
+            "parameters": report.paper_parameters,
+            "torch_parameters": report.parameters,
+            "macs": report.macs,
+        }
+
+    def hits(self, state: State) -> Any:
+        test = self.pipeline.splits.test
+        assert test is not None
+        return predict(state.model, test).hits
+
+    def scales(self) -> dict[str, Any]:
+        """Scaling factors and Taylor scores of every decomposed layer, in the order of the basis (Figure 3)."""
+        model = self.pipeline.decomposed().model
+        scores = taylor_scores(model, self.pipeline.scoring_batches())
+        return {
+            name: {
+                "scales": [round(scale, 5) for scale in pair.scaling.scale.detach().double().tolist()],
+                "taylor": [float(f"{value:.4g}") for value in scores.layers[name].values],
+            }
+            for name, pair in basis_pairs(model).items()
+        }
+
+
+def log(line: str) -> None:
+    print(time.strftime("%H:%M:%S"), line, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--assets", type=Path, required=True, help="weights and datasets, see benchmarks/backbones.py")
+    parser.add_argument("--preset", default="mini", choices=list(PROTOCOLS))
+    parser.add_argument("--runs", type=Path, default=Path("runs/experiments"), help="where trained networks go")
+    parser.add_argument("--models", nargs="+", default=["resnet50"], choices=["resnet50", "vgg16", "densenet121"])
+    parser.add_argument("--datasets", nargs="+", default=list(DATASETS), choices=DATASETS)
+    parser.add_argument("--frameworks", nargs="+", default=[*FRAMEWORKS, *PEERS], choices=[*FRAMEWORKS, *PEERS])
+    parser.add_argument("--variants", nargs="+", default=["default"], choices=list(VARIANTS))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
+    options = parser.parse_args()
+    if options.preset == "mini":
+        torch.set_num_threads(1)
+    for seed, model, dataset, variant in product(options.seeds, options.models, options.datasets, options.variants):
+        bench = None
+        for framework in options.frameworks:
+            names = (model, dataset, framework, variant, str(seed))
+            path = RESULTS / options.preset / ("-".join(names).replace(" ", "_") + ".json")
+            if path.exists():
+                continue
+            log(f"== {', '.join(names)}")
+            bench = bench or Bench(model, dataset, variant, seed, options)
+            identity = dict(zip(("model", "dataset", "framework", "variant", "seed"), names, strict=True))
+            record = identity | {"preset": options.preset, "config": bench.protocol.describe(dataset)}
+            record |= {"versions": versions(), "device": device()} | bench.cell(framework)
+            write_text(path, json.dumps(record) + "\n")
+            log(f"   {record.get('result', record['baseline'])}")
+
+
+def versions() -> dict[str, str]:
+    packages = ("basisprune", "torch", "timm", "numpy", "torch-pruning")
+    return {"python": platform.python_version()} | {package: version(package) for package in packages}
+
+
+def device() -> str:
+    return f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}, threads: {torch.get_num_threads()}"
+
+
+if __name__ == "__main__":
+    main()
