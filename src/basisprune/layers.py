@@ -54,7 +54,11 @@ class BasisScalingConv(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """The output features (N, c_o, *) of the conv that this layer is the second half of."""
         if self._has_fast_gradient() and features.dim() >= self.weight.dim():  # a batch, not one image
-            output: Tensor = _ScaledTransform.apply(features, self.scale, self.weight, self.bias, self.groups)
+            device = features.device.type
+            if torch.is_autocast_enabled(device):
+                features = features.to(torch.get_autocast_dtype(device))
+            with torch.autocast(device, enabled=False):
+                output: Tensor = _ScaledTransform.apply(features, self.scale, self.weight, self.bias, self.groups)
             return output
         return _transform(features, self.scaled_weight(), self.bias, self.groups)
 
@@ -63,7 +67,7 @@ class BasisScalingConv(nn.Module):
         return (
             torch.is_grad_enabled()
             and self.scale.requires_grad
-            and not (self.weight.requires_grad or torch.is_autocast_enabled(self.weight.device.type))
+            and not self.weight.requires_grad
             and bias_frozen
             and not torch.compiler.is_compiling()
         )
@@ -179,18 +183,22 @@ class _ScaledTransform(torch.autograd.Function):
     The scale is multiplied into whichever is smaller, weight or features. In the weight, the transposed
     transform gives s * h, from which h follows by division; where s is (nearly) zero that cannot be, and
     the transform uses 1 in its place.
+
+    Features may be of lower precision than scale and weight, as under autocast; products with s are rounded to it.
     """
 
     @staticmethod
     def forward(ctx: Any, features: Tensor, scale: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> Tensor:
         ctx.groups = groups
+        bias = None if bias is None else bias.to(features.dtype)
         if _small_map(features, weight):
+            scaled = (features * _along(scale, features, weight)).to(features.dtype)
+            weight = weight.to(features.dtype)
             ctx.save_for_backward(features, scale, weight, None)
-            scaled = features * _along(scale, features, weight)
             if groups > 1 or weight.dim() == 2:
                 return _transform(scaled, weight, bias, groups)
             return _matrix_product(scaled, weight.flatten(1), bias)
-        scaled = _scaled(weight, scale, groups)
+        scaled = _scaled(weight, scale, groups).to(features.dtype)
         ctx.save_for_backward(features, scale, weight, scaled)
         return _transform(features, scaled, bias, groups)
 
@@ -205,15 +213,15 @@ class _ScaledTransform(torch.autograd.Function):
             if float(scale.amin()) < _SAFE_SCALE:
                 tiny = scale.abs() < _SAFE_SCALE
                 divisor, factor = torch.where(tiny, 1.0, scale), torch.where(tiny, scale, 1.0)
-                weight = _scaled(ctx.saved_tensors[2], divisor, ctx.groups)
+                weight = _scaled(ctx.saved_tensors[2], divisor, ctx.groups).to(features.dtype)
         inner = _transposed(gradient, weight, features, ctx.groups)
         scale_gradient = None
         if needs_scale:
-            scale_gradient = _sum_of_products(features, inner, weight)
+            scale_gradient = _sum_of_products(features, inner, weight, scale.dtype)
             if divisor is not None:
                 scale_gradient /= divisor
         if needs_features and factor is not None:
-            inner = inner * _along(factor, features, weight)
+            inner = (inner * _along(factor, features, weight)).to(features.dtype)
         return inner if needs_features else None, scale_gradient, None, None, None
 
 
@@ -259,8 +267,8 @@ def _transposed(gradient: Tensor, weight: Tensor, features: Tensor, groups: int)
     return inner
 
 
-def _sum_of_products(a: Tensor, b: Tensor, weight: Tensor) -> Tensor:
+def _sum_of_products(a: Tensor, b: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
     """The sum of a * b over all but the channels."""
     if weight.dim() == 2:
-        return (a * b).flatten(0, -2).sum(0)
-    return (a * b).sum([0, *range(2, a.dim())])
+        return (a * b).flatten(0, -2).sum(0, dtype=dtype)
+    return (a * b).sum([0, *range(2, a.dim())], dtype=dtype)

@@ -118,16 +118,21 @@ def test_channels_last_gives_the_same_numbers_in_channels_last():
     assert output.is_contiguous(memory_format=torch.channels_last)
 
 
-@pytest.mark.parametrize("dims", [0, 2])
-def test_autocast_to_bfloat16_trains(dims):
-    layer = layer_of(dims).float()
-    features = (torch.randn(4, 8) if dims == 0 else torch.randn(4, 8, 5, 5)).requires_grad_()
+@pytest.mark.parametrize("smallest_scale", [0.5, 0.0])
+@pytest.mark.parametrize("shape", [(4, 8), (4, 8, 5, 5), (1, 8, 1, 1)])
+def test_autocast_to_bfloat16_has_the_same_gradients_but_for_rounding(shape, smallest_scale):
+    layer = layer_of(len(shape) - 2).float()
+    layer.scale.data[0] = smallest_scale
+    features = torch.randn(shape).requires_grad_()
+    expected = torch.autograd.grad(plainly(layer, features).square().sum(), (features, layer.scale))
     with torch.autocast("cpu", torch.bfloat16):
         output = layer(features)
     assert output.dtype == torch.bfloat16
-    output.float().square().sum().backward()
-    assert layer.scale.grad.isfinite().all()
     torch.testing.assert_close(output.float(), plainly(layer, features), rtol=0.05, atol=0.05)
+    gradients = torch.autograd.grad(output.float().square().sum(), (features, layer.scale))
+    for gradient, exact in zip(gradients, expected, strict=True):
+        assert gradient.dtype == torch.float32
+        assert (gradient - exact).norm() <= 0.03 * exact.norm()
 
 
 def test_forward_changes_nothing_in_the_layer():
