@@ -57,6 +57,7 @@ class Bench:
     def __init__(self, model: str, dataset: str, variant: str, seed: int, options: argparse.Namespace) -> None:
         self.protocol = PROTOCOLS[options.preset]
         self.dataset, self.variant = dataset, variant
+        self.known_hits: dict[str, Any] = {}
         torch.manual_seed(seed)
         splits = load(dataset, options.assets, self.protocol, seed)
         network = build(model, options.assets, num_classes=splits.num_classes, input_size=self.protocol.side(dataset))
@@ -129,9 +130,11 @@ class Bench:
         }
 
     def hits(self, state: State) -> Any:
-        test = self.pipeline.splits.test
-        assert test is not None
-        return predict(state.model, test).hits
+        """Which test images the network gets right; asked for once."""
+        if state.key not in self.known_hits:
+            assert self.pipeline.splits.test is not None
+            self.known_hits[state.key] = predict(state.model, self.pipeline.splits.test).hits
+        return self.known_hits[state.key]
 
     def scales(self) -> dict[str, Any]:
         """Scaling factors and Taylor scores of every decomposed layer, in the order of the basis (Figure 3)."""

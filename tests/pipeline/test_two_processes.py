@@ -1,0 +1,58 @@
+"""Laws of a run shared by two processes: both train the same network and come to the same results."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+SCRIPT = """
+import sys
+import torch
+torch.set_num_threads(1)
+from basisprune import Pipeline, Recipe, evaluate, fit
+from tiny import tiny_decomposed, tiny_images, tiny_model, tiny_training
+
+config = tiny_training(epochs=2, norm_statistics="fixed")
+result = fit(tiny_decomposed(), tiny_images(), tiny_images(9, seed=1), config, checkpoint=sys.argv[1] + "/fit.pt")
+accuracy = evaluate(result.model, tiny_images(10, seed=2)).accuracy
+recipe = Recipe("outputs", 1.0, "mean", config, config)
+data = (tiny_images(), tiny_images(9, seed=1), tiny_images(9, seed=2))
+pruned = Pipeline(tiny_model(), data, recipe, sys.argv[1] + "/run").run("basis+taylor", basis_ratio=0.5, filter_ratio=0.3)
+state = {"fit": result.model.state_dict(), "pruned": pruned.model.state_dict(), "accuracy": accuracy}
+torch.save(state, f"{sys.argv[1]}/{sys.argv[2]}.pt")
+"""
+
+
+def run_both(folder: Path) -> list[dict]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    shared |= {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
+    runs = [
+        subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, str(folder), str(rank)],
+            env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    faults = [run.communicate(timeout=300)[1] for run in runs]
+    assert [run.returncode for run in runs] == [0, 0], faults
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
+
+
+def test_two_processes_end_with_one_network(tmp_path):
+    first, second = run_both(tmp_path)
+    for stage in ("fit", "pruned"):
+        assert first[stage].keys() == second[stage].keys()
+        for name, value in first[stage].items():
+            torch.testing.assert_close(value, second[stage][name], rtol=0, atol=0)
+    assert first["accuracy"] == second["accuracy"]
+    assert (tmp_path / "fit.pt").exists()
