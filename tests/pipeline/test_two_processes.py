@@ -22,7 +22,8 @@ result = fit(tiny_decomposed(), tiny_images(), tiny_images(9, seed=1), config, c
 accuracy = evaluate(result.model, tiny_images(10, seed=2)).accuracy
 recipe = Recipe("outputs", 1.0, "mean", config, config)
 data = (tiny_images(), tiny_images(9, seed=1), tiny_images(9, seed=2))
-pruned = Pipeline(tiny_model(), data, recipe, sys.argv[1] + "/run").run("basis+taylor", basis_ratio=0.5, filter_ratio=0.3)
+pipeline = Pipeline(tiny_model(), data, recipe, sys.argv[1] + "/run")
+pruned = pipeline.run("basis+taylor", basis_ratio=0.5, filter_ratio=0.3)
 state = {"fit": result.model.state_dict(), "pruned": pruned.model.state_dict(), "accuracy": accuracy}
 torch.save(state, f"{sys.argv[1]}/{sys.argv[2]}.pt")
 """

@@ -142,10 +142,10 @@ def test_each_candidate_is_told_as_it_is_judged():
     assert tuple(told) == found.candidates
 
 
-@pytest.mark.parametrize("budget", [Budget(target_params=400_000), Budget(target_macs=400_000), Budget(target_latency=4e5)])
-def test_a_size_is_reached_with_as_little_pruning_as_possible_and_few_trainings(budget):
+@pytest.mark.parametrize("target", ["target_params", "target_macs", "target_latency"])
+def test_a_size_is_reached_with_as_little_pruning_as_possible_and_few_trainings(target):
     pipeline = FakePipeline(0.0, 0.0)
-    found = Search(pipeline, budget).run()
+    found = Search(pipeline, Budget(**{target: 400_000})).run()
     chosen = found.candidates[found.chosen]
     assert chosen.passed
     assert 0.94 * 400_000 <= chosen.parameters <= 400_000
