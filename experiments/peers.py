@@ -15,7 +15,7 @@ from basisprune import Pipeline, decompose, plan_basis, prune_basis
 from basisprune.importance.taylor import basis_pairs
 from basisprune.pipeline import Enough, State
 from basisprune.search import Move
-from basisprune.training import find_classifiers, set_trainable
+from basisprune.training import find_classifiers, set_trainable, spec_of
 from basisprune.types import LayerScores, Scores
 
 _LEAST_SHARE = 0.05  # what every layer keeps in a step, as in our own plans
@@ -54,7 +54,7 @@ def torch_pruned(
     }
     pruner = torch_pruning.pruner.BasePruner(
         pruned,
-        torch.zeros(1, *model.input_spec.shape),  # type: ignore[union-attr]
+        torch.zeros(1, *spec_of(model).shape),
         importance=importances[method](),
         global_pruning=True,
         pruning_ratio=ratio,
@@ -78,7 +78,7 @@ def svd_move(pipeline: Pipeline) -> Move:
 
     def prune(state: State, ratio: float, enough: Enough | None) -> State:
         plan = plan_basis(singular_values(state.model), ratio, replace(pipeline.settings.plan, normalise="max"))
-        pruned = prune_basis(state.model, plan, compensate=False)
+        pruned = prune_basis(state.model, plan, compensate="none")
         return pipeline.tune(state, f"{state.key}, truncated {ratio!r}", pruned, plan, enough=enough)
 
     return Move("basis", prune)

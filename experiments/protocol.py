@@ -19,11 +19,16 @@ PEERS = ("torch-pruning magnitude", "torch-pruning taylor", "truncated svd")
 VARIANTS: dict[str, Callable[[Recipe], Recipe]] = {
     "default": lambda recipe: recipe,
     "paper": lambda recipe: replace(
-        recipe, basis="weights", compensate=False, plan=PlanConfig(normalise="max", min_share=0.0)
+        recipe, basis="weights", compensate="none", plan=PlanConfig(normalise="max", min_share=0.0)
     ),
     "weights": lambda recipe: replace(recipe, basis="weights"),
-    "no compensation": lambda recipe: replace(recipe, compensate=False),
+    "no compensation": lambda recipe: replace(recipe, compensate="none"),
     "max normalised": lambda recipe: replace(recipe, plan=replace(recipe.plan, normalise="max")),
+    "per parameter": lambda recipe: replace(recipe, plan=replace(recipe.plan, per="parameter")),
+    "per multiply-add": lambda recipe: replace(recipe, plan=replace(recipe.plan, per="mac")),
+    "refit": lambda recipe: replace(recipe, compensate="refit"),
+    "rebase": lambda recipe: replace(recipe, rebase=True),
+    "distill": lambda recipe: replace(recipe, finetune=replace(recipe.finetune, distill=0.5)),
 }
 """What the ablations change in the recipe, one thing at a time; "paper" is all of the paper's choices together."""
 

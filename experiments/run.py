@@ -64,9 +64,12 @@ class Bench:
         recipe = seeded(VARIANTS[variant](self.protocol.recipe(dataset)), seed)
         folder = options.runs / options.preset / f"{model}-{dataset}-{seed}"
         self.pipeline = Pipeline(network, splits, recipe, folder / variant.replace(" ", "-"), say=log)
-        if variant != "default":  # the unpruned network is the same for all
+        if variant != "default":  # what a variant does not change is trained only once
             shared = seeded(self.protocol.recipe(dataset), seed)
-            self.pipeline.adopt(Pipeline(network, splits, shared, folder / "default", say=log).dense())
+            default = Pipeline(network, splits, shared, folder / "default", say=log)
+            self.pipeline.adopt(default.dense())
+            if recipe.basis == shared.basis:
+                self.pipeline.adopt(default.decomposed())
 
     def search(self, framework: str) -> Search:
         """The search that a framework or peer calls for; all compare with the network trained without pruning."""

@@ -28,6 +28,7 @@ from basisprune.measure import measure
 from basisprune.plan import plan_basis, plan_filters
 from basisprune.predict import predict
 from basisprune.prune import prune_basis, prune_filters
+from basisprune.refit import basis_statistics, rebase
 from basisprune.training import EpochRecord, classes_of, evaluate, fit, set_trainable, spec_of
 from basisprune.types import BasisPlan, FilterPlan
 
@@ -142,12 +143,11 @@ class Pipeline:
 
         def split() -> nn.Module:
             self.say("decomposing every conv")
-            images = self._batches(self.splits.train, limit=self.settings.basis_images, shuffle=True)
             return decompose(
                 self.model,
                 scale_init=self.settings.scale_init,
                 basis=self.settings.basis,
-                batches=images if self.settings.basis == "outputs" else None,
+                batches=self._basis_batches() if self.settings.basis == "outputs" else None,
             )
 
         return self._start("decomposed", split)
@@ -167,11 +167,14 @@ class Pipeline:
         if key in self._starts:
             return self._starts[key]
         self.say("scoring the basis vectors on the validation images")
+        model = rebase(state.model, self._basis_batches()) if self.settings.rebase else state.model
         with self._precision():
-            scores = taylor_scores(state.model, self.scoring_batches())
+            scores = taylor_scores(model, self.scoring_batches())
         plan = self._same_plan(key, plan_basis(scores, ratio, self.settings.plan))
         self.say(f"removing {plan.removed} of {plan.total} basis vectors")
-        pruned = prune_basis(state.model, plan, compensate=self.settings.compensate)
+        how = self.settings.compensate
+        statistics = basis_statistics(model, self._basis_batches()) if how == "refit" else None
+        pruned = prune_basis(model, plan, compensate=how, statistics=statistics)
         after = self.tune(state, key, pruned, plan, enough=enough)
         if after.stages[-1].history:  # another search may want it tuned
             self._starts[key] = after
@@ -223,8 +226,16 @@ class Pipeline:
             return enough is not None and accuracy is not None and enough(len(history), accuracy)
 
         path = self._path(state.key, ".pt")
+        start = self._starts.get(state.key.split(", ")[0])  # unpruned, it teaches what was made of it
         result = fit(
-            state.model, self.splits.train, self.val, config, checkpoint=path, progress=self.progress, stop=stop
+            state.model,
+            self.splits.train,
+            self.val,
+            config,
+            checkpoint=path,
+            progress=self.progress,
+            stop=stop,
+            teacher=None if start is None else start.model,
         )
         stage, hits = self._stage(state.key, result.model, result.history)
         return State(state.key, result.model, (*state.stages, stage), state.plans, hits)
@@ -244,6 +255,9 @@ class Pipeline:
         device = next(self.model.parameters()).device.type
         with torch.autocast(device, torch.bfloat16, enabled=self.settings.train.mixed_precision == "bf16"):
             yield
+
+    def _basis_batches(self) -> PreparedBatches:
+        return self._batches(self.splits.train, limit=self.settings.basis_images, shuffle=True)
 
     def scoring_batches(self) -> PreparedBatches:
         """The validation images that scores are computed on."""
