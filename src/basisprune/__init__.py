@@ -53,6 +53,8 @@ if TYPE_CHECKING:
     from basisprune.predict import predict as predict
     from basisprune.prune import prune_basis as prune_basis
     from basisprune.prune import prune_filters as prune_filters
+    from basisprune.refit import basis_statistics as basis_statistics
+    from basisprune.refit import rebase as rebase
     from basisprune.report import layer_table as layer_table
     from basisprune.search import Budget as Budget
     from basisprune.search import SearchConfig as SearchConfig
@@ -91,6 +93,7 @@ _HOMES = {
     "Splits": "data",
     "TrainConfig": "config",
     "TransferModel": "transfer",
+    "basis_statistics": "refit",
     "choose_layers": "decompose",
     "compress": "compress",
     "decompose": "decompose",
@@ -113,6 +116,7 @@ _HOMES = {
     "prune_basis": "prune",
     "prune_filters": "prune",
     "push_to_hub": "bundle",
+    "rebase": "refit",
     "recompose": "decompose",
     "run": "pipeline",
     "save_pretrained": "bundle",

@@ -109,8 +109,9 @@ class Recipe:
     """All settings of a framework: how to decompose, train, plan, prune and train again.
 
     `basis_images` is how many training images the basis "outputs" is found on, `score_images` how many
-    validation images give the scores (None: all). With `compensate`, what a
-    pruned basis vector contributed on average moves into the bias.
+    validation images give the scores (None: all). `compensate` is what `prune_basis` does about the
+    contribution of pruned basis vectors: "none", "mean" or "refit". With `rebase`, every pair is turned to the
+    principal axes of its outputs before its basis vectors are scored.
     """
 
     basis: Basis
@@ -122,6 +123,12 @@ class Recipe:
     filter_plan: PlanConfig = field(default_factory=lambda: PlanConfig(normalise="max"))
     basis_images: int = 512
     score_images: int | None = None
+    rebase: bool = False
+
+    def __post_init__(self) -> None:
+        allowed = get_args(Compensation)
+        if self.compensate not in allowed:
+            raise ConfigError(f"Recipe: compensate: {self.compensate!r} given; allowed are {', '.join(allowed)}")
 
 
 PAPER_DATASETS = {

@@ -243,7 +243,7 @@ class Pipeline:
     def _stage(
         self, name: str, model: nn.Module, history: tuple[EpochRecord, ...] = ()
     ) -> tuple[Stage, npt.NDArray[np.bool_]]:
-        set_trainable(model)
+        set_trainable(model, scales=self.settings.finetune.train_scales)
         report = measure(model)
         with self._precision():
             hits = predict(model, self.val, prepared=self.settings.train.prepared).hits
@@ -278,7 +278,7 @@ class Pipeline:
         if self.folder is None:
             return
         settings = asdict(self.settings)
-        now = {name: settings[name] for name in ("basis", "scale_init", "compensate", "basis_images")}
+        now = {name: settings[name] for name in ("basis", "scale_init", "compensate", "basis_images", "rebase")}
         now |= {"input": asdict(self.spec), "classes": list(self.splits.classes)}
         now |= {"weights": _weights_digest(self.model), "data": _data_digest(self.splits)}
         text, path = json.dumps(now, indent=1) + "\n", self.folder / "run.json"

@@ -9,17 +9,19 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import nn
 
-from basisprune.coupling import OUTPUT, Coupling, Group
+from basisprune.coupling import OUTPUT, Coupling, Group, trace_coupling
 from basisprune.coupling.tracing import named_tensors
 from basisprune.errors import ConfigError, PlanError
 from basisprune.layers import BasisPair, BasisScalingConv
 from basisprune.surgery import TORCH_CONVS, find_layers
-from basisprune.types import BasisPlan, FilterPlan, GroupPlan, LayerPlan, LayerScores, Scores
+from basisprune.types import BasisPlan, FilterPlan, GroupPlan, InputSpec, LayerPlan, LayerScores, Scores
 
 Normalisation: TypeAlias = Literal["max", "mean", "median", "none"]
 Reduction: TypeAlias = Literal["mean", "sum", "max", "min"]
+Per: TypeAlias = Literal["vector", "parameter", "mac"]
 Array: TypeAlias = npt.NDArray[np.float64]
 
 
@@ -32,7 +34,8 @@ class PlanConfig:
     networks keep far more of their accuracy that way (docs/measured.md). `min_keep` and
     `min_share` are the least number and the least fraction of its basis vectors or filters that a layer
     keeps. With `round_to`, the number kept is a multiple of it, or all. `reduce` makes one score of those of
-    filters that are coupled.
+    filters that are coupled. `per` divides the scores by what one basis vector of the layer costs, in
+    parameters or in multiply-adds, so that layers whose vectors are expensive give up more of them.
     """
 
     normalise: Normalisation = "none"
@@ -40,6 +43,7 @@ class PlanConfig:
     min_share: float = 0.05
     round_to: int | None = None
     reduce: Reduction = "mean"
+    per: Per = "vector"
 
     def __post_init__(self) -> None:
         faults = []
@@ -47,6 +51,8 @@ class PlanConfig:
             faults.append(f"normalise: {self.normalise!r} given; allowed are {get_args(Normalisation)}")
         if self.reduce not in get_args(Reduction):
             faults.append(f"reduce: {self.reduce!r} given; allowed are {get_args(Reduction)}")
+        if self.per not in get_args(Per):
+            faults.append(f"per: {self.per!r} given; allowed are {get_args(Per)}")
         if self.min_keep < 1:
             faults.append(f"min_keep: {self.min_keep} given; at least 1 is needed, or a layer would be empty")
         if self.round_to is not None and self.round_to < 1:
@@ -63,7 +69,8 @@ def plan_basis(scores: Scores, pruning_ratio: float, config: PlanConfig | None =
     One threshold serves the whole network. The number removed is `round(pruning_ratio * total)`, exactly,
     with ties broken by the order of layers and vectors; grouped convs give up one vector in each group at
     a time, and `round_to` a block of them, so with those it may fall short by less than that. Raises
-    PlanError when the minimum of each layer leaves too little to remove, and says which ratio is possible.
+    PlanError when the minimum of each layer leaves too little to remove, and says which ratio is possible, and
+    when `config.per` asks for costs that the scores do not know.
 
     >>> scores = Scores("taylor", {"a": LayerScores((4.0, 1.0)), "b": LayerScores((9.0, 3.0, 1.0))})
     >>> {name: layer.keep for name, layer in plan_basis(scores, 0.4).layers.items()}
@@ -72,7 +79,7 @@ def plan_basis(scores: Scores, pruning_ratio: float, config: PlanConfig | None =
     config = config or PlanConfig()
     queues = {}
     for name, layer in scores.layers.items():
-        values = _normalised(_checked(name, layer), config.normalise)
+        values = _normalised(_checked(name, layer), config.normalise) / _cost(name, layer, config.per)
         if values.size % layer.groups:
             raise PlanError(f"{name}: {values.size} scores cannot be shared evenly by {layer.groups} groups")
         parts = np.arange(values.size).reshape(layer.groups, -1)
@@ -89,18 +96,21 @@ def plan_filters(
     pruning_ratio: float,
     config: PlanConfig | None = None,
     *,
-    coupling: Coupling,
+    coupling: Coupling | None = None,
 ) -> FilterPlan:
     """The plan that removes the fraction `pruning_ratio` of all filters, the least important first.
 
-    `coupling` is from `trace_coupling`, `scores` from `score_filters`. Filters that are coupled go together:
-    the scores of each layer are normalised, then `config.reduce` makes one of those that meet in a unit. All
-    filters count, those of frozen layers too, but for the classes; with coupled filters or `round_to` the
-    number removed falls short of `round(pruning_ratio * total)` by less than what goes at once. Raises
-    PlanError when there is not that much to remove, and says which ratio is possible. The model is only
-    counted.
+    `scores` are from `score_filters`, `coupling` from `trace_coupling`; by default a transfer model is traced
+    here. Filters that are coupled go together: the scores of each layer are normalised, then `config.reduce`
+    makes one of those that meet in a unit. All filters count, those of frozen layers too, but for the classes;
+    with coupled filters or `round_to` the number removed falls short of `round(pruning_ratio * total)` by less
+    than what goes at once. Raises PlanError when there is not that much to remove, and says which ratio is
+    possible. The model is only counted.
     """
     config = config or PlanConfig(normalise="max")
+    if config.per != "vector":
+        raise PlanError(f"per: {config.per!r} given; filters are compared as they are, pass per='vector'")
+    coupling = coupling or _trace(model)
     missing = [name for group in coupling.groups for name in group.layers if name not in scores.layers]
     if missing:
         raise PlanError(f"{missing[0]}: has no scores; score every layer that the coupling's groups name")
@@ -116,6 +126,13 @@ def plan_filters(
     names = dict.fromkeys(axis.parameter for group in coupling.groups for axis in group.axes)
     shapes = {name: tuple(tensors[name].shape) for name in names}
     return FilterPlan(groups, coupling, shapes, total, pruning_ratio, {"scores": scores.method, **asdict(config)})
+
+
+def _trace(model: nn.Module) -> Coupling:
+    spec = getattr(model, "input_spec", None)
+    if not isinstance(spec, InputSpec):
+        raise PlanError(f"{type(model).__name__} does not say what its input is; pass coupling=trace_coupling(...)")
+    return trace_coupling(model, torch.zeros(2, *spec.shape, device=next(model.parameters()).device))
 
 
 def count_filters(model: nn.Module, coupling: Coupling) -> int:
@@ -209,6 +226,18 @@ def _normalised(values: Array, normalise: Normalisation) -> Array:
     # A layer whose scores are all (or mostly) zero has nothing to be compared by: it comes last.
     with np.errstate(over="ignore"):
         return values / size if size > 0 else values
+
+
+def _cost(name: str, layer: LayerScores, per: Per) -> int:
+    """What the scores of the layer are divided by; 1 where its vectors cost nothing."""
+    if per == "vector":
+        return 1
+    cost = layer.parameters if per == "parameter" else layer.macs
+    if cost is None:
+        raise PlanError(f"{name}: per={per!r} needs the cost of a vector, which taylor_scores tells; None given")
+    if cost < 0:
+        raise PlanError(f"{name}: a vector cannot cost {cost}; 0 or more is allowed")
+    return max(cost, 1)
 
 
 def _unit_scores(model: nn.Module, group: Group, scores: Scores, config: PlanConfig) -> Array:

@@ -3,32 +3,53 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
+from typing import Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
 
 from basisprune.coupling import cut
 from basisprune.coupling.tracing import named_tensors
-from basisprune.errors import PlanError
+from basisprune.errors import ConfigError, PlanError
 from basisprune.importance.taylor import basis_pairs
 from basisprune.layers import BasisPair, BasisScalingConv
+from basisprune.refit import refit_scaling
+from basisprune.statistics import OutputStatistics
 from basisprune.surgery import Layer, clone_conv, is_transposed, replace_module
 from basisprune.types import BasisPlan, FilterPlan, LayerPlan
 
+Compensation: TypeAlias = Literal["none", "mean", "refit"]
 
-def prune_basis(model: nn.Module, plan: BasisPlan, *, compensate: bool = True, inplace: bool = False) -> nn.Module:
+
+def prune_basis(
+    model: nn.Module,
+    plan: BasisPlan,
+    *,
+    compensate: Compensation = "mean",
+    statistics: Mapping[str, OutputStatistics] | None = None,
+    inplace: bool = False,
+) -> nn.Module:
     """The model without the basis vectors that the plan does not keep; channels outside the pairs stay.
 
-    With `compensate`, the mean of what a removed vector contributed moves into the bias instead of
-    vanishing, where the plan knows the means (a bias is added where there was none). Layers that the
-    plan does not name are left alone. Raises PlanError, and changes nothing, when the plan does not fit.
+    What the removed vectors contributed does not have to vanish. `compensate="mean"` moves its mean into the
+    bias, where the plan knows the means (a bias is added where there was none). "refit" moves all that the
+    vectors which stay can predict of it, by least squares, into their columns and the bias; it needs the
+    `statistics` that `basis_statistics(model, batches)` tells of this model. "none" drops it.
+
+    Layers that the plan does not name are left alone. Raises PlanError, and changes nothing, when plan or
+    statistics do not fit.
     """
-    pairs = basis_pairs(model)
+    _check_compensation(compensate, statistics)
+    pairs, known = basis_pairs(model), statistics or {}
     faults = [fault for name, layer in plan.layers.items() if (fault := _misfit(name, layer, pairs.get(name)))]
+    if compensate == "refit" and not faults:
+        untold = [_untold(name, pairs[name], known.get(name)) for name, layer in plan.layers.items() if layer.removed]
+        faults = [fault for fault in untold if fault]
     if faults:
         raise PlanError("\n  - ".join(["the plan does not fit this model:", *faults]))
     pruned = {
-        name: _pruned_pair(pairs[name], layer, compensate=compensate)
+        name: _pruned_pair(pairs[name], layer, compensate, known.get(name))
         for name, layer in plan.layers.items()
         if layer.removed
     }
@@ -36,6 +57,21 @@ def prune_basis(model: nn.Module, plan: BasisPlan, *, compensate: bool = True, i
     for name, pair in pruned.items():
         result = replace_module(result, name, pair)
     return result
+
+
+def _check_compensation(compensate: Compensation, statistics: Mapping[str, OutputStatistics] | None) -> None:
+    if compensate not in get_args(Compensation):
+        raise ConfigError(f"compensate: {compensate!r} given; allowed are {', '.join(get_args(Compensation))}")
+    if (compensate == "refit") != (statistics is not None):
+        raise ConfigError("prune_basis: compensate='refit' and statistics go together; pass both or neither")
+
+
+def _untold(name: str, pair: BasisPair, statistics: OutputStatistics | None) -> str | None:
+    groups, width = pair.scaling.groups, pair.rank // pair.scaling.groups
+    given = None if statistics is None else tuple(statistics.covariance.shape)
+    if given == (groups, width, width):
+        return None
+    return f"{name}: covariances {given} given for rank {pair.rank}; take basis_statistics of this model"
 
 
 def _misfit(name: str, layer: LayerPlan, pair: BasisPair | None) -> str | None:
@@ -59,15 +95,20 @@ def _misfit(name: str, layer: LayerPlan, pair: BasisPair | None) -> str | None:
 
 
 @torch.no_grad()
-def _pruned_pair(pair: BasisPair, layer: LayerPlan, *, compensate: bool) -> BasisPair:
+def _pruned_pair(
+    pair: BasisPair, layer: LayerPlan, compensate: Compensation, statistics: OutputStatistics | None
+) -> BasisPair:
     scaling = pair.scaling
-    weight = _keep_columns(scaling.weight, layer.keep, scaling.groups)
-    bias = None if scaling.bias is None else scaling.bias.clone()
-    if compensate and layer.means is not None:
-        lost = _lost_contribution(scaling, layer)
-        bias = lost if bias is None else bias + lost
-    slim = BasisScalingConv(weight, scale=scaling.scale[list(layer.keep)], bias=bias, groups=scaling.groups)
-    slim.scale.requires_grad_(scaling.scale.requires_grad)
+    if statistics is not None:
+        slim = refit_scaling(scaling, layer.keep, statistics)
+    else:
+        weight = _keep_columns(scaling.weight, layer.keep, scaling.groups)
+        bias = None if scaling.bias is None else scaling.bias.clone()
+        if compensate == "mean" and layer.means is not None:
+            lost = _lost_contribution(scaling, layer)
+            bias = lost if bias is None else bias + lost
+        slim = BasisScalingConv(weight, scale=scaling.scale[list(layer.keep)], bias=bias, groups=scaling.groups)
+        slim.scale.requires_grad_(scaling.scale.requires_grad)
     return BasisPair(_slim_basis(pair.basis, layer.keep, scaling.groups), slim)
 
 

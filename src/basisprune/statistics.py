@@ -82,6 +82,7 @@ class _Moments:
 
     def hook(self, _layer: nn.Module, _args: Any, output: Tensor) -> None:
         rows = output.flatten(0, -2) if self.channels_last else output.transpose(0, 1).flatten(1).mT
+        rows = rows.to(torch.promote_types(rows.dtype, torch.float32))  # half precision cannot hold a variance
         if self.shift is None:
             self.shift = rows.mean(0)
             self.first = torch.zeros_like(self.shift, dtype=torch.float64)
@@ -90,12 +91,13 @@ class _Moments:
         centred = rows - self.shift
         grouped = centred.unflatten(1, (self.groups, -1)).transpose(0, 1)
         self.first += centred.sum(0, dtype=torch.float64)
-        self.second += grouped.mT @ grouped
+        with torch.autocast(rows.device.type, enabled=False):
+            self.second += grouped.mT @ grouped
         self.count += len(rows)
 
     def result(self, name: str) -> OutputStatistics:
         if self.shift is None:
-            raise LayerError(name, "never ran on the given images; add it to ignored_layers")
+            raise LayerError(name, "never ran on the given images; add it to ignored_layers of decompose")
         if not bool(self.second.isfinite().all()):
             raise LayerError(name, "puts out NaN or infinite values on the given images; check images and weights")
         mean = self.first / self.count

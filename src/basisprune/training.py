@@ -23,7 +23,7 @@ from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy
 
 from basisprune.checkpoint import load_checkpoint, save_checkpoint
-from basisprune.config import TrainConfig
+from basisprune.config import TrainConfig, learning_rate
 from basisprune.data import make_loader, prepare
 from basisprune.errors import ConfigError, DataError, MissingExtraError, ModelError, TrainingError
 from basisprune.layers import BasisPair, BasisScalingConv
@@ -67,11 +67,11 @@ class Evaluation:
     count: int
 
 
-def set_trainable(model: nn.Module) -> list[nn.Parameter]:
+def set_trainable(model: nn.Module, *, scales: bool = True) -> list[nn.Parameter]:
     """The parameters that the method trains: norm layers, basis scales, classifier; all others are frozen.
 
     The classifier is the model's `classifier` (as in `transfer_model`), or what timm's `get_classifier` gives,
-    or else its last linear layer. Changes `requires_grad` in place.
+    or else its last linear layer. Without `scales`, these are frozen too. Changes `requires_grad` in place.
     """
     chosen: dict[int, nn.Parameter] = {}
     for module in model.modules():
@@ -81,6 +81,9 @@ def set_trainable(model: nn.Module) -> list[nn.Parameter]:
             chosen.update({id(parameter): parameter for parameter in module.parameters(recurse=False)})
     for head in find_classifiers(model):
         chosen.update({id(parameter): parameter for parameter in head.parameters()})
+    if not scales:
+        for _, scaling in find_layers(model, BasisScalingConv):
+            chosen.pop(id(scaling.scale))
     for parameter in model.parameters():
         parameter.requires_grad_(id(parameter) in chosen)
     return list(chosen.values())
@@ -108,19 +111,6 @@ def project_scales(model: nn.Module) -> None:
         torch._foreach_clamp_min_(scales, 0.0)
 
 
-def learning_rate(config: TrainConfig, done: float) -> float:
-    """The learning rate after the fraction `done` of all steps: linear warm-up, then one half cosine.
-
-    >>> paper = TrainConfig(lr=0.1, min_lr=1e-4)
-    >>> [round(learning_rate(paper, done), 4) for done in (0, 0.5, 1)]
-    [0.1, 0.0501, 0.0001]
-    """
-    if done < config.warmup:
-        return config.lr * min(1.0, max(done, 1e-3) / config.warmup)
-    along = (done - config.warmup) / (1 - config.warmup)
-    return config.min_lr + (config.lr - config.min_lr) * (1 + math.cos(math.pi * along)) / 2
-
-
 def fit(
     model: nn.Module,
     train: Data,
@@ -131,6 +121,7 @@ def fit(
     accelerator: Accelerator | None = None,
     progress: bool | None = None,
     stop: Stop | None = None,
+    teacher: nn.Module | None = None,
     inplace: bool = False,
 ) -> FitResult:
     """The model with norms, basis scales and classifier trained as `config` says; everything else is frozen.
@@ -141,12 +132,16 @@ def fit(
     after each epoch, with the records so far, whether to end early. Accelerate carries the training: run it
     under `accelerate launch` for several GPUs or nodes.
 
+    With `config.distill`, the model also learns what `teacher`, another network for the same images and
+    classes, says of each augmented batch in eval mode. The teacher moves to the device of the training and is
+    otherwise not changed; with `distill=0` it is not asked at all. A run that is resumed needs the same one.
+
     Raises TrainingError when the loss is no longer finite (the last checkpoint stays), CheckpointError when
-    the checkpoint belongs to another run.
+    the checkpoint belongs to another run, ConfigError when there is no teacher to learn from, or a wrong one.
     """
     model = model if inplace else copy.deepcopy(model)
     accelerator = accelerator or make_accelerator(config, checkpoint)
-    run = _Run(model, train, val, config, accelerator)
+    run = _Run(model, train, val, config, accelerator, _checked_teacher(teacher, model, config))
     path = None if checkpoint is None else Path(checkpoint)
     history = run.resume(path) if path is not None and path.exists() else []
     show = progress if accelerator.is_main_process else False
@@ -238,19 +233,37 @@ def classes_of(model: nn.Module) -> int:
     return heads[-1].out_features  # type: ignore[return-value]
 
 
+def _checked_teacher(teacher: nn.Module | None, model: nn.Module, config: TrainConfig) -> nn.Module | None:
+    if config.distill == 0:
+        return None
+    if teacher is None:
+        raise ConfigError(f"distill: {config.distill} given, but no teacher; pass fit(..., teacher=), or distill=0")
+    spec, wanted = spec_of(model), getattr(teacher, "input_spec", None)
+    if wanted not in (None, spec):
+        raise ConfigError(f"teacher: it wants images as {wanted}, the model as {spec}; both are shown the same")
+    return teacher
+
+
 class _Run:
     """A model, its optimizer and its data under way through the epochs."""
 
     def __init__(
-        self, model: nn.Module, train: Data, val: Data | None, config: TrainConfig, accelerator: Accelerator
+        self,
+        model: nn.Module,
+        train: Data,
+        val: Data | None,
+        config: TrainConfig,
+        accelerator: Accelerator,
+        teacher: nn.Module | None,
     ) -> None:
         self.config, self.accelerator, self.train, self.val = config, accelerator, train, val
         self.spec = spec_of(model)
-        self.parameters = set_trainable(model)
+        self.parameters = set_trainable(model, scales=config.train_scales)
         if config.channels_last:
             model = model.to(memory_format=torch.channels_last)
         self.optimizer = accelerator.prepare_optimizer(_optimizer(self.parameters, config))
         self.model = model.to(accelerator.device)
+        self.teacher = None if teacher is None else teacher.to(accelerator.device)
         self.wrapped = accelerator.prepare_model(model)
         # Only the main process shows them on the way, so they must not wait for the others.
         self.accuracy = MulticlassAccuracy(classes_of(model), average="micro", sync_on_compute=False)
@@ -308,49 +321,49 @@ class _Run:
                 f"epoch {epoch}: weights are no longer finite after learning rate {rate:.3g}; lower lr. The last "
                 "checkpoint, if any, is untouched"
             )
-        held_out = None
+        held_out: tuple[float, float] | tuple[None, None] = None, None
         if self.val is not None:
-            held_out = evaluate(
-                self.model,
-                self.val,
-                batch_size=config.batch_size,
-                prepared=config.prepared,
-                accelerator=self.accelerator,
-            )
+            size, prepared = config.batch_size, config.prepared
+            found = evaluate(self.model, self.val, batch_size=size, prepared=prepared, accelerator=self.accelerator)
+            held_out = found.loss, found.accuracy
         local = torch.stack([self.loss.compute(), self.accuracy.compute()])
         loss, accuracy = self.accelerator.reduce(local, reduction="mean").tolist()
-        return EpochRecord(
-            epoch,
-            rate,
-            loss,
-            accuracy,
-            None if held_out is None else held_out.loss,
-            None if held_out is None else held_out.accuracy,
-        )
+        return EpochRecord(epoch, rate, loss, accuracy, *held_out)
 
     def _step(self, images: Tensor, labels: Tensor, rate: float, generator: torch.Generator) -> float:
         config = self.config
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         batch = prepare(
-            images,
-            self.spec,
-            prepared=config.prepared,
-            augmentation=config.augmentation,
-            generator=generator,
+            images, self.spec, prepared=config.prepared, augmentation=config.augmentation, generator=generator
         )
         with self.accelerator.autocast():
             logits = self.wrapped(batch)
         loss = F.cross_entropy(logits.float(), labels, label_smoothing=config.label_smoothing)
+        if self.teacher is not None:
+            loss = (1 - config.distill) * loss + config.distill * self._distance(self.teacher, batch, logits)
         value = loss.item()
         if math.isfinite(value):
             self.accelerator.backward(loss)
             self.optimizer.step()
             self.optimizer.zero_grad()
-            project_scales(self.model)
+            if config.train_scales:
+                project_scales(self.model)
             self.accuracy.update(logits.detach(), labels)
             self.loss.update(value, len(labels))
         return value
+
+    def _distance(self, teacher: nn.Module, batch: Tensor, logits: Tensor) -> Tensor:
+        """How far the model's classes, softened, are from what the teacher says of the batch."""
+        with torch.no_grad(), mode(teacher, training=False), self.accelerator.autocast():
+            taught: Tensor = teacher(batch)
+        if taught.shape != logits.shape:
+            shapes = f"{tuple(taught.shape)} where the model puts out {tuple(logits.shape)}"
+            raise ConfigError(f"teacher: puts out {shapes}; it must tell the same classes apart")
+        heat = self.config.distill_temperature
+        student, goal = (F.log_softmax(values.float() / heat, dim=-1) for values in (logits, taught))
+        # The square keeps the gradient as large as that of the labels, whatever the temperature.
+        return heat**2 * F.kl_div(student, goal, reduction="batchmean", log_target=True)
 
     @contextmanager
     def _training_mode(self) -> Iterator[None]:

@@ -72,12 +72,15 @@ class LayerScores:
     """The importance of each basis vector or filter of a layer, in order; higher is more important.
 
     In a grouped conv the vectors of one group follow those of the other. `means` are the mean features
-    along each vector, or None when no images were seen.
+    along each vector, or None when no images were seen. `parameters` and `macs` are what one basis vector of
+    the layer costs: its weights, and its multiply-adds for one image; None where that is not known.
     """
 
     values: tuple[float, ...]
     groups: int = 1
     means: tuple[float, ...] | None = None
+    parameters: int | None = None
+    macs: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "values", tuple(self.values))

@@ -121,7 +121,7 @@ def test_a_folder_of_another_run_is_refused(tmp_path):
     first = again()
     assert same_weights(again().model, first.model)
     plan, longer = replace(recipe().plan, normalise="max"), replace(recipe().train, epochs=3)
-    others = {"plan": plan, "basis": "weights", "scale_init": 0.5, "compensate": False, "train": longer}
+    others = {"plan": plan, "basis": "weights", "scale_init": 0.5, "compensate": "mean", "train": longer}
     for name, value in others.items():
         with pytest.raises(CheckpointError, match="use another"):
             again(**{name: value})

@@ -21,6 +21,10 @@ WRONG = [
     ({"warmup": 1.0}, "warmup: 1.0 given, allowed is 0 <= warmup < 1"),
     ({"momentum": -0.1}, "momentum: -0.1 given"),
     ({"label_smoothing": 1.5}, "label_smoothing: 1.5 given"),
+    ({"distill": -0.1}, "distill: -0.1 given, allowed is 0 to 1"),
+    ({"distill": 1.1}, "distill: 1.1 given, allowed is 0 to 1"),
+    ({"distill_temperature": 0}, "distill_temperature: 0 given, it must be positive"),
+    ({"distill_temperature": math.nan}, "distill_temperature: nan given"),
     ({"weight_decay": -1.0}, "weight_decay, workers: -1.0, 0 given"),
     ({"workers": -2}, "weight_decay, workers: 0.0, -2 given"),
     ({"optimizer": "adam"}, "optimizer: 'adam' given, allowed are 'sgd', 'adamw'"),
@@ -43,7 +47,7 @@ def test_all_faults_are_listed_at_once():
 
 def test_the_paper_preset_is_the_papers_recipe():
     recipe = RECIPES["paper"]
-    assert (recipe.basis, recipe.scale_init, recipe.compensate) == ("weights", 0.5, False)
+    assert (recipe.basis, recipe.scale_init, recipe.compensate) == ("weights", 0.5, "none")
     assert (recipe.plan.normalise, recipe.plan.min_share, recipe.plan.min_keep) == ("max", 0.0, 1)
     for config in (recipe.train, recipe.finetune):
         assert (config.epochs, config.batch_size, config.optimizer, config.momentum) == (100, 128, "sgd", 0.9)
@@ -58,6 +62,11 @@ def test_the_papers_datasets_are_enlarged_four_times_and_moved_as_it_says():
         "mnist": (4 * 28, Augment(shift=0.15, rotation=15.0)),
         "fashion_mnist": (4 * 28, Augment(shift=0.15, flip=True)),
     } == PAPER_DATASETS
+
+
+def test_a_compensation_that_is_not_known_is_refused():
+    with pytest.raises(ConfigError, match=r"compensate: 'refitted' given; allowed are none, mean, refit$"):
+        dataclasses.replace(RECIPES["quick"], compensate="refitted")
 
 
 def test_a_recipe_is_found_by_name_or_is_itself():

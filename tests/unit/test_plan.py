@@ -5,14 +5,15 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from basisprune.errors import ConfigError, PlanError
-from basisprune.plan import PlanConfig, plan_basis
+from basisprune.plan import PlanConfig, plan_basis, plan_filters
 from basisprune.types import BasisPlan, LayerScores, Scores
 
 MANY = settings(max_examples=150, deadline=None)
@@ -175,6 +176,55 @@ def test_a_floor_that_is_a_whole_number_is_not_rounded_up():
     assert plan.layers["a"].keep == tuple(range(93, 100))
 
 
+def test_per_cost_the_expensive_layer_gives_more():
+    cheap = LayerScores((1.0, 1.1, 1.2, 1.3), parameters=10, macs=700)
+    dear = LayerScores((5.0, 5.1, 5.2, 5.3), parameters=100, macs=400)
+    given_scores = Scores("taylor", {"cheap": cheap, "dear": dear})
+    config = PlanConfig(min_share=0.0)
+    lost = {
+        per: [layer.removed for layer in plan_basis(given_scores, 0.25, replace(config, per=per)).layers.values()]
+        for per in ("vector", "parameter", "mac")
+    }
+    assert lost == {"vector": [2, 0], "parameter": [0, 2], "mac": [2, 0]}
+
+
+@MANY
+@given(scores(most_groups=3), st.floats(0, 0.9), configs, st.sampled_from(["parameter", "mac"]), st.integers(1, 10**9))
+def test_where_all_vectors_cost_the_same_the_cost_is_as_if_it_were_one(given_scores, ratio, config, per, cost):
+    ones, same = (
+        Scores("", {name: replace(layer, parameters=n, macs=n) for name, layer in given_scores.layers.items()})
+        for n in (1, 2 ** cost.bit_length())  # a power of two divides without rounding
+    )
+    assume(all(v == 0 or v > 1e-200 for layer in given_scores.layers.values() for v in layer.values))
+    try:
+        expected = plan_basis(given_scores, ratio, config).layers
+    except PlanError:
+        return
+    assert plan_basis(ones, ratio, replace(config, per=per)).layers == expected
+    assert plan_basis(same, ratio, replace(config, per=per)).layers == expected
+
+
+@pytest.mark.parametrize(("per", "cost"), [("parameter", "macs"), ("mac", "parameters")])
+def test_per_cost_needs_costs(per, cost):
+    given_scores = Scores("l1", {"a": LayerScores((1.0, 2.0), **{cost: 3})})
+    with pytest.raises(PlanError, match=f"^a: per='{per}' needs the cost of a vector"):
+        plan_basis(given_scores, 0.5, PlanConfig(per=per))
+    negative = Scores("l1", {"a": LayerScores((1.0, 2.0), parameters=-1, macs=-1)})
+    with pytest.raises(PlanError, match="a: a vector cannot cost -1"):
+        plan_basis(negative, 0.5, PlanConfig(per=per))
+
+
+def test_filters_have_no_such_cost():
+    with pytest.raises(PlanError, match="per: 'mac' given; filters are compared as they are"):
+        plan_filters(None, Scores("l1", {}), 0.5, PlanConfig(per="mac"), coupling=None)
+
+
+def test_vectors_that_cost_nothing_can_be_planned():
+    idle = LayerScores((0.0, 0.0), parameters=9, macs=0)
+    given_scores = Scores("taylor", {"idle": idle, "busy": LayerScores((1.0, 2.0), parameters=9, macs=9)})
+    assert plan_basis(given_scores, 0.25, PlanConfig(per="mac")).layers["idle"].keep == (0,)
+
+
 def test_means_options_and_method_travel_with_the_plan():
     given_scores = Scores("taylor", {"a": LayerScores((1.0, 2.0), means=(0.5, -0.5))})
     plan = plan_basis(given_scores, 0.5, PlanConfig("max", 1, 0.0))
@@ -205,7 +255,7 @@ def test_scores_that_cannot_be_compared_are_refused_by_name(layer, message):
 
 
 def test_wrong_settings_are_listed_all_at_once():
-    with pytest.raises(ConfigError, match="5 faults") as caught:
-        PlanConfig("maximum", min_keep=0, min_share=2.0, round_to=0, reduce="median")
-    words = ("'maximum'", "min_keep: 0", "min_share: 2.0", "round_to: 0", "reduce: 'median'")
+    with pytest.raises(ConfigError, match="6 faults") as caught:
+        PlanConfig("maximum", min_keep=0, min_share=2.0, round_to=0, reduce="median", per="flop")
+    words = ("'maximum'", "min_keep: 0", "min_share: 2.0", "round_to: 0", "reduce: 'median'", "per: 'flop'")
     assert all(word in str(caught.value) for word in words)

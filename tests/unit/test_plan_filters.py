@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from networks import NETWORKS
+from tiny import tiny_model
 from torch import nn
 from zeroing import zeroed
 
@@ -142,3 +143,12 @@ def test_a_plan_for_another_network_is_refused():
     other, _ = NETWORKS["residual"]()
     with pytest.raises(PlanError, match=r"0\.weight: the plan is for shape \(8, 3, 3, 3\), the model has none"):
         prune_filters(other, plan)
+
+
+def test_a_transfer_model_is_traced_where_no_coupling_is_given():
+    model = tiny_model()
+    coupling = trace_coupling(model, torch.zeros(2, *model.input_spec.shape))
+    scores = score_filters(model, "l1", coupling.layers)
+    assert plan_filters(model, scores, 0.3) == plan_filters(model, scores, 0.3, coupling=coupling)
+    with pytest.raises(PlanError, match="pass coupling="):
+        plan_filters(model.backbone, scores, 0.3)

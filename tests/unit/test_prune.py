@@ -56,7 +56,7 @@ def test_a_removed_vector_is_one_whose_scale_is_zero(network, linear):
     model, x = decomposed(network, linear=linear)
     plan = planned(model, x)
     before, output = copy.deepcopy(model.state_dict()), model(x)
-    pruned = prune_basis(model, plan, compensate=False)
+    pruned = prune_basis(model, plan, compensate="none")
     assert_close(pruned(x), silenced(model, plan)(x))
     assert_close(recompose(pruned)(x), pruned(x))
     for name, layer in plan.layers.items():
@@ -69,7 +69,7 @@ def test_a_removed_vector_is_one_whose_scale_is_zero(network, linear):
     assert torch.equal(model(x), output)
 
 
-@pytest.mark.parametrize("compensate", [False, True])
+@pytest.mark.parametrize("compensate", ["none", "mean"])
 @pytest.mark.parametrize("network", NETWORKS)
 def test_an_empty_plan_changes_nothing(network, compensate):
     model, x = decomposed(network)
@@ -84,7 +84,7 @@ def test_an_empty_plan_changes_nothing(network, compensate):
 def test_the_parameters_are_those_counted_by_hand(network):
     model, x = decomposed(network)
     plan = planned(model, x)
-    pruned = prune_basis(model, plan, compensate=False)
+    pruned = prune_basis(model, plan, compensate="none")
     expected = sum(parameter.numel() for parameter in model.parameters())
     for name, layer in plan.layers.items():
         pair = basis_pairs(model)[name]
@@ -131,14 +131,14 @@ def test_what_is_constant_is_compensated_exactly(kind, groups, bias):
     assert isinstance(pruned, BasisPair)
     assert_close(pruned(x), pair(x))
     assert pruned.bias is not None
-    assert (prune_basis(pair, plan, compensate=False).bias is None) == (not bias)
+    assert (prune_basis(pair, plan, compensate="none").bias is None) == (not bias)
 
 
 def test_without_means_there_is_nothing_to_compensate():
     model, x = decomposed("residual")
     plan = planned(model, x)
     bare = BasisPlan({name: LayerPlan(layer.keep, layer.rank) for name, layer in plan.layers.items()}, 0.4)
-    assert torch.equal(prune_basis(model, bare)(x), prune_basis(model, plan, compensate=False)(x))
+    assert torch.equal(prune_basis(model, bare)(x), prune_basis(model, plan, compensate="none")(x))
 
 
 @settings(max_examples=30, deadline=None)

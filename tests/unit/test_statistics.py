@@ -51,6 +51,20 @@ def test_a_large_mean_does_not_swallow_the_variance():
     torch.testing.assert_close(found.covariance[0], torch.outer(truth, truth), rtol=0.05, atol=1e-3)
 
 
+def test_half_precision_is_summed_in_full():
+    conv = nn.Conv2d(3, 4, 1)
+    batches = [torch.randn(64, 3, 8, 8) + 2 for _ in range(3)]
+    full = output_statistics(conv, [""], batches)[""]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = output_statistics(conv, [""], batches)[""]
+    rows = torch.cat([conv.bfloat16()(batch.bfloat16()).detach().movedim(1, -1).flatten(0, -2) for batch in batches])
+    truth = rows.double().mT.cov(correction=0)
+    torch.testing.assert_close(found.covariance[0], truth, rtol=1e-4, atol=1e-5)  # what bfloat16 put out, exactly
+    torch.testing.assert_close(found.covariance, full.covariance, rtol=0.05, atol=1e-2)
+    whole = output_statistics(conv, [""], [batch.bfloat16() for batch in batches])[""]
+    torch.testing.assert_close(whole.covariance[0], truth, rtol=1e-4, atol=1e-5)
+
+
 def test_the_model_is_left_as_it_was():
     model, x = NETWORKS["plain"]()
     model.train()

@@ -14,6 +14,7 @@ from basisprune.decompose import decompose
 from basisprune.errors import DataError, ModelError, TrainingError
 from basisprune.importance import taylor_scores
 from basisprune.importance.taylor import basis_pairs
+from basisprune.measure import measure
 from basisprune.types import Scores
 
 
@@ -64,6 +65,35 @@ def test_means_are_the_true_means_of_the_basis_features(network):
         torch.testing.assert_close(torch.tensor(layer.means, dtype=torch.float64), truth, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("network", NETWORKS)
+def test_all_vectors_of_a_layer_together_cost_what_the_layer_costs(network):
+    model, batches = decomposed(network, linear=True)
+    scores = taylor_scores(model, batches).layers
+    for layer in measure(model, tuple(batches[0][0].shape[1:])).layers:
+        if layer.rank is not None:
+            assert layer.macs == scores[layer.name].macs * layer.rank
+            pair = basis_pairs(model)[layer.name]
+            assert pair.basis.weight.numel() + pair.scaling.weight.numel() == scores[layer.name].parameters * layer.rank
+
+
+def test_what_a_vector_costs_is_what_was_counted_by_hand():
+    model, batches = decomposed("transposed")
+    costs = {name: (layer.parameters, layer.macs) for name, layer in taylor_scores(model, batches).layers.items()}
+    assert costs == {
+        "0": (3 * 9 + 8, 6 * 6 * (3 * 9 + 8)),
+        "3": (8 * 16 + 6, 6 * 6 * 8 * 16 + 12 * 12 * 6),  # reads 6x6, writes 12x12
+        "5": (3 * 9 + 2, 12 * 12 * 3 * 9 + 24 * 24 * 2),
+    }
+
+
+def test_a_layer_that_never_runs_has_weights_but_no_multiply_adds():
+    model, batches = decomposed("plain")
+    model.spare = copy.deepcopy(model[0])
+    model.forward = lambda x: nn.Sequential(*list(model.children())[:-1])(x)
+    spare = taylor_scores(model, batches).layers["spare"]
+    assert (spare.parameters, spare.macs, set(spare.values), set(spare.means)) == (35, 0, {0.0}, {0.0})
+
+
 def test_the_model_is_left_as_it_was():
     model, batches = decomposed("plain")
     model.train()
@@ -79,7 +109,7 @@ def test_the_model_is_left_as_it_was():
     assert [parameter.requires_grad for parameter in model.parameters()] == needs
     assert all(parameter.grad is None for parameter in model.parameters())
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
-    assert not any(module._forward_pre_hooks for module in model.modules())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
 def test_a_vector_that_cannot_matter_scores_zero():
@@ -112,4 +142,4 @@ def test_what_cannot_be_scored_is_refused():
     images, labels = batches[0]
     with pytest.raises(TrainingError, match="the loss of batch 1 is nan"):
         taylor_scores(model, [(images, labels), (images * torch.nan, labels)])
-    assert not any(module._forward_pre_hooks for module in model.modules())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())

@@ -15,8 +15,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import basisprune.training
-from basisprune.config import TrainConfig
-from basisprune.data import Augment
+from basisprune.config import TrainConfig, learning_rate
+from basisprune.data import ArrayImages, Augment
 from basisprune.decompose import decompose
 from basisprune.errors import (
     ConfigError,
@@ -31,7 +31,6 @@ from basisprune.training import (
     classes_of,
     evaluate,
     fit,
-    learning_rate,
     make_accelerator,
     project_scales,
     set_trainable,
@@ -61,6 +60,23 @@ def test_norms_scales_and_classifier_are_trained_and_nothing_else():
     assert {id(parameter) for parameter in chosen} == {id(model.get_parameter(name)) for name in names}
     statistics = {f"backbone.{i}.{s}" for i in (1, 4) for s in ("running_mean", "running_var", "num_batches_tracked")}
     assert differing(trained(model), model) == names | statistics
+
+
+def test_frozen_scales_stay_as_they_are_and_all_else_is_trained():
+    model = tiny_decomposed()
+    next(iter(basis_pairs(model).values())).scaling.scale.data[0] = -0.1  # nor are they projected
+    changed = differing(trained(model, train_scales=False), model)
+    assert not any("scale" in name for name in changed)
+    assert {"backbone.1.weight", "classifier.weight"} <= changed
+
+
+def test_a_classifier_that_is_a_pair_has_frozen_scales_too():
+    model = decompose(NETWORKS["plain"]()[0], linear=True)
+    every, rest = set_trainable(model), set_trainable(model, scales=False)
+    scales = [pair.scaling.scale for pair in basis_pairs(model).values()]
+    assert len(every) == len(rest) + len(scales)
+    assert not any(scale.requires_grad for scale in scales)
+    assert model[-1].basis.weight.requires_grad
 
 
 def test_fixed_statistics_stay_as_they_are():
@@ -243,6 +259,94 @@ def test_any_network_with_an_input_spec_can_be_trained():
     model, _ = NETWORKS["residual"](dtype=torch.float32)
     model.input_spec = InputSpec((16, 16), (0.5,) * 3, (0.5,) * 3)
     assert fit(decompose(model), tiny_images(), tiny_images(9), tiny_training(epochs=1)).history[0].val_loss > 0
+
+
+# A teacher
+
+
+def without_dropout() -> nn.Module:
+    model = tiny_decomposed()
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    return model
+
+
+def test_a_student_that_equals_its_teacher_has_nothing_to_learn_from_it():
+    model = without_dropout()
+    settings = {"distill": 1.0, "norm_statistics": "fixed", "channels_last": False}
+    result = fit(model, tiny_images(), None, tiny_training(**settings), teacher=model)
+    assert result.history[-1].train_loss == pytest.approx(0, abs=1e-6)
+    changed = differing(result.model, model)
+    for key in changed:
+        torch.testing.assert_close(result.model.state_dict()[key], model.state_dict()[key], rtol=0, atol=1e-5)
+
+
+def test_the_loss_is_that_of_the_labels_and_that_of_the_softened_teacher_by_weight():
+    model, teacher = without_dropout(), tiny_model(1)
+    images = torch.randn(7, 3, 16, 16)
+    labels = torch.arange(7) % 3
+    config = tiny_training(
+        distill=0.3, distill_temperature=4.0, prepared=True, norm_statistics="fixed", epochs=1, label_smoothing=0.1
+    )
+    history = fit(model, TensorDataset(images, labels), None, config, teacher=teacher).history
+    with torch.no_grad():
+        said, taught = model.eval()(images), teacher.eval()(images)
+    truth = (taught / 4).softmax(1)
+    divergence = (truth * (truth.log() - (said / 4).log_softmax(1))).sum(1).mean()
+    expected = 0.7 * nn.functional.cross_entropy(said, labels, label_smoothing=0.1) + 0.3 * 16 * divergence
+    assert history[0].train_loss == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_a_teacher_without_labels_teaches_its_student_what_it_knows():
+    teacher = fit(tiny_decomposed(), tiny_images(), None, tiny_training(epochs=8)).model
+    before = copy.deepcopy(teacher)
+    wrong = ArrayImages(tiny_images().images.permute(0, 2, 3, 1), np.zeros(48, dtype=np.int64))
+    config = tiny_training(epochs=8, distill=1.0)
+    student = fit(tiny_decomposed(1), wrong, None, config, teacher=teacher.train()).model
+    assert evaluate(student, tiny_images(30, seed=1)).accuracy == 1
+    assert not differing(teacher, before)
+    assert all(module.training for module in teacher.modules())
+    assert all(parameter.grad is None for parameter in teacher.parameters())
+
+
+def test_a_teacher_that_has_no_weight_is_not_asked():
+    class Silent(nn.Module):
+        def forward(self, x):
+            raise AssertionError("asked")
+
+    taught = fit(tiny_decomposed(), tiny_images(), None, tiny_training(), teacher=Silent()).model
+    assert not differing(taught, trained())
+
+
+def test_a_run_with_a_teacher_goes_on_from_its_checkpoint_to_the_same_weights(tmp_path):
+    config = tiny_training(epochs=4, distill=0.5, augmentation=Augment(shift=0.1, flip=True))
+    runs = []
+    for name, stops in (("whole", [9]), ("parts", [1, 3, 9])):
+        for count in stops:
+            result = fit(
+                tiny_decomposed(), tiny_images(), tiny_images(9), config, checkpoint=tmp_path / name,
+                teacher=tiny_model(1), stop=lambda history, count=count: len(history) >= count,
+            )  # fmt: skip
+        runs.append(result)
+    assert not differing(runs[0].model, runs[1].model)
+    assert runs[0].history == runs[1].history
+    assert len(runs[0].history) == 4
+    assert differing(runs[0].model, trained(epochs=4, augmentation=config.augmentation))
+
+
+def test_a_teacher_that_is_missing_or_does_not_fit_is_refused():
+    def taught_by(teacher):
+        return fit(tiny_decomposed(), tiny_images(), None, tiny_training(distill=0.5), teacher=teacher)
+
+    with pytest.raises(ConfigError, match=r"distill: 0\.5 given, but no teacher; pass fit\(\.\.\., teacher=\)"):
+        taught_by(None)
+    with pytest.raises(ConfigError, match=r"teacher: puts out \(16, 9\) where the model puts out \(16, 3\)"):
+        taught_by(nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 9)))
+    other = tiny_model()
+    other.input_spec = InputSpec((16, 16), (0.1,) * 3, (0.5,) * 3)
+    with pytest.raises(ConfigError, match="teacher: it wants images as InputSpec"):
+        taught_by(other)
 
 
 # Trackers and the progress bar

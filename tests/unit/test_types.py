@@ -13,7 +13,10 @@ from basisprune.types import BasisPlan, InputSpec, LayerPlan, LayerScores, Score
 
 floats = st.floats(allow_nan=False, allow_infinity=False)
 means = st.none() | st.lists(floats, max_size=4).map(tuple)
-layer_scores = st.builds(LayerScores, st.lists(floats, max_size=4).map(tuple), st.integers(1, 4), means)
+costs = st.none() | st.integers(0)
+layer_scores = st.builds(
+    LayerScores, st.lists(floats, max_size=4).map(tuple), st.integers(1, 4), means, parameters=costs, macs=costs
+)
 layer_plans = st.builds(LayerPlan, st.lists(st.integers(0, 9), max_size=4).map(tuple), st.integers(0, 9), means)
 options = st.dictionaries(st.text(), st.none() | st.integers() | floats | st.text(), max_size=3)
 
@@ -39,6 +42,11 @@ def test_a_plan_survives_json(plan):
 def test_text_that_holds_no_such_value_is_refused(kind, text):
     with pytest.raises(PlanError, match=rf"^{kind.__name__}: the JSON does not hold one"):
         kind.from_json(text)
+
+
+def test_scores_written_before_costs_were_known_can_still_be_read():
+    text = '{"layers": {"a": {"groups": 1, "means": null, "values": [1.0]}}, "method": "taylor"}'
+    assert Scores.from_json(text) == Scores("taylor", {"a": LayerScores((1.0,), parameters=None, macs=None)})
 
 
 def test_sequences_become_tuples_so_that_values_compare():

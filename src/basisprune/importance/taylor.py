@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from basisprune.errors import ModelError
 from basisprune.importance.gradients import Loss, average_over_processes, mean_square_products
 from basisprune.layers import BasisPair
-from basisprune.surgery import find_layers
+from basisprune.surgery import Layer, find_layers, is_transposed
 from basisprune.types import LayerScores, Scores
 
 
@@ -32,42 +32,66 @@ def taylor_scores(
 
     As in Molchanov et al. (2019) the square is taken batch by batch and averaged, so that gradients of
     opposite sign do not cancel over the data. `batches` are prepared images with labels, as a rule the
-    validation data. The mean features along each basis vector are gathered in the same pass. In a
-    distributed run every process gets the average over all processes. The model is not changed.
+    validation data. The mean features along each basis vector are gathered in the same pass, and what a
+    vector costs: the weights of its filter in the basis and of its column in the scaling (its scale merges
+    into these), and as multiply-adds each of them times the positions it works at, summed over all calls of
+    a layer that runs more than once. Those are the positions of the output; for the filter of a transposed
+    conv, whose weights meet every input once, those of the input.
+
+    In a distributed run every process gets the average over all processes. The model is not changed.
     """
     pairs = basis_pairs(model)
-    with _mean_features(pairs) as features:
+    with _watched(model, pairs) as watches:
         squares = mean_square_products(model, [[pair.scaling.scale] for pair in pairs.values()], batches, loss)
     layers = {}
     for (name, pair), square in zip(pairs.items(), squares, strict=True):
-        values, means = average_over_processes(square), average_over_processes(features[name])
-        layers[name] = LayerScores(tuple(values.tolist()), pair.scaling.groups, tuple(means.tolist()))
+        values, means = average_over_processes(square), average_over_processes(watches[name].means)
+        filters, columns = pair.basis.weight.numel() // pair.rank, pair.scaling.weight.numel() // pair.rank
+        positions = average_over_processes(watches[name].positions)
+        layers[name] = LayerScores(
+            tuple(values.tolist()),
+            pair.scaling.groups,
+            tuple(means.tolist()),
+            parameters=filters + columns,
+            macs=round(float(positions[0]) * filters + float(positions[1]) * columns),
+        )
     return Scores("taylor", layers)
 
 
+class _Watch:
+    """The mean basis features of a pair, and how often a filter and a column of it are used for one image."""
+
+    def __init__(self, pair: BasisPair) -> None:
+        self.channel_axis = 1 if pair.scaling.spatial_dims else -1
+        self.means = torch.zeros_like(pair.scaling.scale, dtype=torch.float64, requires_grad=False)
+        self.positions = self.means.new_zeros(2)
+
+    @torch.no_grad()
+    def hook(self, basis: Layer, args: tuple[Any, ...], output: Tensor) -> None:
+        """Notes one call of the basis layer."""
+        features = output.movedim(self.channel_axis, 0).flatten(1)
+        self.means += features.sum(1, dtype=torch.float64)
+        reads = args[0].numel() // args[0].shape[1] if is_transposed(basis) else features.shape[1]
+        self.positions += self.positions.new_tensor([reads, features.shape[1]])
+
+
 @contextmanager
-def _mean_features(pairs: dict[str, BasisPair]) -> Iterator[dict[str, Tensor]]:
-    """A dict that holds, at the end, the mean of each layer's basis features; zeros where a layer never ran."""
-    means = {name: torch.zeros_like(pair.scaling.scale, dtype=torch.float64) for name, pair in pairs.items()}
-    counts = dict.fromkeys(pairs, 0)
+def _watched(model: nn.Module, pairs: dict[str, BasisPair]) -> Iterator[dict[str, _Watch]]:
+    """What each layer's basis puts out while the model runs, known at the end; zeros where a layer never ran."""
+    watches = {name: _Watch(pair) for name, pair in pairs.items()}
+    images = 0
 
-    def hook_for(name: str, channel_axis: int) -> Callable[..., None]:
-        @torch.no_grad()
-        def hook(_module: nn.Module, args: tuple[Any, ...]) -> None:
-            features = args[0].movedim(channel_axis, 0).flatten(1)
-            means[name] += features.sum(1, dtype=torch.float64)
-            counts[name] += features.shape[1]
+    def count(_model: nn.Module, args: tuple[Any, ...]) -> None:
+        nonlocal images
+        images += len(args[0])
 
-        return hook
-
-    handles = [
-        pair.scaling.register_forward_pre_hook(hook_for(name, 1 if pair.scaling.spatial_dims else -1))
-        for name, pair in pairs.items()
-    ]
+    handles = [pair.basis.register_forward_hook(watches[name].hook) for name, pair in pairs.items()]
+    handles.append(model.register_forward_pre_hook(count))
     try:
-        yield means
+        yield watches
     finally:
         for handle in handles:
             handle.remove()
-    for name, count in counts.items():
-        means[name] /= max(count, 1)
+    for watch in watches.values():
+        watch.means /= watch.positions[1].clamp(min=1)
+        watch.positions /= max(images, 1)

@@ -1,0 +1,70 @@
+"""Results -> the page: its blocks filled in, its figures written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from cells import DATASETS, MODELS, Cell, pick, read_cells
+from figures import candidates_figure, figure3, order_table, scales_of
+from sections import ablations, dataset_table, efforts, settings, table4, verdicts
+
+
+def write_page(results: Path, preset: str, page: Path) -> None:
+    """Fills the page's blocks with tables of the preset's results, and writes the figures that they show."""
+    cells = read_cells(results / preset)
+    figures = draw(cells)
+    folder = page.with_suffix("")
+    folder.mkdir(exist_ok=True)
+    for old in folder.glob("*.svg"):
+        old.unlink()
+    for name, picture in figures.items():
+        (folder / f"{name}.svg").write_text(picture)
+
+    def shown(kind: str) -> str:
+        paths = [f"{folder.name}/{name}.svg" for name in figures if name.startswith(kind)]
+        return "\n\n".join(f"![{Path(path).stem}]({path})" for path in paths) or "None was run."
+
+    counts = json.loads((results / "counts.json").read_text())
+    tables = [f"### {name}\n\n{dataset_table(cells, dataset)}" for dataset, name in DATASETS.items()]
+    blocks = {
+        "settings": settings(cells),
+        "efforts": efforts(cells),
+        "verdicts": verdicts(cells),
+        "tables": "\n\n".join(tables),
+        "candidates": shown("candidates"),
+        "ablations": ablations(cells),
+        "figure3": f"{shown('figure3')}\n\n{order_table(cells)}",
+        "table4": table4(counts),
+    }
+    page.write_text(fill(page.read_text(), blocks))
+
+
+def draw(cells: Sequence[Cell]) -> dict[str, str]:
+    """All figures that the cells suffice for, by name."""
+    figures = {
+        f"candidates-{model}-{dataset}": candidates_figure(cells, model, dataset)
+        for model in MODELS
+        for dataset in DATASETS
+        if any(cell.candidates for cell in pick(cells, model, dataset))
+    }
+    return figures | {f"figure3-{model}": figure3(cells, model) for model in MODELS if scales_of(cells, model)}
+
+
+def fill(text: str, blocks: Mapping[str, str]) -> str:
+    """The text with each block between its markers; exits with their names where markers are missing.
+
+    >>> fill("<!-- a:begin --> old <!-- a:end -->", {"a": "new"})
+    '<!-- a:begin -->\\nnew\\n<!-- a:end -->'
+    """
+    missing = [
+        mark for name in blocks for mark in (f"<!-- {name}:begin -->", f"<!-- {name}:end -->") if text.count(mark) != 1
+    ]
+    if missing:
+        raise SystemExit(f"the page must have each of these markers once: {', '.join(missing)}")
+    for name, block in blocks.items():
+        begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+        before, rest = text.split(begin)
+        text = f"{before}{begin}\n{block}\n{end}{rest.split(end)[1]}"
+    return text

@@ -1,0 +1,296 @@
+"""Cells -> the tables of docs/experiments.md."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cells import DATASETS, DEFAULT, MODELS, PAPER, Cell, label, mean, pick
+from protocol import FRAMEWORKS, PEERS, VARIANTS
+
+NOT_RUN, NONE = "not run", ""
+ROWS = (*FRAMEWORKS, *PEERS)
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def millions(count: float) -> str:
+    return f"{count / 1e6:.2f}M"
+
+
+def giga(macs: float) -> str:
+    return f"{macs / 1e9:.3f}G"
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f}%"
+
+
+def points(share: float) -> str:
+    """A difference of accuracies in percentage points; never a negative zero."""
+    return f"{100 * share + 0.0:.1f}".replace("-0.0", "0.0")
+
+
+def spread(values: Sequence[float], form: Callable[[float], str]) -> str:
+    """Where there are several seeds: the range of their values.
+
+    >>> spread([0.1], percent), spread([0.1, 0.2], percent)
+    ('', '; 10.0% to 20.0%')
+    """
+    return f"; {form(min(values))} to {form(max(values))}" if len(values) > 1 else ""
+
+
+def bold(text: str, yes: bool) -> str:
+    return f"**{text}**" if yes else text
+
+
+# Tables 1 to 3
+
+
+def accuracy_text(cells: Sequence[Cell]) -> str:
+    """The test accuracy with its 95 % interval, both means over the seeds."""
+    accuracies = [cell.result["test_accuracy"] for cell in cells]
+    low, high = (mean(cell.result["test_interval"][end] for cell in cells) for end in (0, 1))
+    return f"{percent(mean(accuracies))} [{100 * low:.1f}, {100 * high:.1f}]{spread(accuracies, percent)}"
+
+
+def drop_text(cells: Sequence[Cell]) -> str:
+    """The points lost on validation and test images; the latter with its 95 % interval where there is one seed."""
+    val, test = (mean(drops) for drops in zip(*(cell.drops for cell in cells), strict=True))
+    text = f"{points(val)} / {points(test)}"
+    interval = cells[0].result.get("test_drop_interval")
+    if len(cells) == 1 and interval:
+        return f"{text} [{points(interval[0])}, {points(interval[1])}]"
+    return text + spread([cell.drops[1] for cell in cells], points)
+
+
+def size_text(cells: Sequence[Cell], field: str, form: Callable[[float], str]) -> str:
+    """Parameters or multiply-adds, and the share of the unpruned network's that was removed."""
+    sizes = [cell.result[field] for cell in cells]
+    removed = mean(1 - cell.result[field] / cell.baseline[field] for cell in cells)
+    return f"{form(mean(sizes))} ({percent(removed)}){spread(sizes, form)}"
+
+
+def paper_cells(dataset: str, model: str, framework: str) -> list[str]:
+    """What the paper prints of a framework; dashes for the peers, which it does not have. The best are bold."""
+    block = PAPER["tables"][dataset][model]
+    if framework not in block:
+        return [NONE] * 3
+    row, pruned = block[framework], [values for name, values in block.items() if name != "baseline"]
+    texts = [f"{row['accuracy']}%"]
+    for field, unit in (("parameters", "M"), ("flops", "G")):
+        best = min(pruned, key=lambda values: (-values[f"{field}_pr"], values[field]))
+        text = f"{row[field]:.2f}{unit} ({row[f'{field}_pr']}%)"
+        texts.append(bold(text, row == best))
+    return texts
+
+
+def dataset_table(cells: Sequence[Cell], dataset: str) -> str:
+    """One of Tables 1 to 3: ours and the peers', with the paper's own numbers beside them."""
+    rows = []
+    for model, name in MODELS.items():
+        found = {framework: pick(cells, model, dataset, framework) for framework in ROWS}
+        ran = {framework: runs for framework, runs in found.items() if runs and framework != "baseline"}
+        for framework, runs in found.items():
+            texts = [NOT_RUN] + [NONE] * 3
+            if runs:
+                texts = [accuracy_text(runs), NONE if framework == "baseline" else drop_text(runs)]
+                for field, form in (("parameters", millions), ("macs", giga)):
+                    text = size_text(runs, field, form)
+                    texts.append(bold(text, framework in ran and _is_best(ran, framework, field)))
+            title = f"**{name}**" if framework == "baseline" else label(framework)
+            rows.append([title, *texts, *paper_cells(dataset, model, framework)])
+    ours = ("Framework", "Accuracy", "Drop, val / test", "Parameters (PR)", "FLOPs (PR)")
+    return table((*ours, "Paper: accuracy", "Paper: parameters (PR)", "Paper: FLOPs (PR)"), rows)
+
+
+def _is_best(ran: dict[str, list[Cell]], framework: str, field: str) -> bool:
+    sizes = {name: mean(cell.result[field] for cell in runs) for name, runs in ran.items()}
+    return sizes[framework] == min(sizes.values())
+
+
+# What it must show
+
+
+@dataclass(frozen=True)
+class Bar:
+    """That `ours` keeps at most `most` of the parameters that the best of `rivals` keeps; or `strictly` less."""
+
+    ours: str
+    rivals: tuple[str, ...]
+    most: float = 1.0
+    strictly: bool = False
+
+    @property
+    def title(self) -> str:
+        rivals = label(self.rivals[0]) if len(self.rivals) == 1 else "the best that prunes filters only"
+        return f"{label(self.ours)} over {rivals}"
+
+    @property
+    def limit(self) -> str:
+        return f"{'<' if self.strictly else '≤'} {self.most:g}"
+
+    def holds(self, ratio: float) -> bool:
+        return ratio < self.most if self.strictly else ratio <= self.most
+
+
+BARS = (
+    Bar("basis+taylor", ("l1", "taylor", "hrank", "torch-pruning magnitude", "torch-pruning taylor"), 0.6),
+    Bar("basis+taylor", ("basis",)),
+    Bar("basis", ("truncated svd",), strictly=True),
+)
+
+
+def verdict_row(cells: Sequence[Cell], bar: Bar, dataset: str, model: str) -> list[str]:
+    """The two sizes, their ratio in our run and in the paper, the bar, and whether it holds, for cells of one seed."""
+    ran = {cell.framework: cell for cell in cells}
+    paper = {name: row["parameters"] for name, row in PAPER["tables"][dataset][model].items()}
+    known = [paper[name] for name in bar.rivals if name in paper]
+    printed = f"{paper[bar.ours] / min(known):.2f}" if known else NONE
+    missing = [label(name) for name in (bar.ours, *bar.rivals) if name not in ran]
+    if missing:
+        return [NONE, NONE, NONE, bar.limit, printed, f"{NOT_RUN}: {', '.join(missing)}"]
+    best = min(bar.rivals, key=lambda name: ran[name].result["parameters"])
+    ours, theirs = (ran[name].result["parameters"] for name in (bar.ours, best))
+    verdict = "pass" if bar.holds(ours / theirs) else "**fail**"
+    return [millions(ours), f"{millions(theirs)} ({label(best)})", f"{ours / theirs:.2f}", bar.limit, printed, verdict]
+
+
+def verdicts(cells: Sequence[Cell], model: str = "resnet50") -> str:
+    """Whether the bars hold on each dataset, for each seed by itself."""
+    rows = []
+    for dataset, name in DATASETS.items():
+        runs = pick(cells, model, dataset)
+        for seed in sorted({cell.seed for cell in runs}) or [0]:
+            of_seed = [cell for cell in runs if cell.seed == seed]
+            rows += [[name, str(seed), bar.title, *verdict_row(of_seed, bar, dataset, model)] for bar in BARS]
+    ended = [row[-1] for row in rows]
+    passed, failed = ended.count("pass"), ended.count("**fail**")
+    counts = f"{passed} hold, {failed} do not, {len(rows) - passed - failed} cannot be told yet."
+    header = ("Dataset", "Seed", "Parameters of", "Ours", "Theirs", "Ratio", "Bar", "Paper's ratio", "Verdict")
+    return f"{table(header, rows)}\n\nOf {len(rows)} comparisons on {MODELS[model]}, {counts}"
+
+
+# Ablations
+
+
+def ablations(cells: Sequence[Cell], model: str = "resnet50") -> str:
+    """Each variant of the recipe: what it keeps and how accurate it is; the smallest of a framework are bold."""
+    known = list(dict.fromkeys([*VARIANTS, *sorted({cell.variant for cell in cells})]))
+    rows = []
+    for framework in ("basis", "basis+taylor"):
+        found = {
+            variant: {dataset: pick(cells, model, dataset, framework, variant) for dataset in DATASETS}
+            for variant in known
+        }
+        for variant, runs in found.items():
+            if framework == "basis" or any(runs.values()):
+                texts = [_ablation_text(found, variant, dataset) for dataset in DATASETS]
+                rows.append([label(framework), variant, *texts])
+    return table(("Framework", "Variant", *DATASETS.values()), rows)
+
+
+def _ablation_text(found: dict[str, dict[str, list[Cell]]], variant: str, dataset: str) -> str:
+    runs = found[variant][dataset]
+    if not runs:
+        return NOT_RUN
+    sizes = {name: mean(c.result["parameters"] for c in of[dataset]) for name, of in found.items() if of[dataset]}
+    parameters = bold(millions(sizes[variant]), sizes[variant] == min(sizes.values()))
+    macs, accuracy = (mean(cell.result[field] for cell in runs) for field in ("macs", "test_accuracy"))
+    return f"{parameters}, {giga(macs)}, {percent(accuracy)}"
+
+
+# What was run
+
+
+def settings(cells: Sequence[Cell]) -> str:
+    """The settings that the results were made with; several values where the cells differ."""
+
+    def values(*keys: str) -> str:
+        distinct = dict.fromkeys(_text(_inside(cell.config, keys)) for cell in plain)
+        return " or ".join(distinct)
+
+    def several(*keys: str, of: Sequence[str] = ()) -> str:
+        return ", ".join(values(*of, key) for key in keys)
+
+    plain = [cell for cell in cells if cell.variant == DEFAULT] or list(cells)
+    train, tune, search = ("recipe", "train"), ("recipe", "finetune"), ("search",)
+    rows = [
+        ("images for training, validation, test", several("images", "val_images", "test_images")),
+        ("side of the enlarged images", f"{values('side')} pixels"),
+        ("passes over the training images, unpruned network", values(*train, "epochs")),
+        ("passes for each candidate, at most", values(*tune, "epochs")),
+        ("batch size, optimiser, learning rate", several("batch_size", "optimizer", "lr", of=train)),
+        ("mixed precision, statistics of BN", several("mixed_precision", "norm_statistics", of=train)),
+        ("basis, scaling factors at first", several("basis", "scale_init", of=("recipe",))),
+        ("images for the scores", values("recipe", "score_images")),
+        ("budget", " or ".join(dict.fromkeys(_budget_text(cell.config["budget"]) for cell in plain))),
+        ("search: step, tolerance, smallest share", several("step", "tolerance", "smallest", of=search)),
+        ("search: starts warm, polishes at the end", several("warm_start", "polish", of=search)),
+        ("seeds", ", ".join(map(str, sorted({cell.seed for cell in cells})))),
+        ("machine", " or ".join(dict.fromkeys(cell.device for cell in cells))),
+        ("versions", " or ".join(dict.fromkeys(", ".join(map(" ".join, c.versions.items())) for c in cells))),
+    ]
+    return table(("what", "value"), rows)
+
+
+def _budget_text(budget: Mapping[str, Any]) -> str:
+    if budget["max_drop"] is not None:
+        return f"at most {points(budget['max_drop'])} points lost"
+    return f"an accuracy of at least {percent(budget['min_accuracy'])}"
+
+
+def _inside(config: Any, keys: Sequence[str]) -> Any:
+    for key in keys:
+        config = config[key]
+    return config
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "all"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def efforts(cells: Sequence[Cell]) -> str:
+    """How many candidates each search tried, and how many passes over the training images they took together."""
+    rows = []
+    for model, name in MODELS.items():
+        for framework in [name for name in ROWS if name != "baseline"]:
+            runs = [pick(cells, model, dataset, framework) for dataset in DATASETS]
+            if any(runs):
+                rows.append([name, label(framework), *map(_effort_text, runs)])
+    undecided = [cell.result["undecided"] for cell in cells if cell.variant == DEFAULT and cell.candidates]
+    note = (
+        f"{sum(undecided)} of {len(undecided)} chosen networks are undecided: the 95 % interval of what they lost on "
+        "the validation images holds the limit."
+    )
+    return f"{table(('Network', 'Framework', *DATASETS.values()), rows)}\n\n{note}"
+
+
+def _effort_text(runs: Sequence[Cell]) -> str:
+    if not runs:
+        return NOT_RUN
+    tried, passes = (mean(values) for values in zip(*((len(c.candidates) - 1, c.passes) for c in runs), strict=True))
+    return f"{tried:g} candidates, {passes:g} passes"
+
+
+def table4(counts: dict[str, Any]) -> str:
+    """Total and trainable parameters of the decomposed networks, ours and as the paper prints them."""
+    rows = [
+        (
+            name,
+            millions(counts[model]["total"]),
+            f"{PAPER['table4'][model]['total_millions']:.2f}M",
+            f"{counts[model]['trainable'] / 1e3:.2f}k",
+            f"{PAPER['table4'][model]['trainable_thousands']:.2f}k",
+        )
+        for model, name in MODELS.items()
+    ]
+    return table(("Model", "Total", "Paper: total", "Trainable", "Paper: trainable"), rows)
