@@ -267,13 +267,6 @@ def test_mode_dtype_and_what_is_trainable_are_kept():
     assert not any(pair.scaling.weight.requires_grad for pair in basis_pairs(pruned).values())
 
 
-def test_true_and_false_mean_mean_and_none():
-    model, batches = decomposed("plain")
-    plan, x = planned(model, batches), batches[0]
-    for given, meant in ((True, "mean"), (False, "none")):
-        assert torch.equal(prune_basis(model, plan, compensate=given)(x), prune_basis(model, plan, compensate=meant)(x))
-    assert torch.equal(prune_basis(model, plan)(x), prune_basis(model, plan, compensate="mean")(x))
-
 
 def test_statistics_that_are_missing_or_of_another_network_are_refused():
     model, batches = decomposed("plain")
