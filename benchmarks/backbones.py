@@ -1,7 +1,8 @@
 """The pretrained backbones and datasets that the benchmarks use, from a folder of downloaded assets.
 
 The folder holds `weights/resnet50_keras.safetensors`, `weights/efficientnet_lite0.safetensors`,
-`weights/vgg16_features.safetensors` and `data/{mnist,fashion_mnist,cifar10}.npz` in Keras' layout.
+`weights/vgg16_features.safetensors` and `data/{mnist,fashion_mnist,cifar10}.npz` in Keras' layout. The weights of
+DenseNet-121 are downloaded by timm where there is no `weights/densenet121.safetensors`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,13 @@ DATASETS = ("fashion_mnist", "mnist", "cifar10")
 
 
 def build(name: str, assets: Path, *, num_classes: int, input_size: int) -> TransferModel:
-    """A transfer model with ImageNet weights from the assets."""
+    """A transfer model with ImageNet weights from the assets; those of DenseNet-121 may come from timm."""
+    if name == "densenet121":
+        weights = assets / "weights" / "densenet121.safetensors"
+        if weights.exists():
+            return transfer_model(name, num_classes, weights=weights, input_size=input_size)
+        # torchvision's weights are the original ones, as Keras' are; timm's own were trained otherwise.
+        return transfer_model("densenet121.tv_in1k", num_classes, pretrained=True, input_size=input_size)
     if name == "resnet50":
         size = (input_size, input_size)
         return transfer_model(keras_resnet50(assets), num_classes, input_spec=InputSpec(size, *IMAGENET))

@@ -39,9 +39,7 @@ def _torch_pruning_move(pipeline: Pipeline, method: str) -> Move:
     return Move("filters", prune)
 
 
-def torch_pruned(
-    model: nn.Module, method: str, ratio: float, batches: Iterable[tuple[Tensor, Tensor]]
-) -> nn.Module:
+def torch_pruned(model: nn.Module, method: str, ratio: float, batches: Iterable[tuple[Tensor, Tensor]]) -> nn.Module:
     """The model without the fraction `ratio` of its channels, by torch-pruning as its documentation uses it."""
     pruned = copy.deepcopy(model).eval()
     for parameter in pruned.parameters():

@@ -3,9 +3,9 @@
     python experiments/run.py --assets DIR [--preset mini] [--models resnet50] [--datasets fashion_mnist ...]
                               [--frameworks basis+taylor ...] [--variants default] [--seeds 0]
 
-Each cell (network, dataset, framework, variant, seed) is written to results/<preset>/ as soon as it is done, and
-skipped when it is there; delete its file to repeat it from the trained networks, and --runs' folder to repeat all of
-it from scratch. A run that was stopped goes on. `python experiments/tables.py` makes tables and figures of the results.
+Each cell (network, dataset, framework, variant, seed) is written to <results>/<preset>/ as soon as it is done, and
+skipped when it is there. With other folders for --results and --runs any of them is repeated from scratch. A run
+that was stopped goes on. `python experiments/summarise.py` makes tables and figures of the results.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from basisprune.pipeline import State
 from basisprune.search import Found, Search, paired_drop, wilson_interval
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
-from backbones import DATASETS, build  # noqa: E402  (the benchmarks use them too)
+from backbones import DATASETS, build  # the benchmarks use them too
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -41,7 +41,8 @@ RESULTS = Path(__file__).parent / "results"
 def load(dataset: str, assets: Path, protocol: Protocol, seed: int) -> Splits:
     """The dataset's parts, as many images of each as the protocol says."""
     splits = load_data(assets / "data" / f"{dataset}.npz", limit=protocol.images, seed=seed)
-    assert splits.val is not None and splits.test is not None
+    assert splits.val is not None
+    assert splits.test is not None
     val = splits.val if protocol.val_images is None else take(splits.val, range(protocol.val_images))
     test = splits.test if protocol.test_images is None else take(splits.test, range(protocol.test_images))
     return replace(splits, val=val, test=test)
@@ -101,7 +102,7 @@ class Bench:
         if framework != "baseline":
             found = self.search(framework).run()
             record |= self.outcome(found)
-        if framework == "basis":
+        if framework == "basis" and self.variant in ("default", "paper"):
             record["scales"] = self.scales()
         return record | {"seconds": round(time.perf_counter() - start, 1)}
 
@@ -160,6 +161,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--assets", type=Path, required=True, help="weights and datasets, see benchmarks/backbones.py")
     parser.add_argument("--preset", default="mini", choices=list(PROTOCOLS))
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where the results go")
     parser.add_argument("--runs", type=Path, default=Path("runs/experiments"), help="where trained networks go")
     parser.add_argument("--models", nargs="+", default=["resnet50"], choices=["resnet50", "vgg16", "densenet121"])
     parser.add_argument("--datasets", nargs="+", default=list(DATASETS), choices=DATASETS)
@@ -173,13 +175,14 @@ def main() -> None:
         bench = None
         for framework in options.frameworks:
             names = (model, dataset, framework, variant, str(seed))
-            path = RESULTS / options.preset / ("-".join(names).replace(" ", "_") + ".json")
+            path = options.results / options.preset / ("-".join(names).replace(" ", "_") + ".json")
             if path.exists():
                 continue
             log(f"== {', '.join(names)}")
             bench = bench or Bench(model, dataset, variant, seed, options)
             identity = dict(zip(("model", "dataset", "framework", "variant", "seed"), names, strict=True))
-            record = identity | {"preset": options.preset, "config": bench.protocol.describe(dataset)}
+            config = bench.protocol.describe(dataset) | {"recipe": asdict(bench.pipeline.settings)}
+            record = identity | {"preset": options.preset, "config": config}
             record |= {"versions": versions(), "device": device()} | bench.cell(framework)
             write_text(path, json.dumps(record) + "\n")
             log(f"   {record.get('result', record['baseline'])}")

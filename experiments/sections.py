@@ -146,18 +146,26 @@ BARS = (
 
 
 def verdict_row(cells: Sequence[Cell], bar: Bar, dataset: str, model: str) -> list[str]:
-    """The two sizes, their ratio in our run and in the paper, the bar, and whether it holds, for cells of one seed."""
+    """Both sizes, their ratio here and in the paper, what both lost on the test images, and whether the bar holds."""
     ran = {cell.framework: cell for cell in cells}
     paper = {name: row["parameters"] for name, row in PAPER["tables"][dataset][model].items()}
     known = [paper[name] for name in bar.rivals if name in paper]
     printed = f"{paper[bar.ours] / min(known):.2f}" if known else NONE
     missing = [label(name) for name in (bar.ours, *bar.rivals) if name not in ran]
     if missing:
-        return [NONE, NONE, NONE, bar.limit, printed, f"{NOT_RUN}: {', '.join(missing)}"]
+        return [NONE, NONE, NONE, printed, NONE, bar.limit, f"{NOT_RUN}: {', '.join(missing)}"]
     best = min(bar.rivals, key=lambda name: ran[name].result["parameters"])
-    ours, theirs = (ran[name].result["parameters"] for name in (bar.ours, best))
-    verdict = "pass" if bar.holds(ours / theirs) else "**fail**"
-    return [millions(ours), f"{millions(theirs)} ({label(best)})", f"{ours / theirs:.2f}", bar.limit, printed, verdict]
+    ours, theirs = ran[bar.ours], ran[best]
+    ratio = ours.result["parameters"] / theirs.result["parameters"]
+    return [
+        millions(ours.result["parameters"]),
+        f"{millions(theirs.result['parameters'])} ({label(best)})",
+        f"{ratio:.2f}",
+        printed,
+        f"{points(ours.drops[1])} / {points(theirs.drops[1])}",
+        bar.limit,
+        "pass" if bar.holds(ratio) else "**fail**",
+    ]
 
 
 def verdicts(cells: Sequence[Cell], model: str = "resnet50") -> str:
@@ -171,7 +179,8 @@ def verdicts(cells: Sequence[Cell], model: str = "resnet50") -> str:
     ended = [row[-1] for row in rows]
     passed, failed = ended.count("pass"), ended.count("**fail**")
     counts = f"{passed} hold, {failed} do not, {len(rows) - passed - failed} cannot be told yet."
-    header = ("Dataset", "Seed", "Parameters of", "Ours", "Theirs", "Ratio", "Bar", "Paper's ratio", "Verdict")
+    sizes = ("Parameters of", "Ours", "Theirs", "Ratio", "Paper's ratio")
+    header = ("Dataset", "Seed", *sizes, "Points lost on test", "Bar", "Verdict")
     return f"{table(header, rows)}\n\nOf {len(rows)} comparisons on {MODELS[model]}, {counts}"
 
 

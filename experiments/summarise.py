@@ -1,6 +1,6 @@
 """The tables and figures of docs/experiments.md, from the JSON results; nothing is run here.
 
-    python experiments/tables.py [--results experiments/results] [--preset mini] [--page docs/experiments.md]
+    python experiments/summarise.py [--results experiments/results] [--preset mini] [--page docs/experiments.md]
 
 The page keeps its text: only what is between its markers `<!-- NAME:begin -->` and `<!-- NAME:end -->` is replaced.
 Figures go into a folder beside the page that is called as the page is.
