@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import platform
-import statistics
-import time
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -13,34 +11,10 @@ from typing import Any
 
 import torch
 
+from basisprune.latency import interleaved as interleaved
+from basisprune.latency import speedup as ratio  # noqa: F401
+
 RESULTS = Path(__file__).parent / "results"
-
-
-def interleaved(
-    runs: Mapping[str, Callable[[], object]], *, repeats: int, warmup: int = 2, settle: int = 0
-) -> dict[str, list[float]]:
-    """The seconds of each run, taken in turns so that a noisy machine disturbs all of them alike.
-
-    Each turn begins with `settle` runs that are not timed, for what has a steady state of its own: memory that the
-    run before left in another shape has to be fetched anew.
-    """
-    for _ in range(warmup):
-        for run in runs.values():
-            run()
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(repeats):
-        for name, run in runs.items():
-            for _ in range(settle):
-                run()
-            start = time.perf_counter()
-            run()
-            seconds[name].append(time.perf_counter() - start)
-    return seconds
-
-
-def ratio(seconds: Mapping[str, list[float]], first: str, second: str) -> float:
-    """The median over the rounds of how long `first` takes in relation to `second`."""
-    return statistics.median(a / b for a, b in zip(seconds[first], seconds[second], strict=True))
 
 
 def write_result(name: str, config: Mapping[str, Any], results: Any) -> Path:

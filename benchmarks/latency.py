@@ -5,18 +5,20 @@
 Random weights, 128x128, one thread. Networks are basis-pruned at four ratios by Taylor scores on random images and
 labels (with random weights the scores only decide how the ranks are shared out), or double-pruned: half of the
 basis vectors, then 30 % of the filters by L1. Ranks are multiples of the largest of 32, 16 and 8 that the ratio
-allows. Networks are folded by multiply-adds for onnxruntime and by latency, at batch 1, for eager.
+allows. Networks are folded by latency, at batch 1, in the runtime in which they are then timed.
 
 All take turns with the dense original, whose batch norms are folded too, and are timed by the thread's CPU time.
 `speedup` is over that original, `macs` the ratio of multiply-adds, `bar` what is to be reached. "dense" is the
-unpruned network folded like the others: in onnxruntime the same as the original, so that it shows the noise, in
-eager what a speed-up owes to folding alone. Writes results/latency.json.
+unpruned network folded like the others: what a speed-up owes to folding alone. `bytes` are those of the bundle,
+tensors and config, which are to be at most 1.02 times four bytes a parameter and 64 kB. Writes results/latency.json.
 """
 
 from __future__ import annotations
 
 import argparse
 from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -31,13 +33,14 @@ from basisprune import (
     plan_filters,
     prune_basis,
     prune_filters,
+    save_pretrained,
     score_filters,
     taylor_scores,
     trace_coupling,
     transfer_model,
 )
 from basisprune.errors import PlanError
-from basisprune.fold import Preference, fold
+from basisprune.fold import fold
 from basisprune.latency import Backend, measure_latency
 from basisprune.types import BasisPlan, Scores
 
@@ -79,9 +82,19 @@ def aligned_plan(scores: Scores, ratio: float) -> BasisPlan:
 def folded(name: str, backend: Backend) -> dict[str, nn.Module]:
     """The networks in the form in which they are timed, the dense original first."""
     example = torch.randn(1, 3, SIZE, SIZE).to(memory_format=torch.channels_last)
-    prefer: Preference = "latency" if backend == "eager" else "macs"
-    variants = {key: fold(model, example, prefer) for key, model in networks(name).items()}
+    variants = {key: fold(model, example, "latency", runtime=backend) for key, model in networks(name).items()}
     return {"original": fold(networks(name)["dense"], example, "none"), **variants}
+
+
+@cache
+def file_sizes(name: str, backend: Backend) -> dict[str, int]:
+    """The bytes of the tensors and config of each network's bundle."""
+    sizes = {}
+    for key, model in folded(name, backend).items():
+        with TemporaryDirectory() as scratch:
+            folder = save_pretrained(model, Path(scratch) / "bundle")
+            sizes[key] = sum((folder / part).stat().st_size for part in ("model.safetensors", "config.json"))
+    return sizes
 
 
 def bar(name: str, backend: Backend, batch: int, macs: float) -> float:
@@ -96,10 +109,8 @@ def bar(name: str, backend: Backend, batch: int, macs: float) -> float:
 
 def compare(name: str, backend: Backend, batch: int) -> dict[str, Any]:
     models = folded(name, backend)
-    report = measure_latency(
-        models, (3, SIZE, SIZE), batch_sizes=(batch,), backends=(backend,), threads=1, repeats=REPEATS[batch]
-    )
-    costs = {key: measure(model, SIZE) for key, model in models.items()}
+    report = measure_latency(models, batch_sizes=(batch,), backends=(backend,), threads=1, repeats=REPEATS[batch])
+    costs = {key: measure(model) for key, model in models.items()}
     rows: dict[str, Any] = {}
     for key, cost in costs.items():
         row = report.row(key, backend, batch)
@@ -110,10 +121,12 @@ def compare(name: str, backend: Backend, batch: int) -> dict[str, Any]:
             "share": round(row.speedup / macs, 3),
             "bar": round(bar(name, backend, batch, macs), 3),
             "parameters": cost.parameters,
+            "bytes": file_sizes(name, backend)[key],
             "seconds": row.seconds,
             "spread": row.spread,
         }
-        rows[key]["reached"] = rows[key]["speedup"] >= rows[key]["bar"]
+        small = rows[key]["bytes"] <= 1.02 * 4 * cost.parameters + 64_000
+        rows[key]["reached"] = rows[key]["speedup"] >= rows[key]["bar"] and small
     return rows
 
 
@@ -125,7 +138,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     repeats = {str(batch): count for batch, count in REPEATS.items()}
-    cells = Cells("latency", {"size": SIZE, "ratios": list(RATIOS), "threads": 1, "repeats": repeats})
+    config = {"size": SIZE, "ratios": list(RATIOS), "threads": 1, "repeats": repeats, "fold": "latency"}
+    cells = Cells("latency", config)
     for batch in options.batches:
         for name in options.models:
             for backend in options.backends:

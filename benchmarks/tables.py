@@ -111,6 +111,25 @@ def coverage_section() -> str:
     return table(("what", "number"), rows) + f"\n\nFailed: {failed}."
 
 
+def latency_section() -> str:
+    results = load("latency")["results"]
+    names = [name for name in next(iter(results.values())) if name not in ("original", "dense")]
+    rows = []
+    for cell, found in results.items():
+        shares = (f"{found[name]['speedup']:.2f} of {found[name]['macs']:.2f}" for name in names)
+        rows.append((cell, *shares))
+    count = sum(row["bar"] > 0 for found in results.values() for row in found.values())
+    missed = [
+        f"{cell}, {name} ({row['speedup']:.2f}, {row['bar']:.2f} was to be reached)"
+        for cell, found in results.items()
+        for name, row in found.items()
+        if not row["reached"]
+    ]
+    said = f"Of {count} bars {len(missed)} missed{': ' if missed else ''}{'; '.join(missed)}."
+    note = "Each cell is the speed-up over the dense network, of the one that multiply-adds alone would give. "
+    return table(("network, runtime", *names), rows) + f"\n\n{note}{said}"
+
+
 def demo_rows() -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = load("demo")["results"]
     return rows
@@ -180,6 +199,7 @@ def main() -> None:
         "Plans: accuracy right after pruning, by the floor that each layer keeps": shares_section,
         "L1 norms of decomposed layers: accuracy right after pruning": l1_section,
         "Speed and memory": ratios_section,
+        "Latency at 128x128 on one thread": latency_section,
         "Reach of filter pruning": coverage_section,
     }
     parts = ["# Measured", "", "Made by `python benchmarks/tables.py` from `benchmarks/results/`.", ""]

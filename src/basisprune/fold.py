@@ -5,20 +5,21 @@ from __future__ import annotations
 import copy
 import math
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from timm.layers import BatchNormAct2d, Conv2dSame, DropBlock2d, DropPath
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torchvision.ops import StochasticDepth
 
 from basisprune.dataflow import LAYERS, BatchNorm, Call, Run, observe
 from basisprune.decompose import merge_pair
 from basisprune.errors import ConfigError, LayerError, ModelError
-from basisprune.latency import LayerTimer, in_channels_last, interleaved
+from basisprune.folded import LAYER_ATTRIBUTES, traced
+from basisprune.latency import Backend, LayerTimer, in_channels_last, interleaved, onnx_layer_seconds
 from basisprune.layers import BasisPair
 from basisprune.normalise import NormedConv
 from basisprune.statistics import mode
@@ -30,17 +31,13 @@ from basisprune.surgery import (
     refuse_hooks,
     replace_module,
 )
-from basisprune.transfer import GlobalPool, TransferModel
+from basisprune.transfer import TransferModel
 
 Preference: TypeAlias = Literal["macs", "params", "latency", "none"]
 
 _PLAIN_LAYERS = (*LAYERS, Conv2dSame)
 _PLAIN_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, BatchNormAct2d)
 _DROPOUTS = (nn.modules.dropout._DropoutNd, DropPath, DropBlock2d, StochasticDepth)
-_ATTRIBUTES = (
-    *("in_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode"),
-    *("transposed", "output_padding", "in_features"),
-)
 _ROUNDS = 15
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
 
@@ -50,16 +47,18 @@ def fold(
     example_inputs: Tensor | tuple[Any, ...],
     prefer: Preference = "macs",
     *,
+    runtime: Backend = "eager",
     inplace: bool = False,
 ) -> nn.Module:
     """The model as it is best used: of plain modules, frozen, in eval mode, with the same output.
 
     Scales go into the weights behind them; a batch norm goes into the layer before it, where a run on
-    `example_inputs` shows that nothing else reads that layer's output; dropout goes. Each pair becomes two
-    plain layers or the one dense layer it stands for, whichever is cheaper: in multiply-adds, in
-    parameters, or by `"latency"`, timed here at the layer's own input size and memory format. `"none"`
-    keeps all pairs. A `TransferModel` becomes a `torch.fx.GraphModule` with the same names inside; it
-    needs torch, and whatever package the blocks of the backbone come from.
+    `example_inputs` shows that nothing else reads that layer's output, and any other norm is left with a weight
+    and a bias alone; dropout goes. Each pair becomes two plain layers or the one dense layer it stands for,
+    whichever is cheaper: in multiply-adds, in parameters, or by `"latency"`, timed here at the layer's own input
+    size, in the `runtime` that is going to be used (in eager PyTorch in the memory format of the example).
+    `"none"` keeps all pairs. A `TransferModel` becomes a `torch.fx.GraphModule` with the same names inside, which
+    knows its `input_spec` and `classes`; it needs torch, and whatever package the backbone's blocks come from.
 
     The outputs are always compared. Raises LayerError, naming the first layer that differs, if they do not
     agree, and ModelError if a TransferModel cannot be traced.
@@ -73,20 +72,34 @@ def fold(
       (2): Identity()
     )
     """
-    if prefer not in get_args(Preference):
-        raise ConfigError.of("fold", [f"prefer: {prefer!r} given; allowed are {get_args(Preference)}"])
+    _check_settings(prefer, runtime)
     inputs = example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
     original = copy.deepcopy(model) if inplace else model
     result = (model if inplace else copy.deepcopy(model)).eval()
     run = observe(original, inputs)
     norms = _foldable_norms(result, run)
     choices = _choices(result, run, norms, prefer)
-    fastest = prefer == "latency"
-    chosen = _fastest(result, choices, norms, inputs) if fastest else _cheapest(choices, run, prefer)
+    if prefer != "latency":
+        chosen = _cheapest(choices, run, prefer)
+    elif runtime == "eager":
+        chosen = _fastest(choices, _eager_seconds(result, choices, norms, inputs))
+    else:
+        chosen = _fastest(choices, _onnx_seconds(choices, run))
     result = _assembled(result, chosen, norms)
+    for _, norm in find_layers(result, BatchNorm):
+        _drop_statistics(norm)
     result = _plain_structure(result).requires_grad_(False).eval()
     _check_same(original, result, inputs, run, skip=norms)
     return result
+
+
+def _check_settings(prefer: str, runtime: str) -> None:
+    options = {"prefer": (prefer, get_args(Preference)), "runtime": (runtime, get_args(Backend))}
+    faults = [
+        f"{name}: {given!r} given; allowed are {may}" for name, (given, may) in options.items() if given not in may
+    ]
+    if faults:
+        raise ConfigError.of("fold", faults)
 
 
 def _foldable_norms(model: nn.Module, run: Run) -> dict[str, str]:
@@ -157,13 +170,9 @@ def _with_norm(layer: Any, norm: Any) -> Any:
     if norm is None:
         return layer
     like = layer.weight
-    factor = (norm.running_var.double() + norm.eps).rsqrt()
-    if norm.weight is not None:
-        factor = factor * norm.weight.double()
-    mean = norm.running_mean.double() if layer.bias is None else norm.running_mean.double() - layer.bias.double()
-    shift = -mean * factor
-    if norm.bias is not None:
-        shift = shift + norm.bias.double()
+    factor, shift = _affine(norm)
+    if layer.bias is not None:
+        shift = shift + layer.bias.double() * factor
     weight = like.double()
     if is_transposed(layer):  # (c_i, c_o/g, *): the rows of one group make its outputs
         per_group = factor.view(layer.groups, 1, -1, *[1] * (weight.dim() - 2))
@@ -173,6 +182,34 @@ def _with_norm(layer: Any, norm: Any) -> Any:
     if isinstance(layer, nn.Linear):
         return _linear(weight.to(like.dtype), shift.to(like.dtype))
     return clone_conv(layer, weight, shift)
+
+
+def _affine(norm: Any) -> tuple[Tensor, Tensor]:
+    """What a norm in eval mode multiplies each channel with, and then adds; in float64."""
+    factor = (norm.running_var.double() + norm.eps).rsqrt()
+    if norm.weight is not None:
+        factor = factor * norm.weight.double()
+    shift = -norm.running_mean.double() * factor
+    return factor, shift if norm.bias is None else shift + norm.bias.double()
+
+
+@torch.no_grad()
+def _drop_statistics(norm: Any) -> None:
+    """Moves the running statistics of a norm that stays into its weight and bias, in place.
+
+    It keeps those that it was created with, which no state dict holds: mean 0 and variance 1. A norm is what
+    eager PyTorch computes fastest; a depthwise 1x1 conv takes many times as long.
+    """
+    if type(norm) not in _PLAIN_NORMS or norm.running_var is None:
+        return
+    factor, shift = _affine(norm)
+    dtype = norm.running_var.dtype
+    norm.affine = True
+    norm.weight = nn.Parameter((factor * math.sqrt(1 + norm.eps)).to(dtype))
+    norm.bias = nn.Parameter(shift.to(dtype))
+    norm.register_buffer("running_mean", torch.zeros_like(norm.running_mean), persistent=False)
+    norm.register_buffer("running_var", torch.ones_like(norm.running_var), persistent=False)
+    norm.register_buffer("num_batches_tracked", None)
 
 
 def _plain_pair(pair: BasisPair, norm: BatchNorm | None) -> nn.Sequential:
@@ -202,7 +239,7 @@ def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
 
 def _answer_like(container: nn.Sequential, layer: Any, outputs: int) -> nn.Sequential:
     """The container with the attributes of a layer, which the code around it may read in its forward."""
-    for name in _ATTRIBUTES:
+    for name in LAYER_ATTRIBUTES:
         if hasattr(layer, name):
             setattr(container, name, getattr(layer, name))
     setattr(container, "out_features" if isinstance(layer, nn.Linear) else "out_channels", outputs)
@@ -241,11 +278,19 @@ def _assembled(model: nn.Module, layers: Mapping[str, nn.Module], norms: Mapping
     return model
 
 
+def _fastest(choices: Mapping[str, list[nn.Module]], seconds: Mapping[str, Sequence[float]]) -> dict[str, nn.Module]:
+    """The form of each layer that takes the least time, the simplest one where nothing was timed."""
+    return {
+        name: forms[seconds[name].index(min(seconds[name]))] if name in seconds else forms[0]
+        for name, forms in choices.items()
+    }
+
+
 @torch.inference_mode()
-def _fastest(
+def _eager_seconds(
     model: nn.Module, choices: Mapping[str, list[nn.Module]], norms: Mapping[str, str], inputs: tuple[Any, ...]
-) -> dict[str, nn.Module]:
-    """The form of each layer that takes the least time, in runs of the whole model, so with caches as in use."""
+) -> dict[str, list[float]]:
+    """How long each form of each layer takes, in runs of the whole model, so with caches as in use."""
     timers = []
     for index in range(max(map(len, choices.values()), default=0)):
         layers = {name: copy.deepcopy(forms[index % len(forms)]) for name, forms in choices.items()}
@@ -254,11 +299,13 @@ def _fastest(
         variant = in_channels_last(variant) if channels_last else variant
         timers.append(LayerTimer(variant, choices))
     interleaved({str(i): partial(timer.run, *inputs) for i, timer in enumerate(timers)}, repeats=_ROUNDS)
-    chosen = {}
-    for name, forms in choices.items():
-        seconds = [timers[index].seconds(name) for index in range(len(forms))]
-        chosen[name] = forms[seconds.index(min(seconds))]
-    return chosen
+    return {name: [timers[index].seconds(name) for index in range(len(forms))] for name, forms in choices.items()}
+
+
+def _onnx_seconds(choices: Mapping[str, list[nn.Module]], run: Run) -> dict[str, list[float]]:
+    """How long each form of each layer that has several takes in onnxruntime."""
+    open_ones = {name: forms for name, forms in choices.items() if len(forms) > 1 and run.calls.get(name)}
+    return onnx_layer_seconds(open_ones, {name: run.calls[name][0].shape for name in open_ones}, _ROUNDS)
 
 
 def _behind_norm(norm: nn.Module) -> nn.Module:
@@ -281,34 +328,11 @@ def _plain_structure(model: nn.Module) -> nn.Module:
             plain = _answer_like(nn.Sequential(parts), conv, conv.out_channels)
         model = replace_module(model, name, plain)
     for name, transfer in list(find_layers(model, TransferModel)):
-        model = replace_module(model, name, trace_parts(name, transfer))
+        model = replace_module(model, name, traced(name, transfer))
     for name, module in model.named_modules():
         if type(module).__module__.partition(".")[0] == "basisprune":
             raise LayerError(name, f"{type(module).__name__} has no plain form; use it only inside a TransferModel")
     return model
-
-
-class _OuterTracer(fx.Tracer):
-    """Looks into the modules of this package only; a backbone's blocks stay as they are."""
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:  # noqa: ARG002
-        """Whether the module stays a module."""
-        return not isinstance(m, (TransferModel, GlobalPool))
-
-
-def trace_parts(name: str, model: TransferModel) -> fx.GraphModule:
-    """What the model does, as a graph of calls of its parts, which keep their names."""
-    tracer = _OuterTracer()
-    try:
-        graph = tracer.trace(model)
-    except Exception as error:
-        raise LayerError(
-            name,
-            f"{type(model.backbone).__name__}.forward_features cannot be traced ({error}); give the backbone a "
-            "forward_features that only calls modules and torch functions",
-        ) from error
-    graph._tracer_cls = None  # or a pickle of the result would ask for this class
-    return fx.GraphModule(model, graph, class_name="FoldedModel")
 
 
 @torch.no_grad()

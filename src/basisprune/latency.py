@@ -5,20 +5,18 @@ from __future__ import annotations
 import copy
 import statistics
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any, Literal, Self, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
 
-from basisprune.errors import ConfigError, MissingExtraError
-from basisprune.types import JsonValue
+from basisprune.errors import ConfigError
+from basisprune.types import InputSpec, JsonValue
 
 Backend: TypeAlias = Literal["eager", "onnxruntime"]
 Seconds: TypeAlias = dict[str, list[float]]
@@ -67,19 +65,20 @@ class LatencyReport(JsonValue):
 
 def measure_latency(
     models: Mapping[str, nn.Module],
-    input_shape: Sequence[int],
+    input_shape: Sequence[int] | None = None,
     *,
     batch_sizes: Sequence[int] = (1, 32),
     backends: Sequence[Backend] = ("eager", "onnxruntime"),
     threads: int = 1,
     repeats: int = 20,
 ) -> LatencyReport:
-    """The latency of each model on the CPU, for batches of inputs of `input_shape` (without the batch).
+    """The latency of each model on the CPU, for batches of inputs of `input_shape`, without the batch.
 
-    The models take turns, so that what else the machine does disturbs all of them alike: trust the ratios
-    more than the seconds. With one thread its CPU time is taken, the latency on a machine that does nothing
-    else; with more, the time that passes. Eager PyTorch runs in channels_last and inference mode; onnxruntime runs what
-    torch's exporter makes of the model, with a dynamic batch. The models are copied, and not changed.
+    By default that is what the first model's `input_spec` says. The models take turns, so that what else the
+    machine does disturbs all of them alike: trust the ratios more than the seconds. With one thread its CPU time
+    is taken, the latency on a machine that does nothing else; with more, the time that passes. Eager PyTorch runs
+    in channels_last and inference mode; onnxruntime runs what torch's exporter makes of the model, with a dynamic
+    batch. The models are copied, and not changed.
 
     Raises ConfigError for wrong settings, MissingExtraError without onnxruntime where it is asked for.
 
@@ -88,17 +87,18 @@ def measure_latency(
     [(1, 1.0), (32, 1.0)]
     """
     _check_settings(models, batch_sizes, backends, threads, repeats)
+    shape = _shape(models, input_shape)
     rows: list[Latency] = []
     with _threads(threads):
         for backend in backends:
-            ready = {name: _READY[backend](model, tuple(input_shape), threads) for name, model in models.items()}
+            ready = {name: _READY[backend](model, shape, threads) for name, model in models.items()}
             for batch_size in batch_sizes:
-                images = torch.randn(batch_size, *input_shape, generator=torch.Generator().manual_seed(0))
+                images = torch.randn(batch_size, *shape, generator=torch.Generator().manual_seed(0))
                 runs = {name: make(images) for name, make in ready.items()}
                 seconds = interleaved(runs, repeats=repeats)
                 rows += [_row(name, backend, batch_size, seconds) for name in models]
         clock = "cpu" if stopwatch() is time.thread_time else "wall"
-    return LatencyReport(tuple(rows), tuple(input_shape), threads, repeats, clock)
+    return LatencyReport(tuple(rows), shape, threads, repeats, clock)
 
 
 def stopwatch() -> Callable[[], float]:
@@ -110,8 +110,11 @@ def stopwatch() -> Callable[[], float]:
     return time.thread_time if is_fine and torch.get_num_threads() == 1 else time.perf_counter
 
 
-def interleaved(runs: Mapping[str, Callable[[], object]], *, repeats: int, warmup: int = 2) -> Seconds:
-    """The seconds of each run in every round; the runs take turns.
+def interleaved(runs: Mapping[str, Callable[[], object]], *, repeats: int, warmup: int = 2, settle: int = 0) -> Seconds:
+    """The seconds of each run in every round; the runs take turns, so that a noisy machine disturbs all alike.
+
+    Each turn begins with `settle` runs that are not timed, for what has a steady state of its own: memory that the
+    run before left in another shape has to be fetched anew.
 
     >>> {name: len(values) for name, values in interleaved({"nothing": lambda: None}, repeats=3).items()}
     {'nothing': 3}
@@ -120,6 +123,8 @@ def interleaved(runs: Mapping[str, Callable[[], object]], *, repeats: int, warmu
     now = stopwatch()
     for round_ in range(warmup + repeats):
         for name, run in runs.items():
+            for _ in range(settle):
+                run()
             start = now()
             run()
             if round_ >= warmup:
@@ -182,26 +187,47 @@ def in_channels_last(model: nn.Module) -> nn.Module:
 
 def onnx_session(model: nn.Module, input_shape: tuple[int, ...], threads: int) -> Any:
     """An onnxruntime session for the model with a dynamic batch; raises MissingExtraError without onnxruntime."""
-    for package in ("onnxruntime", "onnxscript"):
-        if find_spec(package) is None:
-            raise MissingExtraError(package, extra="onnx")
-    onnxruntime: Any = import_module("onnxruntime")
-    example = torch.zeros(2, *input_shape)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the exporter warns about its own deprecations
-        program = torch.onnx.export(
-            copy.deepcopy(model).cpu().eval(),
-            (example,),
-            dynamo=True,
-            dynamic_shapes=({0: torch.export.Dim("batch")},),
-            verbose=False,
-        )
-    assert program is not None
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    options.log_severity_level = 3
-    proto = program.model_proto.SerializeToString()
-    return onnxruntime.InferenceSession(proto, options, providers=["CPUExecutionProvider"])
+    runtime = _onnx_runtime()
+    proto = runtime.to_proto(copy.deepcopy(model).cpu().eval(), torch.zeros(2, *input_shape))
+    return runtime.open_session(proto.SerializeToString(), threads)
+
+
+def onnx_layer_seconds(
+    forms: Mapping[str, Sequence[nn.Module]], shapes: Mapping[str, tuple[int, ...]], repeats: int
+) -> dict[str, list[float]]:
+    """The median seconds of all forms of each layer by itself in onnxruntime, on an input of the layer's shape.
+
+    All take turns, so that each finds its weights outside the caches, as it does in the network. What it takes to
+    bring one layer's input and output into onnxruntime's own memory format is in the times of all its forms.
+
+    >>> onnx_layer_seconds({}, {}, repeats=3)
+    {}
+    """
+    runtime = _onnx_runtime()
+    order = [(name, index) for name, listed in forms.items() for index in range(len(listed))]
+    if not order:
+        return {}
+    layers = [copy.deepcopy(forms[name][index]).float().cpu() for name, index in order]
+    inputs = [torch.randn(shapes[name], generator=torch.Generator().manual_seed(0)) for name, _ in order]
+    sessions = [
+        runtime.open_session(proto.SerializeToString(), torch.get_num_threads())
+        for proto in runtime.layer_protos(layers, inputs)
+    ]
+    runs = {
+        str(place): partial(session.run, None, {session.get_inputs()[0].name: features.numpy()})
+        for place, (session, features) in enumerate(zip(sessions, inputs, strict=True))
+    }
+    medians = [statistics.median(values) for values in interleaved(runs, repeats=repeats).values()]
+    return {
+        name: [seconds for (other, _), seconds in zip(order, medians, strict=True) if other == name] for name in forms
+    }
+
+
+def _onnx_runtime() -> Any:
+    """The module that exports to ONNX; its package takes seconds to import, which eager timing need not wait for."""
+    runtime = import_module("basisprune.export.runtime")
+    runtime.require_onnx()
+    return runtime
 
 
 def _eager(model: nn.Module, input_shape: tuple[int, ...], _threads: int) -> Callable[[Tensor], Callable[[], object]]:
@@ -250,6 +276,17 @@ def _threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def _shape(models: Mapping[str, nn.Module], given: Sequence[int] | None) -> tuple[int, ...]:
+    first = next(iter(models.values()))
+    spec = getattr(first, "input_spec", None)
+    if given is not None:
+        return tuple(given)
+    if not isinstance(spec, InputSpec):
+        fault = f"{type(first).__name__} does not know it; pass that of one input, such as (3, 224, 224)"
+        raise ConfigError.of("measure_latency", [f"input_shape: {fault}"])
+    return spec.shape
 
 
 def _check_settings(

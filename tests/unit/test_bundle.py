@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import random
@@ -12,20 +13,21 @@ from typing import ClassVar
 
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from networks import NETWORKS
 from safetensors.torch import load_file, save_file
 from tiny import CLASSES, tiny_decomposed, tiny_model
 from torch import Tensor, nn
 
 from basisprune.bundle import from_pretrained, load_bundle, push_to_hub, save_pretrained
-from basisprune.bundle import saving as bundle_module
 from basisprune.coupling import cut, trace_coupling
 from basisprune.decompose import decompose
 from basisprune.errors import BundleError, ConfigError, LayerError
 from basisprune.fold import fold
-from basisprune.plan import plan_basis
-from basisprune.prune import prune_basis
-from basisprune.transfer import TransferModel, transfer_model
+from basisprune.importance import score_filters
+from basisprune.plan import plan_basis, plan_filters
+from basisprune.prune import prune_basis, prune_filters
+from basisprune.transfer import transfer_model
 from basisprune.types import BasisPlan, LayerPlan, LayerScores, Scores
 
 NAMES = ["red", "green", "blue"]
@@ -82,8 +84,14 @@ def rewrite(folder: Path, change=lambda config: None, tensors=lambda state: None
     state = load_file(folder / "model.safetensors")
     tensors(state)
     save_file(state, folder / "model.safetensors", {"format": "pt"})
+    seal(folder, change)
+
+
+def seal(folder: Path, change=lambda config: None) -> None:
+    """Makes all checksums right."""
     config = json.loads((folder / "config.json").read_text())
-    config["files"]["model.safetensors"] = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+    for name in config["files"]:
+        config["files"][name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
     del config["checksum"]
     change(config)
     text = json.dumps(config, sort_keys=True, separators=(",", ":"))
@@ -112,21 +120,44 @@ def test_every_stage_of_a_transfer_model_is_loaded_as_it_was_saved(backbone, tmp
     model = tiny_model() if backbone == "module" else transfer_model(backbone, CLASSES, input_size=32)
     x = torch.randn(2, *model.input_spec.shape)
     for stage, network in stages(model, x).items():
-        like = model if stage.startswith("folded") else None
-        folder = save_pretrained(network, tmp_path / stage, like=like)
+        folder = save_pretrained(network, tmp_path / stage)
         loaded = from_pretrained(folder)
         assert same(network, loaded, x), stage
         assert type(loaded).__name__ == type(network).__name__
-        assert loaded.input_spec == model.input_spec
-        if isinstance(loaded, TransferModel):
-            assert (loaded.input_spec, loaded.source) == (network.input_spec, network.source)
+        assert (loaded.input_spec, loaded.source) == (model.input_spec, model.source)
+        if stage in ("pruned", "folded_macs"):
             assert same(from_pretrained(save_pretrained(loaded, tmp_path / "again")), network, x)
-        for _, tensor in [*network.named_parameters(), *network.named_buffers()]:
+        for _, tensor in [*loaded.named_parameters(), *loaded.named_buffers()]:
             assert not tensor.is_meta
-        parameters = sum(p.numel() for p in network.parameters())
-        statistics = sum(b.numel() for b in network.buffers())
-        size = sum((folder / name).stat().st_size for name in ("model.safetensors", "config.json"))
-        assert size <= 1.02 * 4 * (parameters + statistics) + 64_000
+
+
+def test_a_folded_network_without_an_architecture_of_its_own_leaves_out_the_statistics(tmp_path):
+    model, x = NETWORKS["concat"](dtype=torch.float32)
+    folded = fold(model, x)
+    folder = save_pretrained(folded, tmp_path / "b", factory="networks:Concat", input_shape=x.shape[1:])
+    names = load_file(folder / "model.safetensors").keys()
+    assert sorted(name for name in names if "norm" in name) == [
+        f"norm{place}.{kind}" for place in (1, 2) for kind in ("bias", "weight")
+    ]
+    assert same(from_pretrained(folder), folded, x)
+
+
+def test_what_a_network_knows_of_itself_need_not_be_said(tmp_path):
+    model = tiny_decomposed()
+    model.classes = tuple(NAMES)
+    for network in (model, fold(model, torch.zeros(2, 3, 16, 16))):
+        bundle = load_bundle(save_pretrained(network, tmp_path / "b"))
+        assert bundle.classes == bundle.model.classes == network.classes == tuple(NAMES)
+        assert bundle.input_spec == bundle.model.input_spec == network.input_spec == model.input_spec
+
+
+def test_a_module_of_which_only_parts_are_left_needs_a_factory(tmp_path):
+    model = transfer_model(transfer_model("test_resnet", 3, input_size=32).backbone, 3, input_size=32)
+    folded = fold(model, torch.zeros(2, 3, 32, 32))
+    with pytest.raises(LayerError, match=r"^backbone: .* pass factory="):
+        save_pretrained(folded, tmp_path / "b")
+    loaded = from_pretrained(save_pretrained(folded, tmp_path / "b", factory="test_resnet"))
+    assert same(loaded, folded, torch.randn(2, 3, 32, 32))
 
 
 def test_all_that_is_known_comes_back(tmp_path):
@@ -210,8 +241,8 @@ def test_what_cannot_be_saved_is_refused_before_anything_is_written(tmp_path):
         save_pretrained(nn.Conv2d(3, 4, 1), tmp_path / "b")
     with pytest.raises(BundleError, match="no JSON"):
         save_pretrained(tiny_model(), tmp_path / "b", metrics={"accuracy": float("nan")})
-    with pytest.raises(BundleError, match="pass like= that network"):
-        save_pretrained(fold(tiny_model(), torch.zeros(2, 3, 16, 16)), tmp_path / "b", input_shape=(3, 16, 16))
+    with pytest.raises(BundleError, match="as fold returned it"):
+        save_pretrained(torch.fx.symbolic_trace(nn.ReLU()), tmp_path / "b", input_shape=(3, 16, 16))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -274,10 +305,10 @@ def first(state: dict[str, Tensor]) -> str:
 
 
 TAMPERED = {
-    "1 missing, first backbone.0.basis.weight": lambda state: state.pop(first(state)),
-    "1 too many, first extra": lambda state: state.update(extra=torch.zeros(3)),
-    "1 of another shape or type": lambda state: state.update({first(state): state[first(state)][:2].clone()}),
-    "1 of another shape or type, first": lambda state: state.update({first(state): state[first(state)].half()}),
+    "1 tensors of the network are missing, first backbone.0.basis.weight": lambda state: state.pop(first(state)),
+    "extra: the architecture has no such tensor": lambda state: state.update(extra=torch.zeros(3)),
+    "does not run": lambda state: state.update({first(state): state[first(state)][:2].clone()}),
+    "does not run on an input": lambda state: state.update({first(state): state[first(state)].half()}),
     "holds NaN": lambda state: state[first(state)].fill_(torch.nan),
     "does not put out what it did": lambda state: state[first(state)].mul_(1.1),
     "not finite": lambda state: state[first(state)].fill_(torch.inf),
@@ -382,6 +413,56 @@ def test_flipped_cut_and_swapped_bytes_never_load_silently_wrong(saved, name):
     assert not damaged_or_equal(saved)
 
 
+def test_a_damaged_header_never_loads_silently_wrong_even_with_its_checksum(saved):
+    path, draw = saved / "model.safetensors", random.Random(0)
+    whole = path.read_bytes()
+    end = 8 + int.from_bytes(whole[:8], "little")
+    for _ in range(150):
+        damaged = bytearray(whole)
+        place = draw.randrange(draw.choice([8, end]))
+        damaged[place] = draw.choice([damaged[place] ^ 1 << draw.randrange(8), draw.randrange(256)])
+        path.write_bytes(damaged)
+        seal(saved)
+        damaged_or_equal(saved)
+
+
+def leaves(value, path=()):
+    """The path to everything in JSON that holds nothing itself."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [leaf for key, item in inner for leaf in leaves(item, (*path, key))] or [path]
+
+
+def test_a_changed_field_never_loads_silently_wrong_even_with_its_checksum(saved):
+    config = json.loads((saved / "config.json").read_text())
+    draw = random.Random(0)
+    for path in leaves(config):
+        if path[0] in ("checksum", "files"):
+            continue
+        changed = copy.deepcopy(config)
+        home = changed
+        for key in path[:-1]:
+            home = home[key]
+        old = home[path[-1]]
+        others = [None, True, -1, 0, 2, 1e9, "x", [], {}, {"tuple": [7, 7]}]
+        home[path[-1]] = draw.choice([other for other in others if other != old])
+        (saved / "config.json").write_text(json.dumps(changed))
+        seal(saved)
+        damaged_or_equal(saved)
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_files_of_two_bundles_do_not_go_together(saved, tmp_path, name, sealed):
+    for number, other in enumerate([tiny_decomposed(1), half_basis(tiny_decomposed())[0], tiny_model()]):
+        folder = save_pretrained(other, tmp_path / f"other{number}")
+        mixed = Path(shutil.copytree(saved, tmp_path / f"mixed{number}"))
+        shutil.copyfile(folder / name, mixed / name)
+        if sealed:
+            seal(mixed)
+        with pytest.raises(BundleError):
+            from_pretrained(mixed)
+
+
 def test_a_bundle_comes_from_the_hub_by_its_id(saved, monkeypatch, tmp_path):
     asked = []
 
@@ -411,7 +492,7 @@ def test_a_factory_that_a_bundle_from_the_hub_names_is_called_only_if_it_is_trus
 
 
 class Commit:
-    commit_url = "hub/owner/name/commit/1"
+    commit_url, repo_id = "hub/owner/name/commit/1", "owner/name"
 
 
 class Hub:
@@ -422,21 +503,28 @@ class Hub:
 
     def create_repo(self, repo_id, *, private, exist_ok):
         self.calls.append(("create", repo_id, private, exist_ok))
+        return Commit()
 
-    def upload_folder(self, *, repo_id, folder_path, commit_message):
+    def upload_folder(self, *, repo_id, folder_path, **_):
         files = {path.name: path.read_text(errors="ignore") for path in Path(folder_path).iterdir()}
         self.calls.append(("upload", repo_id, files))
         return Commit()
 
 
 def test_a_network_or_a_folder_is_pushed_with_a_card_made_from_its_metrics(saved, monkeypatch):
-    monkeypatch.setattr(bundle_module, "HfApi", Hub)
+    monkeypatch.setattr("huggingface_hub.hub_mixin.HfApi", Hub)
     assert push_to_hub(saved, "owner/name") == Commit.commit_url
     assert Hub.calls[0] == ("create", "owner/name", False, True)
     files = Hub.calls[1][2]
     assert files.keys() == {"config.json", "model.safetensors", "plans.json", "README.md"}
     assert "| accuracy | 0.9 |" in files["README.md"]
     assert "red, green, blue" in files["README.md"]
+    assert ModelCard(files["README.md"]).data.library_name == "basisprune"
+
+    (saved / "README.md").unlink()
+    push_to_hub(saved, "owner/name")
+    assert "| accuracy | 0.9 |" in Hub.calls[1][2]["README.md"]
+    assert not (saved / "README.md").exists()
 
     push_to_hub(tiny_model(), "owner/name", private=True, metrics={"test": {"accuracy": 0.7}})
     assert Hub.calls[0] == ("create", "owner/name", True, True)
@@ -444,7 +532,7 @@ def test_a_network_or_a_folder_is_pushed_with_a_card_made_from_its_metrics(saved
 
 
 def test_a_push_that_cannot_work_is_refused_before_the_hub_is_asked(saved, monkeypatch):
-    monkeypatch.setattr(bundle_module, "HfApi", None)
+    monkeypatch.setattr("huggingface_hub.hub_mixin.HfApi", None)
     with pytest.raises(ConfigError, match="write 'owner/name'"):
         push_to_hub(saved, "name")
     with pytest.raises(ConfigError, match="are for a network"):
@@ -454,6 +542,18 @@ def test_a_push_that_cannot_work_is_refused_before_the_hub_is_asked(saved, monke
         push_to_hub(saved, "owner/name")
 
 
-def test_a_plan_of_each_kind_survives(tmp_path):
-    plan = BasisPlan({"backbone.0": LayerPlan((0, 2), 4, (0.5, 0.0, 1.0, 2.0))}, 0.5, {"scores": "taylor"})
-    assert load_bundle(save_pretrained(tiny_model(), tmp_path / "b", plans=[plan, plan])).plans == (plan, plan)
+def test_a_plan_of_each_kind_survives_and_can_be_carried_out_again(tmp_path):
+    basis = BasisPlan({"backbone.0": LayerPlan((0, 2), 8, (0.5, 0.0, 1.0, 2.0, *[0.0] * 4))}, 0.5, {"scores": "taylor"})
+    model, x = tiny_decomposed(), torch.randn(2, 3, 16, 16)
+    slim = prune_basis(model, basis)
+    coupling = trace_coupling(slim, x)
+    filters = plan_filters(slim, score_filters(slim, "l1", coupling.layers), 0.2, coupling=coupling)
+    double = prune_filters(slim, filters)
+    plans = load_bundle(save_pretrained(double, tmp_path / "b", plans=[basis, filters])).plans
+    assert plans == (basis, filters)
+    assert same(prune_filters(prune_basis(model, plans[0]), plans[1]), double, x)
+
+
+def test_only_plans_are_saved_as_plans(tmp_path):
+    with pytest.raises(ConfigError, match="plans: dict given"):
+        save_pretrained(tiny_model(), tmp_path / "b", plans=[{}])

@@ -86,10 +86,41 @@ def test_pruned_and_folded_networks_compute_the_same(tmp_path):
     pruned = cut(model, coupling, {group.name: range(group.size // 2) for group in coupling.groups[:2]})
     reports = [export_onnx(pruned, tmp_path / "pruned.onnx")]
     folded = fold(pruned, x)
-    reports.append(export_onnx(folded, tmp_path / "folded.onnx", input_spec=model.input_spec))
+    reports.append(export_onnx(folded, tmp_path / "folded.onnx"))
     assert reports[1].size <= 1.02 * 4 * sum(p.numel() for p in folded.parameters()) + 64_000
     with torch.no_grad():
         assert all(close(pruned(x), run(report.path, x)) for report in reports)
+
+
+def test_statistics_that_say_nothing_are_not_in_the_file(tmp_path):
+    model, x = NETWORKS["concat"](dtype=torch.float32)
+    folded = fold(model, x)
+    report = export_onnx(folded, tmp_path / "m.onnx", example_inputs=x)
+    proto = onnx.load(report.path)
+    norms = [node for node in proto.graph.node if node.op_type == "BatchNormalization"]
+    assert [list(norm.input[3:]) for norm in norms] == [["fill.0.6", "fill.1.6"], ["fill.0.10", "fill.1.10"]]
+    assert not any("running" in constant.name for constant in proto.graph.initializer)
+    with torch.no_grad():
+        assert close(model(x), run(report.path, x))
+    onnx.checker.check_model(proto)
+    int8 = export_onnx(folded, tmp_path / "m.onnx", example_inputs=x, int8=[x]).int8_path
+    assert run(int8, x).shape == (2, 4)
+
+
+def test_statistics_that_say_something_are_in_the_file(tmp_path):
+    model, x = NETWORKS["concat"](dtype=torch.float32)
+    report = export_onnx(model, tmp_path / "m.onnx", example_inputs=x)
+    assert not any(node.op_type == "ConstantOfShape" for node in onnx.load(report.path).graph.node)
+
+
+def test_what_a_network_knows_of_itself_need_not_be_said(tmp_path):
+    model = tiny_model()
+    model.classes = NAMES
+    folded = fold(model, torch.zeros(2, 3, 16, 16))
+    facts = metadata(export_onnx(folded, tmp_path / "m.onnx", preprocess=True).path)
+    assert facts["basisprune.classes"] == NAMES
+    assert facts["basisprune.input"]["size"] == [16, 16]
+    torch.export.load(export_program(folded, tmp_path / "m.pt2"))
 
 
 def test_the_file_says_nothing_of_the_machine_that_wrote_it(tiny):
@@ -195,7 +226,7 @@ def test_wrong_settings_are_refused(tmp_path):
 
 
 def test_a_missing_package_is_named_with_its_extra(tmp_path, monkeypatch):
-    monkeypatch.setattr("basisprune.export.onnx.find_spec", lambda name: None)
+    monkeypatch.setattr("basisprune.export.runtime.find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"'onnx' is needed.*basisprune\[onnx\]"):
         export_onnx(tiny_model(), tmp_path / "m.onnx")
     with pytest.raises(MissingExtraError, match=r"'onnx' is needed.*basisprune\[onnx\]"):

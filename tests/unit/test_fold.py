@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import sys
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from networks import NETWORKS, randomise_norms
 from timm.layers import BatchNormAct2d, DropPath
 from torch import Tensor, nn
 
-from basisprune import PlanConfig, decompose, plan_basis, prune_basis, transfer_model
+from basisprune import PlanConfig, decompose, measure, plan_basis, prune_basis, transfer_model
 from basisprune.errors import ConfigError, LayerError, ModelError
 from basisprune.fold import _subsampled, fold
 from basisprune.importance.taylor import basis_pairs
@@ -88,6 +89,26 @@ def test_norms_go_where_only_they_read_the_conv(name: str) -> None:
 def test_norms_stay_where_something_else_reads_the_conv() -> None:
     model, inputs = NETWORKS["concat"]()
     assert norms_in(fold(model, inputs)) == ["norm1", "norm2"]
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_a_norm_that_stays_is_left_with_a_weight_and_a_bias(affine: bool) -> None:
+    norm = nn.BatchNorm2d(3, affine=affine).double().eval()
+    nn.init.normal_(norm.running_mean)  # type: ignore[arg-type]
+    nn.init.uniform_(norm.running_var, 0.5, 1.5)  # type: ignore[arg-type]
+    model = nn.Sequential(nn.ReLU(), norm)
+    result = fold(model, IMAGES)
+    assert sorted(result.state_dict()) == ["1.bias", "1.weight"]
+    assert sum(parameter.numel() for parameter in result.parameters()) == 6
+    torch.testing.assert_close(result(IMAGES), model(IMAGES), rtol=0, atol=1e-12)
+    assert sorted(model.state_dict())[-2:] == ["1.running_mean", "1.running_var"] or affine
+
+
+def test_a_norm_with_an_activation_that_stays_keeps_it() -> None:
+    model = sequential(nn.ReLU(), BatchNormAct2d(3))
+    result: Any = fold(model, IMAGES)
+    assert sorted(result.state_dict()) == ["1.bias", "1.weight"]
+    torch.testing.assert_close(result(IMAGES), model(IMAGES), rtol=0, atol=1e-12)
 
 
 class Wired(nn.Module):
@@ -234,6 +255,19 @@ def test_a_transfer_model_becomes_plain_and_keeps_its_names(backbone: str) -> No
     torch.testing.assert_close(again(images[:1]), model(images[:1]), rtol=1e-4, atol=1e-5)
 
 
+def test_a_folded_transfer_model_knows_its_input_and_classes_as_plain_data() -> None:
+    model = transfer_model("test_resnet", 3, input_size=32)
+    model.classes = ["a", "b", "c"]  # type: ignore[assignment]
+    result: Any = fold(model, torch.randn(2, 3, 32, 32))
+    for each in (result, copy.deepcopy(result), fold(result, torch.randn(2, 3, 32, 32))):
+        assert (each.input_spec, each.source, each.classes) == (model.input_spec, model.source, ("a", "b", "c"))
+    result.classes = None
+    assert result.classes is None
+    plain: Any = loaded_without_us(result)
+    assert plain.about["input_spec"]["size"] == (32, 32)
+    assert measure(result).input_shape == (3, 32, 32)
+
+
 def test_folding_twice_changes_nothing_more() -> None:
     model, inputs = NETWORKS["residual"]()
     once = fold(pruned(model), inputs)
@@ -264,6 +298,28 @@ def test_a_conv_that_is_called_with_more_than_its_input_becomes_dense() -> None:
     assert type(result.conv) is nn.ConvTranspose2d
 
 
+def test_layers_are_timed_in_the_runtime_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = sys.modules["basisprune.fold"]
+    asked = {}
+
+    def pair_is_faster(forms: Any, shapes: Any, repeats: int) -> dict[str, list[float]]:
+        asked.update(shapes)
+        return {name: [2.0, 1.0, *[3.0] * (len(listed) - 2)] for name, listed in forms.items()}
+
+    monkeypatch.setattr(module, "onnx_layer_seconds", pair_is_faster)
+    model, inputs = NETWORKS["plain"]()
+    result: Any = fold(decompose(model), inputs, "latency", runtime="onnxruntime")
+    assert asked == {"0": (2, 3, 12, 12), "3": (2, 8, 12, 12), "6": (2, 12, 6, 6)}
+    assert all(type(result[i]) is nn.Sequential for i in (0, 3, 6))
+
+
+def test_forms_are_really_timed_in_onnxruntime() -> None:
+    model, inputs = NETWORKS["residual"](dtype=torch.float32)
+    model = pruned(model)
+    result = fold(model, inputs, "latency", runtime="onnxruntime")
+    torch.testing.assert_close(result(inputs), model(inputs), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("side", [7, 8])
 @pytest.mark.parametrize("stride", [2, (1, 3)])
 def test_choosing_pixels_first_equals_a_strided_pointwise_conv(side: int, stride: Any) -> None:
@@ -285,8 +341,6 @@ def test_half_precision_folds() -> None:
 
 
 def test_the_first_layer_that_differs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
     module = sys.modules["basisprune.fold"]
     exact = module._with_norm
 
@@ -309,9 +363,11 @@ def test_what_cannot_be_compared_is_refused() -> None:
         fold(model, torch.ones(1, 3, 4, 4))
 
 
-def test_an_unknown_preference_is_refused() -> None:
+def test_an_unknown_preference_or_runtime_is_refused() -> None:
     with pytest.raises(ConfigError, match="prefer: 'size' given"):
         fold(nn.ReLU(), IMAGES, "size")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="runtime: 'tpu' given"):
+        fold(nn.ReLU(), IMAGES, runtime="tpu")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("place", [0, 1])

@@ -9,7 +9,16 @@ from torch import nn
 
 from basisprune import latency
 from basisprune.errors import ConfigError, MissingExtraError
-from basisprune.latency import LatencyReport, LayerTimer, interleaved, measure_latency, onnx_session, speedup
+from basisprune.latency import (
+    LatencyReport,
+    LayerTimer,
+    interleaved,
+    measure_latency,
+    onnx_layer_seconds,
+    onnx_session,
+    speedup,
+)
+from basisprune.transfer import transfer_model
 
 SHAPE = (3, 8, 8)
 
@@ -64,7 +73,7 @@ def test_the_session_computes_what_the_model_does_for_any_batch(model: nn.Module
 
 
 def test_a_missing_onnxruntime_is_met_by_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(latency, "find_spec", lambda _: None)
+    monkeypatch.setattr("basisprune.export.runtime.find_spec", lambda _: None)
     with pytest.raises(MissingExtraError, match=r"basisprune\[onnx\]"):
         measure_latency({"a": net()}, SHAPE)
 
@@ -81,6 +90,29 @@ def test_runs_take_turns() -> None:
     seconds = interleaved({name: lambda n=name: order.append(n) for name in "ab"}, repeats=2, warmup=1)  # type: ignore[misc]
     assert order == ["a", "b"] * 3
     assert {name: len(values) for name, values in seconds.items()} == {"a": 2, "b": 2}
+
+
+def test_a_turn_may_begin_with_runs_that_are_not_timed() -> None:
+    order: list[str] = []
+    seconds = interleaved({name: lambda n=name: order.append(n) for name in "ab"}, repeats=1, warmup=0, settle=2)  # type: ignore[misc]
+    assert order == ["a"] * 3 + ["b"] * 3
+    assert {name: len(values) for name, values in seconds.items()} == {"a": 1, "b": 1}
+
+
+def test_the_input_is_by_default_what_the_first_model_wants() -> None:
+    model = transfer_model("test_resnet", 3, input_size=32)
+    assert measure_latency({"a": model}, batch_sizes=(1,), backends=("eager",), repeats=2).input_shape == (3, 32, 32)
+    with pytest.raises(ConfigError, match="input_shape: Sequential does not know it"):
+        measure_latency({"a": net()}, backends=("eager",))
+
+
+def test_every_form_of_every_layer_is_timed_in_onnxruntime() -> None:
+    pair = nn.Sequential(nn.Conv2d(3, 2, 3), nn.Conv2d(2, 4, 1))
+    forms = {"a": [nn.Conv2d(3, 4, 3).double(), pair], "b": [nn.ConvTranspose2d(4, 3, 3, stride=2)]}
+    seconds = onnx_layer_seconds(forms, {"a": (1, *SHAPE), "b": (2, 4, 5, 5)}, repeats=3)
+    assert {name: len(values) for name, values in seconds.items()} == {"a": 2, "b": 1}
+    assert min(value for values in seconds.values() for value in values) > 0
+    assert next(forms["a"][0].parameters()).dtype == torch.float64
 
 
 def test_a_speedup_is_the_median_of_the_rounds() -> None:

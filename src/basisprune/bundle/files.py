@@ -16,6 +16,7 @@ from basisprune.errors import BundleError
 FORMAT = 1
 CONFIG, TENSORS, PLANS, CARD = "config.json", "model.safetensors", "plans.json", "README.md"
 NAMES = frozenset({CONFIG, TENSORS, PLANS, CARD})
+_DENSE = (",", ":")
 
 
 def write_folder(
@@ -30,7 +31,9 @@ def write_folder(
     full = {"basisprune_bundle": FORMAT, **config, "files": sums}
     try:
         entries = {**full, "checksum": _config_digest(full)}.items()
-        lines = (f"{json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in entries)
+        lines = (
+            f"{json.dumps(key)}: {json.dumps(value, separators=_DENSE, allow_nan=False)}" for key, value in entries
+        )
         text = "{\n" + ",\n".join(lines) + "\n}\n"
     except (TypeError, ValueError) as error:
         raise BundleError(
@@ -137,4 +140,4 @@ def _digest(content: bytes) -> str:
 def _config_digest(config: Mapping[str, Any]) -> str:
     """The checksum of what the config says, however it is laid out."""
     said = {key: value for key, value in config.items() if key != "checksum"}
-    return _digest(json.dumps(said, sort_keys=True, separators=(",", ":")).encode())
+    return _digest(json.dumps(said, sort_keys=True, separators=_DENSE).encode())

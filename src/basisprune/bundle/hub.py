@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import snapshot_download
+from huggingface_hub import ModelCard, ModelCardData, ModelHubMixin, snapshot_download
 
-from basisprune.bundle.files import NAMES
+from basisprune.bundle.files import CONFIG, NAMES
 from basisprune.errors import BundleError
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -32,6 +34,22 @@ def fetch(folder: str | Path, revision: str | None = None) -> tuple[Path, bool]:
         ) from error
 
 
+class HubFolder(ModelHubMixin):
+    """A bundle's folder for `push_to_hub` of huggingface_hub's mixin, which takes over its files as they are."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def _save_pretrained(self, save_directory: Path) -> None:
+        for name in sorted(NAMES):
+            if (self.folder / name).exists():
+                shutil.copyfile(self.folder / name, save_directory / name)
+
+    def generate_model_card(self, *_args: Any, **_kwargs: Any) -> ModelCard:
+        """The card for a folder that has lost its own."""
+        return ModelCard(model_card(json.loads((self.folder / CONFIG).read_bytes())))
+
+
 def model_card(config: Mapping[str, Any]) -> str:
     """The text of README.md for a bundle with this config: what the network is, its metrics, how to use it.
 
@@ -40,15 +58,13 @@ def model_card(config: Mapping[str, Any]) -> str:
     True
     """
     classes = config["classes"]
+    tags = ["basisprune", "compression", "pruning"]
+    about = ModelCardData(library_name="basisprune", pipeline_tag="image-classification", tags=tags)
     rows = [f"| {name} | {value} |" for name, value in _flat(config["metrics"])]
     table = ["| metric | value |", "|---|---|", *rows] if rows else ["No metrics were given."]
     return "\n".join(
         [
-            "---",
-            "library_name: basisprune",
-            "pipeline_tag: image-classification",
-            "tags: [basisprune, pruning, compression]",
-            "---",
+            f"---\n{about.to_yaml()}\n---",
             "",
             f"# {config['architecture']['backbone'] or 'A network'}, made small by basisprune",
             "",

@@ -14,18 +14,17 @@ from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
 
 import torch
-from huggingface_hub import HfApi
 from safetensors.torch import save
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from basisprune.backbones import build_backbone
 from basisprune.bundle.files import CARD, PLANS, TENSORS, read_folder, write_folder
-from basisprune.bundle.folded import traced, untraced
-from basisprune.bundle.hub import HUB_ID, fetch, model_card
+from basisprune.bundle.hub import HUB_ID, HubFolder, fetch, model_card
 from basisprune.bundle.structure import describe, rebuild
 from basisprune.bundle.tensors import assign_tensors, collect_tensors
 from basisprune.errors import BundleError, ConfigError, ModelError
+from basisprune.folded import FoldedModel, traced, untraced
 from basisprune.statistics import mode
 from basisprune.transfer import ModelSource, TransferModel, transfer_model
 from basisprune.types import BasisPlan, FilterPlan, InputSpec
@@ -58,7 +57,6 @@ def save_pretrained(
     metrics: Mapping[str, Any] | None = None,
     plans: Sequence[Plan] = (),
     factory: str | None = None,
-    like: nn.Module | None = None,
     input_shape: Sequence[int] | None = None,
 ) -> Path:
     """The folder, which now holds the network as it is: dense, decomposed, pruned or folded.
@@ -66,23 +64,22 @@ def save_pretrained(
     A network from `transfer_model` knows how to build its architecture anew from a timm name or
     `"package.module:factory"`; so does one of nothing but layers of torch.nn. For any other, `factory` is the
     timm name or function that builds its backbone (or the whole network, if it is not from `transfer_model`).
-    `like` is the network from `transfer_model` that a folded one came from, which no longer knows all this.
-    `input_shape` is that of one input, for networks without an `input_spec`. `metrics` is anything that JSON
-    can hold.
+    `classes` are by default those that the network has as an attribute. `input_shape` is that of one input, for
+    networks without an `input_spec`. `metrics` is anything that JSON can hold.
 
     What was written is loaded and compared, bit for bit, before it takes the place of `folder`, which may be
     an older bundle, empty or not there. Raises BundleError or LayerError, and leaves the folder as it was, if
     the network cannot be saved. The network is not changed.
     """
-    known = model if like is None else like
-    spec, shape = getattr(known, "input_spec", None), _input_shape(known, input_shape)
+    spec, shape = getattr(model, "input_spec", None), _input_shape(model, input_shape)
+    classes = getattr(model, "classes", None) if classes is None else classes
     if any(tensor.device.type != "cpu" for tensor in (*model.parameters(), *model.buffers())):
         model = copy.deepcopy(model).cpu()  # comparing bit for bit needs one device for all
     output = _run(model, _fixed_input(model, shape))
     _check_classes(classes, output)
-    architecture = _architecture(model, known, factory)
+    architecture = _architecture(model, factory)
     fresh = _fresh(architecture, spec)
-    stored = untraced(model, copy.deepcopy(like)) if isinstance(model, GraphModule) else model
+    stored = untraced(model, copy.deepcopy(fresh)) if isinstance(model, FoldedModel) else model
     tensors, about_tensors = collect_tensors(stored, fresh)
     config = {
         "architecture": architecture,
@@ -125,12 +122,13 @@ def load_bundle(folder: str | Path, *, factory: str | None = None, revision: str
         spec = None if spec is None else InputSpec(**{name: _as_tuple(value) for name, value in spec.items()})
         model = rebuild(config["structure"], _fresh(architecture, spec))
         assign_tensors(model, files[TENSORS], config["tensors"])
-        model = _finished(model, architecture, spec)
+        classes = None if config["classes"] is None else tuple(config["classes"])
+        model = _finished(model, architecture, spec, classes)
         bundle = Bundle(
             model=model.eval(),
             input_shape=tuple(config["input"]["shape"]),
             input_spec=spec,
-            classes=None if config["classes"] is None else tuple(config["classes"]),
+            classes=classes,
             metrics=config["metrics"],
             plans=tuple(_plan(entry) for entry in json.loads(files[PLANS])),
             versions=config["versions"],
@@ -169,19 +167,21 @@ def push_to_hub(
                 raise ConfigError.of("push_to_hub", [f"{sorted(saving)}: are for a network, and a folder was given"])
             folder = Path(bundle)
             load_bundle(folder)
-        api = HfApi(token=token)
-        api.create_repo(repo_id, private=private, exist_ok=True)
-        commit = api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message=message)
+        commit: Any = HubFolder(folder).push_to_hub(repo_id, private=private, token=token, commit_message=message)
     return str(commit.commit_url)
 
 
-def _architecture(model: nn.Module, known: nn.Module, factory: str | None) -> dict[str, Any]:
+def _architecture(model: nn.Module, factory: str | None) -> dict[str, Any]:
     """How to build the network anew, but for its structure; `insert_norm` is None if not by `transfer_model`."""
-    source = getattr(known, "source", None)
+    source, is_folded = getattr(model, "source", None), isinstance(model, FoldedModel)
+    if isinstance(model, GraphModule) and not is_folded:
+        raise BundleError(
+            "a torch.fx graph is code, which no bundle holds; save what fold made of a network of transfer_model, "
+            "as fold returned it"
+        )
     if not isinstance(source, ModelSource):
         return {"backbone": factory, "insert_norm": None, "traced": False}
-    traced = isinstance(model, GraphModule)
-    return {"backbone": factory or source.backbone, "insert_norm": source.insert_norm, "traced": traced}
+    return {"backbone": factory or source.backbone, "insert_norm": source.insert_norm, "traced": is_folded}
 
 
 def _fresh(architecture: Mapping[str, Any], spec: object) -> nn.Module | None:
@@ -196,15 +196,17 @@ def _fresh(architecture: Mapping[str, Any], spec: object) -> nn.Module | None:
         return transfer_model(backbone, 1, input_spec=known, insert_norm=insert_norm)
 
 
-def _finished(model: nn.Module, architecture: Mapping[str, Any], spec: InputSpec | None) -> nn.Module:
-    """The network with what a transfer model knows of itself, or as a graph if it was one."""
-    if isinstance(model, TransferModel) and spec is not None:
-        model.source = ModelSource(architecture["backbone"], bool(architecture["insert_norm"]))
-        if architecture["traced"]:
-            model = traced(model)
-    if spec is not None:
-        model.input_spec = spec  # type: ignore[assignment]
-    return model
+def _finished(
+    model: nn.Module, architecture: Mapping[str, Any], spec: InputSpec | None, classes: tuple[str, ...] | None
+) -> nn.Module:
+    """The network with what it knows of itself, or as a graph if it was one."""
+    known: dict[str, Any] = {"input_spec": spec, "classes": classes}
+    if isinstance(model, TransferModel):
+        known["source"] = ModelSource(architecture["backbone"], bool(architecture["insert_norm"]))
+    for name, value in known.items():
+        if value is not None:
+            setattr(model, name, value)
+    return traced("", model) if isinstance(model, TransferModel) and architecture["traced"] else model
 
 
 def _input_shape(model: nn.Module, given: Sequence[int] | None) -> tuple[int, ...]:
@@ -289,8 +291,11 @@ def _versions() -> dict[str, str]:
 
 
 def _plans_text(plans: Sequence[Plan]) -> bytes:
-    named = [(kind, plan) for plan in plans for kind, cls in _PLANS.items() if isinstance(plan, cls)]
-    return json.dumps([{"kind": kind, "plan": json.loads(plan.to_json())} for kind, plan in named]).encode()
+    kinds = {cls: kind for kind, cls in _PLANS.items()}
+    if foreign := [type(plan).__name__ for plan in plans if type(plan) not in kinds]:
+        raise ConfigError.of("save_pretrained", [f"plans: {foreign[0]} given; allowed are BasisPlan and FilterPlan"])
+    entries = (f'{{"kind": "{kinds[type(plan)]}", "plan": {plan.to_json()}}}' for plan in plans)
+    return f"[{', '.join(entries)}]".encode()
 
 
 def _plan(entry: Mapping[str, Any]) -> Plan:

@@ -12,19 +12,21 @@ import torch
 from torch import nn
 
 from basisprune.errors import BundleError, LayerError
+from basisprune.folded import LAYER_ATTRIBUTES
 from basisprune.layers import BasisPair, BasisScalingConv
 from basisprune.normalise import NormedConv
+from basisprune.surgery import TORCH_CONVS
 from basisprune.transfer import GlobalPool, TransferModel
 
 Node: TypeAlias = dict[str, Any]
 """One module: `class` and `args`, or `take` (a module of the fresh network), or `same` (one met before), if it
 is not the fresh network's module of that name; and the `attributes`, `parameters`, `buffers`, `order` of
-children and `children` that differ from there."""
+children and `children` that differ from there. `answers` names the child whose attributes a container has too."""
 
 # Only these namespaces are searched for a class that a file names; none of their constructors runs foreign code.
 _SPACES = {"torch.nn": nn, "timm.layers": timm.layers}
 _OURS = {kind.__name__: kind for kind in (BasisPair, BasisScalingConv, GlobalPool, NormedConv, TransferModel)}
-_INTERNAL = frozenset(vars(nn.Module())) | {"input_spec", "source"}
+_INTERNAL = frozenset(vars(nn.Module())) | {"input_spec", "source", "classes"}
 
 
 def describe(model: nn.Module, fresh: nn.Module | None = None) -> Node:
@@ -34,7 +36,7 @@ def describe(model: nn.Module, fresh: nn.Module | None = None) -> Node:
     nor of a class of torch.nn or timm.layers.
 
     >>> describe(nn.Sequential(nn.Conv2d(3, 4, 1), nn.Identity()), nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU()))
-    {'children': {'0': {'attributes': {'out_channels': 4}}, '1': {'class': 'torch.nn.Identity', 'args': {}}}}
+    {'children': {'0': {'attributes': {'out_channels': 4}}, '1': {'class': 'torch.nn.Identity'}}}
     """
     return _Describer(fresh).node(model, fresh, "")
 
@@ -76,6 +78,7 @@ class _Describer:
         self.paths[module], self.bases[module] = path, base
         self.used.add(base)
         node |= _own_differences(module, base)
+        _shorten_answers(module, node)
         if list(module._modules) != list(base._modules):
             node["order"] = list(module._modules)
         children: dict[str, Node | None] = {}
@@ -97,7 +100,7 @@ class _Describer:
         name, args = _class_name(type(module)), _arguments(module)
         if name is not None and args is not None:
             try:
-                return _construct(name, args), {"class": name, "args": args}
+                return _construct(name, args), {"class": name, **({"args": args} if args else {})}
             except (TypeError, ValueError, RuntimeError):
                 pass  # its constructor wants more than its attributes tell
         for taken, base in self.fresh.items():
@@ -120,7 +123,7 @@ class _Rebuilder:
             return self.done[node["same"]]
         base = fresh
         if "class" in node:
-            base = _construct(node["class"], node["args"])
+            base = _construct(node["class"], node.get("args", {}))
         elif "take" in node:
             base = self.fresh[node["take"]]
         if base is None:
@@ -140,12 +143,15 @@ class _Rebuilder:
         base._modules.clear()
         for name, child in built.items():
             base.register_module(name, child)
+        if "answers" in node:
+            vars(base).update(_layer_attributes(base.get_submodule(node["answers"])))
         return base
 
 
 def _fresh_child(base: nn.Module, name: str, fresh: nn.Module | None) -> nn.Module | None:
-    """The module of the fresh network that a child is described from; the basis of a pair has the conv itself."""
-    return fresh if isinstance(base, BasisPair) and base is not fresh and name == "basis" else base._modules.get(name)
+    """The module of the fresh network that a child is described from; for a basis it is the conv it came from."""
+    takes_place = base is not fresh and isinstance(fresh, (*TORCH_CONVS, nn.Linear))
+    return fresh if takes_place and name == "basis" else base._modules.get(name)
 
 
 def _own_differences(module: nn.Module, base: nn.Module) -> Node:
@@ -158,6 +164,20 @@ def _own_differences(module: nn.Module, base: nn.Module) -> Node:
         if names != _tensor_names(base)[kind]:
             node[kind] = names
     return node
+
+
+def _shorten_answers(module: nn.Module, node: Node) -> None:
+    """Notes the attributes that a container has like one of the layers in it by that layer's name alone."""
+    for name, child in module.named_children():
+        likes = _layer_attributes(child)
+        if likes and likes.items() <= vars(module).items() and likes.keys() <= node.get("attributes", {}).keys():
+            node["answers"] = name
+            node["attributes"] = {key: value for key, value in node["attributes"].items() if key not in likes}
+            return
+
+
+def _layer_attributes(layer: nn.Module) -> dict[str, Any]:
+    return {name: vars(layer)[name] for name in LAYER_ATTRIBUTES if name in vars(layer)}
 
 
 def _apply_own(module: nn.Module, node: Node) -> None:
@@ -215,11 +235,21 @@ def _arguments(module: nn.Module) -> dict[str, Any] | None:
         if parameter.name == "bias":
             value = value is not None
         if _is_plain(value):
-            if value != parameter.default or type(value) is not type(parameter.default):
+            if not _is_default(value, parameter.default):
                 args[parameter.name] = _encode(value)
         elif parameter.default is parameter.empty:
             return None
     return args
+
+
+def _is_default(value: Any, default: Any) -> bool:
+    """Whether the value is what a constructor makes of its default: convs make (1, 1) of a stride of 1.
+
+    Where another constructor does not, the attribute differs from that of the module built, and is noted there.
+    """
+    if isinstance(value, tuple) and isinstance(default, int):
+        return set(value) == {default}
+    return bool(value == default) and type(value) is type(default)
 
 
 def _construct(name: str, args: Mapping[str, Any]) -> nn.Module:

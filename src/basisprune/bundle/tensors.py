@@ -12,19 +12,22 @@ from torch import Tensor, nn
 
 from basisprune.coupling.tracing import named_tensors
 from basisprune.errors import BundleError
+from basisprune.surgery import find_layers
+
+_ALL = "all"
 
 
 def collect_tensors(model: nn.Module, fresh: nn.Module | None) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Each tensor under its first name, contiguous; and their dtypes, shapes, other names, layouts and freezes.
+    """Each tensor under its first name, contiguous; and their other names, layouts, and which are frozen.
 
-    Buffers that `fresh` makes anyway, bit for bit, and that are no part of a state dict are left out. Raises
-    BundleError for a tensor with NaN in it.
+    Buffers that `fresh`, or any new norm, makes anyway, bit for bit, and that are no part of a state dict are left
+    out. Raises BundleError for a tensor with NaN in it.
     """
-    made = dict(named_tensors(fresh)) if fresh is not None else {}
+    made = (dict(named_tensors(fresh)) if fresh is not None else {}) | _new_statistics(model)
     lasting = set(model.state_dict(keep_vars=True))
     first: dict[int, str] = {}
     tensors: dict[str, Tensor] = {}
-    about: dict[str, Any] = {"kinds": {}, "shared": {}, "frozen": [], "channels_last": [], "aliases": {}}
+    about: dict[str, Any] = {"shared": {}, "frozen": [], "channels_last": [], "aliases": {}}
     for name, tensor in named_tensors(model):
         if name not in lasting and name in made and _identical(tensor, made[name]):
             continue
@@ -34,7 +37,6 @@ def collect_tensors(model: nn.Module, fresh: nn.Module | None) -> tuple[dict[str
         first[id(tensor)] = name
         _refuse_nan(name, tensor)
         tensors[name] = _usual(tensor.detach())
-        about["kinds"][name] = _kind(tensor)
         if isinstance(tensor, nn.Parameter) and not tensor.requires_grad:
             about["frozen"].append(name)
         if _is_channels_last(tensor):
@@ -42,22 +44,25 @@ def collect_tensors(model: nn.Module, fresh: nn.Module | None) -> tuple[dict[str
     for path, module in model.named_modules(remove_duplicate=False):
         for name, value in vars(module).items():  # a plain attribute that is somebody's parameter
             if isinstance(value, Tensor) and id(value) in first:
-                about["aliases"][f"{path}.{name}" if path else name] = first[id(value)]
+                origin = first[id(value)]
+                inside = path and origin.startswith(f"{path}.")  # then the name goes on from the module
+                about["aliases"][f"{path}.{name}" if path else name] = origin.removeprefix(path) if inside else origin
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        about["frozen"] = _ALL
     return _unaliased(tensors), about
 
 
 def assign_tensors(model: nn.Module, content: bytes, about: Mapping[str, Any]) -> None:
     """Gives the network the tensors of a safetensors file, in place.
 
-    Raises BundleError that names what is missing, too many, of another shape or not a number.
+    Raises BundleError that names what is missing, too many or not a number.
     """
     try:
         tensors = load(content)
     except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
         raise BundleError(f"its tensors cannot be read ({error}); fetch it again") from error
-    kinds, shared = about["kinds"], about["shared"]
-    _refuse_differences(kinds, {name: _kind(tensor) for name, tensor in tensors.items()})
-    frozen, channels_last = set(about["frozen"]), set(about["channels_last"])
+    shared, channels_last = about["shared"], set(about["channels_last"])
+    frozen = set(tensors if about["frozen"] == _ALL else about["frozen"])
     given: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         _refuse_nan(name, tensor)
@@ -67,13 +72,27 @@ def assign_tensors(model: nn.Module, content: bytes, about: Mapping[str, Any]) -
         given[name] = nn.Parameter(tensor, requires_grad=name not in frozen) if is_parameter else tensor
     for name, tensor in {**given, **{name: given[origin] for name, origin in shared.items()}}.items():
         _put(model, name, tensor)
+    for name, tensor in _new_statistics(model).items():
+        if name not in given and name not in shared:
+            _put(model, name, tensor)
     for name, origin in about["aliases"].items():
-        vars(_home(model, name))[name.rpartition(".")[2]] = given[origin]
+        path, _, leaf = name.rpartition(".")
+        vars(_home(model, name))[leaf] = given[path + origin if origin.startswith(".") else origin]
     lasting = set(model.state_dict(keep_vars=True))
     left = ((name, tensor) for name, tensor in named_tensors(model) if name not in given and name not in shared)
     unset = [name for name, tensor in left if name in lasting or tensor.is_meta]
     if unset:
         raise BundleError(f"{len(unset)} tensors of the network are missing, first {unset[0]}")
+
+
+def _new_statistics(model: nn.Module) -> dict[str, Tensor]:
+    """The running statistics of norms which have no place in a state dict, as any new norm has them."""
+    return {
+        f"{path}.{leaf}" if path else leaf: torch.full_like(norm.weight, value, requires_grad=False)
+        for path, norm in find_layers(model, nn.modules.batchnorm._BatchNorm)
+        for leaf, value in (("running_mean", 0), ("running_var", 1))
+        if leaf in norm._non_persistent_buffers_set and norm._buffers[leaf] is not None and norm.weight is not None
+    }
 
 
 def _put(model: nn.Module, name: str, tensor: Tensor) -> None:
@@ -92,24 +111,9 @@ def _home(model: nn.Module, name: str) -> nn.Module:
         raise BundleError(f"{name}: the architecture has no such tensor") from error
 
 
-def _refuse_differences(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> None:
-    faults = {
-        "missing": sorted(wanted.keys() - found.keys()),
-        "too many": sorted(found.keys() - wanted.keys()),
-        "of another shape or type": sorted(name for name in wanted.keys() & found if wanted[name] != found[name]),
-    }
-    listed = [f"{len(names)} {fault}, first {names[0]}" for fault, names in faults.items() if names]
-    if listed:
-        raise BundleError(f"its tensors are not those that it lists: {'; '.join(listed)}; fetch it again")
-
-
 def _refuse_nan(name: str, tensor: Tensor) -> None:
     if tensor.is_floating_point() and bool(tensor.isnan().any()):
         raise BundleError(f"{name}: holds NaN; a network like that is neither saved nor loaded")
-
-
-def _kind(tensor: Tensor) -> list[Any]:
-    return [str(tensor.dtype).removeprefix("torch."), *tensor.shape]
 
 
 def _is_channels_last(tensor: Tensor) -> bool:

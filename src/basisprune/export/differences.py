@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from basisprune.errors import LayerError
+from basisprune.export.runtime import open_session
 from basisprune.statistics import mode
 
 _NOTICEABLE = 1e-3
@@ -21,7 +22,7 @@ def name_difference(network: nn.Module, proto: Any, inputs: Tensor, difference: 
 
     Layers are modules without children that run once and that the exporter did not merge into others.
     """
-    onnx, onnxruntime = import_module("onnx"), import_module("onnxruntime")
+    onnx = import_module("onnx")
     said = f"the ONNX graph differs from PyTorch by {difference:.2g} of the largest output; nothing was written"
     expected = _leaf_outputs(network, inputs)
     made = {path: name for path, name in _last_outputs(proto).items() if path in expected}
@@ -30,7 +31,7 @@ def name_difference(network: nn.Module, proto: Any, inputs: Tensor, difference: 
         onnx.helper.make_empty_tensor_value_info(name) for name in dict.fromkeys(made.values()) if name not in known
     )
     try:
-        session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+        session = open_session(proto.SerializeToString())
         values = session.run(list(made.values()), {session.get_inputs()[0].name: inputs.cpu().numpy()})
     except Exception as error:  # the graph does not bear to be watched
         return LayerError("", f"{said} (the layer could not be found: {error})")

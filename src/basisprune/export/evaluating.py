@@ -14,7 +14,8 @@ from torch.nn import functional as F
 from basisprune.data import prepare
 from basisprune.data.loaders import make_loader
 from basisprune.errors import DataError, ModelError
-from basisprune.export.onnx import open_session, require_onnx, run_session
+from basisprune.export.common import PixelLayout
+from basisprune.export.runtime import open_session, require_onnx, run_session
 from basisprune.training import Data, Evaluation
 from basisprune.types import InputSpec
 
@@ -54,6 +55,11 @@ def _inputs(images: Tensor, facts: dict[str, Any], prepared: bool) -> Tensor:
         return prepare(images, spec, prepared=prepared).contiguous()
     if prepared:
         raise DataError("evaluate_onnx: the file prepares its images itself; pass pixels, not prepared images")
+    return as_pixels(images, spec, facts["layout"])
+
+
+def as_pixels(images: Tensor, spec: InputSpec, layout: PixelLayout = "NHWC") -> Tensor:
+    """A batch of images of any size as the pixels that an exported graph with `preprocess` takes: uint8, resized."""
     raw = replace(spec, mean=(0.0,) * spec.channels, std=(1.0,) * spec.channels)
     pixels = (prepare(images, raw) * 255).round().to(torch.uint8)
-    return pixels.permute(0, 2, 3, 1) if facts["layout"] == "NHWC" else pixels.contiguous()
+    return (pixels.permute(0, 2, 3, 1) if layout == "NHWC" else pixels).contiguous()

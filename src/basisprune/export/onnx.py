@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import copy
 import json
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from basisprune.errors import ConfigError, DataError, MissingExtraError, ModelError
+from basisprune.errors import ConfigError, DataError, ModelError
 from basisprune.export.common import PixelLayout, WithPreparation, example_for, outputs_of, prepared_spec, replacing
 from basisprune.export.differences import module_scopes, name_difference
 from basisprune.export.quantise import quantise
-from basisprune.statistics import mode
+from basisprune.export.runtime import INPUT, open_session, require_onnx, run_session, to_proto
 from basisprune.types import InputSpec
 
-INPUT, OUTPUT = "images", "scores"
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 2e-2}
 
 
@@ -60,8 +55,8 @@ def export_onnx(
     normalises them itself; otherwise prepared images. onnxruntime's output is compared with PyTorch's on
     `check_inputs`, a batch or batches of what the graph takes (tensors, or tuples that start with them), and
     on random ones of other batch sizes. `int8` are batches to calibrate on, a few hundred images: then a
-    second file, `<name>.int8.onnx`, is written, whose accuracy `evaluate_onnx` measures. `input_spec` is for
-    networks that do not know theirs, such as folded ones.
+    second file, `<name>.int8.onnx`, is written, whose accuracy `evaluate_onnx` measures. `classes` and
+    `input_spec` are by default what the network knows itself.
 
     The network is not changed. Raises LayerError, naming the first layer that differs, and writes nothing, if
     the outputs do not agree; ModelError if the network cannot be exported; MissingExtraError without the
@@ -76,6 +71,7 @@ def export_onnx(
     calibration = None if int8 is None else _batches(int8, example)
     if calibration == []:
         raise DataError("int8: no batch came; a few hundred images are needed to calibrate on")
+    classes = getattr(model, "classes", None) if classes is None else classes
     width = outputs_of(network, example).shape[-1]
     if classes is not None and len(classes) != width:
         raise ConfigError.of("export_onnx", [f"classes: {len(classes)} given, the network has {width}"])
@@ -104,24 +100,6 @@ def _layout(preprocess: bool | PixelLayout, spec: InputSpec | None) -> PixelLayo
     return layout
 
 
-def require_onnx() -> None:
-    """Raises MissingExtraError for the first package of the extra `onnx` that is not installed."""
-    for package in ("onnx", "onnxscript", "onnxruntime"):
-        if find_spec(package) is None:
-            raise MissingExtraError(package, extra="onnx")
-
-
-def open_session(file: Path | bytes) -> Any:
-    """An onnxruntime session on the CPU for a file, or for its content."""
-    return import_module("onnxruntime").InferenceSession(file, providers=["CPUExecutionProvider"])
-
-
-def run_session(session: Any, inputs: Tensor) -> Tensor:
-    """The first output of an onnxruntime session."""
-    (output, *_) = session.run(None, {session.get_inputs()[0].name: inputs.cpu().numpy()})
-    return torch.from_numpy(np.asarray(output))
-
-
 def _batches(inputs: Tensor | Iterable[object] | None, example: Tensor) -> list[Tensor]:
     """The inputs as a list of batches like the example; raises DataError for any other."""
     batches = [] if inputs is None else [inputs] if isinstance(inputs, Tensor) else list(inputs)
@@ -134,30 +112,6 @@ def _batches(inputs: Tensor | Iterable[object] | None, example: Tensor) -> list[
                 f"(N, {', '.join(map(str, example.shape[1:]))})"
             )
     return [tensor.to(example.device) for tensor in tensors if isinstance(tensor, Tensor)]
-
-
-def to_proto(network: nn.Module, example: Tensor) -> Any:
-    """The network in eval mode as an onnx.ModelProto with a free batch size; raises ModelError if it cannot be."""
-    shapes = ({0: torch.export.Dim("batch")},)
-    with torch.no_grad(), mode(network, training=False), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the exporter warns of its own affairs
-        try:
-            program = torch.onnx.export(
-                network,
-                (example,),
-                dynamo=True,
-                dynamic_shapes=shapes,
-                input_names=[INPUT],
-                output_names=[OUTPUT],
-                verbose=False,
-            )
-        except Exception as error:
-            raise ModelError(
-                f"{type(network).__name__} cannot be exported: {type(error).__name__}: {str(error)[:500]}"
-            ) from error
-    if program is None:
-        raise ModelError(f"{type(network).__name__} cannot be exported: torch gave no program")
-    return program.model_proto
 
 
 def _input_facts(spec: InputSpec | None, layout: PixelLayout | None, example: Tensor) -> dict[str, Any]:
