@@ -2,52 +2,74 @@
 
 from __future__ import annotations
 
-import base64
-import io
-import json
-import platform
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from PIL import Image
 from torch import nn
 
-from basisprune.checkpoint import write_text
-from basisprune.config import Recipe, find_recipe
-from basisprune.data import LabelledImages, PreparedBatches, Splits, load_data
-from basisprune.errors import ConfigError, MissingExtraError
-from basisprune.importance import taylor_scores
-from basisprune.importance.taylor import basis_pairs
+from basisprune.bundle import load_bundle
+from basisprune.config import Recipe
+from basisprune.data import Splits, load_data
+from basisprune.deliver import deliver
+from basisprune.errors import ConfigError, ModelError
 from basisprune.measure import measure
-from basisprune.pipeline import Pipeline
-from basisprune.predict import Predictions, predict
-from basisprune.search import Budget, Candidate, Found, Search, SearchConfig, wilson_interval
-from basisprune.transfer import transfer_model
+from basisprune.pipeline import Pipeline, State
+from basisprune.search import (
+    Budget,
+    Candidate,
+    Found,
+    Search,
+    SearchConfig,
+    moves_of,
+    paired_drop,
+    wilson_interval,
+)
+from basisprune.settings import ResultFolder, recipe_of, search_of
+from basisprune.summary import Outcome, deploy, summarise, versions
+from basisprune.transfer import TransferModel, transfer_model
 
-_CHANGED_IMAGES = 24
-_FIGURE_LAYERS = 6
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Compressed:
-    """The smallest model that was found; `history` are all candidates, `summary` is everything as JSON values."""
+    """The smallest model that was found, in plain layers, ready to use.
+
+    `history` are all candidates, the first being the unpruned network; `summary` is everything as JSON values.
+    `original` is the unpruned network in the same form, and `trained` the chosen one before it was folded, which
+    can be trained further.
+    """
 
     model: nn.Module
     history: tuple[Candidate, ...]
     chosen: Candidate
     summary: Mapping[str, Any]
+    original: nn.Module
+    trained: nn.Module
+    state: State
+    data: Splits
 
     def report(self, path: str | Path) -> Path:
         """Writes the report, one self-contained HTML file."""
         from basisprune.report.html import write_report
 
         return write_report(self.summary, path)
+
+    def save(
+        self, folder: str | Path, *, onnx: bool | None = None, int8: bool = False, say: Say = lambda _: None
+    ) -> Path:
+        """Writes the result into a folder: summary, report, and the model as a bundle and as ONNX.
+
+        `onnx` is by default whether the packages for it are installed; `int8` adds a quantised file. Raises
+        CheckpointError for a folder that holds another result.
+        """
+        ResultFolder(Path(folder)).claim(self.summary["config"], self.summary["versions"])
+        deliver(self, Path(folder), onnx=onnx, int8=int8, say=say)
+        return Path(folder)
 
 
 def compress(
@@ -56,166 +78,161 @@ def compress(
     budget: Budget | None = None,
     *,
     max_drop: float | None = None,
-    recipe: str | Recipe = "quick",
-    search: SearchConfig | None = None,
+    ratios: tuple[float, float] | None = None,
+    recipe: str | Mapping[str, Any] | Recipe = "quick",
+    search: SearchConfig | Mapping[str, Any] | None = None,
     input_size: int | None = None,
     pretrained: bool = True,
     output: str | Path | None = None,
+    onnx: bool | None = None,
+    int8: bool = False,
     seed: int = 0,
+    about: Mapping[str, Any] | None = None,
     command: str = "",
-    say: Callable[[str], None] = lambda _: None,
+    say: Say = lambda _: None,
+    watch: Callable[[Candidate], None] = lambda _: None,
 ) -> Compressed:
     """The smallest model within the budget, by default 1 % accuracy (`max_drop=0.01`).
 
-    `model` is a transfer model, or what `transfer_model` takes; `data` is anything that `load_data` takes. The
-    validation images judge, and the test images are touched once, at the end. With `output`, a folder, every
-    candidate is kept there, and a run that was killed goes on and ends with the same answer; the folder then
-    holds `summary.json` and `report.html` too.
+    `model` is a transfer model, a folder of one that was saved, or what `transfer_model` takes; `data` is anything
+    that `load_data` takes. The validation images judge, and the test images are touched once, at the end. With
+    `ratios`, the fractions of basis vectors and filters to remove, nothing is searched.
+
+    With `output`, a folder, every candidate is kept there, and a run that was killed goes on and ends with the
+    same answer; at the end the folder holds all that `Compressed.save` writes. `about` and `command` are noted
+    there and in the report. `say` gets a line for each step, `watch` each candidate.
+
+    Raises CheckpointError, with the differences, for an `output` that belongs to a run with other settings.
     """
-    if budget is not None and max_drop is not None:
-        raise ConfigError("compress: both budget and max_drop given; pass one of them")
-    if budget is None:
-        budget = Budget(max_drop=0.01 if max_drop is None else max_drop)
-    settings = _seeded(find_recipe(recipe), seed)
-    torch.manual_seed(seed)
-    if isinstance(model, str) or not hasattr(model, "input_spec"):
-        splits = load_data(data, size=None if input_size is None else (input_size, input_size), seed=seed)
-        fresh = isinstance(model, str) and pretrained and ":" not in model
-        model = transfer_model(model, splits.num_classes, pretrained=fresh, input_size=input_size)
-    else:
-        splits = load_data(data, seed=seed)
+    budget = _one_budget(budget, max_drop, ratios)
+    settings, plan = _seeded(recipe_of(recipe), seed), search_of(search)
+    chosen = _noted(budget, ratios) | {"size": input_size, "pretrained": pretrained, "seed": seed}
+    chosen |= {"onnx": onnx, "int8": int8}
+    config: dict[str, Any] = {"model": _called(model), "data": _called(data)} | chosen | dict(about or {})
+    config |= {"recipe": asdict(settings), "search": asdict(plan)}
     folder = None if output is None else Path(output)
-    checkpoints = None if folder is None else folder / "candidates"
-    pipeline = Pipeline(model, splits, settings, checkpoints=checkpoints, say=say)
-    found = Search(pipeline, budget, search).run()
-    summary = _summary(found, pipeline, budget, search or SearchConfig(), seed, command)
-    result = Compressed(found.state.model, found.candidates, found.candidates[found.chosen], summary)
     if folder is not None:
-        write_text(folder / "summary.json", json.dumps(summary) + "\n")
-        try:
-            result.report(folder / "report.html")
-        except MissingExtraError as error:
-            say(f"report.html is not written: {error}; everything that it would show is in summary.json")
-    return result
+        for line in ResultFolder(folder).claim(config, versions()):
+            say(f"{folder} was begun with another version, and goes on with this one: {line}")
+    network, splits = starting_point(model, data, input_size=input_size, pretrained=pretrained, seed=seed)
+    say(splits.describe())
+    checkpoints = None if folder is None else folder / "candidates"
+    pipeline = Pipeline(network, splits, settings, checkpoints=checkpoints, say=say)
+    searching = Search(pipeline, budget or Budget(max_drop=0.0), plan, watch=watch)
+    found = searching.run() if ratios is None else fixed(pipeline, plan, ratios, watch)
+    states = searching.states if ratios is None else [found.reference, found.state]
+    say("measuring what was found")
+    deployed = [deploy(state.model, pipeline.spec, splits.classes) for state in states]
+    outcome = Outcome(found, deployed, pipeline, budget)
+    result = _result(outcome, summarise(outcome, config, seed, command))
+    if folder is None:
+        return result
+    return replace(result, summary=deliver(result, folder, onnx=onnx, int8=int8, say=say))
+
+
+def _result(outcome: Outcome, summary: Mapping[str, Any]) -> Compressed:
+    return Compressed(
+        model=outcome.deployed[outcome.found.chosen],
+        history=outcome.found.candidates,
+        chosen=outcome.chosen,
+        summary=summary,
+        original=outcome.deployed[0],
+        trained=outcome.found.state.model,
+        state=outcome.found.state,
+        data=outcome.pipeline.splits,
+    )
+
+
+def starting_point(
+    model: str | nn.Module,
+    data: Any,
+    *,
+    input_size: int | None = None,
+    pretrained: bool = True,
+    seed: int = 0,
+    **loading: Any,
+) -> tuple[nn.Module, Splits]:
+    """The network to start from, with its classes, and the images as it wants them; `loading` goes to `load_data`."""
+    torch.manual_seed(seed)
+    size = None if input_size is None else (input_size, input_size)
+    if isinstance(model, str) and Path(model).is_dir():
+        model = load_bundle(model).model
+        if not isinstance(model, TransferModel):
+            raise ModelError("this bundle is folded, for use only; start from the one that `basisprune train` writes")
+    if isinstance(model, nn.Module) and hasattr(model, "input_spec"):
+        spec: Any = model.input_spec
+        return model, load_data(data, size=spec.size, seed=seed, **loading)
+    splits = load_data(data, size=size, seed=seed, **loading)
+    by_name = isinstance(model, str) and ":" not in model
+    network = transfer_model(model, splits.num_classes, pretrained=pretrained and by_name, input_size=input_size)
+    wanted = network.input_spec.size
+    if isinstance(data, str | os.PathLike) and size is None and wanted != (224, 224):
+        splits = load_data(data, size=wanted, seed=seed, **loading)  # image files are resized as they are read
+    return network, splits
+
+
+def fixed(
+    pipeline: Pipeline, plan: SearchConfig, ratios: tuple[float, float], watch: Callable[[Candidate], None]
+) -> Found:
+    """The network of the given ratios beside the unpruned one, as if a search had found it."""
+    reference = pipeline.decomposed() if plan.framework.startswith("basis") else pipeline.dense()
+    state, removed = reference, {"basis": 0.0, "filters": 0.0}
+    for move in moves_of(pipeline, plan.framework):
+        removed[move.axis] = ratios[0] if move.axis == "basis" else ratios[1]
+        if removed[move.axis] > 0:
+            state = move.prune(state, removed[move.axis], None)
+    candidates = []
+    for each, (basis, filters) in ((reference, (0.0, 0.0)), (state, tuple(removed.values()))):
+        size = measure(deploy(each.model, pipeline.spec, pipeline.splits.classes))
+        drop, interval = paired_drop(reference.hits, each.hits)
+        candidates.append(
+            Candidate(
+                name=each.key,
+                basis_ratio=basis,
+                filter_ratio=filters,
+                accuracy=float(each.hits.mean()),
+                interval=wilson_interval(int(each.hits.sum()), len(each.hits)),
+                drop=drop,
+                drop_interval=interval,
+                passed=True,
+                undecided=False,
+                parameters=size.parameters,
+                macs=size.macs,
+                history=each.stages[-1].history,
+            )
+        )
+        watch(candidates[-1])
+    return Found(tuple(candidates), 1, state, reference)
+
+
+def _one_budget(budget: Budget | None, max_drop: float | None, ratios: tuple[float, float] | None) -> Budget | None:
+    """What to keep to, None for fixed ratios; raises ConfigError where several are given."""
+    given = [value for value in (budget, max_drop, ratios) if value is not None]
+    if len(given) > 1:
+        raise ConfigError("compress: several of budget, max_drop and ratios given; pass one of them")
+    if ratios is not None:
+        faults = [
+            f"{name}: {ratio} given; a fraction removed, 0 <= {name} < 1, is needed"
+            for name, ratio in zip(("basis_ratio", "filter_ratio"), ratios, strict=True)
+            if not 0 <= ratio < 1
+        ]
+        if faults:
+            raise ConfigError.of("compress", faults)
+        return None
+    return budget or Budget(max_drop=0.01 if max_drop is None else max_drop)
+
+
+def _noted(budget: Budget | None, ratios: tuple[float, float] | None) -> dict[str, Any]:
+    """The budget or the ratios as they are named on the command line."""
+    if budget is None:
+        return dict(zip(("basis_ratio", "filter_ratio"), ratios or (), strict=True))
+    return {name: value for name, value in vars(budget).items() if value is not None}
+
+
+def _called(given: object) -> str:
+    """What to call a model or data in the settings."""
+    return str(given) if isinstance(given, str | os.PathLike) else f"a {type(given).__name__} given in Python"
 
 
 def _seeded(recipe: Recipe, seed: int) -> Recipe:
     return replace(recipe, train=replace(recipe.train, seed=seed), finetune=replace(recipe.finetune, seed=seed))
-
-
-def _summary(
-    found: Found, pipeline: Pipeline, budget: Budget, search: SearchConfig, seed: int, command: str
-) -> dict[str, Any]:
-    chosen = found.candidates[found.chosen]
-    first = found.candidates[0]
-    kind, value = next((name, value) for name, value in vars(budget).items() if value is not None)
-    report = measure(found.state.model)
-    packages = ("basisprune", "torch", "timm", "torchvision", "accelerate", "numpy")
-    summary: dict[str, Any] = {
-        "title": "basisprune",
-        "command": command,
-        "config": {"recipe": asdict(pipeline.settings), "search": asdict(search), "budget": asdict(budget)},
-        "seed": seed,
-        "versions": {"python": platform.python_version()} | {name: version(name) for name in packages},
-        "device": f"{platform.machine()}, {torch.get_num_threads()} threads",
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "verdict": verdict(first, chosen),
-        "budget": {"kind": kind, "value": value},
-        "classes": list(pipeline.splits.classes),
-        "reference": {key: getattr(first, key) for key in ("accuracy", "interval", "parameters", "macs")},
-        "candidates": [
-            asdict(candidate) | {"chosen": index == found.chosen} for index, candidate in enumerate(found.candidates)
-        ],
-        "layers": [asdict(layer) for layer in report.layers],
-        "importance": _importance(found, pipeline),
-    }
-    test = pipeline.splits.test
-    if test is not None:
-        prepared = pipeline.settings.train.prepared
-        before = predict(found.reference.model, test, prepared=prepared)
-        after = predict(found.state.model, test, prepared=prepared)
-        summary |= _on_test(before, after, first, chosen, test, pipeline.splits)
-    return summary
-
-
-def verdict(first: Candidate, chosen: Candidate) -> str:
-    """One plain sentence on what came out."""
-    if chosen is first or chosen.name == first.name:
-        return "No pruning keeps to the budget: even the mildest that was tried loses too much. The model is unpruned."
-    saved = 1 - chosen.parameters / first.parameters
-    fewer = 1 - chosen.macs / first.macs
-    sentence = (
-        f"{saved:.0%} of the parameters and {fewer:.0%} of the multiply-adds removed; the accuracy on the validation "
-        f"images went from {first.accuracy:.1%} to {chosen.accuracy:.1%}."
-    )
-    if chosen.undecided:
-        low, high = chosen.drop_interval
-        sentence += (
-            f" The images are too few to be sure of the budget: the drop lies between {low:.1%} and {high:.1%} "
-            "with 95 % confidence."
-        )
-    if not chosen.passed:
-        sentence += " This is the smallest that was tried, and it is still larger than asked for."
-    return sentence
-
-
-def _importance(found: Found, pipeline: Pipeline) -> dict[str, dict[str, list[float]]]:
-    """Scales and Taylor scores of a few layers of the unpruned network, in the order of the singular values."""
-    scores = taylor_scores(found.reference.model, PreparedBatches(pipeline.val, pipeline.spec, limit=512, shuffle=True))
-    pairs = basis_pairs(found.reference.model)
-    names = list(pairs)
-    places = np.unique(np.linspace(0, len(names) - 1, min(_FIGURE_LAYERS, len(names))).round().astype(int))
-    return {
-        names[place]: {
-            "scales": pairs[names[place]].scaling.scale.detach().double().cpu().tolist(),
-            "taylor": list(scores.layers[names[place]].values),
-        }
-        for place in places
-    }
-
-
-def _on_test(
-    before: Predictions,
-    after: Predictions,
-    first: Candidate,
-    chosen: Candidate,
-    test: LabelledImages,
-    splits: Splits,
-) -> dict[str, Any]:
-    def row(predictions: Predictions, candidate: Candidate) -> dict[str, Any]:
-        hits = predictions.hits
-        return {
-            "accuracy": float(hits.mean()),
-            "interval": wilson_interval(int(hits.sum()), len(hits)),
-            "parameters": candidate.parameters,
-            "macs": candidate.macs,
-        }
-
-    changed = np.flatnonzero(before.classes != after.classes)[:_CHANGED_IMAGES].tolist()
-    return {
-        "test": {"before": row(before, first), "after": row(after, chosen)},
-        "confusion": {
-            "before": before.confusion(splits.num_classes),
-            "after": after.confusion(splits.num_classes),
-        },
-        "changed": [
-            {
-                "image": _as_png(test[index][0]),
-                "label": splits.classes[before.labels[index]],
-                "before": splits.classes[before.classes[index]],
-                "after": splits.classes[after.classes[index]],
-            }
-            for index in changed
-        ],
-    }
-
-
-def _as_png(image: torch.Tensor) -> str:
-    """A small picture (C, H, W) as a data address."""
-    pixels = image if image.dtype == torch.uint8 else (image.clamp(0, 1) * 255).to(torch.uint8)
-    array = pixels.permute(1, 2, 0).cpu().numpy()
-    picture = Image.fromarray(array[:, :, 0] if array.shape[2] == 1 else array)
-    picture.thumbnail((64, 64))
-    buffer = io.BytesIO()
-    picture.save(buffer, format="PNG")
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()

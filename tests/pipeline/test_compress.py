@@ -15,9 +15,12 @@ import pytest
 import torch
 from tiny import tiny_images, tiny_model, tiny_training
 
+from basisprune.bundle import load_bundle
 from basisprune.compress import compress
 from basisprune.config import RECIPES, Recipe
 from basisprune.data import Splits, load_data
+from basisprune.errors import CheckpointError, ConfigError
+from basisprune.fold import fold
 from basisprune.measure import measure
 from basisprune.predict import predict
 from basisprune.search import Budget, SearchConfig
@@ -35,49 +38,162 @@ def data() -> Splits:
     return load_data(tiny_images(120), val_fraction=0.25, test_fraction=0.25)
 
 
-def run(output: Path | None = None):
-    return compress(
-        tiny_model(), data(), max_drop=0.02, recipe=recipe(), search=SearchConfig(tolerance=0.2), output=output
-    )
+def run(output: Path | None = None, **settings):
+    options = {"max_drop": 0.02, "recipe": recipe(), "search": SearchConfig(framework="basis+taylor"), "onnx": False}
+    return compress(tiny_model(), data(), output=output, **{**options, **settings})
 
 
-def test_the_result_is_within_the_budget_and_its_numbers_are_those_of_the_model():
-    result = run()
+@pytest.fixture(scope="module")
+def result():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield run()
+    torch.set_num_threads(before)
+
+
+def test_the_result_is_within_the_budget_and_its_numbers_are_those_of_the_model(result):
     assert result.chosen.passed
     assert result.chosen in result.history
     assert result.history[0].accuracy - result.chosen.accuracy <= 0.02 + 1e-9
     report = measure(result.model)
     assert (result.chosen.parameters, result.chosen.macs) == (report.parameters, report.macs)
-    assert result.history[0].parameters == measure(tiny_model()).parameters
     assert result.chosen.parameters < result.history[0].parameters
 
 
-def test_the_summary_survives_json_and_tells_what_happened():
-    result = run()
+def test_sizes_are_those_of_the_form_that_is_deployed(result):
+    folded = measure(fold(tiny_model(), torch.zeros(2, 3, 16, 16)), 16)
+    assert (result.history[0].parameters, result.history[0].macs) == (folded.parameters, folded.macs)
+    rows = result.summary["candidates"]
+    assert [(row["parameters"], row["macs"]) for row in rows] == [(c.parameters, c.macs) for c in result.history]
+    assert measure(result.original).parameters == folded.parameters
+    inside = sum(layer["parameters"] for layer in result.summary["layers"])
+    assert inside == result.chosen.parameters  # no norm is left
+
+
+def test_the_model_is_of_plain_layers_and_says_what_the_trained_one_says(result):
+    assert not any(type(module).__module__.startswith("basisprune.layers") for module in result.model.modules())
+    images = torch.rand(4, 3, 16, 16)
+    with torch.no_grad():
+        assert torch.allclose(result.model(images), result.trained.eval()(images), atol=1e-4)
+    assert tuple(result.model.classes) == ("0", "1", "2")
+
+
+def test_the_summary_survives_json_and_tells_what_happened(result):
     summary = json.loads(json.dumps(result.summary))
-    assert [c["name"] for c in summary["candidates"]] == [c.name for c in result.history]
+    assert summary["candidates"][0]["name"] == "unpruned"
     assert [c["chosen"] for c in summary["candidates"]].count(True) == 1
     after = predict(result.model, data().test)
     assert summary["test"]["after"]["accuracy"] == pytest.approx(float(after.hits.mean()))
     assert summary["confusion"]["after"] == after.confusion(3)
     assert "removed" in summary["verdict"]
+    assert all(row["latency_ms"] > 0 for row in summary["candidates"])
+    assert (summary["interrupted"], summary["kept_to_budget"]) == (False, True)
 
 
-def test_the_folder_holds_summary_and_report_and_a_second_start_changes_nothing(tmp_path):
-    first = run(tmp_path / "out")
-    assert json.loads((tmp_path / "out" / "summary.json").read_text())["verdict"] == first.summary["verdict"]
-    assert (tmp_path / "out" / "report.html").stat().st_size > 1000
+def test_the_folder_holds_everything_and_a_second_start_changes_nothing(tmp_path):
+    first = run(tmp_path / "out", onnx=True, int8=True)
+    names = {"config.yaml", "summary.json", "report.html", "model", "model.onnx", "model.int8.onnx", "candidates"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == names
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary == json.loads(json.dumps(first.summary))
+    assert {(row["backend"], row["batch_size"]) for row in summary["latency"]["rows"]} == {
+        (backend, batch) for backend in ("eager", "onnxruntime") for batch in (1, 32)
+    }
+    assert 0 <= summary["files"]["model.int8.onnx"]["accuracy"] <= 1
+    bundle = load_bundle(tmp_path / "out" / "model")
+    images = torch.rand(2, 3, 16, 16)
+    assert torch.equal(bundle.model(images), first.model(images))
+    assert (bundle.classes, bundle.metrics["verdict"]) == (("0", "1", "2"), summary["verdict"])
     again = run(tmp_path / "out")
     assert again.history == first.history
     for key, value in first.model.state_dict().items():
         assert torch.equal(value, again.model.state_dict()[key])
 
 
+def test_a_folder_of_other_settings_is_refused_with_the_difference(tmp_path):
+    run(tmp_path / "out")
+    before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    with pytest.raises(CheckpointError, match=r"other settings(?s:.*)max_drop: 0\.02 -> 0\.05"):
+        run(tmp_path / "out", max_drop=0.05)
+    assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()} == before
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path):
+    (tmp_path / "thesis.txt").write_text("chapter one")
+    with pytest.raises(CheckpointError, match=r"holds thesis\.txt but no config\.yaml"):
+        run(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_a_result_can_be_saved_and_reported_later(result, tmp_path):
+    assert result.save(tmp_path / "saved", onnx=False) == tmp_path / "saved"
+    assert {path.name for path in (tmp_path / "saved").iterdir()} == {
+        "config.yaml",
+        "summary.json",
+        "report.html",
+        "model",
+    }
+    assert result.report(tmp_path / "page.html").stat().st_size > 1000
+
+
 def test_sizes_are_budgets_too():
-    result = compress(
-        tiny_model(), data(), Budget(target_params=700), recipe=recipe(), search=SearchConfig(tolerance=0.2)
-    )
+    result = run(budget=Budget(target_params=700), max_drop=None)
     assert measure(result.model).parameters <= 700
+
+
+def test_fixed_ratios_need_no_search():
+    result = run(ratios=(0.5, 0.25), max_drop=None)
+    assert [(c.basis_ratio, c.filter_ratio) for c in result.history] == [(0.0, 0.0), (0.5, 0.25)]
+    assert result.summary["budget"] == {"kind": "fixed", "value": None}
+    assert result.chosen.parameters == measure(result.model).parameters < result.history[0].parameters
+
+
+@pytest.mark.parametrize("framework", ["taylor", "basis"])
+def test_every_kind_of_framework_makes_a_summary(framework):
+    result = run(search={"framework": framework})
+    assert bool(result.summary["importance"]) == (framework == "basis")
+    assert all(c.filter_ratio == 0 for c in result.history) == (framework == "basis")
+
+
+def test_where_nothing_keeps_to_the_budget_the_model_is_unpruned_and_says_so():
+    still = tiny_training(epochs=1, lr=1e-6, min_lr=0.0)
+    result = run(
+        budget=Budget(min_accuracy=0.999),
+        max_drop=None,
+        recipe=replace(recipe(), train=still, finetune=still),
+    )
+    assert result.chosen is result.history[0]
+    assert not result.summary["kept_to_budget"]
+    assert result.summary["verdict"].startswith("No pruning that was tried")
+
+
+def test_ctrl_c_ends_with_the_best_so_far(result, tmp_path):
+    whole = result
+
+    def stop(candidate):
+        if candidate.basis_ratio > 0:
+            raise KeyboardInterrupt
+
+    result = run(tmp_path / "out", watch=stop)
+    assert result.summary["interrupted"]
+    assert result.summary["verdict"].startswith("Stopped early")
+    assert load_bundle(tmp_path / "out" / "model").metrics["verdict"] == result.summary["verdict"]
+    assert run(tmp_path / "out").history == whole.history
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"budget": Budget(max_drop=0.1)}, "several of budget, max_drop and ratios"),
+        ({"ratios": (0.5, 0.5)}, "several of budget, max_drop and ratios"),
+        ({"ratios": (1.0, -0.1), "max_drop": None}, "(?s)basis_ratio: 1.0 given.*filter_ratio: -0.1 given"),
+        ({"recipe": {"trian": {}}}, "trian: no such setting. Did you mean 'train'"),
+        ({"search": {"framework": "tailor"}}, "Did you mean 'taylor'"),
+    ],
+)
+def test_wrong_settings_are_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        run(**settings)
 
 
 SCRIPT = """
@@ -112,10 +228,13 @@ def test_a_search_that_is_killed_again_and_again_ends_with_the_same_answer(tmp_p
         process.kill()
         process.communicate()
     final = start(tmp_path / "killed")
-    _, errors = final.communicate(timeout=120)
+    _, errors = final.communicate(timeout=300)
     assert final.returncode == 0, errors.decode()
     state = torch.load(tmp_path / "killed.pt", weights_only=True)
     assert state.keys() == expected.model.state_dict().keys()
     assert all(torch.equal(value, state[key]) for key, value in expected.model.state_dict().items())
     summaries = [json.loads((tmp_path / name / "summary.json").read_text()) for name in ("whole", "killed")]
+    for summary in summaries:
+        for candidate in summary["candidates"]:
+            candidate.pop("latency_ms")  # measured anew
     assert summaries[0]["candidates"] == summaries[1]["candidates"]

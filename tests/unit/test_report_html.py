@@ -61,7 +61,30 @@ def sample(candidates: int = 6, layers: int = 8) -> dict[str, Any]:
             "after": [[89, 2, 0, 0], [0, 87, 4, 0], [1, 2, 90, 0], [0, 0, 0, 99]],
         },
         "changed": [{"image": PIXEL, "label": "2", "before": "2", "after": "0"}],
+        "latency_by": "PyTorch",
+        "latency": {"rows": speed_rows(), "input_shape": [3, 32, 32], "threads": 1, "repeats": 20, "clock": "cpu"},
+        "files": {
+            "model": {"bytes": 8_049_000, "what": "for Python"},
+            "model.onnx": {"bytes": 8_061_234, "what": "for ONNX Runtime"},
+            "model.int8.onnx": {"bytes": 2_100_007, "what": "8 bits", "accuracy": 0.969, "interval": [0.96, 0.98]},
+        },
     }
+
+
+def speed_rows() -> list[dict[str, Any]]:
+    seconds = {("before", 1): 0.02, ("after", 1): 0.008, ("before", 32): 0.32, ("after", 32): 0.16}
+    return [
+        {
+            "model": model,
+            "backend": backend,
+            "batch_size": batch,
+            "seconds": time,
+            "spread": 0.001,
+            "speedup": seconds["before", batch] / time,
+        }
+        for backend in ("eager", "onnxruntime")
+        for (model, batch), time in seconds.items()
+    ]
 
 
 def candidate(number: int, count: int) -> dict[str, Any]:
@@ -208,7 +231,25 @@ def test_the_figures_have_the_numbers_of_the_result():
     assert [trace["name"] for trace in figures["training-loss"]["data"]] == ["training", "validation"]
 
 
-OPTIONAL = ["importance", "test", "confusion", "changed"]
+def test_the_tables_of_speeds_and_files_have_the_numbers_of_the_result():
+    result = sample()
+    tables = Page(render_report(result)).tables
+    rows = [[cell[0] for cell in row if cell] for row in tables["speeds"][1:]]
+    assert rows == [pytest.approx(row) for row in [[20, 8, 2.5], [10, 5, 2.0]] * 2]
+    files = [[number for cell in row for number in cell] for row in tables["files"][1:]]
+    assert files == [[8_049_000], [8_061_234], [0.969, 2_100_007]]
+
+
+def test_the_matrices_of_very_many_classes_are_left_out_with_a_sentence():
+    result = sample()
+    result["classes"] = [f"class {number}" for number in range(101)]
+    result["confusion"] = {side: [[1] * 101] * 101 for side in ("before", "after")}
+    page = Page(render_report(result))
+    assert "101 classes are too large for this page" in page.text
+    assert json.loads(page.scripts["result"]) == without(result, "confusion")
+
+
+OPTIONAL = ["importance", "test", "confusion", "changed", "latency", "files", "latency_by"]
 
 
 @pytest.mark.parametrize("value", ["missing", None])

@@ -1,12 +1,20 @@
-"""What the subcommands share."""
+"""What the subcommands share: errors and exit codes, numbers as people write them, settings from a file."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
+
+FAILED, NOT_KEPT, INTERRUPTED = 1, 3, 130
+_IGNORED = frozenset({"versions"})
 
 
 @contextmanager
@@ -18,33 +26,145 @@ def told_errors() -> Iterator[None]:
         yield
     except BasisPruneError as error:
         typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(1) from error
+        raise typer.Exit(FAILED) from error
     except KeyboardInterrupt:
         typer.echo("stopped; run the same command again to go on from here", err=True)
-        raise typer.Exit(130) from None
+        raise typer.Exit(INTERRUPTED) from None
 
 
-def fraction(text: str) -> float:
+def tell(line: str) -> None:
+    """Writes a line about what happens to stderr."""
+    typer.echo(line, err=True)
+
+
+def show_json(value: Any) -> None:
+    """Writes the one JSON value that stdout holds with --json."""
+    typer.echo(json.dumps(value))
+
+
+def command_line() -> str:
+    """The command as it was typed."""
+    return shlex.join(["basisprune", *sys.argv[1:]])
+
+
+def fraction(text: object) -> float:
     """'1%' or '0.01' as a number.
 
     >>> fraction("1%"), fraction("0.5")
     (0.01, 0.5)
     """
-    match = re.fullmatch(r"\s*([0-9.]+)\s*(%?)\s*", text)
-    try:
-        return float(match[1]) / (100 if match[2] else 1)  # type: ignore[index]
-    except (TypeError, ValueError):
-        raise typer.BadParameter(f"{text!r} given; write a percentage such as 1% or a fraction such as 0.01") from None
+    return _number(text, {"": 1, "%": 0.01}, "a percentage such as 1% or a fraction such as 0.01")
 
 
-def amount(text: str) -> int:
+def amount(text: object) -> int:
     """'1.5M', '300k' or '250000' as a number.
 
     >>> amount("1.5M"), amount("300k")
     (1500000, 300000)
     """
-    match = re.fullmatch(r"\s*([0-9.]+)\s*([kMG]?)\s*", text)
+    return round(_number(text, {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}, "a number such as 250000, 300k or 1.5M"))
+
+
+def milliseconds(text: object) -> float:
+    """'5ms', '0.2s' or '5' in milliseconds.
+
+    >>> milliseconds("5ms"), milliseconds("0.2s")
+    (5.0, 200.0)
+    """
+    return _number(text, {"": 1, "ms": 1, "s": 1000}, "a time such as 5ms or 0.1s")
+
+
+def _number(text: object, units: Mapping[str, float], wanted: str) -> float:
+    match = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*([a-zA-Z%]*)\s*", str(text))
     try:
-        return round(float(match[1]) * {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}[match[2]])  # type: ignore[index]
-    except (TypeError, ValueError):
-        raise typer.BadParameter(f"{text!r} given; write a number such as 250000, 300k or 1.5M") from None
+        value = float(match[1]) * units[match[2]]  # type: ignore[index]
+    except (TypeError, ValueError, KeyError):
+        raise typer.BadParameter(f"{text!r} given; write {wanted}") from None
+    return round(value, 12)
+
+
+def as_given(value: Any) -> Any:
+    """The value itself: a name from the command line, or settings by name from a file."""
+    return value
+
+
+def read_config(ctx: typer.Context, path: Path | None) -> Path | None:
+    """Takes the settings of a YAML file as the defaults of the command's options; all faults are told at once."""
+    if path is None:
+        return None
+    with told_errors():
+        from basisprune.errors import ConfigError
+        from basisprune.settings import nearest, read_settings
+
+        given = {key.replace("-", "_"): value for key, value in read_settings(path).items() if key not in _IGNORED}
+        options = [param.name for param in ctx.command.params if param.name and not param.name.startswith("_")]
+        hints = get_type_hints(ctx.command.callback, include_extras=True)
+        faults = []
+        for key, value in given.items():
+            if key not in options:
+                hint = nearest(key, options) or f" Known are {', '.join(options)}"
+                faults.append(f"{key}: no such setting.{hint}")
+            elif value is not None:
+                faults += _faults_of(key, value, hints[key])
+        if faults:
+            raise ConfigError.of(str(path), faults)
+    ctx.default_map = {key: value for key, value in given.items() if value is not None}
+    return path
+
+
+def _faults_of(key: str, value: Any, annotated: Any) -> list[str]:
+    """What is wrong with a value for an option, as its parser or its type says."""
+    from basisprune.errors import ConfigError
+    from basisprune.settings import fault_of, recipe_of, search_of
+
+    checks: dict[str, Callable[[Any], object]] = {"recipe": recipe_of, "search": search_of}
+    kind, *options = get_args(annotated)
+    check = checks.get(key) or next((each.parser for each in options if getattr(each, "parser", None)), None)
+    try:
+        if check is None:
+            return fault_of(value, kind, key)
+        check(value)
+    except ConfigError as error:
+        _, *more = str(error).split("\n  - ")
+        return [f"{key}: {fault}" for fault in more] or [str(error)]
+    except typer.BadParameter as error:
+        return [f"{key}: {error.message}"]
+    return []
+
+
+def typed_here(ctx: typer.Context, name: str) -> bool:
+    """Whether the option is on the command line, rather than in a file or left at its default."""
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        callback=read_config,
+        is_eager=True,
+        help="A YAML file with options by name; those on the command line go before it.",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")]
+Model = Annotated[
+    str, typer.Option(help="A timm model name, package.module:factory, or a model/ folder written by train.")
+]
+Data = Annotated[str, typer.Option(help="A folder of class folders, an .npz file, or torchvision:NAME.")]
+Output = Annotated[Path, typer.Option(help="The folder for the result; an unfinished run in it goes on.")]
+RecipeOption = Annotated[
+    Any,
+    typer.Option("--recipe", parser=as_given, metavar="NAME", help="How to train: quick, paper, paper:cifar10, ..."),
+]
+Epochs = Annotated[int | None, typer.Option(help="How often each training sees the images; the recipe says.")]
+Size = Annotated[int | None, typer.Option(help="The side of the images in pixels; the model says.")]
+Pretrained = Annotated[bool, typer.Option(help="Start from pretrained weights.")]
+ValFraction = Annotated[
+    float, typer.Option(parser=fraction, metavar="PERCENT", help="Held out to judge, where the data has no val/.")
+]
+TestFraction = Annotated[
+    float, typer.Option(parser=fraction, metavar="PERCENT", help="Held out to the end, where the data has no test/.")
+]
+Limit = Annotated[int | None, typer.Option(help="Train on at most so many images.")]
+Seed = Annotated[int, typer.Option(help="For the split, the start and the training.")]

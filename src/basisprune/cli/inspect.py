@@ -2,29 +2,76 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from basisprune.cli.common import told_errors
+from basisprune.cli.common import ConfigFile, Json, show_json, told_errors
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def inspect(
-    model: Annotated[str, typer.Argument(help="A timm model name, or package.module:factory.")],
-    size: Annotated[int | None, typer.Option(help="The side of the images in pixels.")] = None,
-    classes: Annotated[int, typer.Option(help="How many classes it tells apart.")] = 10,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")] = False,
+    model: Annotated[str, typer.Argument(help="A timm model name, package.module:factory, a result or a bundle.")],
+    size: Annotated[int | None, typer.Option(help="The side of the images in pixels; the model says.")] = None,
+    classes: Annotated[int, typer.Option(help="How many classes a model by name tells apart.")] = 10,
+    latency: Annotated[bool, typer.Option("--latency", help="Measure how long it takes on this machine.")] = False,
+    as_json: Json = False,
+    _config: ConfigFile = None,
 ) -> None:
-    """Show the layers of a transfer model: kind, rank, parameters and multiply-adds.
+    """Show the layers of a model: kind, rank kept of the full rank, parameters, multiply-adds, and latency.
 
-    Example: basisprune inspect resnet50 --size 128
+    \b
+    Examples:
+      basisprune inspect resnet50 --size 128
+      basisprune inspect out --latency
+      basisprune inspect out/model --json
     """
     with told_errors():
-        from basisprune.measure import measure
         from basisprune.report import layer_table
-        from basisprune.transfer import transfer_model
+        from basisprune.summary import joined_report
+        from basisprune.training import spec_of
 
-        report = measure(transfer_model(model, classes, input_size=size))
-    typer.echo(json.dumps(asdict(report)) if as_json else layer_table(report))
+        network = _network(model, size, classes)
+        spec = spec_of(network)
+        shape = spec.shape if size is None else (spec.channels, size, size)
+        report = joined_report(network, shape)
+        times = _latency(network, shape) if latency else []
+    if as_json:
+        show_json(asdict(report) | ({"latency": times} if latency else {}))
+        return
+    typer.echo(layer_table(report))
+    for row in times:
+        each = 1000 * row["seconds"] / row["batch_size"]
+        typer.echo(f"{row['backend']}, batch {row['batch_size']}: {each:.2f} ms for each image, one thread")
+
+
+def _network(model: str, size: int | None, classes: int) -> nn.Module:
+    """The network of a folder, or a new one by name."""
+    from basisprune.errors import ModelError
+    from basisprune.loading import OnnxModel, load_any
+    from basisprune.transfer import transfer_model
+
+    if not Path(model).exists():
+        return transfer_model(model, classes, input_size=size)
+    network = load_any(model).model
+    if isinstance(network, OnnxModel):
+        raise ModelError(f"{model}: the layers of an ONNX file are not listed; give the model/ folder beside it")
+    return network
+
+
+def _latency(network: nn.Module, shape: tuple[int, ...]) -> list[dict[str, Any]]:
+    from basisprune.deliver import has_onnx
+    from basisprune.latency import measure_latency
+    from basisprune.summary import rounds
+
+    models = {"model": network}
+    repeats = rounds(models, shape, images=66, seconds=20)
+    if has_onnx():
+        report = measure_latency(models, shape, repeats=repeats)
+    else:
+        report = measure_latency(models, shape, repeats=repeats, backends=("eager",))
+    return [asdict(row) for row in report.rows]

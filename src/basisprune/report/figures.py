@@ -26,7 +26,7 @@ PALETTE: dict[str, tuple[str, str]] = {
     "blue": ("#2f6db3", "#78b0ea"),
 }
 FONT = "Inter, ui-sans-serif, system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
-COSTS = {"parameters": "parameters", "macs": "multiply-adds", "latency_ms": "latency"}
+COSTS = {"parameters": "parameters", "macs": "multiply-adds", "latency_ms": "latency", "bytes": "file size"}
 _TARGETS = {"target_params": "parameters", "target_macs": "macs", "target_latency": "latency_ms"}
 _MARKERS = {
     "failed": {"symbol": "x-thin", "size": 7, "color": "faint", "line": 1.5},

@@ -31,6 +31,8 @@ _NEEDED = (
 )
 # A matrix of more classes than this cannot be read; the ones most often confused are shown.
 _MATRIX = 20
+# Beyond this many classes the matrices would make the page too large.
+_MOST_CLASSES = 100
 _MINUS = "\u2212"
 
 
@@ -55,6 +57,8 @@ def render_report(result: Mapping[str, Any]) -> str:
         )
     graph_objects()  # refuse before any work, not half-way
     plain = _plain(result)
+    if len(plain["classes"]) > _MOST_CLASSES:
+        plain.pop("confusion", None)
     plots = _plots(plain)
     template = _environment().get_template("report.html")
     text: str = template.render(
@@ -64,6 +68,8 @@ def render_report(result: Mapping[str, Any]) -> str:
         plots=plots,
         figures={plot.key: plot.figure for group in plots.values() for plot in group},
         confusion=_matrices(plain),
+        too_many_classes=len(plain["classes"]) > _MOST_CLASSES and bool(result.get("confusion")),
+        speeds=_speeds(plain),
         changed=plain.get("changed"),
         settings=list(_flat(plain["config"])),
         palette=PALETTE,
@@ -130,6 +136,26 @@ def _matrices(result: Mapping[str, Any]) -> dict[str, Any] | None:
         if side in ("before", "after")
     }
     return {"classes": [classes[index] for index in shown], "all": len(classes), "tables": tables}
+
+
+def _speeds(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Rows of the table of latencies: for each setting the milliseconds for one image, before and after."""
+    latency = result.get("latency")
+    if not latency:
+        return []
+    found = {(row["model"], row["backend"], row["batch_size"]): row for row in latency["rows"]}
+    names = {"eager": "PyTorch", "onnxruntime": "ONNX Runtime"}
+    return [
+        {
+            "backend": names.get(backend, backend),
+            "batch": batch,
+            "before": 1000 * row["seconds"] / batch,
+            "after": 1000 * found["after", backend, batch]["seconds"] / batch,
+            "speedup": found["after", backend, batch]["speedup"],
+        }
+        for (model, backend, batch), row in found.items()
+        if model == "before"
+    ]
 
 
 def _mistakes(matrix: Sequence[Sequence[int]], index: int) -> int:
@@ -207,6 +233,8 @@ def amount(value: float | None, key: str) -> str:
 
     >>> amount(4_651_234, "macs"), amount(812, "parameters"), amount(0.5, "accuracy"), amount(3.14159, "latency_ms")
     ('4.65 M', '812', '50.0 %', '3.14 ms')
+    >>> amount(4_651_234, "bytes")
+    '4.65 MB'
     """
     if value is None:
         return "\u2013"
@@ -214,6 +242,8 @@ def amount(value: float | None, key: str) -> str:
         return percent(value)
     if key == "latency_ms":
         return f"{_three_digits(value)} ms"
+    if key == "bytes":
+        return amount(value, "parameters") + ("B" if value >= 1e3 else " B")
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if value >= size:
             return f"{_three_digits(value / size)} {unit}"

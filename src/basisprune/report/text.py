@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from basisprune.report.html import change, comparison, exact
 
 if TYPE_CHECKING:
     from basisprune.measure import ModelReport
@@ -48,6 +50,15 @@ def framework_table(results: Sequence[Pruned]) -> str:
     ]
     header = ("framework", "accuracy", "parameters", "removed", "multiply-adds", "removed")
     return text_table(header, rows, left={0})
+
+
+def comparison_table(result: Mapping[str, Any]) -> str:
+    """A text table of a result before and after: accuracies, parameters, multiply-adds, latency, file size."""
+    rows = [
+        (row["label"], exact(row["before"], row["key"]), exact(row["after"], row["key"]), change(row))
+        for row in comparison(result)
+    ]
+    return text_table(("", "before", "after", "change"), rows, left={0})
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: set[int]) -> str:

@@ -1,0 +1,71 @@
+"""`basisprune predict`: images in, classes out."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from basisprune.cli.common import FAILED, ConfigFile, Json, show_json, tell, told_errors
+
+if TYPE_CHECKING:
+    from basisprune.ask import Answer
+
+
+def predict(
+    result: Annotated[Path, typer.Argument(help="What compress or train wrote, a model/ folder, or an .onnx file.")],
+    images: Annotated[list[Path], typer.Argument(help="Image files, and folders of them.")],
+    top: Annotated[int, typer.Option(min=1, help="How many classes to name for each image.")] = 1,
+    as_json: Json = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV on stdout: file, class, probability.")] = False,
+    _config: ConfigFile = None,
+) -> None:
+    """Name the class of each image, and how probable it is.
+
+    An image that cannot be read is told on stderr, the others are predicted, and the exit code is 1.
+
+    \b
+    Examples:
+      basisprune predict out cat.jpg
+      basisprune predict out new-photos --csv > classes.csv
+      basisprune predict out/model.onnx cat.jpg dog.jpg --top 3 --json
+    """
+    if as_json and as_csv:
+        raise typer.BadParameter("--json and --csv exclude each other; leave one out")
+    with told_errors():
+        from basisprune.ask import ask, image_files
+        from basisprune.loading import load_any
+
+        answers = list(ask(load_any(result), image_files(images)))
+    bad = [answer for answer in answers if answer.error]
+    for answer in bad:
+        tell(f"error: {answer.error}")
+    good = [answer for answer in answers if not answer.error]
+    if as_json:
+        show_json([_as_dict(answer, top) for answer in answers])
+    elif as_csv:
+        typer.echo(_as_csv(good, top), nl=False)
+    else:
+        for answer in good:
+            named = ", ".join(f"{name} {share:.1%}" for name, share in answer.classes[:top])
+            typer.echo(f"{answer.file}: {named}")
+    if bad:
+        raise typer.Exit(FAILED)
+
+
+def _as_dict(answer: Answer, top: int) -> dict[str, Any]:
+    if answer.error:
+        return {"file": str(answer.file), "error": answer.error}
+    name, share = answer.classes[0]
+    return {"file": str(answer.file), "class": name, "probability": share, "classes": dict(answer.classes[:top])}
+
+
+def _as_csv(answers: list[Answer], top: int) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["file", "class", "probability"])
+    writer.writerows((answer.file, name, share) for answer in answers for name, share in answer.classes[:top])
+    return text.getvalue()

@@ -1,0 +1,103 @@
+"""What `compress`, `train` or an export wrote -> a network that can be asked, whatever its form."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from basisprune.bundle import load_bundle
+from basisprune.bundle.files import CONFIG as BUNDLE_CONFIG
+from basisprune.errors import BundleError, ModelError
+from basisprune.export.runtime import open_session, require_onnx, run_session
+from basisprune.settings import CONFIG, read_settings
+from basisprune.types import InputSpec
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A network in eval mode that knows how its images are prepared, and the names of its classes.
+
+    `settings` are those of the run, empty where it did not come from a run's folder.
+    """
+
+    model: nn.Module
+    classes: tuple[str, ...]
+    spec: InputSpec
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+class OnnxModel(nn.Module):
+    """An ONNX file of `export_onnx`, run by onnxruntime on the CPU, as a module that takes prepared images."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        require_onnx()
+        try:
+            self.session: Any = open_session(path)
+        except Exception as error:  # onnxruntime's own, of several kinds
+            raise ModelError(f"{path}: onnxruntime cannot read it ({str(error)[:300]}); export it again") from error
+        facts = self.session.get_modelmeta().custom_metadata_map
+        try:
+            about = json.loads(facts["basisprune.input"])
+            spec = InputSpec(*(about[key] for key in ("size", "mean", "std", "interpolation")))
+            self.classes: list[str] | None = json.loads(facts["basisprune.classes"])
+        except (KeyError, ValueError) as error:
+            raise ModelError(
+                f"{path}: does not say how it wants its images; export it with export_onnx from a network with an "
+                "input_spec"
+            ) from error
+        self.input_spec = spec
+        self.prepares, self.layout = bool(about["prepares"]), str(about["layout"])
+        # Its device is what others ask a network for.
+        self.mean = nn.Parameter(torch.tensor(spec.mean).view(-1, 1, 1), requires_grad=False)
+        self.std = nn.Parameter(torch.tensor(spec.std).view(-1, 1, 1), requires_grad=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """The scores (N, classes) for prepared images (N, C, H, W)."""
+        if self.prepares:  # the graph wants the pixels that they were made from
+            images = ((images * self.std + self.mean) * 255).round().clamp(0, 255).to(torch.uint8)
+            images = images.permute(0, 2, 3, 1) if self.layout == "NHWC" else images
+        return run_session(self.session, images.contiguous()).float()
+
+
+def load_any(path: str | Path) -> Loaded:
+    """The network in the folder of a run, in a bundle, or in an .onnx file.
+
+    Raises BundleError where there is none of these; nothing is unpickled.
+    """
+    path = Path(path)
+    if path.suffix == ".onnx" and path.is_file():
+        network = OnnxModel(path).eval()
+        return Loaded(network, _names(network.classes, network, network.input_spec), network.input_spec)
+    if (path / BUNDLE_CONFIG).is_file():
+        return _from_bundle(path, {})
+    if (path / CONFIG).is_file():
+        if not (path / "model" / BUNDLE_CONFIG).is_file():
+            raise BundleError(f"{path}: this run has not written its model yet; run its command again to its end")
+        return _from_bundle(path / "model", read_settings(path / CONFIG))
+    raise BundleError(
+        f"{path}: {'holds' if path.exists() else 'is'} no result; give the folder that compress or train wrote, its "
+        "model/ folder, or an .onnx file"
+    )
+
+
+def _from_bundle(folder: Path, settings: Mapping[str, Any]) -> Loaded:
+    bundle = load_bundle(folder)
+    if bundle.input_spec is None:
+        raise BundleError(f"{folder}: does not say how its images are prepared; save a network with an input_spec")
+    classes = _names(bundle.classes, bundle.model, bundle.input_spec)
+    return Loaded(bundle.model, classes, bundle.input_spec, settings)
+
+
+@torch.no_grad()
+def _names(classes: Any, model: nn.Module, spec: InputSpec) -> tuple[str, ...]:
+    """The names of the classes, their numbers where they have none."""
+    if classes is not None:
+        return tuple(classes)
+    return tuple(str(number) for number in range(model(torch.zeros(1, *spec.shape)).shape[-1]))
