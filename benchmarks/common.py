@@ -11,9 +11,6 @@ from typing import Any
 
 import torch
 
-from basisprune.latency import interleaved as interleaved
-from basisprune.latency import speedup as ratio  # noqa: F401
-
 RESULTS = Path(__file__).parent / "results"
 
 

@@ -18,11 +18,12 @@ from collections.abc import Callable
 import timm
 import torch
 import torch_pruning
-from common import interleaved, ratio, write_result
+from common import write_result
 from torch import nn
 
 from basisprune import plan_filters, prune_filters, score_filters, trace_coupling
 from basisprune.importance.hrank import mean_ranks
+from basisprune.latency import interleaved, speedup
 
 
 def ours(model: nn.Module, images: torch.Tensor) -> nn.Module:
@@ -75,8 +76,8 @@ def compare(name: str, size: int, repeats: int) -> dict[str, object]:
     )
     medians = {key: statistics.median(values) for key, values in (pruning | ranking).items()}
     return {
-        "pruning": ratio(pruning, "basisprune", "torch-pruning"),
-        "hrank": ratio(ranking, "hrank", "forward"),
+        "pruning": speedup(pruning, "basisprune", "torch-pruning"),
+        "hrank": speedup(ranking, "hrank", "forward"),
         "median seconds": medians,
     }
 

@@ -21,10 +21,11 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from common import interleaved, ratio, write_result
+from common import write_result
 from torch import nn
 
 from basisprune import decompose, measure, set_trainable, transfer_model
+from basisprune.latency import interleaved, speedup
 from basisprune.layers import BasisScalingConv
 from basisprune.surgery import find_layers
 from basisprune.training import project_scales
@@ -94,11 +95,11 @@ def main() -> None:
     seconds = interleaved(steps, repeats=options.repeats, settle=2)
     svd = interleaved({"decompose": lambda: decompose(plain), "lapack": bare_svd(plain)}, repeats=3, warmup=1)
     results = {
-        "speed": ratio(seconds, "plain", "decomposed"),
-        "limit": ratio(seconds, "plain", "scales frozen"),
+        "speed": speedup(seconds, "plain", "decomposed"),
+        "limit": speedup(seconds, "plain", "scales frozen"),
         "macs": measure(plain).macs / measure(split).macs,
         "memory": memory["decomposed"] / memory["plain"],
-        "decompose": ratio(svd, "decompose", "lapack"),
+        "decompose": speedup(svd, "decompose", "lapack"),
         "median seconds": {name: statistics.median(values) for name, values in (seconds | svd).items()},
         "peak bytes": memory,
     }
