@@ -267,7 +267,6 @@ def test_mode_dtype_and_what_is_trainable_are_kept():
     assert not any(pair.scaling.weight.requires_grad for pair in basis_pairs(pruned).values())
 
 
-
 def test_statistics_that_are_missing_or_of_another_network_are_refused():
     model, batches = decomposed("plain")
     plan, statistics = planned(model, batches), basis_statistics(model, batches)
