@@ -2,14 +2,17 @@
 
     python benchmarks/tables.py [--demo runs/demo]
 
-Nothing is measured here. With --demo, the summaries of `basisprune demo` in that folder are taken over into
-results/demo.json first.
+Nothing is measured here. With --demo, what `basisprune demo` wrote into that folder is taken over into
+results/demo.json first, and a picture of its report into docs/report.png.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shutil
+import subprocess
+import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -130,61 +133,63 @@ def latency_section() -> str:
     return table(("network, runtime", *names), rows) + f"\n\n{note}{said}"
 
 
-def demo_rows() -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = load("demo")["results"]
-    return rows
-
-
 def demo_section() -> str:
-    rows = demo_rows()
-    first = rows[0]
-    return table(
-        ("framework", "accuracy", "parameters", "removed", "multiply-adds", "removed"),
-        [
-            (
-                row["framework"],
-                f"{row['accuracy']:.1%}",
-                f"{row['parameters'] / 1e6:.2f}M",
-                f"{1 - row['parameters'] / first['parameters']:.0%}",
-                f"{row['macs'] / 1e6:.1f}M",
-                f"{1 - row['macs'] / first['macs']:.0%}",
-            )
-            for row in rows
-        ],
-    )
+    found = load("demo")["results"]
+    before, after = found["before"], found["after"]
+    shown = {"parameters": "{:,}", "macs": "{:,}", "latency_ms": "{:.1f} ms", "bytes": "{:,} bytes"}
+    titles = {"macs": "multiply-adds", "latency_ms": f"one image, {found['latency_by']}", "bytes": "file"}
+    rows = [("accuracy on 500 test images", f"{before['accuracy']:.1%}", f"{after['accuracy']:.1%}", "")]
+    for key, form in shown.items():
+        change = f"{after[key] / before[key] - 1:+.0%}"
+        rows.append((titles.get(key, key), form.format(before[key]), form.format(after[key]), change))
+    return table(("", "before", "after", "change"), rows) + f"\n\n{found['verdict']}"
 
 
 def demo_picture() -> str:
-    """The parameters of each network as bars, with its accuracy, as an SVG."""
-    rows, step, left, longest = demo_rows(), 44, 120, 340
-    most = max(row["parameters"] for row in rows)
-    marks = []
+    """Accuracy against parameters of every network that the search tried, as an SVG."""
+    rows = load("demo")["results"]["candidates"]
+    width, height, left, top = 660, 300, 60, 20
+    inner_width, inner_height = width - left - 30, height - top - 50
+    most, least = max(row["parameters"] for row in rows), min(row["accuracy"] for row in rows)
+    best = max(row["accuracy"] for row in rows)
+
+    def place(row: dict[str, Any]) -> tuple[float, float]:
+        share = (row["accuracy"] - least) / max(best - least, 1e-9)
+        return left + inner_width * row["parameters"] / most, top + inner_height * (1 - share)
+
+    marks = [
+        f'<line x1="{left}" y1="{top + inner_height}" x2="{width - 30}" y2="{top + inner_height}"/>',
+        f'<line x1="{left}" y1="{top}" x2="{left}" y2="{top + inner_height}"/>',
+        f'<text x="{left + inner_width / 2}" y="{height - 8}" text-anchor="middle">parameters</text>',
+        f'<text x="{left - 8}" y="{top + 8}" text-anchor="end">{best:.0%}</text>',
+        f'<text x="{left - 8}" y="{top + inner_height}" text-anchor="end">{least:.0%}</text>',
+    ]
     for number, row in enumerate(rows):
-        y, length = 20 + step * number, longest * row["parameters"] / most
-        label = f"{row['parameters'] / 1e6:.2f}M parameters, {row['accuracy']:.1%}"
-        colour = "#94a3b8" if number == 0 else "#2563eb"
-        marks.append(f'<text x="{left - 10}" y="{y + 18}" text-anchor="end">{row["framework"]}</text>')
-        marks.append(f'<rect x="{left}" y="{y}" width="{length:.1f}" height="26" rx="4" fill="{colour}"/>')
-        marks.append(f'<text x="{left + length + 10:.1f}" y="{y + 18}">{label}</text>')
-    height = 20 + step * len(rows)
-    style = "<style>text{font:13px sans-serif;fill:#64748b}</style>"
-    body = "".join(marks)
-    return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 660 {height}">{style}{body}</svg>\n'
+        x, y = place(row)
+        colour = "#94a3b8" if number == 0 or not row["passed"] else "#2563eb"
+        marks.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{8 if row["chosen"] else 5}" fill="{colour}"/>')
+        name = "unpruned" if number == 0 else "chosen" if row["chosen"] else ""
+        label = f"{name}, {row['parameters'] / 1e6:.2f}M" if name else ""
+        side, anchor = (-12, "end") if x > width / 2 else (12, "start")
+        marks.append(f'<text x="{x + side:.1f}" y="{y + 20:.1f}" text-anchor="{anchor}">{label}</text>')
+    style = "<style>text{font:13px sans-serif;fill:#64748b}line{stroke:#94a3b8}</style>"
+    return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}">{style}{"".join(marks)}</svg>\n'
 
 
 def take_demo(folder: Path) -> None:
-    summaries = [json.loads(path.read_text()) for path in folder.glob("*.json") if "plan" not in path.name]
-    rows = [
-        {
-            "framework": summary["framework"],
-            "accuracy": summary["test_accuracy"],
-            "parameters": summary["stages"][-1]["parameters"],
-            "macs": summary["stages"][-1]["macs"],
-        }
-        for summary in summaries
-        if "framework" in summary
-    ]
-    write_result("demo", {"command": "basisprune demo"}, sorted(rows, key=lambda row: -row["parameters"]))
+    """Takes over the demo's numbers, and a picture of its report where Chromium is installed."""
+    summary = json.loads((folder / "summary.json").read_text())
+    kept = ("basis_ratio", "filter_ratio", "accuracy", "parameters", "macs", "passed", "chosen")
+    candidates = [{key: candidate[key] for key in kept} for candidate in summary["candidates"]]
+    results = summary["test"] | {key: summary[key] for key in ("verdict", "latency_by")} | {"candidates": candidates}
+    write_result("demo", {"command": "basisprune demo"}, results)
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is not None:
+        with tempfile.TemporaryDirectory() as profile:
+            flags = ["--headless", "--no-sandbox", "--hide-scrollbars", f"--user-data-dir={profile}"]
+            flags += ["--window-size=1100,1500", "--virtual-time-budget=10000"]
+            picture, page = ROOT / "docs" / "report.png", (folder / "report.html").resolve().as_uri()
+            subprocess.run([browser, *flags, f"--screenshot={picture}", page], check=True, capture_output=True)
 
 
 def main() -> None:
@@ -209,7 +214,7 @@ def main() -> None:
     (ROOT / "docs" / "demo.svg").write_text(demo_picture())
     readme = (ROOT / "README.md").read_text()
     before, rest = readme.split(BEGIN)
-    block = f"{demo_section()}\n\n![parameters and accuracy](docs/demo.svg)"
+    block = f"{demo_section()}\n\n![accuracy and parameters of all candidates](docs/demo.svg)"
     (ROOT / "README.md").write_text(f"{before}{BEGIN}\n{block}\n{END}{rest.split(END)[1]}")
 
 

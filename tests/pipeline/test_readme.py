@@ -31,6 +31,8 @@ def test_the_python_examples_run_as_written(monkeypatch, tmp_path, capsys):
         exec(block, names)
     assert "multiply-adds" in capsys.readouterr().out
     assert names["plan"].removed == 10
+    assert (tmp_path / "report.html").exists()
+    assert (tmp_path / "small" / "model.onnx").exists()
 
 
 def test_every_link_and_make_target_exists():

@@ -119,3 +119,8 @@ def test_a_norm_over_another_axis_is_not_taken_for_the_filters_gate():
     images = torch.randn(2, 3, 8, dtype=torch.float64)
     assert norms_behind(model, ["0"], images) == {}
     assert len(score_filters(model, "taylor", ["0"], [labelled(images)]).layers["0"].values) == 8
+
+
+@pytest.mark.parametrize("method", ["l1", "taylor", "hrank", "bn_scale", "random"])
+def test_no_layers_have_no_scores(method):
+    assert score_filters(nn.Conv2d(3, 4, 1), method, [], []).layers == {}

@@ -42,13 +42,15 @@ def score_filters(
     - "bn_scale": the absolute scale of the norm right behind the layer; the L1 norm where there is none.
     - "random": the control.
 
-    All but "l1" and "random" need `batches` of prepared images, "taylor" with labels.
+    All but "l1" and "random" need `batches` of prepared images, "taylor" with labels. No layers have no scores.
     """
     if method not in get_args(FilterMethod):
         close = difflib.get_close_matches(str(method), get_args(FilterMethod), n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise ConfigError(f"method: {method!r} given; allowed are {', '.join(get_args(FilterMethod))}{hint}")
-    if method == "random":
+    if not layers:  # a network of which every filter is frozen
+        values: dict[str, torch.Tensor] = {}
+    elif method == "random":
         generator = torch.Generator().manual_seed(seed)
         values = {name: torch.rand(len(_filters(model, name)), generator=generator) for name in layers}
     elif method == "l1":
