@@ -69,7 +69,14 @@ class Protocol:
 def _mini_recipe(_dataset: str) -> Recipe:
     quick = RECIPES["quick"]
     train = replace(quick.train, mixed_precision="bf16")
-    return replace(quick, train=train, finetune=replace(train, epochs=3), score_images=500)
+    return replace(
+        quick,
+        train=train,
+        finetune=replace(train, epochs=3),
+        plan=replace(quick.plan, round_to=None),
+        filter_plan=replace(quick.filter_plan, round_to=None),
+        score_images=500,
+    )
 
 
 PROTOCOLS = {

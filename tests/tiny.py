@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import nn
 
-from basisprune.config import TrainConfig
+from basisprune.config import RECIPES, Recipe, TrainConfig
 from basisprune.data import ArrayImages
 from basisprune.decompose import decompose
 from basisprune.transfer import TransferModel, transfer_model
@@ -47,3 +49,10 @@ def differing(one: nn.Module, other: nn.Module) -> set[str]:
     states = one.state_dict(), other.state_dict()
     assert states[0].keys() == states[1].keys()
     return {key for key, value in states[0].items() if not torch.equal(value, states[1][key])}
+
+
+def tiny_recipe(training: TrainConfig, name: str = "quick") -> Recipe:
+    """The recipe of that name with another training, and without blocks of channels, which a tiny network has not."""
+    recipe = RECIPES[name]
+    plan, filter_plan = replace(recipe.plan, round_to=None), replace(recipe.filter_plan, round_to=None)
+    return replace(recipe, train=training, finetune=training, plan=plan, filter_plan=filter_plan)

@@ -165,6 +165,8 @@ RECIPES = {
         compensate="mean",
         train=_QUICK_TRAINING,
         finetune=_QUICK_TRAINING,
+        plan=PlanConfig(round_to=8),  # runtimes compute other numbers of channels up to several times slower
+        filter_plan=PlanConfig(normalise="max", round_to=8),
     ),
 }
 """The presets: the paper's protocol, and a short one found by `benchmarks/recipe.py` and `benchmarks/plan.py`."""

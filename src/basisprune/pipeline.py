@@ -123,7 +123,7 @@ class Pipeline:
         done in so many equal steps with training in between.
         """
         _check_framework(framework, iterations)
-        self._claim_folder()
+        self.claim_folder()
         with_basis = framework.startswith("basis")
         method = framework.removeprefix("basis").removeprefix("+")
         state = self.decomposed() if with_basis else self.dense()
@@ -273,7 +273,7 @@ class Pipeline:
     def _path(self, key: str, suffix: str) -> Path | None:
         return None if self.folder is None else self.folder / (key.replace(", ", "-").replace(" ", "") + suffix)
 
-    def _claim_folder(self) -> None:
+    def claim_folder(self) -> None:
         """Notes in the folder what its runs have in common; raises CheckpointError where they had others."""
         if self.folder is None:
             return

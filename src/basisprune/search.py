@@ -198,6 +198,7 @@ class Search:
 
         Ctrl-C ends the search with the best so far, once there is something to compare with.
         """
+        self.pipeline.claim_folder()
         start = self.start()
         reference = self.reference or start
         self._judge(reference, {"basis": 1.0, "filters": 1.0})
@@ -235,6 +236,9 @@ class Search:
                 self.pipeline.say(str(error))
                 failed = share
                 continue
+            if _removes_nothing(tried):
+                failed = share
+                continue
             index = self._judge(tried, kept | {move.axis: kept[move.axis] * share})
             if self.candidates[index].passed:
                 state, passed = tried, share
@@ -249,6 +253,8 @@ class Search:
 
     def _reach_size(self, start: State) -> None:
         """Candidates that become small enough with as little pruning as possible; only the last one is tuned."""
+        if self.candidates[0].passed:
+            return
         kept: dict[Axis, float] = {"basis": 1.0, "filters": 1.0}
         state = start
         for move in self.moves:
@@ -263,8 +269,6 @@ class Search:
 
     def _share_for_size(self, start: State, move: Move) -> float:
         """The largest share to keep that is small enough, found without tuning; the smallest where none is."""
-        if self._is_small_enough(start):
-            return 1.0
         large, small = 1.0, 0.0
         while small < large * (1 - self.config.tolerance / 4) and large > self.config.smallest:
             share = math.sqrt(large * small) if small else max(large * self.config.step, self.config.smallest)
@@ -343,6 +347,11 @@ class Search:
         if passing:
             return max(passing, key=lambda index: (self.candidates[index].accuracy, *size(index)))
         return min(range(len(self.candidates)), key=size)
+
+
+def _removes_nothing(state: State) -> bool:
+    """Whether the last plan found nothing to remove, as blocks of `round_to` may be larger than what is asked for."""
+    return bool(state.plans) and state.plans[-1].removed == 0
 
 
 def _milliseconds(model: nn.Module, shape: Sequence[int]) -> float:

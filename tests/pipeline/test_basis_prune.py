@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny import tiny_images, tiny_model, tiny_training
+from tiny import tiny_images, tiny_model, tiny_recipe, tiny_training
 
 import basisprune.training
 from basisprune.config import RECIPES, Recipe
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 def recipe(name: str = "quick", **settings) -> Recipe:
     training = tiny_training(epochs=2, norm_statistics=RECIPES[name].train.norm_statistics)
-    return replace(RECIPES[name], **{"train": training, "finetune": training, **settings})
+    return replace(tiny_recipe(training, name), **settings)
 
 
 def data() -> Splits:
@@ -121,7 +121,7 @@ def test_a_folder_of_another_run_is_refused(tmp_path):
     first = again()
     assert same_weights(again().model, first.model)
     plan, longer = replace(recipe().plan, normalise="max"), replace(recipe().train, epochs=3)
-    others = {"plan": plan, "basis": "weights", "scale_init": 0.5, "compensate": "mean", "train": longer}
+    others = {"plan": plan, "basis": "weights", "scale_init": 0.5, "compensate": "none", "train": longer}
     for name, value in others.items():
         with pytest.raises(CheckpointError, match="use another"):
             again(**{name: value})

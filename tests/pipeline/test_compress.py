@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import tiny_images, tiny_model, tiny_training
+from tiny import tiny_images, tiny_model, tiny_recipe, tiny_training
 
 from basisprune.bundle import load_bundle
 from basisprune.compress import compress
-from basisprune.config import RECIPES, Recipe
+from basisprune.config import Recipe
 from basisprune.data import Splits, load_data
 from basisprune.errors import CheckpointError, ConfigError
 from basisprune.fold import fold
@@ -30,8 +30,7 @@ TESTS = Path(__file__).parent.parent
 
 
 def recipe() -> Recipe:
-    training = tiny_training(epochs=2)
-    return replace(RECIPES["quick"], train=training, finetune=training)
+    return tiny_recipe(tiny_training(epochs=2))
 
 
 def data() -> Splits:

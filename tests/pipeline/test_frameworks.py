@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import get_args
 
 import pytest
 import torch
-from tiny import tiny_images, tiny_model, tiny_training
+from tiny import tiny_images, tiny_model, tiny_recipe, tiny_training
 
-from basisprune.config import RECIPES, Recipe
+from basisprune.config import Recipe
 from basisprune.data import Splits, load_data, take
 from basisprune.demo import demo_data, demo_model
 from basisprune.errors import ConfigError
@@ -24,8 +23,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def recipe() -> Recipe:
-    training = tiny_training(epochs=1)
-    return replace(RECIPES["quick"], train=training, finetune=training)
+    return tiny_recipe(tiny_training(epochs=1))
 
 
 @pytest.fixture(scope="module")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tiny import tiny_images, tiny_model, tiny_training
+from tiny import tiny_images, tiny_model, tiny_recipe, tiny_training
 
 import basisprune
 import basisprune.demo
@@ -19,10 +18,9 @@ ROOT = Path(__file__).parent.parent.parent
 
 @pytest.mark.usefixtures("one_thread")
 def test_the_python_examples_run_as_written(monkeypatch, tmp_path, capsys):
-    training = tiny_training(epochs=1)
     monkeypatch.setattr(basisprune.demo, "demo_model", tiny_model)
     monkeypatch.setattr(basisprune.demo, "demo_data", lambda: load_data(tiny_images(90), val_fraction=0.2))
-    monkeypatch.setitem(RECIPES, "quick", replace(RECIPES["quick"], train=training, finetune=training))
+    monkeypatch.setitem(RECIPES, "quick", tiny_recipe(tiny_training(epochs=1)))
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert len(blocks) == 2

@@ -6,13 +6,12 @@ import csv
 import io
 import json
 import re
-from dataclasses import replace
 
 import pytest
 import torch
 import yaml
 from PIL import Image
-from tiny import tiny_images, tiny_model, tiny_training
+from tiny import tiny_images, tiny_model, tiny_recipe, tiny_training
 from torch import nn
 from typer.testing import CliRunner
 
@@ -48,8 +47,7 @@ def photos(tmp_path_factory):
 def quick_recipe():
     """The recipe "quick", for the tiny model."""
     before = RECIPES["quick"]
-    training = tiny_training(epochs=4, batch_size=8)
-    RECIPES["quick"] = replace(before, train=training, finetune=training)
+    RECIPES["quick"] = tiny_recipe(tiny_training(epochs=4, batch_size=8))
     yield
     RECIPES["quick"] = before
 

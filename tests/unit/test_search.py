@@ -44,6 +44,9 @@ class FakePipeline:
     def say(self, line: str) -> None:
         pass
 
+    def claim_folder(self) -> None:
+        pass
+
     def _tuned(self, basis: float, filters: float, enough) -> State:
         state = self._state(basis, filters)
         if enough is None or not enough(0, float(state.hits.mean())):
