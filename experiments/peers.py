@@ -44,15 +44,16 @@ def torch_pruned(model: nn.Module, method: str, ratio: float, batches: Iterable[
     pruned = copy.deepcopy(model).eval()
     for parameter in pruned.parameters():
         parameter.requires_grad_(True)
+    device = next(pruned.parameters()).device
     for images, labels in batches if method == "taylor" else ():
-        F.cross_entropy(pruned(images), labels).backward()
+        F.cross_entropy(pruned(images.to(device)), labels.to(device)).backward()
     importances = {
         "magnitude": torch_pruning.importance.MagnitudeImportance,
         "taylor": torch_pruning.importance.TaylorImportance,
     }
     pruner = torch_pruning.pruner.BasePruner(
         pruned,
-        torch.zeros(1, *spec_of(model).shape),
+        torch.zeros(1, *spec_of(model).shape, device=device),
         importance=importances[method](),
         global_pruning=True,
         pruning_ratio=ratio,
@@ -75,7 +76,8 @@ def svd_move(pipeline: Pipeline) -> Move:
     """Truncation by singular values, each in relation to the largest of its layer; no scaling factors, no Taylor."""
 
     def prune(state: State, ratio: float, enough: Enough | None) -> State:
-        plan = plan_basis(singular_values(state.model), ratio, replace(pipeline.settings.plan, normalise="max"))
+        config = replace(pipeline.settings.plan, normalise="max", per="vector")
+        plan = plan_basis(singular_values(state.model), ratio, config)
         pruned = prune_basis(state.model, plan, compensate="none")
         return pipeline.tune(state, f"{state.key}, truncated {ratio!r}", pruned, plan, enough=enough)
 

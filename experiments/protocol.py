@@ -30,7 +30,7 @@ VARIANTS: dict[str, Callable[[Recipe], Recipe]] = {
     "rebase": lambda recipe: replace(recipe, rebase=True),
     "distill": lambda recipe: replace(recipe, finetune=replace(recipe.finetune, distill=0.5)),
 }
-"""What the ablations change in the recipe, one thing at a time; "paper" is all of the paper's choices together."""
+"""What the ablations change in the recipe, one thing at a time; "paper" is the paper's way to plan on its basis."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ PROTOCOLS = {
         images=None,
         val_images=None,
         test_images=None,
-        search=SearchConfig(warm_start=False, polish=False, tolerance=0.1, smallest=0.005),
+        search=SearchConfig(warm_start=False, tune_fully=True, polish=False, tolerance=0.1, smallest=0.005),
         side=lambda dataset: PAPER_DATASETS[dataset][0],
         recipe=lambda dataset: find_recipe(f"paper:{dataset}"),
         budget=lambda dataset: Budget(min_accuracy=0.99) if dataset == "mnist" else Budget(max_drop=0.01),

@@ -27,7 +27,8 @@ class TrainConfig:
     trained; "batch" is ordinary BN. With `train_scales=False` the basis scaling factors stay as they are, as in
     a plain truncated SVD. `prepared` says that the images are normalised floats already. `distill` is the
     weight of what a teacher says, 0 to 1, at `distill_temperature` (Hinton et al., 2015); the labels have the rest.
-    rest, and without a teacher all of it.    >>> TrainConfig(epochs=0, lr=-1)
+
+    >>> TrainConfig(epochs=0, lr=-1)
     Traceback (most recent call last):
     basisprune.errors.ConfigError: TrainConfig: 2 faults
       - epochs: 0 given, at least 1 is needed
@@ -129,6 +130,8 @@ class Recipe:
         allowed = get_args(Compensation)
         if self.compensate not in allowed:
             raise ConfigError(f"Recipe: compensate: {self.compensate!r} given; allowed are {', '.join(allowed)}")
+        if self.filter_plan.per != "vector":
+            raise ConfigError(f"Recipe: filter_plan.per: {self.filter_plan.per!r} given; filters allow 'vector' alone")
 
 
 PAPER_DATASETS = {

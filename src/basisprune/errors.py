@@ -6,6 +6,7 @@
     ├── ModelError           (ValueError)     a network that cannot be taken as it is
     │   └── LayerError                        one layer of it; the message starts with its name
     ├── PlanError            (ValueError)     a plan or scores that do not fit the network
+    │   └── TooMuchError                      a ratio that removes more than can go
     ├── CheckpointError      (ValueError)     a file of ours that is damaged or belongs to another run
     ├── BundleError          (ValueError)     a saved network that cannot be written, or trusted when read
     ├── TrainingError        (RuntimeError)   a training that cannot go on
@@ -62,6 +63,10 @@ class LayerError(ModelError):
 
 class PlanError(BasisPruneError, ValueError):
     """A plan or scores that do not fit the network."""
+
+
+class TooMuchError(PlanError):
+    """A pruning ratio that asks for more than can be removed; a smaller one may do."""
 
 
 class CheckpointError(BasisPruneError, ValueError):

@@ -22,7 +22,7 @@ from basisprune.config import Recipe, TrainConfig, find_recipe
 from basisprune.coupling import trace_coupling
 from basisprune.data import LabelledImages, PreparedBatches, Splits, load_data
 from basisprune.decompose import decompose
-from basisprune.errors import CheckpointError, ConfigError, DataError
+from basisprune.errors import CheckpointError, ConfigError, DataError, PlanError
 from basisprune.importance import score_filters, taylor_scores
 from basisprune.measure import measure
 from basisprune.plan import plan_basis, plan_filters
@@ -34,6 +34,7 @@ from basisprune.types import BasisPlan, FilterPlan
 
 Framework: TypeAlias = Literal["baseline", "l1", "taylor", "hrank", "basis", "basis+taylor", "basis+hrank", "basis+l1"]
 Plan = TypeVar("Plan", BasisPlan, FilterPlan)
+_LONGEST_NAME = 160
 Enough = Callable[[int, float], bool]
 """Given the passes done since pruning (0 at first) and the validation accuracy: whether tuning may end."""
 
@@ -158,14 +159,16 @@ class Pipeline:
 
     def _start(self, key: str, build: Callable[[], nn.Module]) -> State:
         if key not in self._starts:
+            self.claim_folder()
             self._starts[key] = self._train(State(key, build()), self.settings.train)
         return self._starts[key]
 
     def prune_basis(self, state: State, ratio: float, *, enough: Enough | None = None) -> State:
         """The state without the fraction `ratio` of its basis vectors, tuned until it is `enough`."""
         key = f"{state.key}, basis {ratio!r}"
-        if key in self._starts:
-            return self._starts[key]
+        known = self._starts.get(key)
+        if known is not None and self._is_tuned(known, enough):
+            return known
         self.say("scoring the basis vectors on the validation images")
         model = rebase(state.model, self._basis_batches()) if self.settings.rebase else state.model
         with self._precision():
@@ -175,10 +178,15 @@ class Pipeline:
         how = self.settings.compensate
         statistics = basis_statistics(model, self._basis_batches()) if how == "refit" else None
         pruned = prune_basis(model, plan, compensate=how, statistics=statistics)
-        after = self.tune(state, key, pruned, plan, enough=enough)
-        if after.stages[-1].history:  # another search may want it tuned
-            self._starts[key] = after
-        return after
+        self._starts[key] = self.tune(state, key, pruned, plan, enough=enough)
+        return self._starts[key]
+
+    def _is_tuned(self, state: State, enough: Enough | None) -> bool:
+        """Whether a network that was tuned for another purpose would be tuned no longer for this one."""
+        passes = len(state.stages[-1].history)
+        return passes == self.settings.finetune.epochs or (
+            enough is not None and enough(passes, state.stages[-1].accuracy)
+        )
 
     def prune_filters(self, state: State, method: str, ratio: float, *, enough: Enough | None = None) -> State:
         """The state without the fraction `ratio` of its filters by the method's scores, tuned until it is `enough`."""
@@ -226,7 +234,8 @@ class Pipeline:
             return enough is not None and accuracy is not None and enough(len(history), accuracy)
 
         path = self._path(state.key, ".pt")
-        start = self._starts.get(state.key.split(", ")[0])  # unpruned, it teaches what was made of it
+        # The unpruned network teaches what was made of it.
+        start = self._starts.get(state.key.split(", ")[0], self._starts.get("dense"))
         result = fit(
             state.model,
             self.splits.train,
@@ -271,14 +280,22 @@ class Pipeline:
         return evaluate(model, data, prepared=self.settings.train.prepared).accuracy
 
     def _path(self, key: str, suffix: str) -> Path | None:
-        return None if self.folder is None else self.folder / (key.replace(", ", "-").replace(" ", "") + suffix)
+        if self.folder is None:
+            return None
+        name = key.replace(", ", "-").replace(" ", "")
+        if len(name) > _LONGEST_NAME:  # file systems allow 255 bytes
+            name = f"{name[:_LONGEST_NAME]}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+        return self.folder / (name + suffix)
 
     def claim_folder(self) -> None:
         """Notes in the folder what its runs have in common; raises CheckpointError where they had others."""
         if self.folder is None:
             return
         settings = asdict(self.settings)
-        now = {name: settings[name] for name in ("basis", "scale_init", "compensate", "basis_images", "rebase")}
+        now = {
+            name: settings[name]
+            for name in ("basis", "scale_init", "compensate", "basis_images", "score_images", "rebase")
+        }
         now |= {"input": asdict(self.spec), "classes": list(self.splits.classes)}
         now |= {"weights": _weights_digest(self.model), "data": _data_digest(self.splits)}
         text, path = json.dumps(now, indent=1) + "\n", self.folder / "run.json"
@@ -313,7 +330,11 @@ class Pipeline:
         path = self._path(key, ".plan.json")
         if path is None:
             return plan
-        old = type(plan).from_json(self._written_once(path, plan.to_json()))
+        text = self._written_once(path, plan.to_json())
+        try:
+            old = type(plan).from_json(text)
+        except PlanError as error:
+            raise CheckpointError(f"{path}: cannot be read ({error}); delete it to plan anew") from error
         if (old.pruning_ratio, old.options) == (plan.pruning_ratio, plan.options):
             return old
         raise CheckpointError(
@@ -355,7 +376,7 @@ def _weights_digest(model: nn.Module) -> str:
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         if not name.startswith("classifier."):
-            digest.update(name.encode() + tensor.detach().cpu().contiguous().view(-1).numpy().tobytes())
+            digest.update(name.encode() + tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]
 
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from basisprune.coupling import OUTPUT, Coupling, Group, trace_coupling
 from basisprune.coupling.tracing import named_tensors
-from basisprune.errors import ConfigError, PlanError
+from basisprune.errors import ConfigError, PlanError, TooMuchError
 from basisprune.layers import BasisPair, BasisScalingConv
 from basisprune.surgery import TORCH_CONVS, find_layers
 from basisprune.types import BasisPlan, FilterPlan, GroupPlan, InputSpec, LayerPlan, LayerScores, Scores
@@ -192,7 +192,7 @@ def _select(queues: Mapping[str, _Queue], pruning_ratio: float, total: int, what
     goal = round(pruning_ratio * total)
     most = round(sum(sum(queue.costs) for queue in queues.values()))
     if goal > most:
-        raise PlanError(
+        raise TooMuchError(
             f"pruning_ratio: {pruning_ratio} would remove {goal} of {total} {what}, but what can go is {most}; "
             f"pass at most {math.floor(1000 * most / total) / 1000}, or lower min_keep and min_share"
         )

@@ -13,12 +13,13 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from basisprune.errors import ConfigError, PlanError
+from basisprune.errors import ConfigError, TooMuchError
 from basisprune.fold import fold
 from basisprune.latency import Backend, measure_latency
 from basisprune.measure import measure
 from basisprune.pipeline import Enough, Framework, Pipeline, State
 from basisprune.training import EpochRecord
+from basisprune.types import BasisPlan
 
 Bools: TypeAlias = npt.NDArray[np.bool_]
 
@@ -76,8 +77,8 @@ class SearchConfig:
     what is kept by `step` until a candidate fails, then narrows down: it ends when the share of basis vectors
     or filters that failed is within `tolerance` of the one that passed, or at `smallest`. A candidate below the
     wanted accuracy by `give_up_margin` after a pass is given up. With `warm_start` a candidate is pruned from
-    the last one that passed, else in one go from the unpruned network, as the paper does. `polish` tunes the
-    chosen network once more, for all epochs of the recipe.
+    the last one that passed, else in one go from the unpruned network, as the paper does; with `tune_fully`
+    all candidates are tuned for all epochs, as there. `polish` tunes the chosen network once more, for all epochs.
     """
 
     framework: Framework = "basis+taylor"
@@ -86,6 +87,7 @@ class SearchConfig:
     smallest: float = 0.02
     give_up_margin: float = 0.1
     warm_start: bool = True
+    tune_fully: bool = False
     polish: bool = True
 
     def __post_init__(self) -> None:
@@ -106,10 +108,11 @@ class SearchConfig:
 class Candidate:
     """A network that was tried, judged on the validation images; its size is that of the form that is deployed.
 
-    The ratios are the fractions of basis vectors and filters removed. `drop` is the accuracy lost against the
-    unpruned network, with a 95 % interval that takes into account that both saw the same images. It is
-    `undecided` when that interval holds the limit: then the images are too few to tell whether it keeps to the
-    budget. `latency`, in milliseconds, is measured only where the budget asks for it.
+    The ratios are the fractions of basis vectors and filters removed, which blocks of `round_to` make smaller
+    than what was tried. `drop` is the accuracy lost against the unpruned network, with a 95 % interval that takes
+    into account that both saw the same images. It is `undecided` when that interval holds the limit: then the
+    images are too few to tell whether it keeps to the budget. `latency`, in milliseconds, is measured only where
+    the budget asks for it.
     """
 
     name: str
@@ -142,6 +145,7 @@ class Found:
 
 
 Axis: TypeAlias = Literal["basis", "filters"]
+_EQUAL = 1e-6  # accuracies are counted in float32 while training
 
 
 @dataclass(frozen=True)
@@ -232,7 +236,7 @@ class Search:
             source, done = (state, passed) if self.config.warm_start else (start, 1.0)
             try:
                 tried = move.prune(source, round(1 - share / done, 4), self._enough)
-            except PlanError as error:  # so much cannot be removed
+            except TooMuchError as error:
                 self.pipeline.say(str(error))
                 failed = share
                 continue
@@ -248,8 +252,10 @@ class Search:
 
     def _enough(self, passes: int, accuracy: float) -> bool:
         """Whether tuning may end: the accuracy is good enough, or so far below after a pass that it is hopeless."""
+        if self.config.tune_fully:
+            return False
         limit = self.budget.least_accuracy(self.candidates[0].accuracy)
-        return accuracy >= limit - 1e-9 or (passes > 0 and accuracy < limit - self.config.give_up_margin)
+        return accuracy >= limit - _EQUAL or (passes > 0 and accuracy < limit - self.config.give_up_margin)
 
     def _reach_size(self, start: State) -> None:
         """Candidates that become small enough with as little pruning as possible; only the last one is tuned."""
@@ -259,23 +265,29 @@ class Search:
         state = start
         for move in self.moves:
             share = self._share_for_size(state, move)
-            while share < 1.0:  # in steps, so that no step removes more than the search would
-                step = max(share, self.config.step)
-                state = move.prune(state, round(1 - step, 4), None)
+            while share < 1.0 and kept[move.axis] > self.config.smallest:
+                step = max(share, self.config.step)  # no step removes more than the search would
+                try:
+                    state = move.prune(state, round(1 - step, 4), None)
+                except TooMuchError:
+                    break
                 share, kept = share / step, kept | {move.axis: kept[move.axis] * step}
+                if share >= 1.0 and not self._is_small_enough(state):
+                    share = 1 - self.config.tolerance / 4  # tuning between the steps changed what goes
             index = self._judge(state, kept)
             if self.candidates[index].passed:
                 break
 
     def _share_for_size(self, start: State, move: Move) -> float:
         """The largest share to keep that is small enough, found without tuning; the smallest where none is."""
-        large, small = 1.0, 0.0
-        while small < large * (1 - self.config.tolerance / 4) and large > self.config.smallest:
-            share = math.sqrt(large * small) if small else max(large * self.config.step, self.config.smallest)
+        large, small, impossible = 1.0, 0.0, 0.0
+        while (lower := small or impossible) < large * (1 - self.config.tolerance / 4) and large > self.config.smallest:
+            share = math.sqrt(large * lower) if lower else max(large * self.config.step, self.config.smallest)
             try:
                 tried = move.prune(start, round(1 - share, 4), lambda *_: True)
-            except PlanError:
-                break
+            except TooMuchError:
+                impossible = share
+                continue
             if self._is_small_enough(tried):
                 small = share
             else:
@@ -305,12 +317,13 @@ class Search:
 
     def _judge(self, state: State, kept: dict[Axis, float]) -> int:
         parameters, macs, latency = self._size(state)
+        kept = _really_kept(state, kept)
         hits, reference = state.hits, self.states[0].hits if self.states else state.hits
         accuracy, before = float(hits.mean()), float(reference.mean())
         drop, drop_interval = paired_drop(reference, hits)
         if self.budget.is_about_accuracy:
             limit = self.budget.least_accuracy(before)
-            passed = not self.states or accuracy >= limit - 1e-9
+            passed = not self.states or accuracy >= limit - _EQUAL
             undecided = bool(self.states) and drop_interval[0] <= before - limit <= drop_interval[1]
         else:
             passed, undecided = self._keeps_to_size(parameters, macs, latency), False
@@ -349,13 +362,23 @@ class Search:
         return min(range(len(self.candidates)), key=size)
 
 
+def _really_kept(state: State, asked: dict[Axis, float]) -> dict[Axis, float]:
+    """The shares that the state's plans left, which with blocks may be more than was asked for."""
+    if not state.plans:
+        return asked
+    kept: dict[Axis, float] = {"basis": 1.0, "filters": 1.0}
+    for plan in state.plans:
+        kept["basis" if isinstance(plan, BasisPlan) else "filters"] *= 1 - plan.removed / plan.total
+    return kept
+
+
 def _removes_nothing(state: State) -> bool:
     """Whether the last plan found nothing to remove, as blocks of `round_to` may be larger than what is asked for."""
     return bool(state.plans) and state.plans[-1].removed == 0
 
 
 def _milliseconds(model: nn.Module, shape: Sequence[int]) -> float:
-    installed = find_spec("onnx") is not None and find_spec("onnxruntime") is not None
+    installed = all(find_spec(name) is not None for name in ("onnx", "onnxruntime", "onnxscript"))
     backend: Backend = "onnxruntime" if installed else "eager"
     return 1000 * measure_latency({"model": model}, shape, batch_sizes=(1,), backends=(backend,)).rows[0].seconds
 

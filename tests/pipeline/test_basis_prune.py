@@ -209,3 +209,30 @@ def test_ratios_that_differ_a_little_are_different_runs():
     assert one.plans[0].removed == 7
     assert other.plans[0].removed == 8
     assert other.plans[0].fraction_removed == 0.4
+
+
+def test_a_plan_on_disk_that_is_damaged_is_told_and_not_replaced(tmp_path):
+    def once():
+        return run("basis", tiny_model(), data(), basis_ratio=0.5, checkpoints=tmp_path, recipe=recipe())
+
+    once()
+    (plan,) = tmp_path.glob("*.plan.json")
+    plan.write_text(plan.read_text()[:40])
+    with pytest.raises(CheckpointError, match="delete it to plan anew"):
+        once()
+
+
+def test_many_iterations_have_files_with_names_that_a_disk_takes(tmp_path):
+    pruned = run("basis", tiny_model(), data(), basis_ratio=0.5, iterations=8, checkpoints=tmp_path, recipe=recipe())
+    assert len(pruned.plans) == 8
+    assert max(len(path.name) for path in tmp_path.iterdir()) < 255
+
+
+def test_a_network_that_was_tuned_for_less_is_tuned_on_for_more():
+    pipeline = Pipeline(tiny_model(), data(), recipe())
+    start = pipeline.decomposed()
+    assert not pipeline.prune_basis(start, 0.5, enough=lambda *_: True).stages[-1].history
+    first = pipeline.prune_basis(start, 0.5, enough=lambda passes, _: passes == 1)
+    assert len(first.stages[-1].history) == 1
+    assert pipeline.prune_basis(start, 0.5, enough=lambda passes, _: passes == 1) is first
+    assert len(pipeline.prune_basis(start, 0.5).stages[-1].history) == 2

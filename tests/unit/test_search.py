@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from basisprune.errors import ConfigError
+from basisprune.errors import ConfigError, TooMuchError
 from basisprune.pipeline import Stage, State
 from basisprune.search import Budget, Search, SearchConfig, paired_drop, wilson_interval
 
@@ -26,6 +26,7 @@ class FakePipeline:
     filter_limit: float
     tuned: list[tuple[float, float]] = field(default_factory=list)
     interrupt_at: int = 1000
+    least: float = 0.0
 
     def decomposed(self) -> State:
         return self._state(1.0, 1.0)
@@ -48,6 +49,8 @@ class FakePipeline:
         pass
 
     def _tuned(self, basis: float, filters: float, enough) -> State:
+        if basis < self.least - 1e-3:
+            raise TooMuchError(f"{basis} is not possible")
         state = self._state(basis, filters)
         if enough is None or not enough(0, float(state.hits.mean())):
             if len(self.tuned) == self.interrupt_at:
@@ -168,6 +171,31 @@ def test_an_unreachable_size_ends_with_the_smallest():
     chosen = found.candidates[found.chosen]
     assert not chosen.passed
     assert chosen.parameters == min(c.parameters for c in found.candidates)
+
+
+@pytest.mark.parametrize("budget", [Budget(max_drop=0.01), Budget(target_params=100)])
+def test_as_much_goes_as_can_where_a_ratio_asks_for_more(budget):
+    found = Search(FakePipeline(0.0, 0.0, least=0.6), budget, SearchConfig(framework="basis", tolerance=0.1)).run()
+    assert 0.6 - 2e-3 <= 1 - found.candidates[found.chosen].basis_ratio <= 0.6 / 0.9 + 2e-3
+
+
+def test_a_size_that_tuning_moved_out_of_reach_is_gone_after():
+    class Drifting(FakePipeline):
+        """Networks that come out a little larger when they were tuned on the way."""
+
+        def _state(self, basis: float, filters: float) -> State:
+            state = super()._state(basis, filters)
+            larger = round(state.stages[-1].parameters * 1.02 ** len(self.tuned))
+            return replace(state, stages=(replace(state.stages[-1], parameters=larger, macs=larger),))
+
+    found = Search(Drifting(0.0, 0.0), Budget(target_params=300_000)).run()
+    assert found.candidates[found.chosen].passed
+
+
+def test_the_paper_tunes_every_candidate_fully():
+    search = Search(FakePipeline(0.5, 0.5), Budget(max_drop=0.01), SearchConfig(tune_fully=True))
+    search.run()
+    assert not search._enough(0, 0.99)
 
 
 def test_tuning_ends_when_it_is_good_enough_or_hopeless():
