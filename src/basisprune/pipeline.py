@@ -19,7 +19,7 @@ from torch import nn
 
 from basisprune.checkpoint import write_text
 from basisprune.config import Recipe, TrainConfig, find_recipe
-from basisprune.coupling import trace_coupling
+from basisprune.coupling import OUTPUT, trace_coupling
 from basisprune.data import LabelledImages, PreparedBatches, Splits, load_data
 from basisprune.decompose import decompose
 from basisprune.errors import CheckpointError, ConfigError, DataError, PlanError
@@ -201,7 +201,7 @@ class Pipeline:
         )
         self.say(f"removing {plan.removed} of {plan.total} filters")
         for name, reason in plan.coupling.frozen.items():
-            if not name.endswith(".basis"):
+            if not name.endswith(".basis") and reason != OUTPUT:
                 self.say(f"  {name} keeps its filters: {reason}")
         return self.tune(state, key, prune_filters(state.model, plan), plan, enough=enough)
 

@@ -236,8 +236,8 @@ class Search:
             source, done = (state, passed) if self.config.warm_start else (start, 1.0)
             try:
                 tried = move.prune(source, round(1 - share / done, 4), self._enough)
-            except TooMuchError as error:
-                self.pipeline.say(str(error))
+            except TooMuchError:
+                self.pipeline.say(f"{1 - share / done:.0%} cannot be removed; trying less")
                 failed = share
                 continue
             if _removes_nothing(tried):

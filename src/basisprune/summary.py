@@ -138,6 +138,8 @@ def verdict(outcome: Outcome) -> str:
         )
     if not chosen.passed:
         sentence += " This is the smallest that was tried, and it is still larger than asked for."
+    if first.interval[0] <= 1 / outcome.pipeline.splits.num_classes:
+        sentence += " The unpruned model is hardly better than guessing: this means little, train it longer."
     return sentence
 
 
