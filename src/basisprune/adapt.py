@@ -14,6 +14,7 @@ from basisprune.compress import starting_point
 from basisprune.config import Recipe
 from basisprune.data import LabelledImages
 from basisprune.measure import measure
+from basisprune.pipeline import Pipeline
 from basisprune.predict import predict
 from basisprune.search import wilson_interval
 from basisprune.settings import ResultFolder, recipe_of
@@ -36,16 +37,19 @@ def adapt(
 ) -> dict[str, Any]:
     """What is known of the model that was trained, as JSON values; the output folder holds it, and the model.
 
-    A run that was killed goes on. `start` goes to `starting_point`.
+    A run that was killed goes on. `start` goes to `starting_point`. Raises CheckpointError for an output that
+    belongs to a run with other settings, weights or images.
     """
     folder = Path(output)
     training = replace(recipe_of(recipe).train, seed=seed)
     training = training if epochs is None else replace(training, epochs=epochs)
     config = {"model": model, "data": data, "size": input_size, "seed": seed, **start}
     config["recipe"] = {"train": asdict(training)}
+    network, splits = starting_point(model, data, input_size=input_size, seed=seed, **start)
     for line in ResultFolder(folder, "train").claim(config, versions()):
         say(f"{folder} was begun with another version, and goes on with this one: {line}")
-    network, splits = starting_point(model, data, input_size=input_size, seed=seed, **start)
+    # The same names may stand for other weights or images; training, unlike pruning, can do without validation.
+    Pipeline(network, replace(splits, val=splits.val or splits.train), checkpoints=folder).claim_folder()
     say(splits.describe())
     say(f"training for {training.epochs} epochs")
     trained = fit(network, splits.train, splits.val, training, checkpoint=folder / "training.pt")

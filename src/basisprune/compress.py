@@ -28,7 +28,7 @@ from basisprune.search import (
     paired_drop,
     wilson_interval,
 )
-from basisprune.settings import ResultFolder, recipe_of, search_of
+from basisprune.settings import IN_PYTHON, ResultFolder, recipe_of, search_of
 from basisprune.summary import Outcome, deploy, summarise, versions
 from basisprune.transfer import TransferModel, transfer_model
 
@@ -110,11 +110,11 @@ def compress(
     chosen |= {"onnx": onnx, "int8": int8}
     config: dict[str, Any] = {"model": _called(model), "data": _called(data)} | chosen | dict(about or {})
     config |= {"recipe": asdict(settings), "search": asdict(plan)}
+    network, splits = starting_point(model, data, input_size=input_size, pretrained=pretrained, seed=seed)
     folder = None if output is None else Path(output)
     if folder is not None:
         for line in ResultFolder(folder).claim(config, versions()):
             say(f"{folder} was begun with another version, and goes on with this one: {line}")
-    network, splits = starting_point(model, data, input_size=input_size, pretrained=pretrained, seed=seed)
     say(splits.describe())
     checkpoints = None if folder is None else folder / "candidates"
     pipeline = Pipeline(network, splits, settings, checkpoints=checkpoints, say=say)
@@ -152,7 +152,10 @@ def starting_point(
     seed: int = 0,
     **loading: Any,
 ) -> tuple[nn.Module, Splits]:
-    """The network to start from, with its classes, and the images as it wants them; `loading` goes to `load_data`."""
+    """The network to start from, with its classes, and the images as it wants them; `loading` goes to `load_data`.
+
+    Raises ConfigError for an `input_size` that a model which was trained before does not have.
+    """
     torch.manual_seed(seed)
     size = None if input_size is None else (input_size, input_size)
     if isinstance(model, str) and Path(model).is_dir():
@@ -161,6 +164,9 @@ def starting_point(
             raise ModelError("this bundle is folded, for use only; start from the one that `basisprune train` writes")
     if isinstance(model, nn.Module) and hasattr(model, "input_spec"):
         spec: Any = model.input_spec
+        if size not in (None, spec.size):
+            height, width = spec.size
+            raise ConfigError(f"size: {input_size} given, but the model takes {height}x{width} images; leave it out")
         return model, load_data(data, size=spec.size, seed=seed, **loading)
     splits = load_data(data, size=size, seed=seed, **loading)
     by_name = isinstance(model, str) and ":" not in model
@@ -231,7 +237,7 @@ def _noted(budget: Budget | None, ratios: tuple[float, float] | None) -> dict[st
 
 def _called(given: object) -> str:
     """What to call a model or data in the settings."""
-    return str(given) if isinstance(given, str | os.PathLike) else f"a {type(given).__name__} given in Python"
+    return str(given) if isinstance(given, str | os.PathLike) else f"a {type(given).__name__}{IN_PYTHON}"
 
 
 def _seeded(recipe: Recipe, seed: int) -> Recipe:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from contextlib import suppress
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from accelerate import PartialState
 from torch import Tensor
 
 from basisprune.bundle import save_pretrained
+from basisprune.bundle.files import CONFIG as BUNDLE_CONFIG
+from basisprune.bundle.files import NAMES as BUNDLE_FILES
 from basisprune.checkpoint import write_text
 from basisprune.data import LabelledImages, make_loader, prepare
 from basisprune.errors import BasisPruneError, MissingExtraError
 from basisprune.export import OnnxReport, evaluate_onnx, export_onnx
+from basisprune.export.evaluating import as_pixels
 from basisprune.latency import Backend, measure_latency
 from basisprune.report.html import write_report
 from basisprune.search import wilson_interval
@@ -27,7 +30,7 @@ from basisprune.types import InputSpec
 if TYPE_CHECKING:
     from basisprune.compress import Compressed
 
-BUNDLE, ONNX, REPORT, SUMMARY = "model", "model.onnx", "report.html", "summary.json"
+BUNDLE, ONNX, INT8, REPORT, SUMMARY = "model", "model.onnx", "model.int8.onnx", "report.html", "summary.json"
 _BATCHES = (1, 32)
 _SECONDS = 30.0  # that the comparison of latencies may take
 _CALIBRATION = 256
@@ -43,23 +46,27 @@ def deliver(
 ) -> dict[str, Any]:
     """The summary with what was written into the folder and how fast it runs; it is written there last.
 
-    A form that the model cannot take is left out, and `say` gets the reason.
+    A form that the model cannot take is left out, and `say` gets the reason. What an earlier start of the run
+    delivered is gone.
     """
     if onnx is None and not has_onnx():
         say("model.onnx is not written: " + str(MissingExtraError("onnx", extra="onnx")))
     with_onnx = has_onnx() if onnx is None else onnx
     if int8 and not with_onnx:
-        say("model.int8.onnx is not written, as it is made from model.onnx")
+        say(f"{INT8} is not written, as it is made from {ONNX}")
     if not PartialState().is_main_process:
         return dict(result.summary)
     folder.mkdir(parents=True, exist_ok=True)
     summary = {**result.summary, "latency": _latency(result, with_onnx, say)}
+    _clear(folder)
     files: dict[str, dict[str, Any]] = {}
     if _written(BUNDLE, say, lambda: _save_bundle(result, folder / BUNDLE)):
         size = (folder / BUNDLE / "model.safetensors").stat().st_size
         files[BUNDLE] = {"bytes": size, "what": "for Python: basisprune.from_pretrained"}
-    if with_onnx and (report := _written(ONNX, say, lambda: _export(result, folder / ONNX, int8))):
-        files |= _onnx_files(report, result)
+    if with_onnx and (report := _written(ONNX, say, lambda: _export(result, folder / ONNX))):
+        files[ONNX] = {"bytes": report.size, "what": "for ONNX Runtime and others; takes pixels"}
+        if int8 and (about := _written(INT8, say, lambda: _int8(result, folder / ONNX))):
+            files[INT8] = about
     summary["files"] = files
     try:
         write_report(summary, folder / REPORT)
@@ -67,6 +74,15 @@ def deliver(
         say(f"{REPORT} is not written: {error}; everything that it would show is in {SUMMARY}")
     write_text(folder / SUMMARY, json.dumps(summary) + "\n")
     return summary
+
+
+def _clear(folder: Path) -> None:
+    """Removes what was delivered before: the summary, which vouches for the others, first."""
+    bundle = [folder / BUNDLE / name for name in (BUNDLE_CONFIG, *sorted(BUNDLE_FILES))]
+    for path in (folder / SUMMARY, *bundle, folder / ONNX, folder / INT8, folder / REPORT):
+        path.unlink(missing_ok=True)
+    with suppress(OSError):  # not there, or with files of somebody else, which saving tells of
+        (folder / BUNDLE).rmdir()
 
 
 def _written(name: str, say: Callable[[str], None], write: Callable[[], Any]) -> Any:
@@ -92,7 +108,7 @@ def _save_bundle(result: Compressed, folder: Path) -> Path:
     )
 
 
-def _export(result: Compressed, path: Path, int8: bool) -> OnnxReport:
+def _export(result: Compressed, path: Path, *, int8: bool = False) -> OnnxReport:
     spec = _spec(result)
     prepared = _is_prepared(result)
     images = _calibration(result.data.train, spec, prepared=prepared)
@@ -107,21 +123,22 @@ def _export(result: Compressed, path: Path, int8: bool) -> OnnxReport:
     )
 
 
-def _onnx_files(report: OnnxReport, result: Compressed) -> dict[str, dict[str, Any]]:
-    """What is known of the ONNX files; the accuracy of the int8 one is measured, as it differs."""
-    files: dict[str, dict[str, Any]] = {
-        report.path.name: {"bytes": report.size, "what": "for ONNX Runtime and others; takes pixels"}
-    }
-    if report.int8_path is not None:
+def _int8(result: Compressed, path: Path) -> dict[str, Any]:
+    """What is known of the int8 file beside the ONNX file; its accuracy is measured, as it differs."""
+    small = path.with_name(INT8)
+    try:
+        _export(result, path, int8=True)  # once more, as the nodes to quantise are known only while exporting
         data = result.data.test or result.data.val or result.data.train
-        found = evaluate_onnx(report.int8_path, data, prepared=_is_prepared(result))
-        files[report.int8_path.name] = {
-            "bytes": report.int8_size,
-            "what": "the same with weights and activations of 8 bits",
-            "accuracy": found.accuracy,
-            "interval": wilson_interval(round(found.accuracy * found.count), found.count),
-        }
-    return files
+        found = evaluate_onnx(small, data, prepared=_is_prepared(result))
+    except BasisPruneError:
+        small.unlink(missing_ok=True)
+        raise
+    return {
+        "bytes": small.stat().st_size,
+        "what": "the same with weights and activations of 8 bits",
+        "accuracy": found.accuracy,
+        "interval": wilson_interval(round(found.accuracy * found.count), found.count),
+    }
 
 
 def _latency(result: Compressed, with_onnx: bool, say: Callable[[str], None]) -> dict[str, Any]:
@@ -159,9 +176,3 @@ def _calibration(data: LabelledImages, spec: InputSpec, *, prepared: bool) -> li
         if seen >= _CALIBRATION:
             break
     return batches
-
-
-def as_pixels(images: Tensor, spec: InputSpec) -> Tensor:
-    """A batch of images of any size as uint8 pixels (N, H, W, C) of the spec's."""
-    raw = replace(spec, mean=(0.0,) * spec.channels, std=(1.0,) * spec.channels)
-    return (prepare(images, raw) * 255).round().to(torch.uint8).permute(0, 2, 3, 1).contiguous()

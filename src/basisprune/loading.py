@@ -13,17 +13,19 @@ from torch import Tensor, nn
 
 from basisprune.bundle import load_bundle
 from basisprune.bundle.files import CONFIG as BUNDLE_CONFIG
-from basisprune.errors import BundleError, ModelError
-from basisprune.export.runtime import open_session, require_onnx, run_session
-from basisprune.settings import CONFIG, read_settings
+from basisprune.errors import BundleError, ConfigError, ModelError
+from basisprune.export.runtime import graph_input, open_session, require_onnx, run_session
+from basisprune.settings import CONFIG, VERSIONS, read_settings
 from basisprune.types import InputSpec
+
+_DELIVERED = frozenset({"model", "model.onnx", "model.int8.onnx"})  # what a run writes into its folder
 
 
 @dataclass(frozen=True)
 class Loaded:
     """A network in eval mode that knows how its images are prepared, and the names of its classes.
 
-    `settings` are those of the run, empty where it did not come from a run's folder.
+    `settings` are those of the run, empty where it does not lie in a run's folder.
     """
 
     model: nn.Module
@@ -38,25 +40,17 @@ class OnnxModel(nn.Module):
     def __init__(self, path: Path) -> None:
         super().__init__()
         require_onnx()
+        self.session: Any = open_session(path)
+        wanted = graph_input(path, self.session)
+        self.input_spec, self.prepares, self.layout = wanted.spec, wanted.prepares, wanted.layout
         try:
-            self.session: Any = open_session(path)
-        except Exception as error:  # onnxruntime's own, of several kinds
-            raise ModelError(f"{path}: onnxruntime cannot read it ({str(error)[:300]}); export it again") from error
-        facts = self.session.get_modelmeta().custom_metadata_map
-        try:
-            about = json.loads(facts["basisprune.input"])
-            spec = InputSpec(*(about[key] for key in ("size", "mean", "std", "interpolation")))
+            facts = self.session.get_modelmeta().custom_metadata_map
             self.classes: list[str] | None = json.loads(facts["basisprune.classes"])
         except (KeyError, ValueError) as error:
-            raise ModelError(
-                f"{path}: does not say how it wants its images; export it with export_onnx from a network with an "
-                "input_spec"
-            ) from error
-        self.input_spec = spec
-        self.prepares, self.layout = bool(about["prepares"]), str(about["layout"])
+            raise ModelError(f"{path}: does not name its classes; export it with export_onnx") from error
         # Its device is what others ask a network for.
-        self.mean = nn.Parameter(torch.tensor(spec.mean).view(-1, 1, 1), requires_grad=False)
-        self.std = nn.Parameter(torch.tensor(spec.std).view(-1, 1, 1), requires_grad=False)
+        self.mean = nn.Parameter(torch.tensor(wanted.spec.mean).view(-1, 1, 1), requires_grad=False)
+        self.std = nn.Parameter(torch.tensor(wanted.spec.std).view(-1, 1, 1), requires_grad=False)
 
     def forward(self, images: Tensor) -> Tensor:
         """The scores (N, classes) for prepared images (N, C, H, W)."""
@@ -74,9 +68,10 @@ def load_any(path: str | Path) -> Loaded:
     path = Path(path)
     if path.suffix == ".onnx" and path.is_file():
         network = OnnxModel(path).eval()
-        return Loaded(network, _names(network.classes, network, network.input_spec), network.input_spec)
+        classes = _names(network.classes, network, network.input_spec)
+        return Loaded(network, classes, network.input_spec, _settings_beside(path))
     if (path / BUNDLE_CONFIG).is_file():
-        return _from_bundle(path, {})
+        return _from_bundle(path, _settings_beside(path))
     if (path / CONFIG).is_file():
         if not (path / "model" / BUNDLE_CONFIG).is_file():
             raise BundleError(f"{path}: this run has not written its model yet; run its command again to its end")
@@ -85,6 +80,18 @@ def load_any(path: str | Path) -> Loaded:
         f"{path}: {'holds' if path.exists() else 'is'} no result; give the folder that compress or train wrote, its "
         "model/ folder, or an .onnx file"
     )
+
+
+def _settings_beside(path: Path) -> Mapping[str, Any]:
+    """The settings of the run that wrote this file or folder, empty where none is known to have."""
+    path = path.resolve()
+    if path.name not in _DELIVERED or not (path.parent / CONFIG).is_file():
+        return {}
+    try:
+        settings = read_settings(path.parent / CONFIG)
+    except ConfigError:  # of something else, by the same name
+        return {}
+    return settings if VERSIONS in settings else {}
 
 
 def _from_bundle(folder: Path, settings: Mapping[str, Any]) -> Loaded:

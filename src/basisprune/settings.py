@@ -19,6 +19,7 @@ from basisprune.search import SearchConfig
 
 CONFIG = "config.yaml"
 VERSIONS = "versions"
+IN_PYTHON = " given in Python"  # ends what the settings call an object without a name
 _BASE = "base"
 # What may change from one start of a run to the next: the files at its end, not how it comes to them.
 _FREE = frozenset({"onnx", "int8"})
@@ -174,6 +175,21 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def is_loadable(data: object) -> bool:
+    """Whether the data can be loaded by what the settings call it: a path that is there, or torchvision:NAME.
+
+    >>> is_loadable("torchvision:CIFAR10"), is_loadable("some digits"), is_loadable(None)
+    (True, False, False)
+    """
+    return isinstance(data, str) and (data.startswith("torchvision:") or Path(data).expanduser().exists())
+
+
+def is_repeatable(config: Mapping[str, Any]) -> bool:
+    """Whether the settings alone bring the model and the data of their run back."""
+    model = config.get("model")
+    return isinstance(model, str) and not model.endswith(IN_PYTHON) and is_loadable(config.get("data"))
+
+
 @dataclass(frozen=True)
 class ResultFolder:
     """The folder of a run, which belongs to one configuration."""
@@ -199,7 +215,8 @@ class ResultFolder:
         else:
             self._refuse_foreign()
         text = yaml.safe_dump({**plain, VERSIONS: dict(versions)}, sort_keys=False, allow_unicode=True)
-        write_text(file, f"# This run again: basisprune {self.command} --config {CONFIG} --output another\n{text}")
+        again = f"# This run again: basisprune {self.command} --config {CONFIG} --output another\n"
+        write_text(file, (again if is_repeatable(plain) else "") + text)
         return differences(then, versions)
 
     def _refuse_foreign(self) -> None:

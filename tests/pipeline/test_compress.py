@@ -104,6 +104,7 @@ def test_the_folder_holds_everything_and_a_second_start_changes_nothing(tmp_path
     assert torch.equal(bundle.model(images), first.model(images))
     assert (bundle.classes, bundle.metrics["verdict"]) == (("0", "1", "2"), summary["verdict"])
     again = run(tmp_path / "out")
+    assert {path.name for path in (tmp_path / "out").iterdir()} == names - {"model.onnx", "model.int8.onnx"}
     assert again.history == first.history
     for key, value in first.model.state_dict().items():
         assert torch.equal(value, again.model.state_dict()[key])
@@ -133,6 +134,27 @@ def test_a_result_can_be_saved_and_reported_later(result, tmp_path):
         "model",
     }
     assert result.report(tmp_path / "page.html").stat().st_size > 1000
+
+
+def test_only_what_belongs_to_the_result_stays_where_a_form_cannot_be_written(result, tmp_path, monkeypatch):
+    result.save(tmp_path / "out", onnx=True, int8=True)
+    (tmp_path / "out" / "model" / "notes.txt").write_text("mine")  # a bundle does not take its place
+    monkeypatch.setattr("onnxruntime.quantization.quantize_static", lambda *_given, **_options: 1 / 0)
+    said: list[str] = []
+    result.save(tmp_path / "out", onnx=True, int8=True, say=said.append)
+    left = {"config.yaml", "summary.json", "report.html", "model", "model.onnx"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == left
+    assert [path.name for path in (tmp_path / "out" / "model").iterdir()] == ["notes.txt"]
+    assert list(json.loads((tmp_path / "out" / "summary.json").read_text())["files"]) == ["model.onnx"]
+    refused = [line for line in said if "is not written" in line]
+    assert [line.split()[0] for line in refused] == ["model", "model.int8.onnx"]
+    assert "onnxruntime cannot quantise it (ZeroDivisionError" in refused[1]
+
+
+def test_a_size_that_the_model_does_not_take_is_refused_and_nothing_is_written(tmp_path):
+    with pytest.raises(ConfigError, match="32 given, but the model takes 16x16"):
+        run(tmp_path / "out", input_size=32)
+    assert not (tmp_path / "out").exists()
 
 
 def test_sizes_are_budgets_too():

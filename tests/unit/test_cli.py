@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+import shutil
 
 import pytest
 import torch
@@ -196,6 +197,29 @@ def test_fixed_ratios_need_no_budget(photos, tmp_path):
     assert (both.exit_code, "leave one of them out" in both.stderr) == (1, True)
 
 
+def test_no_report_is_announced_where_none_was_written(photos, tmp_path, monkeypatch):
+    def missing(*_given):
+        raise MissingExtraError("plotly", extra="report")
+
+    monkeypatch.setattr("basisprune.deliver.write_report", missing)
+    result = compress_into(tmp_path / "out", photos, "--basis-ratio", "50%", "--no-onnx", "--epochs", 1)
+    assert result.exit_code == 0, result.output
+    assert "report.html is not written" in result.stderr
+    assert "report.html" not in result.stdout
+
+
+def test_a_file_names_options_as_they_are_typed(compressed, photos, tmp_path):
+    folder, _ = compressed
+    image = photos / "blue" / "2.png"
+    (tmp_path / "json.yaml").write_text("json: true\ntop: 2\n")
+    shown = invoke("predict", folder, image, "--config", tmp_path / "json.yaml")
+    assert len(json.loads(shown.stdout)[0]["classes"]) == 2
+    (tmp_path / "csv.yaml").write_text("csv: true\n")
+    assert invoke("predict", folder, image, "--config", tmp_path / "csv.yaml").stdout.startswith("file,class")
+    (tmp_path / "bad.yaml").write_text("as_json: true\nhelp: true\n")
+    assert "2 faults" in invoke("predict", folder, image, "--config", tmp_path / "bad.yaml").stderr
+
+
 def test_what_cannot_be_kept_to_has_an_exit_code_of_its_own(photos, tmp_path):
     result = compress_into(tmp_path / "out", photos, "--target-params", 1, "--no-onnx", "--epochs", 1)
     assert result.exit_code == 3, result.output
@@ -247,9 +271,29 @@ def test_evaluating_a_result_gives_the_accuracy_of_its_summary(compressed, photo
     assert (found["part"], found["images"]) == ("test", 12)
     assert found["accuracy"] == pytest.approx(expected["test"]["after"]["accuracy"])
     assert found["interval"] == pytest.approx(expected["test"]["after"]["interval"])
-    int8 = json.loads(invoke("evaluate", folder / "model.int8.onnx", "--data", photos, "--json").stdout)
-    assert (int8["part"], int8["images"]) == ("all", 120)
     assert "with 95 % confidence" in invoke("evaluate", folder).stdout
+
+
+def test_every_form_of_a_result_is_judged_by_the_images_that_its_run_held_out(compressed, photos, tmp_path):
+    folder, done = compressed
+    known = json.loads(done.stdout)
+    after, int8 = known["test"]["after"]["accuracy"], known["files"]["model.int8.onnx"]["accuracy"]
+    for form, accuracy in (("model", after), ("model.onnx", after), ("model.int8.onnx", int8)):
+        for more in ((), ("--data", f"{photos}/"), ("--data", photos / "red" / "..", "--part", "test")):
+            found = json.loads(invoke("evaluate", folder / form, *more, "--json").stdout)
+            assert (found["part"], found["images"]) == ("test", 12)
+            assert found["accuracy"] == pytest.approx(accuracy)
+    moved = tmp_path / "model.onnx"
+    moved.write_bytes((folder / "model.onnx").read_bytes())
+    assert json.loads(invoke("evaluate", moved, "--data", photos, "--json").stdout)["part"] == "all"
+    for part in ("train", "val", "test"):
+        refused = invoke("evaluate", moved, "--data", photos, "--part", part)
+        assert (refused.exit_code, "held out is unknown" in refused.stderr) == (1, True)
+    (tmp_path / "split").mkdir()
+    for name in ("train", "test"):
+        (tmp_path / "split" / name).symlink_to(photos)
+    whole = invoke("evaluate", moved, "--data", tmp_path / "split", "--part", "test", "--json")
+    assert json.loads(whole.stdout)["images"] == 120  # the data says itself which are its test images
 
 
 def test_evaluating_on_classes_that_the_model_does_not_know_is_refused(compressed, photos, tmp_path):
@@ -258,7 +302,6 @@ def test_evaluating_on_classes_that_the_model_does_not_know_is_refused(compresse
         Image.new("RGB", (16, 16)).save(tmp_path / name / "1.png")
     result = invoke("evaluate", compressed[0], "--data", tmp_path)
     assert (result.exit_code, "'violet'" in result.stderr) == (1, True)
-    assert "pass --data" in invoke("evaluate", compressed[0] / "model").stderr
 
 
 def test_inspecting_a_result_lists_its_layers_and_ranks(compressed):
@@ -294,8 +337,26 @@ def test_a_trained_model_can_be_used_and_compressed(photos, tmp_path):
     small = tmp_path / "small"
     words = ("--model", tmp_path / "trained" / "model", *start, "--output", small, "--basis-ratio", "0.5", "--no-onnx")
     assert invoke("compress", *words).exit_code == 0
+    other = ("compress", *words, "--size", 32, "--output", tmp_path / "y")
+    assert "the model takes 16x16 images" in invoke(*other).stderr
+    assert not (tmp_path / "y").exists()
     folded = invoke("compress", "--model", small / "model", *start, "--output", tmp_path / "x")
     assert (folded.exit_code, "folded" in folded.stderr) == (1, True)
+
+
+def test_a_training_goes_on_only_with_its_own_images(photos, tmp_path):
+    copied = shutil.copytree(photos, tmp_path / "photos")
+    words = ("train", "--model", "test_cli:backbone", "--data", copied, "--size", 16, "--epochs", 1)
+    for _ in range(2):
+        assert invoke(*words, "--output", tmp_path / "out").exit_code == 0
+    before = (tmp_path / "out" / "summary.json").read_bytes()
+    for file in copied.rglob("*.png"):
+        Image.new("RGB", (16, 16)).save(file)
+    refused = invoke(*words, "--output", tmp_path / "out")
+    assert (refused.exit_code, "images" in refused.stderr) == (1, True)
+    assert (tmp_path / "out" / "summary.json").read_bytes() == before
+    without = (*words, "--val-fraction", 0, "--output", tmp_path / "other")
+    assert invoke(*without).exit_code == 0
 
 
 @pytest.fixture
@@ -314,6 +375,10 @@ def test_the_demo_ends_with_a_table_and_files_that_can_be_used(tiny_demo, tmp_pa
     assert f"next: basisprune predict {tmp_path / 'run'} {tmp_path / 'run' / 'digits'}" in result.stdout
     predicted = invoke("predict", tmp_path / "run", tmp_path / "run" / "digits", "--json")
     assert len(json.loads(predicted.stdout)) == 3
+    assert (tmp_path / "run" / "config.yaml").read_text().startswith("model: ")  # no command repeats it from there
+    refused = invoke("evaluate", tmp_path / "run")
+    assert (refused.exit_code, "handwritten digits', the run's data" in refused.stderr) == (1, True)
+    assert "pass --data" in refused.stderr
     again = invoke("demo", "--output", tmp_path / "run")
     keys = ("test accuracy", "parameters", "multiply-adds")
     rows = [[line.split() for line in run.stdout.splitlines() if line.startswith(keys)] for run in (result, again)]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
+import onnx
 import pytest
 import torch
 from tiny import tiny_images, tiny_model
@@ -62,6 +65,33 @@ def test_what_is_no_result_is_refused_by_name(folder, tmp_path):
     (tmp_path / "bad.onnx").write_bytes(b"nothing")
     with pytest.raises(ModelError, match="onnxruntime cannot read it"):
         load_any(tmp_path / "bad.onnx")
+
+
+def test_settings_are_taken_only_from_the_run_that_wrote_the_file(folder, tmp_path):
+    for name in ("model.onnx", "mine.onnx"):
+        (tmp_path / name).write_bytes((folder / "pixels.onnx").read_bytes())
+    save_pretrained(tiny_model(), tmp_path / "model", classes=NAMES)
+    for text in ("seed: 3\n", "- a list\n"):  # of something else
+        (tmp_path / "config.yaml").write_text(text)
+        assert load_any(tmp_path / "model.onnx").settings == {}
+    (tmp_path / "config.yaml").write_text("seed: 3\nversions: {torch: '2.6'}\n")
+    found = [load_any(tmp_path / name).settings.get("seed") for name in ("model", "model.onnx", "mine.onnx")]
+    assert found == [3, 3, None]
+
+
+@pytest.mark.parametrize("facts", ["[]", '{"size": 3}', "no JSON"])
+def test_an_onnx_file_that_does_not_say_what_it_takes_is_refused(folder, facts, tmp_path):
+    proto = onnx.load(folder / "pixels.onnx")
+    next(entry for entry in proto.metadata_props if entry.key == "basisprune.input").value = facts
+    onnx.save(proto, tmp_path / "odd.onnx")
+    with pytest.raises(ModelError, match="does not say how it wants its images"):
+        load_any(tmp_path / "odd.onnx")
+    without = onnx.load(folder / "pixels.onnx")
+    entry = next(entry for entry in without.metadata_props if entry.key == "basisprune.input")
+    entry.value = json.dumps({key: value for key, value in json.loads(entry.value).items() if key != "prepares"})
+    onnx.save(without, tmp_path / "odd.onnx")
+    with pytest.raises(ModelError, match="does not say how it wants its images"):
+        load_any(tmp_path / "odd.onnx")
 
 
 def test_answers_come_in_the_order_of_the_files_with_all_classes(folder, tmp_path):

@@ -60,6 +60,20 @@ def test_a_folder_belongs_to_one_configuration(tmp_path):
         folder.claim(config | {"recipe": {"train": {"epochs": 4}}}, {})
 
 
+@pytest.mark.parametrize(
+    ("model", "data", "repeatable"),
+    [
+        ("resnet18", "torchvision:CIFAR10", True),
+        ("resnet18", ".", True),
+        ("resnet18", "5,000 handwritten digits", False),
+        ("a TransferModel given in Python", ".", False),
+    ],
+)
+def test_a_command_that_repeats_the_run_is_named_only_where_it_can(model, data, repeatable, tmp_path):
+    ResultFolder(tmp_path / "out").claim({"model": model, "data": data}, {})
+    assert (tmp_path / "out" / "config.yaml").read_text().startswith("# This run again") == repeatable
+
+
 def test_a_file_or_a_folder_of_other_things_is_not_taken(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="is a file"):

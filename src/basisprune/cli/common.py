@@ -97,7 +97,7 @@ def read_config(ctx: typer.Context, path: Path | None) -> Path | None:
         from basisprune.settings import nearest, read_settings
 
         given = {key.replace("-", "_"): value for key, value in read_settings(path).items() if key not in _IGNORED}
-        options = [param.name for param in ctx.command.params if param.name and not param.name.startswith("_")]
+        options = _options(ctx.command)
         hints = get_type_hints(ctx.command.callback, include_extras=True)
         faults = []
         for key, value in given.items():
@@ -105,11 +105,20 @@ def read_config(ctx: typer.Context, path: Path | None) -> Path | None:
                 hint = nearest(key, options) or f" Known are {', '.join(options)}"
                 faults.append(f"{key}: no such setting.{hint}")
             elif value is not None:
-                faults += _faults_of(key, value, hints[key])
+                faults += _faults_of(key, value, hints[options[key]])
         if faults:
             raise ConfigError.of(str(path), faults)
-    ctx.default_map = {key: value for key, value in given.items() if value is not None}
+    ctx.default_map = {options[key]: value for key, value in given.items() if value is not None}
     return path
+
+
+def _options(command: Any) -> dict[str, str]:
+    """The options as they are written, `json` for `--json`, with the names of the parameters that take them."""
+    return {
+        param.opts[0].removeprefix("--").replace("-", "_"): param.name
+        for param in command.params
+        if param.name != "help" and not param.name.startswith("_")
+    }
 
 
 def _faults_of(key: str, value: Any, annotated: Any) -> list[str]:

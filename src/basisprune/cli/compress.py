@@ -152,7 +152,8 @@ def finish(result: Compressed, output: Path, *, as_json: bool, images: Path = Pa
         show_json(dict(result.summary))
     else:
         typer.echo(f"\n{comparison_table(result.summary)}\n\n{result.summary['verdict']}\n")
-        typer.echo(f"{output / 'report.html'}: what happened, for a browser")
+        if (output / "report.html").exists():  # it needs an extra
+            typer.echo(f"{output / 'report.html'}: what happened, for a browser")
         for name, about in result.summary["files"].items():
             measured = f", accuracy {about['accuracy']:.1%}" if "accuracy" in about else ""
             typer.echo(f"{output / name}: {amount_of(about['bytes'], 'bytes')}, {about['what']}{measured}")

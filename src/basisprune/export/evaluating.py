@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,9 +11,9 @@ from torch.nn import functional as F
 
 from basisprune.data import prepare
 from basisprune.data.loaders import make_loader
-from basisprune.errors import DataError, ModelError
+from basisprune.errors import DataError
 from basisprune.export.common import PixelLayout
-from basisprune.export.runtime import open_session, require_onnx, run_session
+from basisprune.export.runtime import GraphInput, graph_input, open_session, require_onnx, run_session
 from basisprune.training import Data, Evaluation
 from basisprune.types import InputSpec
 
@@ -27,10 +25,10 @@ def evaluate_onnx(path: str | Path, data: Data, *, batch_size: int = 128, prepar
     """
     require_onnx()
     session = open_session(Path(path))
-    facts = _facts(Path(path), session)
+    wanted = graph_input(Path(path), session)
     losses, hits, count = 0.0, 0, 0
     for images, labels in make_loader(data, batch_size):
-        scores = run_session(session, _inputs(images, facts, prepared)).float()
+        scores = run_session(session, _inputs(images, wanted, prepared)).float()
         losses += F.cross_entropy(scores, labels, reduction="sum").item()
         hits += int((scores.argmax(-1) == labels).sum())
         count += len(labels)
@@ -39,23 +37,12 @@ def evaluate_onnx(path: str | Path, data: Data, *, batch_size: int = 128, prepar
     return Evaluation(losses / count, hits / count, count)
 
 
-def _facts(path: Path, session: Any) -> dict[str, Any]:
-    try:
-        facts: dict[str, Any] = json.loads(session.get_modelmeta().custom_metadata_map["basisprune.input"])
-        return {**facts, "spec": InputSpec(*(facts[key] for key in ("size", "mean", "std", "interpolation")))}
-    except (KeyError, ValueError) as error:
-        raise ModelError(
-            f"{path}: does not say how it wants its images; export a network with an input_spec"
-        ) from error
-
-
-def _inputs(images: Tensor, facts: dict[str, Any], prepared: bool) -> Tensor:
-    spec: InputSpec = facts["spec"]
-    if not facts["prepares"]:
-        return prepare(images, spec, prepared=prepared).contiguous()
+def _inputs(images: Tensor, wanted: GraphInput, prepared: bool) -> Tensor:
+    if not wanted.prepares:
+        return prepare(images, wanted.spec, prepared=prepared).contiguous()
     if prepared:
         raise DataError("evaluate_onnx: the file prepares its images itself; pass pixels, not prepared images")
-    return as_pixels(images, spec, facts["layout"])
+    return as_pixels(images, wanted.spec, wanted.layout)
 
 
 def as_pixels(images: Tensor, spec: InputSpec, layout: PixelLayout = "NHWC") -> Tensor:

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from basisprune.errors import ModelError
 from basisprune.export.common import replacing
 
 
@@ -29,21 +30,25 @@ def quantise(source: Path, target: Path, input_name: str, batches: Sequence[Tens
     """The int8 file at `target`: weights per channel, activations by their range on the batches.
 
     Weights use seven of eight bits, so that no processor overflows. The nodes named in `keep` stay as they are,
-    and so does the metadata.
+    and so does the metadata. Raises ModelError where onnxruntime cannot, and leaves no file.
     """
     tools = import_module("onnxruntime.quantization")
     with replacing(target) as partial, _quiet():
-        tools.quantize_static(
-            source,
-            partial,
-            _Batches(input_name, batches),
-            quant_format=tools.QuantFormat.QDQ,
-            per_channel=True,
-            reduce_range=True,
-            activation_type=tools.QuantType.QUInt8,
-            weight_type=tools.QuantType.QInt8,
-            nodes_to_exclude=list(keep),
-        )
+        try:
+            tools.quantize_static(
+                source,
+                partial,
+                _Batches(input_name, batches),
+                quant_format=tools.QuantFormat.QDQ,
+                per_channel=True,
+                reduce_range=True,
+                activation_type=tools.QuantType.QUInt8,
+                weight_type=tools.QuantType.QInt8,
+                nodes_to_exclude=list(keep),
+            )
+        except Exception as error:  # onnxruntime's own, of several kinds
+            reason = f"{type(error).__name__}: {str(error)[:500]}"
+            raise ModelError(f"{source}: onnxruntime cannot quantise it ({reason}); use it as it is") from error
     return target
 
 

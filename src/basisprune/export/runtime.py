@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,9 +16,20 @@ import torch
 from torch import Tensor, nn
 
 from basisprune.errors import MissingExtraError, ModelError
+from basisprune.export.common import PixelLayout
 from basisprune.statistics import mode
+from basisprune.types import InputSpec
 
 INPUT, OUTPUT = "images", "scores"
+
+
+@dataclass(frozen=True)
+class GraphInput:
+    """What a graph of `export_onnx` takes: pixels that lie as `layout` says if it `prepares` them itself."""
+
+    spec: InputSpec
+    prepares: bool
+    layout: PixelLayout
 
 
 def require_onnx() -> None:
@@ -52,18 +65,39 @@ def layer_protos(layers: Sequence[nn.Module], inputs: Sequence[Tensor]) -> list[
 
 
 def open_session(model: Path | bytes, threads: int | None = None) -> Any:
-    """An onnxruntime session on the CPU for a file, or for its content."""
+    """An onnxruntime session on the CPU for a file, or for its content; raises ModelError if it cannot be read."""
     onnxruntime = import_module("onnxruntime")
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     if threads is not None:
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    try:
+        return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's own, of several kinds
+        where = model if isinstance(model, Path) else "the graph"
+        raise ModelError(f"{where}: onnxruntime cannot read it ({str(error)[:500]}); export it again") from error
+
+
+def graph_input(path: Path, session: Any) -> GraphInput:
+    """What the graph takes, as its metadata says; raises ModelError where that is missing."""
+    try:
+        facts = json.loads(session.get_modelmeta().custom_metadata_map["basisprune.input"])
+        spec = InputSpec(*(facts[key] for key in ("size", "mean", "std", "interpolation")))
+        return GraphInput(spec, bool(facts["prepares"]), facts["layout"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ModelError(
+            f"{path}: does not say how it wants its images; export it with export_onnx from a network with an "
+            "input_spec"
+        ) from error
 
 
 def run_session(session: Any, inputs: Tensor) -> Tensor:
-    """The first output of an onnxruntime session."""
-    (output, *_) = session.run(None, {session.get_inputs()[0].name: inputs.cpu().numpy()})
+    """The first output of an onnxruntime session; raises ModelError if it cannot be run."""
+    try:
+        (output, *_) = session.run(None, {session.get_inputs()[0].name: inputs.cpu().numpy()})
+    except Exception as error:  # onnxruntime's own, of several kinds
+        given = f"{inputs.dtype} {tuple(inputs.shape)}"
+        raise ModelError(f"onnxruntime cannot run the graph on {given} ({str(error)[:500]})") from error
     return torch.from_numpy(np.asarray(output))
 
 
