@@ -146,6 +146,7 @@ class Found:
 
 Axis: TypeAlias = Literal["basis", "filters"]
 _EQUAL = 1e-6  # accuracies are counted in float32 while training
+_MORE_STEPS = 3  # towards a size that tuning between the steps moved a little away
 
 
 @dataclass(frozen=True)
@@ -264,16 +265,18 @@ class Search:
         kept: dict[Axis, float] = {"basis": 1.0, "filters": 1.0}
         state = start
         for move in self.moves:
-            share = self._share_for_size(state, move)
-            while share < 1.0 and kept[move.axis] > self.config.smallest:
+            share, more = self._share_for_size(state, move), _MORE_STEPS
+            while share < 1.0:
                 step = max(share, self.config.step)  # no step removes more than the search would
                 try:
-                    state = move.prune(state, round(1 - step, 4), None)
+                    tried = move.prune(state, round(1 - step, 4), None)
                 except TooMuchError:
                     break
-                share, kept = share / step, kept | {move.axis: kept[move.axis] * step}
-                if share >= 1.0 and not self._is_small_enough(state):
-                    share = 1 - self.config.tolerance / 4  # tuning between the steps changed what goes
+                if _removes_nothing(tried):
+                    break
+                state, share, kept = tried, share / step, kept | {move.axis: kept[move.axis] * step}
+                if share >= 1.0 and more and not self._is_small_enough(state):
+                    share, more = 1 - self.config.tolerance / 4, more - 1
             index = self._judge(state, kept)
             if self.candidates[index].passed:
                 break
@@ -368,7 +371,7 @@ def _really_kept(state: State, asked: dict[Axis, float]) -> dict[Axis, float]:
         return asked
     kept: dict[Axis, float] = {"basis": 1.0, "filters": 1.0}
     for plan in state.plans:
-        kept["basis" if isinstance(plan, BasisPlan) else "filters"] *= 1 - plan.removed / plan.total
+        kept["basis" if isinstance(plan, BasisPlan) else "filters"] *= 1 - plan.removed / max(plan.total, 1)
     return kept
 
 

@@ -253,6 +253,7 @@ def test_what_does_not_fit_is_not_evaluated(tiny, tmp_path):
 
 @pytest.mark.parametrize("preprocess", [False, True])
 def test_int8_is_smaller_close_and_knows_its_classes(preprocess, tmp_path):
+    torch.manual_seed(0)
     model, data = transfer_model("test_resnet", 3, input_size=32), tiny_images()
     nn.init.normal_(model.classifier.weight)
     x = torch.randint(0, 256, (16, 32, 32, 3), dtype=torch.uint8)
