@@ -23,7 +23,7 @@ from basisprune.summary import picture_of
 from basisprune.transfer import ModelSource, TransferModel, transfer_model
 
 MODEL = "tf_efficientnet_lite0"
-TRAIN_EPOCHS, TUNE_EPOCHS = 4, 1
+TRAIN_EPOCHS, TUNE_EPOCHS = 4, 2
 
 
 def demo_model(num_classes: int = 10, *, input_size: int = 64) -> TransferModel:
