@@ -29,8 +29,9 @@ from basisprune import Pipeline, Recipe, measure, predict, taylor_scores
 from basisprune.checkpoint import write_text
 from basisprune.data import Splits, load_data, take
 from basisprune.importance.taylor import basis_pairs
+from basisprune.intervals import paired_drop, wilson_interval
 from basisprune.pipeline import State
-from basisprune.search import Found, Search, paired_drop, wilson_interval
+from basisprune.search import Found, Search
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 from backbones import DATASETS, build  # the benchmarks use them too

@@ -236,7 +236,7 @@ def settings(cells: Sequence[Cell]) -> str:
         ("batch size, optimiser, learning rate", several("batch_size", "optimizer", "lr", of=train)),
         ("mixed precision, statistics of BN", several("mixed_precision", "norm_statistics", of=train)),
         ("basis, scaling factors at first", several("basis", "scale_init", of=("recipe",))),
-        ("images for the scores", values("recipe", "score_images")),
+        ("validation images set apart for the scores", values("recipe", "score_images")),
         ("budget", " or ".join(dict.fromkeys(_budget_text(cell.config["budget"]) for cell in plain))),
         ("search: step, tolerance, smallest share", several("step", "tolerance", "smallest", of=search)),
         ("search: starts warm, polishes at the end", several("warm_start", "polish", of=search)),

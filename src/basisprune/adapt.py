@@ -13,10 +13,10 @@ from basisprune.checkpoint import write_text
 from basisprune.compress import starting_point
 from basisprune.config import Recipe
 from basisprune.data import LabelledImages
+from basisprune.intervals import wilson_interval
 from basisprune.measure import measure
 from basisprune.pipeline import Pipeline
 from basisprune.predict import predict
-from basisprune.search import wilson_interval
 from basisprune.settings import ResultFolder, recipe_of
 from basisprune.summary import versions
 from basisprune.training import fit

@@ -16,20 +16,20 @@ from basisprune.config import Recipe
 from basisprune.data import Splits, load_data
 from basisprune.deliver import deliver
 from basisprune.errors import ConfigError, ModelError
+from basisprune.fold import deploy
 from basisprune.measure import measure
 from basisprune.pipeline import Pipeline, State
 from basisprune.search import (
+    Axis,
     Budget,
     Candidate,
     Found,
     Search,
     SearchConfig,
     moves_of,
-    paired_drop,
-    wilson_interval,
 )
 from basisprune.settings import IN_PYTHON, ResultFolder, recipe_of, search_of
-from basisprune.summary import Outcome, deploy, summarise, versions
+from basisprune.summary import Outcome, summarise, versions
 from basisprune.transfer import TransferModel, transfer_model
 
 Say = Callable[[str], None]
@@ -182,31 +182,16 @@ def fixed(
 ) -> Found:
     """The network of the given ratios beside the unpruned one, as if a search had found it."""
     reference = pipeline.decomposed() if plan.framework.startswith("basis") else pipeline.dense()
-    state, removed = reference, {"basis": 0.0, "filters": 0.0}
+    unpruned: dict[Axis, float] = {"basis": 1.0, "filters": 1.0}
+    state, kept = reference, dict(unpruned)
     for move in moves_of(pipeline, plan.framework):
-        removed[move.axis] = ratios[0] if move.axis == "basis" else ratios[1]
-        if removed[move.axis] > 0:
-            state = move.prune(state, removed[move.axis], None)
+        ratio = ratios[0] if move.axis == "basis" else ratios[1]
+        if ratio > 0:
+            state, kept[move.axis] = move.prune(state, ratio, None), 1 - ratio
     candidates = []
-    for each, (basis, filters) in ((reference, (0.0, 0.0)), (state, tuple(removed.values()))):
+    for each, left in ((reference, unpruned), (state, kept)):
         size = measure(deploy(each.model, pipeline.spec, pipeline.splits.classes))
-        drop, interval = paired_drop(reference.hits, each.hits)
-        candidates.append(
-            Candidate(
-                name=each.key,
-                basis_ratio=basis,
-                filter_ratio=filters,
-                accuracy=float(each.hits.mean()),
-                interval=wilson_interval(int(each.hits.sum()), len(each.hits)),
-                drop=drop,
-                drop_interval=interval,
-                passed=True,
-                undecided=False,
-                parameters=size.parameters,
-                macs=size.macs,
-                history=each.stages[-1].history,
-            )
-        )
+        candidates.append(Candidate.of(each, reference, left, parameters=size.parameters, macs=size.macs))
         watch(candidates[-1])
     return Found(tuple(candidates), 1, state, reference)
 

@@ -109,10 +109,11 @@ def learning_rate(config: TrainConfig, done: float) -> float:
 class Recipe:
     """All settings of a framework: how to decompose, train, plan, prune and train again.
 
-    `basis_images` is how many training images the basis "outputs" is found on, `score_images` how many
-    validation images give the scores (None: all). `compensate` is what `prune_basis` does about the
-    contribution of pruned basis vectors: "none", "mean" or "refit". With `rebase`, every pair is turned to the
-    principal axes of its outputs before its basis vectors are scored.
+    `basis_images` is how many training images the basis "outputs" is found on. `score_images` sets so many
+    validation images apart for the scores, at most half, so that networks are judged by images that had no say
+    in them; with None all validation images do both, as in the paper. `compensate` is what `prune_basis` does
+    about the contribution of pruned basis vectors: "none", "mean" or "refit". With `rebase`, every pair is turned
+    to the principal axes of its outputs before its basis vectors are scored.
     """
 
     basis: Basis
@@ -130,6 +131,8 @@ class Recipe:
         allowed = get_args(Compensation)
         if self.compensate not in allowed:
             raise ConfigError(f"Recipe: compensate: {self.compensate!r} given; allowed are {', '.join(allowed)}")
+        if self.score_images is not None and self.score_images < 1:
+            raise ConfigError(f"Recipe: score_images: {self.score_images} given; at least 1 is needed, or None for all")
         if self.filter_plan.per != "vector":
             raise ConfigError(f"Recipe: filter_plan.per: {self.filter_plan.per!r} given; filters allow 'vector' alone")
 

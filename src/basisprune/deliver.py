@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +20,10 @@ from basisprune.data import LabelledImages, make_loader, prepare
 from basisprune.errors import BasisPruneError, MissingExtraError
 from basisprune.export import OnnxReport, evaluate_onnx, export_onnx
 from basisprune.export.evaluating import as_pixels
+from basisprune.export.runtime import has_onnx
+from basisprune.intervals import wilson_interval
 from basisprune.latency import Backend, measure_latency
 from basisprune.report.html import write_report
-from basisprune.search import wilson_interval
 from basisprune.summary import rounds
 from basisprune.types import InputSpec
 
@@ -34,11 +34,6 @@ BUNDLE, ONNX, INT8, REPORT, SUMMARY = "model", "model.onnx", "model.int8.onnx", 
 _BATCHES = (1, 32)
 _SECONDS = 30.0  # that the comparison of latencies may take
 _CALIBRATION = 256
-
-
-def has_onnx() -> bool:
-    """Whether the packages of the extra `onnx` are installed."""
-    return all(find_spec(name) is not None for name in ("onnx", "onnxruntime", "onnxscript"))
 
 
 def deliver(

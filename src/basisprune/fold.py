@@ -32,6 +32,7 @@ from basisprune.surgery import (
     replace_module,
 )
 from basisprune.transfer import TransferModel
+from basisprune.types import InputSpec
 
 Preference: TypeAlias = Literal["macs", "params", "latency", "none"]
 
@@ -100,6 +101,15 @@ def _check_settings(prefer: str, runtime: str) -> None:
     ]
     if faults:
         raise ConfigError.of("fold", faults)
+
+
+def deploy(model: nn.Module, spec: InputSpec, classes: Sequence[str]) -> nn.Module:
+    """The model as it is deployed: folded, a split layer as whichever is smaller, and knowing its classes."""
+    like = next(model.parameters())
+    images = torch.randn(2, *spec.shape, generator=torch.Generator().manual_seed(0)).to(like.device, like.dtype)
+    folded = fold(model, images, "params")
+    folded.classes = tuple(classes)  # type: ignore[assignment]
+    return folded
 
 
 def _foldable_norms(model: nn.Module, run: Run) -> dict[str, str]:

@@ -20,7 +20,8 @@ from torch import nn
 from basisprune.checkpoint import write_text
 from basisprune.config import Recipe, TrainConfig, find_recipe
 from basisprune.coupling import OUTPUT, trace_coupling
-from basisprune.data import LabelledImages, PreparedBatches, Splits, load_data
+from basisprune.data import LabelledImages, PreparedBatches, Splits, load_data, take
+from basisprune.data.split import split_indices
 from basisprune.decompose import decompose
 from basisprune.errors import CheckpointError, ConfigError, DataError, PlanError
 from basisprune.importance import score_filters, taylor_scores
@@ -106,7 +107,7 @@ class Pipeline:
         self.settings = find_recipe(self.recipe)
         self.spec = spec_of(self.model)
         self.splits = load_data(self.data, size=self.spec.size)
-        self.val = self._check_data()
+        self.val, self.scoring = self._judging_and_scoring(self._check_data())
         self.folder = None if self.checkpoints is None else Path(self.checkpoints)
 
     def run(
@@ -270,8 +271,7 @@ class Pipeline:
 
     def scoring_batches(self) -> PreparedBatches:
         """The validation images that scores are computed on."""
-        limit = self.settings.score_images
-        return self._batches(self.val, limit=limit, shuffle=limit is not None)
+        return self._batches(self.scoring)
 
     def _batches(self, data: LabelledImages, **options: Any) -> PreparedBatches:
         return PreparedBatches(data, self.spec, prepared=self.settings.train.prepared, **options)
@@ -341,6 +341,14 @@ class Pipeline:
             f"{path}: was made for ratio {old.pruning_ratio} with {dict(old.options)}, now {plan.pruning_ratio} with "
             f"{dict(plan.options)} is asked for; use another folder"
         )
+
+    def _judging_and_scoring(self, val: LabelledImages) -> tuple[LabelledImages, LabelledImages]:
+        """The validation images that judge, and those that give the scores: all for both, or some set apart."""
+        if self.settings.score_images is None:
+            return val, val
+        share = min(self.settings.score_images / len(val), 0.5)
+        judging, scoring = split_indices(np.asarray(val.labels), [share], seed=0)
+        return take(val, judging), take(val, scoring)
 
     def _check_data(self) -> LabelledImages:
         """The validation images; raises DataError where there are none, or other classes than the model's."""

@@ -10,9 +10,9 @@ import numpy as np
 
 from basisprune.data import LabelledImages, load_data
 from basisprune.errors import ConfigError, DataError
+from basisprune.intervals import wilson_interval
 from basisprune.loading import Loaded
 from basisprune.predict import predict
-from basisprune.search import wilson_interval
 from basisprune.settings import is_loadable
 
 _SPLITTING = ("seed", "val_fraction", "test_fraction", "limit")

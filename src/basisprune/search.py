@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from importlib.util import find_spec
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, get_args
 
-import numpy as np
-import numpy.typing as npt
-import torch
 from torch import nn
 
 from basisprune.errors import ConfigError, TooMuchError
-from basisprune.fold import fold
+from basisprune.export.runtime import has_onnx
+from basisprune.fold import deploy
+from basisprune.intervals import paired_drop, wilson_interval
 from basisprune.latency import Backend, measure_latency
 from basisprune.measure import measure
 from basisprune.pipeline import Enough, Framework, Pipeline, State
 from basisprune.training import EpochRecord
 from basisprune.types import BasisPlan
 
-Bools: TypeAlias = npt.NDArray[np.bool_]
+Axis: TypeAlias = Literal["basis", "filters"]
 
 
 @dataclass(frozen=True)
@@ -129,6 +127,35 @@ class Candidate:
     history: tuple[EpochRecord, ...]
     latency: float | None = None
 
+    @classmethod
+    def of(
+        cls,
+        state: State,
+        reference: State,
+        kept: Mapping[Axis, float],
+        *,
+        parameters: int,
+        macs: int,
+        latency: float | None = None,
+    ) -> Candidate:
+        """What is known of a state that keeps to the budget for certain; `kept` are the shares that are left."""
+        drop, drop_interval = paired_drop(reference.hits, state.hits)
+        return cls(
+            name=state.key,
+            basis_ratio=1 - kept["basis"],
+            filter_ratio=1 - kept["filters"],
+            accuracy=float(state.hits.mean()),
+            interval=wilson_interval(int(state.hits.sum()), len(state.hits)),
+            drop=drop,
+            drop_interval=drop_interval,
+            passed=True,
+            undecided=False,
+            parameters=parameters,
+            macs=macs,
+            history=state.stages[-1].history,
+            latency=latency,
+        )
+
 
 @dataclass(frozen=True)
 class Found:
@@ -144,7 +171,6 @@ class Found:
     interrupted: bool = False
 
 
-Axis: TypeAlias = Literal["basis", "filters"]
 _EQUAL = 1e-6  # accuracies are counted in float32 while training
 _MORE_STEPS = 3  # towards a size that tuning between the steps moved a little away
 
@@ -309,9 +335,7 @@ class Search:
     def _size(self, state: State) -> tuple[int, int, float | None]:
         """Parameters, multiply-adds and, where the budget asks for it, milliseconds of the form that is deployed."""
         shape = self.pipeline.spec.shape
-        device = next(state.model.parameters()).device
-        images = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0)).to(device)
-        folded = fold(state.model, images, "params")  # a pair of full rank becomes the one conv again
+        folded = deploy(state.model, self.pipeline.spec, self.pipeline.splits.classes)
         report = measure(folded, shape)
         latency = None
         if self.budget.target_latency is not None:
@@ -321,30 +345,15 @@ class Search:
     def _judge(self, state: State, kept: dict[Axis, float]) -> int:
         parameters, macs, latency = self._size(state)
         kept = _really_kept(state, kept)
-        hits, reference = state.hits, self.states[0].hits if self.states else state.hits
-        accuracy, before = float(hits.mean()), float(reference.mean())
-        drop, drop_interval = paired_drop(reference, hits)
-        if self.budget.is_about_accuracy:
-            limit = self.budget.least_accuracy(before)
-            passed = not self.states or accuracy >= limit - _EQUAL
-            undecided = bool(self.states) and drop_interval[0] <= before - limit <= drop_interval[1]
-        else:
-            passed, undecided = self._keeps_to_size(parameters, macs, latency), False
-        candidate = Candidate(
-            name=state.key,
-            basis_ratio=1 - kept["basis"],
-            filter_ratio=1 - kept["filters"],
-            accuracy=accuracy,
-            interval=wilson_interval(int(hits.sum()), len(hits)),
-            drop=drop,
-            drop_interval=drop_interval,
-            passed=passed,
-            undecided=undecided,
-            parameters=parameters,
-            macs=macs,
-            history=state.stages[-1].history,
-            latency=latency,
-        )
+        reference = self.states[0] if self.states else state
+        candidate = Candidate.of(state, reference, kept, parameters=parameters, macs=macs, latency=latency)
+        if not self.budget.is_about_accuracy:
+            candidate = replace(candidate, passed=self._keeps_to_size(parameters, macs, latency))
+        elif self.states:
+            before = float(reference.hits.mean())
+            limit, (low, high) = self.budget.least_accuracy(before), candidate.drop_interval
+            passed, undecided = candidate.accuracy >= limit - _EQUAL, low <= before - limit <= high
+            candidate = replace(candidate, passed=passed, undecided=undecided)
         self.candidates.append(candidate)
         self.states.append(state)
         self.watch(candidate)
@@ -381,33 +390,5 @@ def _removes_nothing(state: State) -> bool:
 
 
 def _milliseconds(model: nn.Module, shape: Sequence[int]) -> float:
-    installed = all(find_spec(name) is not None for name in ("onnx", "onnxruntime", "onnxscript"))
-    backend: Backend = "onnxruntime" if installed else "eager"
+    backend: Backend = "onnxruntime" if has_onnx() else "eager"
     return 1000 * measure_latency({"model": model}, shape, batch_sizes=(1,), backends=(backend,)).rows[0].seconds
-
-
-def wilson_interval(hits: int, count: int) -> tuple[float, float]:
-    """The 95 % interval of an accuracy by Wilson's score.
-
-    >>> [round(bound, 3) for bound in wilson_interval(90, 100)]
-    [0.826, 0.945]
-    """
-    z = 1.959964
-    share = hits / count
-    centre = (share + z * z / (2 * count)) / (1 + z * z / count)
-    half = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count)) / (1 + z * z / count)
-    return max(0.0, centre - half), min(1.0, centre + half)
-
-
-def paired_drop(before: Bools, after: Bools) -> tuple[float, tuple[float, float]]:
-    """The accuracy lost on the same images, and its 95 % interval (normal, for paired proportions).
-
-    >>> before, after = np.array([True] * 9 + [False]), np.array([True] * 8 + [False] * 2)
-    >>> paired_drop(before, after)[0]
-    0.1
-    """
-    lost, won, count = int((before & ~after).sum()), int((~before & after).sum()), len(before)
-    drop = (lost - won) / count
-    # One is added to both kinds of change (Agresti and Min), so that no change at all is not taken for certainty.
-    spread = math.sqrt(lost + won + 2 - (lost - won) ** 2 / (count + 2)) / (count + 2)
-    return drop, (drop - 1.959964 * spread, drop + 1.959964 * spread)

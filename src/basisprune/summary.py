@@ -19,16 +19,15 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from basisprune.data import LabelledImages, PreparedBatches, Splits
-from basisprune.fold import fold
 from basisprune.importance import taylor_scores
+from basisprune.intervals import wilson_interval
 from basisprune.latency import measure_latency
 from basisprune.layers import BasisPair
 from basisprune.measure import LayerReport, ModelReport, measure
 from basisprune.pipeline import Pipeline
 from basisprune.predict import Predictions, predict
-from basisprune.search import Budget, Candidate, Found, wilson_interval
+from basisprune.search import Budget, Candidate, Found
 from basisprune.surgery import find_layers
-from basisprune.types import InputSpec
 
 _PACKAGES = ("basisprune", "torch", "timm", "torchvision", "accelerate", "numpy")
 _CHANGED_IMAGES = 24
@@ -54,15 +53,6 @@ class Outcome:
     def chosen(self) -> Candidate:
         """The network that was chosen."""
         return self.found.candidates[self.found.chosen]
-
-
-def deploy(model: nn.Module, spec: InputSpec, classes: Sequence[str]) -> nn.Module:
-    """The model as it is deployed: folded, checked to put out the same, and knowing its classes and input."""
-    like = next(model.parameters())
-    images = torch.randn(2, *spec.shape, generator=torch.Generator().manual_seed(0)).to(like.device, like.dtype)
-    folded = fold(model, images, "params")
-    folded.classes = tuple(classes)  # type: ignore[assignment]
-    return folded
 
 
 def versions() -> dict[str, str]:

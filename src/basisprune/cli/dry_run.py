@@ -13,10 +13,10 @@ from basisprune.cli.common import show_json
 from basisprune.config import Recipe
 from basisprune.data import Splits
 from basisprune.estimate import estimate
+from basisprune.fold import deploy
 from basisprune.measure import measure
 from basisprune.progress import duration
 from basisprune.search import Budget, SearchConfig
-from basisprune.summary import deploy
 from basisprune.training import spec_of
 
 

@@ -64,7 +64,7 @@ def _network(model: str, size: int | None, classes: int) -> nn.Module:
 
 
 def _latency(network: nn.Module, shape: tuple[int, ...]) -> list[dict[str, Any]]:
-    from basisprune.deliver import has_onnx
+    from basisprune.export.runtime import has_onnx
     from basisprune.latency import measure_latency
     from basisprune.summary import rounds
 

@@ -21,6 +21,7 @@ from basisprune.statistics import mode
 from basisprune.types import InputSpec
 
 INPUT, OUTPUT = "images", "scores"
+_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
 
 @dataclass(frozen=True)
@@ -32,9 +33,14 @@ class GraphInput:
     layout: PixelLayout
 
 
+def has_onnx() -> bool:
+    """Whether the packages of the extra `onnx` are installed."""
+    return all(find_spec(package) is not None for package in _PACKAGES)
+
+
 def require_onnx() -> None:
     """Raises MissingExtraError for the first package of the extra `onnx` that is not installed."""
-    for package in ("onnx", "onnxscript", "onnxruntime"):
+    for package in _PACKAGES:
         if find_spec(package) is None:
             raise MissingExtraError(package, extra="onnx")
 
