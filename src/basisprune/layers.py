@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from basisprune.surgery import Layer, is_transposed
+from basisprune.tiny_maps import as_matrix_products, small_map
 
 _POINTWISE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _SAFE_SCALE = 1e-4
@@ -93,24 +94,9 @@ class BasisPair(nn.Module):
 
     def forward(self, features: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """What the original layer computes, through the basis."""
-        if self.training and not (args or kwargs) and self._is_matrix_product(features):
-            weight: Tensor = self.basis.weight
-            inner = F.linear(features.movedim(1, -1), weight.flatten(1)).movedim(-1, 1)
-        else:
-            inner = self.basis(features, *args, **kwargs)
-        output: Tensor = self.scaling(inner)
+        inner = as_matrix_products(self.basis, features) if self.training and not (args or kwargs) else None
+        output: Tensor = self.scaling(self.basis(features, *args, **kwargs) if inner is None else inner)
         return output
-
-    def _is_matrix_product(self, features: Tensor) -> bool:
-        """Whether the basis is a plain 1x1 conv with far more weights than features.
-
-        Then a conv spends its time on reordering the weight, which a matrix product need not do.
-        """
-        basis = self.basis
-        if type(basis) is not nn.Conv2d or features.dim() != 4 or not _small_map(features, basis.weight):
-            return False
-        plain = (basis.kernel_size, basis.stride, basis.groups) == ((1, 1), (1, 1), 1)
-        return plain and basis.padding in ((0, 0), "valid", "same")
 
     @property
     def rank(self) -> int:
@@ -191,7 +177,7 @@ class _ScaledTransform(torch.autograd.Function):
     def forward(ctx: Any, features: Tensor, scale: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> Tensor:
         ctx.groups = groups
         bias = None if bias is None else bias.to(features.dtype)
-        if _small_map(features, weight):
+        if small_map(features, weight):
             scaled = (features * _along(scale, features, weight)).to(features.dtype)
             weight = weight.to(features.dtype)
             ctx.save_for_backward(features, scale, weight, None)
@@ -242,11 +228,6 @@ def _matrix_product(features: Tensor, weight: Tensor, bias: Tensor | None) -> Te
     return output
 
 
-def _small_map(features: Tensor, weight: Tensor) -> bool:
-    """Whether the features have less than half as many elements as the weight, from where on it was measured to pay."""
-    return 2 * features.numel() < weight.numel()
-
-
 def _along(scale: Tensor, features: Tensor, weight: Tensor) -> Tensor:
     """The scale in a shape that multiplies the features' channels."""
     return scale if weight.dim() == 2 else scale.view(-1, *[1] * (features.dim() - 2))
@@ -256,7 +237,7 @@ def _transposed(gradient: Tensor, weight: Tensor, features: Tensor, groups: int)
     """The gradient of the features, from that of the transform's output."""
     if weight.dim() == 2:
         return gradient @ weight
-    if groups == 1 and _small_map(features, weight):
+    if groups == 1 and small_map(features, weight):
         return (gradient.movedim(1, -1) @ weight.flatten(1)).movedim(-1, 1)
     spatial = weight.dim() - 2
     ones, zeros = [1] * spatial, [0] * spatial
