@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from basisprune.surgery import Layer, is_transposed
-from basisprune.tiny_maps import as_matrix_products, small_map
+from basisprune.tiny_maps import as_matrix_products, small_map, transform_pixels
 
 _POINTWISE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _SAFE_SCALE = 1e-4
@@ -183,7 +182,7 @@ class _ScaledTransform(torch.autograd.Function):
             ctx.save_for_backward(features, scale, weight, None)
             if groups > 1 or weight.dim() == 2:
                 return _transform(scaled, weight, bias, groups)
-            return _matrix_product(scaled, weight.flatten(1), bias)
+            return transform_pixels(scaled, weight.flatten(1), bias)
         scaled = _scaled(weight, scale, groups).to(features.dtype)
         ctx.save_for_backward(features, scale, weight, scaled)
         return _transform(features, scaled, bias, groups)
@@ -211,23 +210,6 @@ class _ScaledTransform(torch.autograd.Function):
         return inner if needs_features else None, scale_gradient, None, None, None
 
 
-def _matrix_product(features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """What a 1x1 conv computes, without the reordering of a large weight that it would do.
-
-    The result (N, c_o, *) lies channels last in memory and is no view, so that what follows may work in place.
-    """
-    count, _, *sizes = features.shape
-    shape = (count, weight.shape[0], *sizes)
-    steps = [math.prod(sizes[place + 1 :]) * weight.shape[0] for place in range(-1, len(sizes))]
-    output = torch.empty_strided(shape, (steps[0], 1, *steps[1:]), device=features.device, dtype=features.dtype)
-    rows, output_rows = (tensor.movedim(1, -1).reshape(-1, tensor.shape[1]) for tensor in (features, output))
-    if bias is None:
-        torch.mm(rows, weight.t(), out=output_rows)
-    else:
-        torch.addmm(bias, rows, weight.t(), out=output_rows)
-    return output
-
-
 def _along(scale: Tensor, features: Tensor, weight: Tensor) -> Tensor:
     """The scale in a shape that multiplies the features' channels."""
     return scale if weight.dim() == 2 else scale.view(-1, *[1] * (features.dim() - 2))
@@ -238,7 +220,7 @@ def _transposed(gradient: Tensor, weight: Tensor, features: Tensor, groups: int)
     if weight.dim() == 2:
         return gradient @ weight
     if groups == 1 and small_map(features, weight):
-        return (gradient.movedim(1, -1) @ weight.flatten(1)).movedim(-1, 1)
+        return transform_pixels(gradient, weight.flatten(1).t())
     spatial = weight.dim() - 2
     ones, zeros = [1] * spatial, [0] * spatial
     inner: Tensor

@@ -7,6 +7,7 @@ the weight that meets them do neither, so that the last layers of a network trai
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any, TypeAlias
 
@@ -51,7 +52,30 @@ def as_matrix_products(conv: nn.Module, features: Tensor) -> Tensor | None:
 
 
 def _pointwise(features: Tensor, weight: Tensor) -> Tensor:
-    return F.linear(features.movedim(1, -1), weight.flatten(1)).movedim(-1, 1)
+    rows = F.linear(_pixels(features), weight.flatten(1))
+    return rows.unflatten(0, (len(features), *features.shape[2:])).movedim(-1, 1)
+
+
+def _pixels(features: Tensor) -> Tensor:
+    """The features (N, c, *) as rows, one for each pixel."""
+    return features.movedim(1, -1).reshape(-1, features.shape[1])
+
+
+def transform_pixels(features: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
+    """What a 1x1 conv with the weight `matrix` (c_o, c_i) computes, without bringing it into another order.
+
+    The result (N, c_o, *) lies channels last in memory and is no view, so that what follows may work in place.
+    Nothing is recorded for gradients.
+    """
+    count, _, *sizes = features.shape
+    steps = [math.prod(sizes[place + 1 :]) * len(matrix) for place in range(-1, len(sizes))]
+    strides = (steps[0], 1, *steps[1:])
+    output = features.new_empty_strided((count, len(matrix), *sizes), strides)
+    if bias is None:
+        torch.mm(_pixels(features), matrix.t(), out=_pixels(output))
+    else:
+        torch.addmm(bias, _pixels(features), matrix.t(), out=_pixels(output))
+    return output
 
 
 class _FewPlaces(torch.autograd.Function):
