@@ -60,6 +60,17 @@ def plan_section() -> str:
     return table(("network, data", "ratio", "by max", "by mean", "by median", "as they are"), rows)
 
 
+def scores_section() -> str:
+    ways = ((128, "none"), (128, "mean"), (128, "refit"), (8, "none"), (8, "mean"), (8, "refit"))
+    rows = []
+    for cell, results in load("scores")["results"].items():
+        found = {(r.get("batch"), r.get("compensate"), r["ratio"]): r["accuracy"] for r in results}
+        rows.append((cell, "0", *[f"{found.pop((None, None, 0.0)):.3f}"] * len(ways)))
+        ratios = sorted({ratio for *_, ratio in found})
+        rows += [(cell, str(ratio), *(f"{found[(*way, ratio)]:.3f}" for way in ways)) for ratio in ratios]
+    return table(("network, data", "ratio", *(f"batches of {size}, {how}" for size, how in ways)), rows)
+
+
 def shares_section() -> str:
     rows = []
     for cell, results in load("plan")["results"].items():
@@ -202,6 +213,7 @@ def main() -> None:
         "Training: the recipe `quick` on 2,000 images at 64x64, accuracy on 1,000 test images": recipe_section,
         "Plans: accuracy right after pruning, and parameters, by normalisation (floor 0.05)": plan_section,
         "Plans: accuracy right after pruning, by the floor that each layer keeps": shares_section,
+        "Scores and compensation: accuracy right after pruning": scores_section,
         "L1 norms of decomposed layers: accuracy right after pruning": l1_section,
         "Speed and memory": ratios_section,
         "Latency at 128x128 on one thread": latency_section,

@@ -13,8 +13,10 @@ from sections import ablations, dataset_table, efforts, settings, table4, verdic
 
 def write_page(results: Path, preset: str, page: Path) -> None:
     """Fills the page's blocks with tables of the preset's results, and writes the figures that they show."""
-    cells = read_cells(results / preset)
-    figures = draw(cells)
+    cells, at_one_ratio = read_cells(results / preset), results / preset / "ablations"
+    variants = read_cells(at_one_ratio) if at_one_ratio.exists() else ()
+    with_scales = (*variants, *cells)
+    figures = draw_candidates(cells) | draw_scales(with_scales)
     folder = page.with_suffix("")
     folder.mkdir(exist_ok=True)
     for old in folder.glob("*.svg"):
@@ -34,22 +36,26 @@ def write_page(results: Path, preset: str, page: Path) -> None:
         "verdicts": verdicts(cells),
         "tables": "\n\n".join(tables),
         "candidates": shown("candidates"),
-        "ablations": ablations(cells),
-        "figure3": f"{shown('figure3')}\n\n{order_table(cells)}",
+        "ablations": ablations(variants),
+        "figure3": f"{shown('figure3')}\n\n{order_table(with_scales)}",
         "table4": table4(counts),
     }
     page.write_text(fill(page.read_text(), blocks))
 
 
-def draw(cells: Sequence[Cell]) -> dict[str, str]:
-    """All figures that the cells suffice for, by name."""
-    figures = {
+def draw_candidates(cells: Sequence[Cell]) -> dict[str, str]:
+    """The figures of all networks that were tried, by name."""
+    return {
         f"candidates-{model}-{dataset}": candidates_figure(cells, model, dataset)
         for model in MODELS
         for dataset in DATASETS
         if any(cell.candidates for cell in pick(cells, model, dataset))
     }
-    return figures | {f"figure3-{model}": figure3(cells, model) for model in MODELS if scales_of(cells, model)}
+
+
+def draw_scales(cells: Sequence[Cell]) -> dict[str, str]:
+    """The paper's Figure 3 for each network that the cells suffice for, by name."""
+    return {f"figure3-{model}": figure3(cells, model) for model in MODELS if scales_of(cells, model)}
 
 
 def fill(text: str, blocks: Mapping[str, str]) -> str:

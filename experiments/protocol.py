@@ -19,14 +19,15 @@ PEERS = ("torch-pruning magnitude", "torch-pruning taylor", "truncated svd")
 VARIANTS: dict[str, Callable[[Recipe], Recipe]] = {
     "default": lambda recipe: recipe,
     "paper": lambda recipe: replace(
-        recipe, basis="weights", compensate="none", plan=PlanConfig(normalise="max", min_share=0.0)
+        recipe, basis="weights", compensate="none", score_batch=128, plan=PlanConfig(normalise="max", min_share=0.0)
     ),
     "weights": lambda recipe: replace(recipe, basis="weights"),
+    "mean": lambda recipe: replace(recipe, compensate="mean"),
     "no compensation": lambda recipe: replace(recipe, compensate="none"),
     "max normalised": lambda recipe: replace(recipe, plan=replace(recipe.plan, normalise="max")),
     "per parameter": lambda recipe: replace(recipe, plan=replace(recipe.plan, per="parameter")),
     "per multiply-add": lambda recipe: replace(recipe, plan=replace(recipe.plan, per="mac")),
-    "refit": lambda recipe: replace(recipe, compensate="refit"),
+    "scores by 128": lambda recipe: replace(recipe, score_batch=128),
     "rebase": lambda recipe: replace(recipe, rebase=True),
     "distill": lambda recipe: replace(recipe, finetune=replace(recipe.finetune, distill=0.5)),
 }
@@ -72,7 +73,7 @@ def _mini_recipe(_dataset: str) -> Recipe:
     return replace(
         quick,
         train=train,
-        finetune=replace(train, epochs=3),
+        finetune=replace(train, epochs=2),
         plan=replace(quick.plan, round_to=None),
         filter_plan=replace(quick.filter_plan, round_to=None),
         score_images=500,

@@ -1,11 +1,14 @@
 """Every framework of the paper and its peers: the smallest network within 1 % of the unpruned accuracy.
 
     python experiments/run.py --assets DIR [--preset mini] [--models resnet50] [--datasets fashion_mnist ...]
-                              [--frameworks basis+taylor ...] [--variants default] [--seeds 0]
+                              [--frameworks basis+taylor ...] [--variants default] [--seeds 0] [--ratio 0.8]
 
 Each cell (network, dataset, framework, variant, seed) is written to <results>/<preset>/ as soon as it is done, and
 skipped when it is there. With other folders for --results and --runs any of them is repeated from scratch. A run
 that was stopped goes on. `python experiments/summarise.py` makes tables and figures of the results.
+
+With --ratio there is no search: each framework removes that fraction at once and tunes for all passes. So variants of
+the recipe are compared from the same start with the same budget; the results go to <results>/<preset>/ablations/.
 """
 
 from __future__ import annotations
@@ -58,7 +61,7 @@ class Bench:
 
     def __init__(self, model: str, dataset: str, variant: str, seed: int, options: argparse.Namespace) -> None:
         self.protocol = PROTOCOLS[options.preset]
-        self.dataset, self.variant = dataset, variant
+        self.dataset, self.variant, self.ratio = dataset, variant, options.ratio
         self.known_hits: dict[str, Any] = {}
         torch.manual_seed(seed)
         splits = load(dataset, options.assets, self.protocol, seed)
@@ -66,12 +69,13 @@ class Bench:
         recipe = seeded(VARIANTS[variant](self.protocol.recipe(dataset)), seed)
         folder = options.runs / options.preset / f"{model}-{dataset}-{seed}"
         self.pipeline = Pipeline(network, splits, recipe, folder / variant.replace(" ", "-"), say=log)
-        if variant != "default":  # what a variant does not change is trained only once
-            shared = seeded(self.protocol.recipe(dataset), seed)
-            default = Pipeline(network, splits, shared, folder / "default", say=log)
-            self.pipeline.adopt(default.dense())
-            if recipe.basis == shared.basis:
-                self.pipeline.adopt(default.decomposed())
+        for plainer in ("default", "weights"):  # what a variant does not change is trained only once
+            shared = seeded(VARIANTS[plainer](self.protocol.recipe(dataset)), seed)
+            start = Pipeline(network, splits, shared, folder / plainer, say=log)
+            if variant != plainer == "default":
+                self.pipeline.adopt(start.dense())
+            if variant != plainer and recipe.basis == shared.basis:
+                self.pipeline.adopt(start.decomposed())
 
     def search(self, framework: str) -> Search:
         """The search that a framework or peer calls for; all compare with the network trained without pruning."""
@@ -100,7 +104,9 @@ class Bench:
         start = time.perf_counter()
         reference = self.pipeline.dense()
         record: dict[str, Any] = {"baseline": self.on_test(reference)}
-        if framework != "baseline":
+        if framework != "baseline" and self.ratio is not None:
+            record |= {"result": self.pruned_at_once(framework)}
+        elif framework != "baseline":
             found = self.search(framework).run()
             record |= self.outcome(found)
         if framework == "basis" and self.variant in ("default", "paper"):
@@ -109,18 +115,28 @@ class Bench:
 
     def outcome(self, found: Found) -> dict[str, Any]:
         chosen = found.candidates[found.chosen]
-        hits = [self.hits(state) for state in (found.reference, found.state)]
-        drop, interval = paired_drop(*hits)
-        result = self.on_test(found.state) | {
+        result = self.compared(found.state, found.reference) | {
             "basis_ratio": chosen.basis_ratio,
             "filter_ratio": chosen.filter_ratio,
-            "test_drop": drop,
-            "test_drop_interval": interval,
             "undecided": chosen.undecided,
             "deployed_parameters": chosen.parameters,
             "deployed_macs": chosen.macs,
         }
         return {"result": result, "candidates": [asdict(candidate) for candidate in found.candidates]}
+
+    def pruned_at_once(self, framework: str) -> dict[str, Any]:
+        """What is left after removing the ratio of basis vectors, filters or both, and tuning for all passes."""
+        search = self.search(framework)
+        state = search.start()
+        for move in search.moves:
+            state = move.prune(state, self.ratio, None)
+        untuned = state.stages[-2].accuracy
+        return self.compared(state, self.pipeline.dense()) | {"ratio": self.ratio, "untuned_val_accuracy": untuned}
+
+    def compared(self, state: State, reference: State) -> dict[str, Any]:
+        """Accuracy and size of a network, and what it lost on the test images against the unpruned one."""
+        drop, interval = paired_drop(self.hits(reference), self.hits(state))
+        return self.on_test(state) | {"test_drop": drop, "test_drop_interval": interval}
 
     def on_test(self, state: State) -> dict[str, Any]:
         """Accuracy on the test images, and the size as the paper counts it."""
@@ -169,14 +185,16 @@ def main() -> None:
     parser.add_argument("--frameworks", nargs="+", default=[*FRAMEWORKS, *PEERS], choices=[*FRAMEWORKS, *PEERS])
     parser.add_argument("--variants", nargs="+", default=["default"], choices=list(VARIANTS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
+    parser.add_argument("--ratio", type=float, help="remove this fraction at once instead of searching")
     options = parser.parse_args()
+    results = options.results / options.preset / ("" if options.ratio is None else "ablations")
     if options.preset == "mini":
         torch.set_num_threads(1)
     for seed, model, dataset, variant in product(options.seeds, options.models, options.datasets, options.variants):
         bench = None
         for framework in options.frameworks:
             names = (model, dataset, framework, variant, str(seed))
-            path = options.results / options.preset / ("-".join(names).replace(" ", "_") + ".json")
+            path = results / ("-".join(names).replace(" ", "_") + ".json")
             if path.exists():
                 continue
             log(f"== {', '.join(names)}")

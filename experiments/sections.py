@@ -188,29 +188,20 @@ def verdicts(cells: Sequence[Cell], model: str = "resnet50") -> str:
 
 
 def ablations(cells: Sequence[Cell], model: str = "resnet50") -> str:
-    """Each variant of the recipe: what it keeps and how accurate it is; the smallest of a framework are bold."""
-    known = list(dict.fromkeys([*VARIANTS, *sorted({cell.variant for cell in cells})]))
+    """Each variant of the recipe at the same ratio: accuracy right after pruning and after tuning, and size."""
     rows = []
-    for framework in ("basis", "basis+taylor"):
-        found = {
-            variant: {dataset: pick(cells, model, dataset, framework, variant) for dataset in DATASETS}
-            for variant in known
-        }
-        for variant, runs in found.items():
-            if framework == "basis" or any(runs.values()):
-                texts = [_ablation_text(found, variant, dataset) for dataset in DATASETS]
-                rows.append([label(framework), variant, *texts])
-    return table(("Framework", "Variant", *DATASETS.values()), rows)
+    for variant in VARIANTS:
+        texts = [_ablation_text(pick(cells, model, dataset, "basis", variant)) for dataset in DATASETS]
+        rows.append([variant, *texts])
+    return table(("Variant", *DATASETS.values()), rows)
 
 
-def _ablation_text(found: dict[str, dict[str, list[Cell]]], variant: str, dataset: str) -> str:
-    runs = found[variant][dataset]
+def _ablation_text(runs: Sequence[Cell]) -> str:
     if not runs:
         return NOT_RUN
-    sizes = {name: mean(c.result["parameters"] for c in of[dataset]) for name, of in found.items() if of[dataset]}
-    parameters = bold(millions(sizes[variant]), sizes[variant] == min(sizes.values()))
-    macs, accuracy = (mean(cell.result[field] for cell in runs) for field in ("macs", "test_accuracy"))
-    return f"{parameters}, {giga(macs)}, {percent(accuracy)}"
+    fields = ("untuned_val_accuracy", "val_accuracy", "test_accuracy", "parameters", "macs")
+    before, val, test, parameters, macs = (mean(cell.result[field] for cell in runs) for field in fields)
+    return f"{percent(before)} → {percent(val)}, {percent(test)}; {millions(parameters)}, {giga(macs)}"
 
 
 # What was run

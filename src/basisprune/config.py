@@ -111,9 +111,10 @@ class Recipe:
 
     `basis_images` is how many training images the basis "outputs" is found on. `score_images` sets so many
     validation images apart for the scores, at most half, so that networks are judged by images that had no say
-    in them; with None all validation images do both, as in the paper. `compensate` is what `prune_basis` does
-    about the contribution of pruned basis vectors: "none", "mean" or "refit". With `rebase`, every pair is turned
-    to the principal axes of its outputs before its basis vectors are scored.
+    in them; with None all validation images do both, as in the paper. Scores are averages over batches of
+    `score_batch` images: the smaller a batch, the more squares there are to average. `compensate` is what
+    `prune_basis` does about the contribution of pruned basis vectors: "none", "mean" or "refit". With `rebase`,
+    every pair is turned to the principal axes of its outputs before its basis vectors are scored.
     """
 
     basis: Basis
@@ -125,6 +126,7 @@ class Recipe:
     filter_plan: PlanConfig = field(default_factory=lambda: PlanConfig(normalise="max"))
     basis_images: int = 512
     score_images: int | None = None
+    score_batch: int = 128
     rebase: bool = False
 
     def __post_init__(self) -> None:
@@ -133,6 +135,8 @@ class Recipe:
             raise ConfigError(f"Recipe: compensate: {self.compensate!r} given; allowed are {', '.join(allowed)}")
         if self.score_images is not None and self.score_images < 1:
             raise ConfigError(f"Recipe: score_images: {self.score_images} given; at least 1 is needed, or None for all")
+        if self.score_batch < 1:
+            raise ConfigError(f"Recipe: score_batch: {self.score_batch} given; at least 1 is needed")
         if self.filter_plan.per != "vector":
             raise ConfigError(f"Recipe: filter_plan.per: {self.filter_plan.per!r} given; filters allow 'vector' alone")
 
@@ -168,11 +172,12 @@ RECIPES = {
     "quick": Recipe(
         basis="outputs",
         scale_init=1.0,
-        compensate="mean",
+        compensate="refit",
         train=_QUICK_TRAINING,
         finetune=_QUICK_TRAINING,
         plan=PlanConfig(round_to=8),  # runtimes compute other numbers of channels up to several times slower
         filter_plan=PlanConfig(normalise="max", round_to=8),
+        score_batch=8,
     ),
 }
 """The presets: the paper's protocol, and a short one found by `benchmarks/recipe.py` and `benchmarks/plan.py`."""

@@ -271,7 +271,7 @@ class Pipeline:
 
     def scoring_batches(self) -> PreparedBatches:
         """The validation images that scores are computed on."""
-        return self._batches(self.scoring)
+        return self._batches(self.scoring, batch_size=self.settings.score_batch)
 
     def _batches(self, data: LabelledImages, **options: Any) -> PreparedBatches:
         return PreparedBatches(data, self.spec, prepared=self.settings.train.prepared, **options)
@@ -294,7 +294,7 @@ class Pipeline:
         settings = asdict(self.settings)
         now = {
             name: settings[name]
-            for name in ("basis", "scale_init", "compensate", "basis_images", "score_images", "rebase")
+            for name in ("basis", "scale_init", "compensate", "basis_images", "score_images", "score_batch", "rebase")
         }
         now |= {"input": asdict(self.spec), "classes": list(self.splits.classes)}
         now |= {"weights": _weights_digest(self.model), "data": _data_digest(self.splits)}

@@ -52,7 +52,7 @@ def as_matrix_products(conv: nn.Module, features: Tensor) -> Tensor | None:
 
 
 def _pointwise(features: Tensor, weight: Tensor) -> Tensor:
-    rows = F.linear(_pixels(features), weight.flatten(1))
+    rows: Tensor = F.linear(_pixels(features), weight.flatten(1))
     return rows.unflatten(0, (len(features), *features.shape[2:])).movedim(-1, 1)
 
 

@@ -148,18 +148,22 @@ def test_several_seeds_give_their_mean_and_range(tmp_path):
 
 
 def test_ablations_compare_variants_on_each_dataset(tmp_path):
-    records = [fake("basis", 200_000), fake("basis", 100_000, variant="paper"), fake("basis+taylor", 1, variant="new")]
+    records = [fake("basis", 200_000), fake("basis", 100_000, variant="paper")]
+    for record in records:
+        record["result"]["untuned_val_accuracy"] = 0.5
     table = sections.ablations(read(tmp_path, *records))
-    assert row(table, "Basis", "default")[2:] == ["not run", "0.20M, 0.000G, 92.0%", "not run"]
-    assert row(table, "Basis", "paper")[3].startswith("**0.10M**")
-    assert all(row(table, "Basis", variant) for variant in VARIANTS)
-    assert "| Basis + Taylor-FO | new |" in table
-    assert "| Basis + Taylor-FO | paper |" not in table
+    assert row(table, "default")[1:] == ["not run", "50.0% → 94.5%, 92.0%; 0.20M, 0.000G", "not run"]
+    assert row(table, "paper")[2].endswith("; 0.10M, 0.000G")
+    assert all(row(table, variant) for variant in VARIANTS)
 
 
 def test_a_page_made_twice_is_the_same_and_its_pictures_are_xml(tmp_path):
     records = [fake(name, 300_000 - 10_000 * number) for number, name in enumerate([*FRAMEWORKS[1:], *PEERS])]
     read(tmp_path, fake("baseline", 0), *records)
+    (tmp_path / "mini" / "ablations").mkdir()
+    variant = fake("basis", 1, dataset="cifar10", variant="paper")
+    variant["result"]["untuned_val_accuracy"] = 0.123
+    (tmp_path / "mini" / "ablations" / "0.json").write_text(json.dumps(variant))
     (tmp_path / "counts.json").write_text(json.dumps({name: {"total": 1, "trainable": 2} for name in MODELS}))
     path = tmp_path / "story.md"
     path.write_text("Story\n" + "".join(f"<!-- {name}:begin -->outdated<!-- {name}:end -->\n" for name in BLOCKS))
@@ -172,6 +176,7 @@ def test_a_page_made_twice_is_the_same_and_its_pictures_are_xml(tmp_path):
     assert set(pictures) == {"candidates-resnet50-mnist.svg", "figure3-resnet50.svg"}
     assert made[0][0].startswith("Story\n")
     assert "outdated" not in made[0][0]
+    assert "12.3% →" in made[0][0]
     for name, picture in pictures.items():
         ET.fromstring(picture)
         assert f"(story/{name})" in made[0][0]
@@ -243,7 +248,7 @@ def assets(tmp_path, monkeypatch):
 def test_the_papers_protocol_can_be_set_up_for_each_dataset_and_framework(model, assets):
     folder, asked = assets
     for dataset in DATASETS:
-        options = Namespace(preset="full", assets=folder, runs=folder / "runs")
+        options = Namespace(preset="full", assets=folder, runs=folder / "runs", ratio=None)
         bench = run.Bench(model, dataset, "default", 0, options)
         side = 128 if dataset == "cifar10" else 112
         assert bench.pipeline.spec.shape == (3, side, side)
