@@ -55,11 +55,11 @@ class Cell:
         return sum(len(candidate["history"]) for candidate in self.candidates[1:])  # the first is the unpruned one
 
 
-def read_cells(folder: Path) -> tuple[Cell, ...]:
+def read_cells(folder: Path, pattern: str = "*.json") -> tuple[Cell, ...]:
     """All results in the folder, by seed; exits with a hint where there are none."""
     names = {field.name for field in fields(Cell)}
     found = []
-    for path in sorted(folder.glob("*.json")):
+    for path in sorted(folder.glob(pattern)):
         record = json.loads(path.read_text())
         values = {key: value for key, value in record.items() if key in names} | {"seed": int(record["seed"])}
         found.append(Cell(**{"result": record["baseline"]} | values))

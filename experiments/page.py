@@ -14,7 +14,7 @@ from sections import ablations, dataset_table, efforts, settings, table4, verdic
 def write_page(results: Path, preset: str, page: Path) -> None:
     """Fills the page's blocks with tables of the preset's results, and writes the figures that they show."""
     cells, at_one_ratio = read_cells(results / preset), results / preset / "ablations"
-    variants = read_cells(at_one_ratio) if at_one_ratio.exists() else ()
+    variants = read_cells(at_one_ratio, "*/*.json") if at_one_ratio.exists() else ()
     with_scales = (*variants, *cells)
     figures = draw_candidates(cells) | draw_scales(with_scales)
     folder = page.with_suffix("")

@@ -8,7 +8,7 @@ skipped when it is there. With other folders for --results and --runs any of the
 that was stopped goes on. `python experiments/summarise.py` makes tables and figures of the results.
 
 With --ratio there is no search: each framework removes that fraction at once and tunes for all passes. So variants of
-the recipe are compared from the same start with the same budget; the results go to <results>/<preset>/ablations/.
+the recipe are compared from the same start with the same budget. Their results go to ablations/<ratio>/ in there.
 """
 
 from __future__ import annotations
@@ -74,8 +74,10 @@ class Bench:
             start = Pipeline(network, splits, shared, folder / plainer, say=log)
             if variant != plainer == "default":
                 self.pipeline.adopt(start.dense())
-            if variant != plainer and recipe.basis == shared.basis:
-                self.pipeline.adopt(start.decomposed())
+            if recipe.basis == shared.basis:
+                if variant != plainer:
+                    self.pipeline.adopt(start.decomposed())
+                break
 
     def search(self, framework: str) -> Search:
         """The search that a framework or peer calls for; all compare with the network trained without pruning."""
@@ -187,7 +189,7 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--ratio", type=float, help="remove this fraction at once instead of searching")
     options = parser.parse_args()
-    results = options.results / options.preset / ("" if options.ratio is None else "ablations")
+    results = options.results / options.preset / ("" if options.ratio is None else f"ablations/{options.ratio}")
     if options.preset == "mini":
         torch.set_num_threads(1)
     for seed, model, dataset, variant in product(options.seeds, options.models, options.datasets, options.variants):

@@ -190,10 +190,12 @@ def verdicts(cells: Sequence[Cell], model: str = "resnet50") -> str:
 def ablations(cells: Sequence[Cell], model: str = "resnet50") -> str:
     """Each variant of the recipe at the same ratio: accuracy right after pruning and after tuning, and size."""
     rows = []
-    for variant in VARIANTS:
-        texts = [_ablation_text(pick(cells, model, dataset, "basis", variant)) for dataset in DATASETS]
-        rows.append([variant, *texts])
-    return table(("Variant", *DATASETS.values()), rows)
+    for ratio in sorted({cell.result["ratio"] for cell in cells}):
+        of_ratio = [cell for cell in cells if cell.result["ratio"] == ratio]
+        for variant in VARIANTS:
+            texts = [_ablation_text(pick(of_ratio, model, dataset, "basis", variant)) for dataset in DATASETS]
+            rows.append([percent(ratio), variant, *texts])
+    return table(("Removed", "Variant", *DATASETS.values()), rows)
 
 
 def _ablation_text(runs: Sequence[Cell]) -> str:
@@ -227,7 +229,8 @@ def settings(cells: Sequence[Cell]) -> str:
         ("batch size, optimiser, learning rate", several("batch_size", "optimizer", "lr", of=train)),
         ("mixed precision, statistics of BN", several("mixed_precision", "norm_statistics", of=train)),
         ("basis, scaling factors at first", several("basis", "scale_init", of=("recipe",))),
-        ("validation images set apart for the scores", values("recipe", "score_images")),
+        ("validation images set apart for the scores, batch", several("score_images", "score_batch", of=("recipe",))),
+        ("pruned basis vectors are made up for by", values("recipe", "compensate")),
         ("budget", " or ".join(dict.fromkeys(_budget_text(cell.config["budget"]) for cell in plain))),
         ("search: step, tolerance, smallest share", several("step", "tolerance", "smallest", of=search)),
         ("search: starts warm, polishes at the end", several("warm_start", "polish", of=search)),

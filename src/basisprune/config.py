@@ -130,15 +130,17 @@ class Recipe:
     rebase: bool = False
 
     def __post_init__(self) -> None:
-        allowed = get_args(Compensation)
-        if self.compensate not in allowed:
-            raise ConfigError(f"Recipe: compensate: {self.compensate!r} given; allowed are {', '.join(allowed)}")
-        if self.score_images is not None and self.score_images < 1:
-            raise ConfigError(f"Recipe: score_images: {self.score_images} given; at least 1 is needed, or None for all")
-        if self.score_batch < 1:
-            raise ConfigError(f"Recipe: score_batch: {self.score_batch} given; at least 1 is needed")
+        faults = []
+        if self.compensate not in get_args(Compensation):
+            faults.append(f"compensate: {self.compensate!r} given; allowed are {', '.join(get_args(Compensation))}")
+        for name in ("basis_images", "score_images", "score_batch"):
+            count = getattr(self, name)
+            if count is not None and count < 1:
+                faults.append(f"{name}: {count} given; at least 1 is needed")
         if self.filter_plan.per != "vector":
-            raise ConfigError(f"Recipe: filter_plan.per: {self.filter_plan.per!r} given; filters allow 'vector' alone")
+            faults.append(f"filter_plan.per: {self.filter_plan.per!r} given; filters allow 'vector' alone")
+        if faults:
+            raise ConfigError.of("Recipe", faults)
 
 
 PAPER_DATASETS = {
@@ -180,7 +182,7 @@ RECIPES = {
         score_batch=8,
     ),
 }
-"""The presets: the paper's protocol, and a short one found by `benchmarks/recipe.py` and `benchmarks/plan.py`."""
+"""The presets: the paper's protocol, and a short one found by `benchmarks/recipe.py`, `plan.py` and `scores.py`."""
 
 
 def find_recipe(recipe: str | Recipe) -> Recipe:

@@ -6,13 +6,15 @@ import math
 import time
 from dataclasses import dataclass, replace
 
+import torch.nn.functional as F
 from torch import nn
 
 from basisprune.config import Recipe, TrainConfig
-from basisprune.data import LabelledImages, Splits, take
+from basisprune.data import LabelledImages, PreparedBatches, Splits, take
 from basisprune.decompose import decompose
+from basisprune.importance.gradients import mean_square_products
 from basisprune.search import Budget, SearchConfig
-from basisprune.training import evaluate, fit
+from basisprune.training import evaluate, fit, spec_of
 
 _STEPS = 3
 _GALLOPS = 3
@@ -56,12 +58,24 @@ def estimate(model: nn.Module, data: Splits, recipe: Recipe, search: SearchConfi
     before = time.perf_counter() - start
     training = seconds_per_pass(split, data, recipe.train)
     tuning = training if recipe.finetune == recipe.train else seconds_per_pass(split, data, recipe.finetune)
-    scoring = tuning * len(data.val or data.train) / len(data.train)
     return Estimate(
         reference=before + recipe.train.epochs * training,
         candidates=expected_candidates(search, budget),
-        candidate=scoring + recipe.finetune.epochs * tuning,
+        candidate=seconds_to_plan(split, data, recipe) + recipe.finetune.epochs * tuning,
     )
+
+
+def seconds_to_plan(model: nn.Module, data: Splits, recipe: Recipe) -> float:
+    """The seconds for all scores, from a few batches, and for a refit or new axes on the images for the basis."""
+    val = data.val or data.train
+    images = len(val) if recipe.score_images is None else min(recipe.score_images, len(val) // 2)
+    some = _first(val, _STEPS * recipe.score_batch)
+    batches = PreparedBatches(some, spec_of(model), batch_size=recipe.score_batch, prepared=recipe.train.prepared)
+    start = time.perf_counter()
+    mean_square_products(model, [[next(model.parameters())]], batches, F.cross_entropy)
+    seconds = (time.perf_counter() - start) / len(some)
+    passes = (recipe.compensate == "refit") + recipe.rebase
+    return seconds * (images + passes * min(recipe.basis_images, len(data.train)))
 
 
 def seconds_per_pass(model: nn.Module, data: Splits, config: TrainConfig) -> float:

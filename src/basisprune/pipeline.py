@@ -21,7 +21,6 @@ from basisprune.checkpoint import write_text
 from basisprune.config import Recipe, TrainConfig, find_recipe
 from basisprune.coupling import OUTPUT, trace_coupling
 from basisprune.data import LabelledImages, PreparedBatches, Splits, load_data, take
-from basisprune.data.split import split_indices
 from basisprune.decompose import decompose
 from basisprune.errors import CheckpointError, ConfigError, DataError, PlanError
 from basisprune.importance import score_filters, taylor_scores
@@ -195,8 +194,10 @@ class Pipeline:
         self.say(f"scoring the filters by {method}")
         device = next(state.model.parameters()).device
         coupling = trace_coupling(state.model, torch.zeros(2, *self.spec.shape, device=device))
+        # Other scores than Taylor's are the same in batches of any size, and large ones are faster.
+        batches = self.scoring_batches() if method == "taylor" else self._batches(self.scoring, shuffle=True)
         with self._precision():
-            scores = score_filters(state.model, method, coupling.layers, self.scoring_batches())  # type: ignore[arg-type]
+            scores = score_filters(state.model, method, coupling.layers, batches)  # type: ignore[arg-type]
         plan = self._same_plan(
             key, plan_filters(state.model, scores, ratio, self.settings.filter_plan, coupling=coupling)
         )
@@ -270,8 +271,8 @@ class Pipeline:
         return self._batches(self.splits.train, limit=self.settings.basis_images, shuffle=True)
 
     def scoring_batches(self) -> PreparedBatches:
-        """The validation images that scores are computed on."""
-        return self._batches(self.scoring, batch_size=self.settings.score_batch)
+        """The validation images that Taylor scores are computed on, in the recipe's batches of mixed classes."""
+        return self._batches(self.scoring, batch_size=self.settings.score_batch, shuffle=True)
 
     def _batches(self, data: LabelledImages, **options: Any) -> PreparedBatches:
         return PreparedBatches(data, self.spec, prepared=self.settings.train.prepared, **options)
@@ -346,9 +347,11 @@ class Pipeline:
         """The validation images that judge, and those that give the scores: all for both, or some set apart."""
         if self.settings.score_images is None:
             return val, val
-        share = min(self.settings.score_images / len(val), 0.5)
-        judging, scoring = split_indices(np.asarray(val.labels), [share], seed=0)
-        return take(val, judging), take(val, scoring)
+        count = min(self.settings.score_images, len(val) // 2)
+        if count == 0:
+            raise DataError(f"{len(val)} validation image; score_images needs another one to set apart for the scores")
+        order = np.random.default_rng(0).permutation(len(val))
+        return take(val, np.sort(order[count:])), take(val, order[:count])
 
     def _check_data(self) -> LabelledImages:
         """The validation images; raises DataError where there are none, or other classes than the model's."""

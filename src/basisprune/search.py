@@ -138,7 +138,7 @@ class Candidate:
         macs: int,
         latency: float | None = None,
     ) -> Candidate:
-        """What is known of a state that keeps to the budget for certain; `kept` are the shares that are left."""
+        """What is known of a state, taken to keep to the budget until that is judged; `kept` are the shares left."""
         drop, drop_interval = paired_drop(reference.hits, state.hits)
         return cls(
             name=state.key,

@@ -18,7 +18,7 @@ from PIL import Image
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from basisprune.data import LabelledImages, PreparedBatches, Splits
+from basisprune.data import LabelledImages, Splits
 from basisprune.importance import taylor_scores
 from basisprune.intervals import wilson_interval
 from basisprune.latency import measure_latency
@@ -241,9 +241,7 @@ def _importance(model: nn.Module, pipeline: Pipeline) -> dict[str, dict[str, lis
     pairs = dict(find_layers(model, BasisPair))
     if not pairs:
         return {}
-    prepared = pipeline.settings.train.prepared
-    batches = PreparedBatches(pipeline.val, pipeline.spec, limit=512, shuffle=True, prepared=prepared)
-    scores = taylor_scores(model, batches)
+    scores = taylor_scores(model, pipeline.scoring_batches())
     names = list(pairs)
     places = np.unique(np.linspace(0, len(names) - 1, min(_FIGURE_LAYERS, len(names))).round().astype(int))
     return {

@@ -8,7 +8,7 @@ the weight that meets them do neither, so that the last layers of a network trai
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -29,31 +29,48 @@ def small_map(features: Tensor, weight: Tensor) -> bool:
 
 
 def as_matrix_products(conv: nn.Module, features: Tensor) -> Tensor | None:
-    """What the conv, which is not trained, makes of a batch; None where the conv itself is faster."""
-    if type(conv) is not nn.Conv2d or features.dim() != 4 or conv.weight.requires_grad or conv.bias is not None:
-        return None
-    plain = conv.groups == 1 and conv.dilation == (1, 1) and conv.padding_mode == "zeros"
-    if not plain or torch.compiler.is_compiling():
+    """What the conv makes of a batch; None where the conv itself is faster, is trained, or is watched by a hook."""
+    if type(conv) is not nn.Conv2d or features.dim() != 4 or not _is_plain(conv, features):
         return None
     if conv.kernel_size == (1, 1) and conv.padding in ((0, 0), "valid", "same"):
         seen = features[:, :, :: conv.stride[0], :: conv.stride[1]]
-        return _pointwise(seen, conv.weight) if small_map(seen, conv.weight) else None
+        return _pointwise(seen, conv.weight, like=features) if small_map(seen, conv.weight) else None
     lower = features.dtype not in (torch.float32, torch.float64) or torch.is_autocast_enabled(features.device.type)
-    if isinstance(conv.padding, str) or lower:
-        return None  # sums over taps would be rounded to the lower precision one by one
+    if isinstance(conv.padding, str) or lower or features.device.type != "cpu":
+        return None  # in lower precision, the sum over taps would be rounded at each of them
     places = _places(features, conv.weight, conv.stride, conv.padding)  # type: ignore[arg-type]
-    few = (
-        min(places) > 0 and places[0] * places[1] <= _FEW_PLACES and conv.in_channels * conv.out_channels >= _LARGE_TAP
-    )
-    if not few or features.device.type != "cpu":
+    few = min(places) > 0 and math.prod(places) <= _FEW_PLACES
+    if not few or conv.in_channels * conv.out_channels < _LARGE_TAP:
         return None
     output: Tensor = _FewPlaces.apply(features, conv.weight, conv.stride, conv.padding)
     return output
 
 
-def _pointwise(features: Tensor, weight: Tensor) -> Tensor:
+def _is_plain(conv: nn.Conv2d, features: Tensor) -> bool:
+    settings = (conv.groups, conv.dilation, conv.padding_mode) == (1, (1, 1), "zeros")
+    frozen = conv.bias is None and not conv.weight.requires_grad
+    watched = conv._forward_hooks or conv._forward_pre_hooks or torch.compiler.is_compiling()
+    return settings and frozen and not watched and features.numel() > 0 and features.shape[1] == conv.in_channels
+
+
+def transform_pixels(features: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
+    """What a 1x1 conv with the weight `matrix` (c_o, c_i) computes, without bringing it into another order.
+
+    The result (N, c_o, *) lies in memory as the features do and is no view, so that what follows may work in
+    place. Nothing is recorded for gradients.
+    """
+    count, _, *sizes = features.shape
+    output = _channels_last(features, (count, len(matrix), *sizes))
+    if bias is None:
+        torch.mm(_pixels(features), matrix.t(), out=_pixels(output))
+    else:
+        torch.addmm(bias, _pixels(features), matrix.t(), out=_pixels(output))
+    return _laid_out(output, like=features)
+
+
+def _pointwise(features: Tensor, weight: Tensor, *, like: Tensor) -> Tensor:
     rows: Tensor = F.linear(_pixels(features), weight.flatten(1))
-    return rows.unflatten(0, (len(features), *features.shape[2:])).movedim(-1, 1)
+    return _laid_out(rows.unflatten(0, (len(features), *features.shape[2:])).movedim(-1, 1), like=like)
 
 
 def _pixels(features: Tensor) -> Tensor:
@@ -61,25 +78,23 @@ def _pixels(features: Tensor) -> Tensor:
     return features.movedim(1, -1).reshape(-1, features.shape[1])
 
 
-def transform_pixels(features: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
-    """What a 1x1 conv with the weight `matrix` (c_o, c_i) computes, without bringing it into another order.
+def _channels_last(like: Tensor, shape: Sequence[int]) -> Tensor:
+    """An empty tensor (N, c, *) whose channels are next to each other in memory."""
+    _, channels, *sizes = shape
+    steps = [math.prod(sizes[place + 1 :]) * channels for place in range(-1, len(sizes))]
+    return like.new_empty_strided(tuple(shape), (steps[0], 1, *steps[1:]))
 
-    The result (N, c_o, *) lies channels last in memory and is no view, so that what follows may work in place.
-    Nothing is recorded for gradients.
-    """
-    count, _, *sizes = features.shape
-    steps = [math.prod(sizes[place + 1 :]) * len(matrix) for place in range(-1, len(sizes))]
-    strides = (steps[0], 1, *steps[1:])
-    output = features.new_empty_strided((count, len(matrix), *sizes), strides)
-    if bias is None:
-        torch.mm(_pixels(features), matrix.t(), out=_pixels(output))
-    else:
-        torch.addmm(bias, _pixels(features), matrix.t(), out=_pixels(output))
-    return output
+
+def _laid_out(output: Tensor, *, like: Tensor) -> Tensor:
+    """The output, channels last where the input is so too; otherwise contiguous, as a conv would put it out."""
+    return output if like.movedim(1, -1).is_contiguous() else output.contiguous()
 
 
 class _FewPlaces(torch.autograd.Function):
-    """The conv of features (N, c_i, h, w) by a product for each place of the output and row of the kernel."""
+    """The conv of features (N, c_i, h, w) by a product for each place of the output and row of the kernel.
+
+    Gradients are those of the features, once; the weight gets none.
+    """
 
     @staticmethod
     def forward(
@@ -88,11 +103,13 @@ class _FewPlaces(torch.autograd.Function):
         ctx.save_for_backward(weight)
         ctx.size, ctx.stride, ctx.padding = features.shape[2:], stride, padding
         pixels, taps = features.permute(0, 2, 3, 1), weight.permute(0, 2, 3, 1)
-        output = features.new_zeros(len(features), *_places(features, weight, stride, padding), len(weight))
+        shape = (len(features), len(weight), *_places(features, weight, stride, padding))
+        output = _channels_last(features, shape).zero_()
+        places = output.permute(0, 2, 3, 1)
         for (y, x), (row, columns), (tap_row, tap_columns) in _runs(ctx.size, weight.shape[2:], stride, padding):
             seen, meeting = pixels[:, row, columns].flatten(1), taps[:, tap_row, tap_columns].flatten(1)
-            output[:, y, x].addmm_(seen, meeting.t())
-        return output.permute(0, 3, 1, 2)
+            places[:, y, x].addmm_(seen, meeting.t())
+        return _laid_out(output, like=features)
 
     @staticmethod
     @once_differentiable

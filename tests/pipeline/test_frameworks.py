@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import get_args
 
+import numpy as np
 import pytest
 import torch
 from tiny import tiny_images, tiny_model, tiny_recipe, tiny_training
@@ -12,7 +13,7 @@ from tiny import tiny_images, tiny_model, tiny_recipe, tiny_training
 from basisprune.config import Recipe
 from basisprune.data import Splits, load_data, take
 from basisprune.demo import demo_data, demo_model
-from basisprune.errors import ConfigError
+from basisprune.errors import ConfigError, DataError
 from basisprune.layers import BasisPair
 from basisprune.measure import measure
 from basisprune.pipeline import Framework, Pipeline
@@ -75,10 +76,24 @@ def test_images_that_score_are_set_apart_from_those_that_judge(asked, set_apart)
     pipeline = Pipeline(tiny_model(), data, replace(recipe(), score_images=asked))
     judging, scoring = ({image.numpy().tobytes() for image, _ in part} for part in (pipeline.val, pipeline.scoring))
     everything = {image.numpy().tobytes() for image, _ in data.val}
-    assert len(pipeline.scoring) == pytest.approx(set_apart or len(data.val), abs=data.num_classes)
+    assert len(pipeline.scoring) == (set_apart or len(data.val))
     assert judging | scoring == everything
     assert judging & scoring == (everything if asked is None else set())
     assert len(pipeline.dense().hits) == len(pipeline.val)
+
+
+def test_batches_that_score_mix_the_classes_of_sorted_images():
+    images = tiny_images(120)
+    val = take(images, np.argsort(images.labels, kind="stable"))
+    pipeline = Pipeline(tiny_model(), Splits(images, val, None, images.classes), replace(recipe(), score_batch=8))
+    assert all(len(labels.unique()) > 1 for _, labels in pipeline.scoring_batches())
+
+
+def test_a_single_validation_image_cannot_both_score_and_judge():
+    images = tiny_images(40)
+    data = Splits(images, take(images, [0]), None, images.classes)
+    with pytest.raises(DataError, match="1 validation image; score_images needs another"):
+        Pipeline(tiny_model(), data, replace(recipe(), score_images=10))
 
 
 def test_several_iterations_remove_as_much_in_all():

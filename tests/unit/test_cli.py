@@ -315,9 +315,10 @@ def test_inspecting_a_result_lists_its_layers_and_ranks(compressed):
 
 
 def test_inspecting_a_model_by_name_can_measure_its_latency(monkeypatch):
-    monkeypatch.setattr("basisprune.deliver.has_onnx", lambda: False)
+    monkeypatch.setattr("basisprune.export.runtime.has_onnx", lambda: False)
     result = invoke("inspect", "test_cli:backbone", "--size", 16, "--latency")
     assert result.exit_code == 0, result.output
+    assert "onnxruntime" not in result.stdout
     assert "backbone.0" in result.stdout
     assert "eager, batch 32" in result.stdout
 

@@ -69,6 +69,11 @@ def test_a_compensation_that_is_not_known_is_refused():
         dataclasses.replace(RECIPES["quick"], compensate="refitted")
 
 
+def test_all_faults_of_a_recipe_are_named_at_once():
+    with pytest.raises(ConfigError, match=r"(?s)compensate: 'all'.*score_images: 0 given.*score_batch: -1 given"):
+        dataclasses.replace(RECIPES["quick"], compensate="all", score_images=0, score_batch=-1)
+
+
 def test_a_recipe_is_found_by_name_or_is_itself():
     assert find_recipe("quick") is RECIPES["quick"]
     own = dataclasses.replace(RECIPES["quick"], scale_init=0.9)

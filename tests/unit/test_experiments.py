@@ -150,20 +150,20 @@ def test_several_seeds_give_their_mean_and_range(tmp_path):
 def test_ablations_compare_variants_on_each_dataset(tmp_path):
     records = [fake("basis", 200_000), fake("basis", 100_000, variant="paper")]
     for record in records:
-        record["result"]["untuned_val_accuracy"] = 0.5
+        record["result"] |= {"untuned_val_accuracy": 0.5, "ratio": 0.8}
     table = sections.ablations(read(tmp_path, *records))
-    assert row(table, "default")[1:] == ["not run", "50.0% → 94.5%, 92.0%; 0.20M, 0.000G", "not run"]
-    assert row(table, "paper")[2].endswith("; 0.10M, 0.000G")
-    assert all(row(table, variant) for variant in VARIANTS)
+    assert row(table, "80.0%", "default")[2:] == ["not run", "50.0% → 94.5%, 92.0%; 0.20M, 0.000G", "not run"]
+    assert row(table, "80.0%", "paper")[3].endswith("; 0.10M, 0.000G")
+    assert all(row(table, "80.0%", variant) for variant in VARIANTS)
 
 
 def test_a_page_made_twice_is_the_same_and_its_pictures_are_xml(tmp_path):
     records = [fake(name, 300_000 - 10_000 * number) for number, name in enumerate([*FRAMEWORKS[1:], *PEERS])]
     read(tmp_path, fake("baseline", 0), *records)
-    (tmp_path / "mini" / "ablations").mkdir()
+    (tmp_path / "mini" / "ablations" / "0.5").mkdir(parents=True)
     variant = fake("basis", 1, dataset="cifar10", variant="paper")
-    variant["result"]["untuned_val_accuracy"] = 0.123
-    (tmp_path / "mini" / "ablations" / "0.json").write_text(json.dumps(variant))
+    variant["result"] |= {"untuned_val_accuracy": 0.123, "ratio": 0.5}
+    (tmp_path / "mini" / "ablations" / "0.5" / "0.json").write_text(json.dumps(variant))
     (tmp_path / "counts.json").write_text(json.dumps({name: {"total": 1, "trainable": 2} for name in MODELS}))
     path = tmp_path / "story.md"
     path.write_text("Story\n" + "".join(f"<!-- {name}:begin -->outdated<!-- {name}:end -->\n" for name in BLOCKS))

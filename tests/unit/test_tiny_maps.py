@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from basisprune.tiny_maps import _along_axis, as_matrix_products
+from basisprune.decompose import decompose
+from basisprune.tiny_maps import _along_axis, as_matrix_products, transform_pixels
 
 small = st.integers(1, 4)
 
@@ -70,6 +71,48 @@ def test_a_conv_of_one_pixel_with_a_large_weight(stride):
 )
 def test_other_convs_are_left_alone(conv, size):
     assert as_matrix_products(conv, torch.randn(2, conv.in_channels, size, size)) is None
+
+
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
+@pytest.mark.parametrize(("kernel", "stride", "size"), [(3, 1, 2), (3, 2, 4), (1, 1, 2), (1, 2, 4)])
+def test_a_pair_trains_on_a_tiny_map_as_it_evaluates(kernel, stride, size, layout):
+    conv = nn.Conv2d(128, 130, kernel, stride, kernel // 2, bias=False).double()
+    pair = decompose(conv, scale_init=0.7)
+    features = torch.randn(3, 128, size, size, dtype=torch.float64).to(memory_format=layout).requires_grad_()
+    direction = torch.randn(3, 130, 2, 2, dtype=torch.float64)
+    found = []
+    for training in (True, False):
+        output = pair.train(training)(features)
+        found.append((output, *torch.autograd.grad(output, (features, pair.scaling.scale), direction)))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-9, atol=1e-9, check_stride=False)
+    assert found[0][0].is_contiguous(memory_format=layout)
+    pair.train()(features).relu_()  # what follows may work in place
+
+
+def test_transformed_pixels_lie_as_the_features_do():
+    matrix, bias = torch.randn(6, 4, dtype=torch.float64), torch.randn(6, dtype=torch.float64)
+    for shape in ((2, 4, 5), (2, 4, 3, 5), (2, 4, 2, 3, 2)):
+        features = torch.randn(shape, dtype=torch.float64)
+        for each in (features, features.movedim(1, -1).contiguous().movedim(-1, 1)):
+            found = transform_pixels(each, matrix, bias)
+            expected = torch.einsum("oc,nc...->no...", matrix, each) + bias.view(-1, *[1] * (each.dim() - 2))
+            torch.testing.assert_close(found, expected)
+            assert found.is_contiguous() == each.is_contiguous()
+
+
+def test_a_conv_that_is_watched_is_called():
+    conv, features = frozen(128, 128, 3, padding=1), torch.randn(2, 128, 2, 2)
+    calls = []
+    handle = conv.register_forward_hook(lambda *_: calls.append(1))
+    assert as_matrix_products(conv, features) is None
+    handle.remove()
+    assert as_matrix_products(conv, features) is not None
+
+
+def test_an_empty_batch_and_wrong_channels_are_left_to_the_conv():
+    conv = frozen(128, 128, 3, padding=1)
+    assert as_matrix_products(conv, torch.randn(0, 128, 2, 2)) is None
+    assert as_matrix_products(conv, torch.randn(2, 64, 2, 2)) is None
 
 
 def test_lower_precision_is_left_to_the_conv():
