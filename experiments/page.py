@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cells import DATASETS, MODELS, Cell, pick, read_cells
 from figures import candidates_figure, figure3, order_table, scales_of
-from sections import ablations, dataset_table, efforts, settings, table4, verdicts
+from sections import ablations, dataset_table, efforts, longer, settings, table4, verdicts
 
 
 def write_page(results: Path, preset: str, page: Path) -> None:
@@ -34,6 +34,7 @@ def write_page(results: Path, preset: str, page: Path) -> None:
         "settings": settings(cells),
         "efforts": efforts(cells),
         "verdicts": verdicts(cells),
+        "longer": longer(cells),
         "tables": "\n\n".join(tables),
         "candidates": shown("candidates"),
         "ablations": ablations(variants),

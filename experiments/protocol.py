@@ -29,6 +29,7 @@ VARIANTS: dict[str, Callable[[Recipe], Recipe]] = {
     "per multiply-add": lambda recipe: replace(recipe, plan=replace(recipe.plan, per="mac")),
     "scores by 128": lambda recipe: replace(recipe, score_batch=128),
     "rebase": lambda recipe: replace(recipe, rebase=True),
+    "longer": lambda recipe: replace(recipe, finetune=replace(recipe.finetune, epochs=2 * recipe.finetune.epochs)),
     "distill": lambda recipe: replace(recipe, finetune=replace(recipe.finetune, distill=0.5)),
 }
 """What the ablations change in the recipe, one thing at a time; "paper" is the paper's way to plan on its basis."""

@@ -184,6 +184,19 @@ def verdicts(cells: Sequence[Cell], model: str = "resnet50") -> str:
     return f"{table(header, rows)}\n\nOf {len(rows)} comparisons on {MODELS[model]}, {counts}"
 
 
+def longer(cells: Sequence[Cell], model: str = "resnet50") -> str:
+    """What the frameworks that were also run with twice the passes keep, beside what they keep otherwise."""
+    rows = []
+    for dataset, name in DATASETS.items():
+        for framework in ROWS:
+            both = [pick(cells, model, dataset, framework, variant) for variant in (DEFAULT, "longer")]
+            if all(both) and framework != "baseline":
+                texts = [text for runs in both for text in (size_text(runs, "parameters", millions), drop_text(runs))]
+                rows.append([name, label(framework), *texts])
+    columns = ("Parameters (PR)", "Drop, val / test", "Parameters, twice the passes", "Drop, val / test")
+    return table(("Dataset", "Framework", *columns), rows) if rows else "None was run."
+
+
 # Ablations
 
 

@@ -29,7 +29,7 @@ from basisprune.measure import measure
 from basisprune.pipeline import Pipeline, State
 from basisprune.surgery import find_layers
 
-BLOCKS = ("settings", "efforts", "verdicts", "tables", "candidates", "ablations", "figure3", "table4")
+BLOCKS = ("settings", "efforts", "verdicts", "longer", "tables", "candidates", "ablations", "figure3", "table4")
 
 
 # The paper's numbers
@@ -145,6 +145,13 @@ def test_several_seeds_give_their_mean_and_range(tmp_path):
     found = read(tmp_path, *(fake("basis", size, seed=seed) for seed, size in enumerate((200_000, 300_000))))
     both = row(sections.dataset_table(found, "mnist"), "Basis", "92.0% [93.0, 95.0]; 92.0% to 92.0%")
     assert both[3] == "**0.25M (75.0%); 0.20M to 0.30M**"
+
+
+def test_twice_the_passes_stand_beside_the_usual_ones(tmp_path):
+    records = [fake("hrank", 900_000), fake("hrank", 300_000, variant="longer"), fake("l1", 500_000)]
+    table = sections.longer(read(tmp_path, *records))
+    assert row(table, "MNIST", "HRank")[2::2] == ["0.90M (10.0%)", "0.30M (70.0%)"]
+    assert "L1" not in table
 
 
 def test_ablations_compare_variants_on_each_dataset(tmp_path):
