@@ -339,8 +339,23 @@ class Search:
         report = measure(folded, shape)
         latency = None
         if self.budget.target_latency is not None:
-            latency = self.pipeline.once(f"{state.key}, latency", lambda: _milliseconds(folded, shape))
+            latency = self.pipeline.once(f"{state.key}, latency", lambda: self._milliseconds(folded))
         return report.parameters, report.macs, latency
+
+    def _milliseconds(self, model: nn.Module) -> float:
+        """For one image, in ONNX Runtime; in PyTorch where that is not installed or cannot take the network."""
+
+        def on(backend: Backend) -> float:
+            shape = self.pipeline.spec.shape
+            report = measure_latency({"model": model}, shape, batch_sizes=(1,), backends=(backend,))
+            return 1000 * report.rows[0].seconds
+
+        if has_onnx():
+            try:
+                return on("onnxruntime")
+            except Exception as error:  # torch's exporter raises anything for a network that it does not take
+                self.pipeline.say(f"latency is measured in PyTorch, ONNX Runtime cannot take the network: {error}")
+        return on("eager")
 
     def _judge(self, state: State, kept: dict[Axis, float]) -> int:
         parameters, macs, latency = self._size(state)
@@ -387,8 +402,3 @@ def _really_kept(state: State, asked: dict[Axis, float]) -> dict[Axis, float]:
 def _removes_nothing(state: State) -> bool:
     """Whether the last plan found nothing to remove, as blocks of `round_to` may be larger than what is asked for."""
     return bool(state.plans) and state.plans[-1].removed == 0
-
-
-def _milliseconds(model: nn.Module, shape: Sequence[int]) -> float:
-    backend: Backend = "onnxruntime" if has_onnx() else "eager"
-    return 1000 * measure_latency({"model": model}, shape, batch_sizes=(1,), backends=(backend,)).rows[0].seconds

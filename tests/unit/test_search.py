@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from basisprune.errors import ConfigError, TooMuchError
 from basisprune.pipeline import Stage, State
@@ -156,6 +157,20 @@ def test_a_size_is_reached_with_as_little_pruning_as_possible_and_few_trainings(
     assert 0.94 * 400_000 <= chosen.parameters <= 400_000
     assert chosen.filter_ratio == 0
     assert len(pipeline.tuned) == 2  # in two steps, each of which keeps half or more
+
+
+def test_a_network_that_cannot_be_exported_is_timed_in_pytorch(monkeypatch):
+    def measure_latency(models, shape, *, batch_sizes, backends):
+        if "onnxruntime" in backends:
+            raise RuntimeError("no such operator")
+        return SimpleNamespace(rows=[SimpleNamespace(seconds=0.25)])
+
+    monkeypatch.setattr("basisprune.search.measure_latency", measure_latency)
+    monkeypatch.setattr("basisprune.search.has_onnx", lambda: True)
+    said = []
+    pipeline = SimpleNamespace(spec=SimpleNamespace(shape=(3, 8, 8)), say=said.append, dense=None, decomposed=None)
+    assert Search(pipeline, Budget(target_latency=1.0), moves=[])._milliseconds(nn.Identity()) == 250
+    assert "no such operator" in said[0]
 
 
 def test_filters_go_too_where_the_basis_alone_cannot_reach_the_size():
