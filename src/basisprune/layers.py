@@ -220,7 +220,7 @@ def _transposed(gradient: Tensor, weight: Tensor, features: Tensor, groups: int)
     if weight.dim() == 2:
         return gradient @ weight
     if groups == 1 and small_map(features, weight):
-        return transform_pixels(gradient, weight.flatten(1).t())
+        return transform_pixels(gradient, weight.flatten(1).t(), like=features)
     spatial = weight.dim() - 2
     ones, zeros = [1] * spatial, [0] * spatial
     inner: Tensor

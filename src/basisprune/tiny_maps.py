@@ -53,11 +53,13 @@ def _is_plain(conv: nn.Conv2d, features: Tensor) -> bool:
     return settings and frozen and not watched and features.numel() > 0 and features.shape[1] == conv.in_channels
 
 
-def transform_pixels(features: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
+def transform_pixels(
+    features: Tensor, matrix: Tensor, bias: Tensor | None = None, *, like: Tensor | None = None
+) -> Tensor:
     """What a 1x1 conv with the weight `matrix` (c_o, c_i) computes, without bringing it into another order.
 
-    The result (N, c_o, *) lies in memory as the features do and is no view, so that what follows may work in
-    place. Nothing is recorded for gradients.
+    The result (N, c_o, *) lies in memory as the features do, or as `like` does, and is no view, so that what
+    follows may work in place. Nothing is recorded for gradients.
     """
     count, _, *sizes = features.shape
     output = _channels_last(features, (count, len(matrix), *sizes))
@@ -65,7 +67,7 @@ def transform_pixels(features: Tensor, matrix: Tensor, bias: Tensor | None = Non
         torch.mm(_pixels(features), matrix.t(), out=_pixels(output))
     else:
         torch.addmm(bias, _pixels(features), matrix.t(), out=_pixels(output))
-    return _laid_out(output, like=features)
+    return _laid_out(output, like=features if like is None else like)
 
 
 def _pointwise(features: Tensor, weight: Tensor, *, like: Tensor) -> Tensor:
