@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from basisprune import PreparedBatches, Recipe, TransferModel, decompose, fit, load_data, transfer_model
+from basisprune.config import RECIPES
 from basisprune.data import LabelledImages, Splits, take
 from basisprune.types import InputSpec
 
@@ -79,3 +80,15 @@ def trained(model: TransferModel, train: LabelledImages, recipe: Recipe, seed: i
     )
     config = replace(recipe.train, seed=seed)
     return fit(split, train, None, config, checkpoint=checkpoint, inplace=True).model
+
+
+def quick_network(
+    name: str, dataset: str, assets: Path, runs: Path
+) -> tuple[nn.Module, LabelledImages, LabelledImages, LabelledImages]:
+    """The network that benchmarks/recipe.py trains by the recipe `quick`, and images to train, score and test."""
+    torch.manual_seed(0)
+    splits, test = data(dataset, assets, images=2000, test_images=1000, seed=0)
+    assert splits.val is not None
+    model = build(name, assets, num_classes=10, input_size=64)
+    network = trained(model, splits.train, RECIPES["quick"], 0, runs / f"{name}-{dataset}-quick-0.pt")
+    return network, splits.train, splits.val, test

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from backbones import build, data, trained
+from backbones import quick_network
 from common import Cells
 from torch import nn
 
@@ -30,6 +30,7 @@ from basisprune import (
     trace_coupling,
 )
 from basisprune.config import RECIPES
+from basisprune.training import spec_of
 from basisprune.types import LayerScores, Scores
 
 
@@ -43,13 +44,9 @@ def dense_filters(model: nn.Module, layers: tuple[str, ...]) -> Scores:
 
 
 def compare(name: str, options: argparse.Namespace) -> list[dict[str, float]]:
-    torch.manual_seed(0)
     recipe = RECIPES["quick"]
-    splits, test = data("fashion_mnist", options.assets, images=2000, test_images=1000, seed=0)
-    model = build(name, options.assets, num_classes=10, input_size=64)
-    network = trained(model, splits.train, recipe, 0, options.runs / f"{name}-fashion_mnist-quick-0.pt")
-    assert splits.val is not None
-    scores = taylor_scores(network, PreparedBatches(splits.val, model.input_spec, limit=500, shuffle=True))
+    network, _, val, test = quick_network(name, "fashion_mnist", options.assets, options.runs)
+    scores = taylor_scores(network, PreparedBatches(val, spec_of(network), limit=500, shuffle=True))
     network = prune_basis(network, plan_basis(scores, 0.3, recipe.plan))
     coupling = trace_coupling(network, torch.zeros(2, 3, 64, 64))
     rows = []

@@ -14,25 +14,20 @@ from pathlib import Path
 from typing import get_args
 
 import torch
-from backbones import DATASETS, MODELS, build, data, trained
+from backbones import DATASETS, MODELS, quick_network
 from common import Cells
 
 from basisprune import PlanConfig, PreparedBatches, evaluate, measure, plan_basis, prune_basis, taylor_scores
-from basisprune.config import RECIPES
 from basisprune.errors import PlanError
 from basisprune.plan import Normalisation
+from basisprune.training import spec_of
 
 Row = dict[str, float | str | None]
 
 
 def prune_every_way(name: str, dataset: str, options: argparse.Namespace) -> list[Row]:
-    torch.manual_seed(0)
-    recipe = RECIPES["quick"]
-    splits, test = data(dataset, options.assets, images=2000, test_images=1000, seed=0)
-    model = build(name, options.assets, num_classes=10, input_size=64)
-    network = trained(model, splits.train, recipe, 0, options.runs / f"{name}-{dataset}-quick-0.pt")
-    assert splits.val is not None
-    scores = taylor_scores(network, PreparedBatches(splits.val, model.input_spec, limit=500, shuffle=True))
+    network, _, val, test = quick_network(name, dataset, options.assets, options.runs)
+    scores = taylor_scores(network, PreparedBatches(val, spec_of(network), limit=500, shuffle=True))
     rows: list[Row] = [{"ratio": 0.0, "accuracy": evaluate(network, test).accuracy}]
     for ratio in options.ratios:
         for normalise in get_args(Normalisation):

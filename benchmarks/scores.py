@@ -16,25 +16,20 @@ from pathlib import Path
 from typing import Any, get_args
 
 import torch
-from backbones import DATASETS, MODELS, build, data, trained
+from backbones import DATASETS, MODELS, quick_network
 from common import Cells
 
 from basisprune import PlanConfig, PreparedBatches, basis_statistics, evaluate, measure, plan_basis, taylor_scores
-from basisprune.config import RECIPES
 from basisprune.prune import Compensation, prune_basis
+from basisprune.training import spec_of
 
 
 def prune_every_way(name: str, dataset: str, options: argparse.Namespace) -> list[dict[str, Any]]:
-    torch.manual_seed(0)
-    recipe = RECIPES["quick"]
-    splits, test = data(dataset, options.assets, images=2000, test_images=1000, seed=0)
-    model = build(name, options.assets, num_classes=10, input_size=64)
-    network = trained(model, splits.train, recipe, 0, options.runs / f"{name}-{dataset}-quick-0.pt")
-    assert splits.val is not None
-    statistics = basis_statistics(network, PreparedBatches(splits.train, model.input_spec, limit=512, shuffle=True))
+    network, train, val, test = quick_network(name, dataset, options.assets, options.runs)
+    statistics = basis_statistics(network, PreparedBatches(train, spec_of(network), limit=512, shuffle=True))
     rows: list[dict[str, Any]] = [{"ratio": 0.0, "accuracy": evaluate(network, test).accuracy}]
     for size in options.batches:
-        batches = PreparedBatches(splits.val, model.input_spec, batch_size=size, limit=500, shuffle=True)
+        batches = PreparedBatches(val, spec_of(network), batch_size=size, limit=500, shuffle=True)
         scores = taylor_scores(network, batches)
         for ratio, how in product(options.ratios, get_args(Compensation)):
             plan = plan_basis(scores, ratio, PlanConfig())
