@@ -333,6 +333,16 @@ def test_the_output_basis_orders_vectors_by_the_variance_they_carry():
     assert errors["outputs"] <= errors["weights"]
 
 
+def test_the_basis_of_the_outputs_is_that_of_the_weights_for_whitened_inputs():
+    torch.manual_seed(0)
+    conv = nn.Conv2d(6, 5, 1).double()
+    x = torch.randn(4, 6, 3, 3, dtype=torch.float64) * torch.arange(1, 7).view(6, 1, 1) + 2
+    coloured = torch.linalg.cholesky(torch.cov(x.movedim(1, 0).flatten(1)))  # x is this times white noise
+    vectors = torch.linalg.svd(conv.weight.detach().flatten(1) @ coloured).U
+    ours = split(conv, x, "outputs").scaling.weight.detach().flatten(1)
+    torch.testing.assert_close((ours.mT @ vectors).abs(), torch.eye(5, dtype=torch.float64), rtol=0, atol=1e-9)
+
+
 def test_a_decomposed_model_is_not_decomposed_inside_its_pairs():
     model, x = NETWORKS["plain"]()
     decomposed = split(model, x, linear=True)
