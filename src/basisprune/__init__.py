@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from basisprune.prune import prune_filters as prune_filters
     from basisprune.refit import basis_statistics as basis_statistics
     from basisprune.refit import rebase as rebase
+    from basisprune.report import framework_table as framework_table
     from basisprune.report import layer_table as layer_table
     from basisprune.search import Budget as Budget
     from basisprune.search import SearchConfig as SearchConfig
@@ -103,6 +104,7 @@ _HOMES = {
     "export_program": "export",
     "fit": "training",
     "fold": "fold",
+    "framework_table": "report",
     "from_pretrained": "bundle",
     "layer_table": "report",
     "load_bundle": "bundle",

@@ -9,12 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypeVar, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from accelerate import PartialState
 from torch import nn
 
 from basisprune.checkpoint import write_text
@@ -22,19 +21,18 @@ from basisprune.config import Recipe, TrainConfig, find_recipe
 from basisprune.coupling import OUTPUT, trace_coupling
 from basisprune.data import LabelledImages, PreparedBatches, Splits, load_data, take
 from basisprune.decompose import decompose
-from basisprune.errors import CheckpointError, ConfigError, DataError, PlanError
+from basisprune.errors import ConfigError, DataError
 from basisprune.importance import score_filters, taylor_scores
 from basisprune.measure import measure
 from basisprune.plan import plan_basis, plan_filters
 from basisprune.predict import predict
 from basisprune.prune import prune_basis, prune_filters
 from basisprune.refit import basis_statistics, rebase
+from basisprune.run_folder import RunFolder
 from basisprune.training import EpochRecord, classes_of, evaluate, fit, set_trainable, spec_of
 from basisprune.types import BasisPlan, FilterPlan
 
 Framework: TypeAlias = Literal["baseline", "l1", "taylor", "hrank", "basis", "basis+taylor", "basis+hrank", "basis+l1"]
-Plan = TypeVar("Plan", BasisPlan, FilterPlan)
-_LONGEST_NAME = 160
 Enough = Callable[[int, float], bool]
 """Given the passes done since pruning (0 at first) and the validation accuracy: whether tuning may end."""
 
@@ -107,7 +105,7 @@ class Pipeline:
         self.spec = spec_of(self.model)
         self.splits = load_data(self.data, size=self.spec.size)
         self.val, self.scoring = self._judging_and_scoring(self._check_data())
-        self.folder = None if self.checkpoints is None else Path(self.checkpoints)
+        self.folder = RunFolder(None if self.checkpoints is None else Path(self.checkpoints))
 
     def run(
         self,
@@ -173,7 +171,7 @@ class Pipeline:
         model = rebase(state.model, self._basis_batches()) if self.settings.rebase else state.model
         with self._precision():
             scores = taylor_scores(model, self.scoring_batches())
-        plan = self._same_plan(key, plan_basis(scores, ratio, self.settings.plan))
+        plan = self.folder.plan(key, plan_basis(scores, ratio, self.settings.plan))
         self.say(f"removing {plan.removed} of {plan.total} basis vectors")
         how = self.settings.compensate
         statistics = basis_statistics(model, self._basis_batches()) if how == "refit" else None
@@ -198,7 +196,7 @@ class Pipeline:
         batches = self.scoring_batches() if method == "taylor" else self._batches(self.scoring, shuffle=True)
         with self._precision():
             scores = score_filters(state.model, method, coupling.layers, batches)  # type: ignore[arg-type]
-        plan = self._same_plan(
+        plan = self.folder.plan(
             key, plan_filters(state.model, scores, ratio, self.settings.filter_plan, coupling=coupling)
         )
         self.say(f"removing {plan.removed} of {plan.total} filters")
@@ -235,7 +233,7 @@ class Pipeline:
             accuracy = history[-1].val_accuracy
             return enough is not None and accuracy is not None and enough(len(history), accuracy)
 
-        path = self._path(state.key, ".pt")
+        path = self.folder.path(state.key, ".pt")
         # The unpruned network teaches what was made of it.
         start = self._starts.get(state.key.split(", ")[0], self._starts.get("dense"))
         result = fit(
@@ -280,68 +278,15 @@ class Pipeline:
     def _accuracy(self, model: nn.Module, data: LabelledImages) -> float:
         return evaluate(model, data, prepared=self.settings.train.prepared).accuracy
 
-    def _path(self, key: str, suffix: str) -> Path | None:
-        if self.folder is None:
-            return None
-        name = key.replace(", ", "-").replace(" ", "")
-        if len(name) > _LONGEST_NAME:  # file systems allow 255 bytes
-            name = f"{name[:_LONGEST_NAME]}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
-        return self.folder / (name + suffix)
-
     def claim_folder(self) -> None:
         """Notes in the folder what its runs have in common; raises CheckpointError where they had others."""
-        if self.folder is None:
-            return
+        if self.folder.root is None:
+            return  # fingerprints take their time
         settings = asdict(self.settings)
-        now = {
-            name: settings[name]
-            for name in ("basis", "scale_init", "compensate", "basis_images", "score_images", "score_batch", "rebase")
-        }
-        now |= {"input": asdict(self.spec), "classes": list(self.splits.classes)}
-        now |= {"weights": _weights_digest(self.model), "data": _data_digest(self.splits)}
-        text, path = json.dumps(now, indent=1) + "\n", self.folder / "run.json"
-        old = self._written_once(path, text)
-        if old != text:
-            raise CheckpointError(
-                f"{path}: was made with other settings, weights or images than {now}; use another folder"
-            )
-
-    def _written_once(self, path: Path, text: str) -> str:
-        """The text in the file; where there is no file, this text is written there first, by one process."""
-        state = PartialState()
-        if state.is_main_process and not path.exists():
-            write_text(path, text)
-        state.wait_for_everyone()
-        return path.read_text()
-
-    def once(self, key: str, work: Callable[[], float]) -> float:
-        """A number that is found only once, as it would not be the same again; kept in the folder."""
-        path = self._path(key, ".json")
-        if path is None or not path.exists():
-            number = work()
-            return number if path is None else float(self._written_once(path, json.dumps(number)))
-        return float(path.read_text())
-
-    def _same_plan(self, key: str, plan: Plan) -> Plan:
-        """The plan that an earlier start of this run wrote into the folder, or else this one, written there.
-
-        Scores may differ in the last digit where devices do not add up in a fixed order; the network whose
-        training goes on must still be the same.
-        """
-        path = self._path(key, ".plan.json")
-        if path is None:
-            return plan
-        text = self._written_once(path, plan.to_json())
-        try:
-            old = type(plan).from_json(text)
-        except PlanError as error:
-            raise CheckpointError(f"{path}: cannot be read ({error}); delete it to plan anew") from error
-        if (old.pruning_ratio, old.options) == (plan.pruning_ratio, plan.options):
-            return old
-        raise CheckpointError(
-            f"{path}: was made for ratio {old.pruning_ratio} with {dict(old.options)}, now {plan.pruning_ratio} with "
-            f"{dict(plan.options)} is asked for; use another folder"
-        )
+        names = ("basis", "scale_init", "compensate", "basis_images", "score_images", "score_batch", "rebase")
+        common = {name: settings[name] for name in names}
+        common |= {"input": asdict(self.spec), "classes": list(self.splits.classes)}
+        self.folder.claim(common | {"weights": _weights_digest(self.model), "data": _data_digest(self.splits)})
 
     def _judging_and_scoring(self, val: LabelledImages) -> tuple[LabelledImages, LabelledImages]:
         """The validation images that judge, and those that give the scores: all for both, or some set apart."""

@@ -339,7 +339,7 @@ class Search:
         report = measure(folded, shape)
         latency = None
         if self.budget.target_latency is not None:
-            latency = self.pipeline.once(f"{state.key}, latency", lambda: self._milliseconds(folded))
+            latency = self.pipeline.folder.number(f"{state.key}, latency", lambda: self._milliseconds(folded))
         return report.parameters, report.macs, latency
 
     def _milliseconds(self, model: nn.Module) -> float:
