@@ -3,11 +3,11 @@
     python benchmarks/step.py [--model resnet50] [--size 64] [--batch 32] [--repeats 7] [--processes 5]
 
 Random weights, channels_last, one thread. `speed` is the plain step's time over the decomposed one's, so 1.0
-is as fast; multiply-adds alone would allow `macs`, and `limit` is reached when the scales are frozen, so that their
-gradient costs nothing. `decompose` is its time over that of a bare LAPACK SVD of
+is as fast; multiply-adds alone would allow `macs`, and `frozen` is the same with frozen scales, whose gradient costs
+nothing. `decompose` is its time over that of a bare LAPACK SVD of
 the same matrices, `memory` the ratio of the peaks of a step. The networks take turns of three steps, of which the
-last is timed, as each would run by itself. Where their tensors come to lie in memory moves the ratio by a few per cent
-from one process to the next, so it is taken in several and `speed` is the median; `speeds` has all of them.
+last is timed, as each would run by itself. From one process to the next the ratio moves by several per cent, so it is
+taken in several processes and `speed` is the median; `speeds` has all of them.
 Writes results/step.json.
 """
 
@@ -105,6 +105,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--processes", type=int, default=5)
     options = parser.parse_args()
+    torch.set_num_threads(1)  # what is recorded; each process sets its own
     with ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
         runs = list(pool.map(measured, [options] * options.processes))
     seconds = [run["seconds"] for run in runs]
@@ -116,7 +117,7 @@ def main() -> None:
     results = {
         "speed": statistics.median(speeds := ratios("plain", "decomposed")),
         "speeds": speeds,
-        "limit": statistics.median(ratios("plain", "scales frozen")),
+        "frozen": statistics.median(ratios("plain", "scales frozen")),
         "macs": runs[0]["macs"],
         "memory": memory["decomposed"] / memory["plain"],
         "decompose": statistics.median(ratios("decompose", "lapack")),

@@ -100,7 +100,7 @@ def ratios_section() -> str:
     speed = f"{step['speed']:.2f} ({min(step['speeds']):.2f} to {max(step['speeds']):.2f} in single processes)"
     rows = [
         ("training step, ResNet-50: speed of the decomposed network over the plain one", speed),
-        ("the same with frozen scales, whose gradient costs nothing", f"{step['limit']:.2f}"),
+        ("the same with frozen scales, whose gradient costs nothing", f"{step['frozen']:.2f}"),
         ("the same, if multiply-adds were all", f"{step['macs']:.2f}"),
         ("peak memory of a step, decomposed over plain", f"{step['memory']:.2f}"),
         ("`decompose` over a bare LAPACK SVD, time", f"{step['decompose']:.2f}"),

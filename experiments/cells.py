@@ -13,6 +13,7 @@ MODELS = {"resnet50": "ResNet-50", "vgg16": "VGG-16", "densenet121": "DenseNet-1
 DATASETS = {"fashion_mnist": "Fashion-MNIST", "mnist": "MNIST", "cifar10": "CIFAR-10"}
 LABELS = {
     "baseline": "Unpruned",
+    "decomposed": "Decomposed, unpruned",
     "l1": "L1",
     "taylor": "Taylor-FO",
     "hrank": "HRank",
@@ -23,7 +24,7 @@ LABELS = {
 """The paper's names of its frameworks; the peers go by their own."""
 
 PAPER: dict[str, Any] = json.loads((Path(__file__).parent / "paper.json").read_text())
-"""The paper's Tables 1 to 4 as printed, and the layers of its Figure 3, counted from 1."""
+"""The paper's Tables 1 to 4 as printed, and the layers of its Figure 2, counted from 1."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,19 @@ class Cell:
     result: Mapping[str, Any]
     candidates: Sequence[Mapping[str, Any]] = ()
     scales: Mapping[str, Mapping[str, Sequence[float]]] | None = None
+
+    @property
+    def pruned(self) -> bool:
+        """Whether anything was removed: where nothing passed, the result is the unpruned network."""
+        return any(self.result.get(ratio, 0) > 0 for ratio in ("basis_ratio", "filter_ratio"))
+
+    @property
+    def limit(self) -> float:
+        """The accuracy that may be lost on the validation images."""
+        budget = self.config["budget"]
+        if budget["max_drop"] is not None:
+            return float(budget["max_drop"])
+        return float(self.baseline["val_accuracy"] - budget["min_accuracy"])
 
     @property
     def drops(self) -> tuple[float, float]:

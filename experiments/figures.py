@@ -1,4 +1,4 @@
-"""Cells -> pictures as SVG: what each candidate kept and lost, and Figure 3.
+"""Cells -> pictures as SVG: what each candidate kept and lost, and Figure 2.
 
 Colours are of middle brightness and there is no background, so that they can be read on light and dark pages.
 """
@@ -12,12 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 from cells import DATASETS, MODELS, PAPER, Cell, label, mean, pick
-from sections import NONE, ROWS, table
+from protocol import PEERS
+from sections import NONE, table
 
 GREY = "#7b8794"
 COLOURS = dict(
     zip(
-        ("l1", "taylor", "hrank", "basis", "basis+taylor", "basis+hrank", *ROWS[-3:]),
+        ("l1", "taylor", "hrank", "basis", "basis+taylor", "basis+hrank", *PEERS),
         ("#8d99ae", "#3b82f6", "#06a3b7", "#f59e0b", "#ef4444", "#d946ef", "#22a355", "#84cc16", "#a3764f"),
         strict=True,
     )
@@ -88,7 +89,7 @@ def candidates_figure(cells: Sequence[Cell], model: str, dataset: str) -> str:
     for tick in range(-2, 11, 2):
         name = f"{tick}" if tick < 10 else "≥ 10"
         marks += [line(60, y(tick), 520, y(tick)), text(52, y(tick) + 4, name, "end")]
-    limit = mean(_limit(cell) for cell in runs)
+    limit = mean(cell.limit for cell in runs)
     marks.append(line(60, y(100 * limit), 520, y(100 * limit), 0.9, ' stroke-dasharray="5 4"'))
     marks.append(text(290, 380, "parameters kept, as deployed", "middle"))
     marks.append(text(16, 185, "points of accuracy lost", "middle", ' transform="rotate(-90 16 185)"'))
@@ -107,15 +108,7 @@ def candidates_figure(cells: Sequence[Cell], model: str, dataset: str) -> str:
     return svg(720, 390, marks)
 
 
-def _limit(cell: Cell) -> float:
-    """The accuracy that may be lost."""
-    budget = cell.config["budget"]
-    if budget["max_drop"] is not None:
-        return float(budget["max_drop"])
-    return float(cell.baseline["val_accuracy"] - budget["min_accuracy"])
-
-
-# Figure 3
+# Figure 2
 
 
 def scales_of(cells: Sequence[Cell], model: str) -> dict[str, Cell]:
@@ -130,7 +123,7 @@ def scales_of(cells: Sequence[Cell], model: str) -> dict[str, Cell]:
     return found
 
 
-def figure3(cells: Sequence[Cell], model: str) -> str:
+def scales_figure(cells: Sequence[Cell], model: str) -> str:
     """Scaling factors and Taylor scores of the paper's layers, in the order of the basis, a line for each dataset."""
     shown = scales_of(cells, model)
     names = layers_of(shown, model)
@@ -161,7 +154,7 @@ def figure3(cells: Sequence[Cell], model: str) -> str:
 def layers_of(shown: dict[str, Cell], model: str) -> dict[int, str]:
     """The layers of the paper's figure by their number, counted from 1, in the order of the network."""
     names = list(next(iter(shown.values())).scales or ())
-    return {number: names[number - 1] for number in PAPER["figure3_layers"][model] if number <= len(names)}
+    return {number: names[number - 1] for number in PAPER["figure2_layers"][model] if number <= len(names)}
 
 
 def panel(

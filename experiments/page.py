@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cells import DATASETS, MODELS, Cell, pick, read_cells
-from figures import candidates_figure, figure3, order_table, scales_of
+from figures import candidates_figure, order_table, scales_figure, scales_of
 from sections import ablations, dataset_table, efforts, longer, settings, table4, verdicts
 
 
@@ -38,7 +38,7 @@ def write_page(results: Path, preset: str, page: Path) -> None:
         "tables": "\n\n".join(tables),
         "candidates": shown("candidates"),
         "ablations": ablations(variants),
-        "figure3": f"{shown('figure3')}\n\n{order_table(with_scales)}",
+        "scales": f"{shown('scales')}\n\n{order_table(with_scales)}",
         "table4": table4(counts),
     }
     page.write_text(fill(page.read_text(), blocks))
@@ -55,8 +55,8 @@ def draw_candidates(cells: Sequence[Cell]) -> dict[str, str]:
 
 
 def draw_scales(cells: Sequence[Cell]) -> dict[str, str]:
-    """The paper's Figure 3 for each network that the cells suffice for, by name."""
-    return {f"figure3-{model}": figure3(cells, model) for model in MODELS if scales_of(cells, model)}
+    """The paper's Figure 2 for each network that the cells suffice for, by name."""
+    return {f"scales-{model}": scales_figure(cells, model) for model in MODELS if scales_of(cells, model)}
 
 
 def fill(text: str, blocks: Mapping[str, str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -17,8 +18,6 @@ from basisprune.pipeline import Enough, State
 from basisprune.search import Move
 from basisprune.training import find_classifiers, set_trainable, spec_of
 from basisprune.types import LayerScores, Scores
-
-_LEAST_SHARE = 0.05  # what every layer keeps in a step, as in our own plans
 
 
 def magnitude_move(pipeline: Pipeline) -> Move:
@@ -40,7 +39,11 @@ def _torch_pruning_move(pipeline: Pipeline, method: str) -> Move:
 
 
 def torch_pruned(model: nn.Module, method: str, ratio: float, batches: Iterable[tuple[Tensor, Tensor]]) -> nn.Module:
-    """The model without the fraction `ratio` of its channels, by torch-pruning as its documentation uses it."""
+    """The model without the fraction `ratio` of its channels, by torch-pruning's importance of groups.
+
+    Channels are compared over the whole network. That has no floor there: `max_pruning_ratio` is looked at only
+    before a step.
+    """
     pruned = copy.deepcopy(model).eval()
     for parameter in pruned.parameters():
         parameter.requires_grad_(True)
@@ -57,13 +60,30 @@ def torch_pruned(model: nn.Module, method: str, ratio: float, batches: Iterable[
         importance=importances[method](),
         global_pruning=True,
         pruning_ratio=ratio,
-        max_pruning_ratio=1 - _LEAST_SHARE,
         ignored_layers=find_classifiers(pruned),
     )
     pruner.step()
     pruned.zero_grad(set_to_none=True)
     set_trainable(pruned)
     return pruned
+
+
+def svd_pipeline(pipeline: Pipeline) -> Pipeline:
+    """The pipeline with a recipe for plain truncation: nothing is made up for, scaling factors are not trained."""
+    recipe = pipeline.settings
+    recipe = replace(
+        recipe,
+        basis="weights",
+        scale_init=1.0,
+        compensate="none",
+        rebase=False,
+        finetune=replace(recipe.finetune, train_scales=False),
+        plan=replace(recipe.plan, normalise="max", per="vector"),
+    )
+    folder = None if pipeline.checkpoints is None else Path(pipeline.checkpoints) / "truncated-svd"
+    plain = replace(pipeline, recipe=recipe, checkpoints=folder)
+    plain.adopt(pipeline.dense())
+    return plain
 
 
 def svd_start(pipeline: Pipeline) -> State:
@@ -76,9 +96,8 @@ def svd_move(pipeline: Pipeline) -> Move:
     """Truncation by singular values, each in relation to the largest of its layer; no scaling factors, no Taylor."""
 
     def prune(state: State, ratio: float, enough: Enough | None) -> State:
-        config = replace(pipeline.settings.plan, normalise="max", per="vector")
-        plan = plan_basis(singular_values(state.model), ratio, config)
-        pruned = prune_basis(state.model, plan, compensate="none")
+        plan = plan_basis(singular_values(state.model), ratio, pipeline.settings.plan)
+        pruned = prune_basis(state.model, plan, compensate=pipeline.settings.compensate)
         return pipeline.tune(state, f"{state.key}, truncated {ratio!r}", pruned, plan, enough=enough)
 
     return Move("basis", prune)

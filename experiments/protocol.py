@@ -13,8 +13,14 @@ from basisprune.search import Budget, SearchConfig
 FRAMEWORKS = ("baseline", "l1", "taylor", "hrank", "basis", "basis+taylor", "basis+hrank")
 """The frameworks of the paper's tables, in their order."""
 
+START = "decomposed"
+"""The decomposed network, trained and not pruned, where the frameworks with a basis start."""
+
 PEERS = ("torch-pruning magnitude", "torch-pruning taylor", "truncated svd")
 """What people use instead: the widely used pruning library, and a singular value decomposition by hand."""
+
+ROWS = (FRAMEWORKS[0], START, *FRAMEWORKS[1:], *PEERS)
+"""All that is run on each network and dataset."""
 
 VARIANTS: dict[str, Callable[[Recipe], Recipe]] = {
     "default": lambda recipe: recipe,
@@ -32,7 +38,8 @@ VARIANTS: dict[str, Callable[[Recipe], Recipe]] = {
     "longer": lambda recipe: replace(recipe, finetune=replace(recipe.finetune, epochs=2 * recipe.finetune.epochs)),
     "distill": lambda recipe: replace(recipe, finetune=replace(recipe.finetune, distill=0.5)),
 }
-"""What the ablations change in the recipe, one thing at a time; "paper" is the paper's way to plan on its basis."""
+"""What the ablations change in the recipe, one thing at a time; "paper" is the paper's way to plan on its
+basis, with the same training and scaling factors at first as the others."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +70,7 @@ class Protocol:
             "test_images": self.test_images,
             "side": self.side(dataset),
             "recipe": asdict(self.recipe(dataset)),
-            "search": asdict(self.search),
+            "search": {name: value for name, value in asdict(self.search).items() if name != "framework"},
             "budget": asdict(self.budget(dataset)),
         }
 

@@ -1,6 +1,6 @@
 """Every framework of the paper and its peers: the smallest network within 1 % of the unpruned accuracy.
 
-    python experiments/run.py --assets DIR [--preset mini] [--models resnet50] [--datasets fashion_mnist ...]
+    python experiments/run.py --assets DIR [--preset mini] [--models resnet50 ...] [--datasets fashion_mnist ...]
                               [--frameworks basis+taylor ...] [--variants default] [--seeds 0] [--ratio 0.8]
 
 Each cell (network, dataset, framework, variant, seed) is written to <results>/<preset>/ as soon as it is done, and
@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peers import magnitude_move, svd_move, svd_start, taylor_move
-from protocol import FRAMEWORKS, PEERS, PROTOCOLS, VARIANTS, Protocol
+from peers import magnitude_move, svd_move, svd_pipeline, svd_start, taylor_move
+from protocol import FRAMEWORKS, PROTOCOLS, ROWS, START, VARIANTS, Protocol
 
 from basisprune import Pipeline, Recipe, measure, predict, taylor_scores
 from basisprune.checkpoint import write_text
@@ -83,34 +83,33 @@ class Bench:
         """The search that a framework or peer calls for; all compare with the network trained without pruning."""
         pipeline, reference = self.pipeline, self.pipeline.dense()
         budget, config = self.protocol.budget(self.dataset), self.protocol.search
+        if framework in FRAMEWORKS:
+            return Search(pipeline, budget, replace(config, framework=framework), reference=reference)  # type: ignore[arg-type]
         if framework == "truncated svd":
-            frozen = replace(pipeline.settings.finetune, train_scales=False)
-            pipeline = replace(pipeline, recipe=replace(pipeline.settings, finetune=frozen))
-            pipeline.adopt(reference)
+            plain = svd_pipeline(pipeline)
             return Search(
-                pipeline,
-                budget,
-                config,
-                moves=[svd_move(pipeline)],
-                start=lambda: svd_start(pipeline),
-                reference=reference,
+                plain, budget, config, moves=[svd_move(plain)], start=lambda: svd_start(plain), reference=reference
             )
-        peers = {"torch-pruning magnitude": magnitude_move, "torch-pruning taylor": taylor_move}
-        if framework in peers:
-            moves = [peers[framework](pipeline)]
-            return Search(pipeline, budget, config, moves=moves, start=pipeline.dense, reference=reference)
-        return Search(pipeline, budget, replace(config, framework=framework), reference=reference)  # type: ignore[arg-type]
+        move = {"torch-pruning magnitude": magnitude_move, "torch-pruning taylor": taylor_move}[framework]
+        return Search(pipeline, budget, config, moves=[move(pipeline)], start=pipeline.dense, reference=reference)
+
+    def config(self, framework: str) -> dict[str, Any]:
+        """The settings that a framework or peer is run with, as JSON values."""
+        with_search = framework not in (FRAMEWORKS[0], START)
+        pipeline = self.search(framework).pipeline if with_search else self.pipeline
+        return self.protocol.describe(self.dataset) | {"recipe": asdict(pipeline.settings)}
 
     def cell(self, framework: str) -> dict[str, Any]:
         """The result of one framework: the smallest network that was found, and all that were tried."""
         start = time.perf_counter()
         reference = self.pipeline.dense()
         record: dict[str, Any] = {"baseline": self.on_test(reference)}
-        if framework != "baseline" and self.ratio is not None:
+        if framework == START:
+            record |= {"result": self.compared(self.pipeline.decomposed(), reference)}
+        elif framework != FRAMEWORKS[0] and self.ratio is not None:
             record |= {"result": self.pruned_at_once(framework)}
-        elif framework != "baseline":
-            found = self.search(framework).run()
-            record |= self.outcome(found)
+        elif framework != FRAMEWORKS[0]:
+            record |= self.outcome(self.search(framework).run())
         if framework == "basis" and self.variant in ("default", "paper"):
             record["scales"] = self.scales()
         return record | {"seconds": round(time.perf_counter() - start, 1)}
@@ -160,7 +159,7 @@ class Bench:
         return self.known_hits[state.key]
 
     def scales(self) -> dict[str, Any]:
-        """Scaling factors and Taylor scores of every decomposed layer, in the order of the basis (Figure 3)."""
+        """Scaling factors and Taylor scores of every decomposed layer, in the order of the basis."""
         model = self.pipeline.decomposed().model
         scores = taylor_scores(model, self.pipeline.scoring_batches())
         return {
@@ -182,9 +181,9 @@ def main() -> None:
     parser.add_argument("--preset", default="mini", choices=list(PROTOCOLS))
     parser.add_argument("--results", type=Path, default=RESULTS, help="where the results go")
     parser.add_argument("--runs", type=Path, default=Path("runs/experiments"), help="where trained networks go")
-    parser.add_argument("--models", nargs="+", default=["resnet50"], choices=["resnet50", "vgg16", "densenet121"])
+    parser.add_argument("--models", nargs="+", choices=PROTOCOLS["full"].models, help="all of the preset by default")
     parser.add_argument("--datasets", nargs="+", default=list(DATASETS), choices=DATASETS)
-    parser.add_argument("--frameworks", nargs="+", default=[*FRAMEWORKS, *PEERS], choices=[*FRAMEWORKS, *PEERS])
+    parser.add_argument("--frameworks", nargs="+", default=ROWS, choices=ROWS)
     parser.add_argument("--variants", nargs="+", default=["default"], choices=list(VARIANTS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--ratio", type=float, help="remove this fraction at once instead of searching")
@@ -192,7 +191,8 @@ def main() -> None:
     results = options.results / options.preset / ("" if options.ratio is None else f"ablations/{options.ratio}")
     if options.preset == "mini":
         torch.set_num_threads(1)
-    for seed, model, dataset, variant in product(options.seeds, options.models, options.datasets, options.variants):
+    models = options.models or PROTOCOLS[options.preset].models
+    for seed, model, dataset, variant in product(options.seeds, models, options.datasets, options.variants):
         bench = None
         for framework in options.frameworks:
             names = (model, dataset, framework, variant, str(seed))
@@ -202,8 +202,7 @@ def main() -> None:
             log(f"== {', '.join(names)}")
             bench = bench or Bench(model, dataset, variant, seed, options)
             identity = dict(zip(("model", "dataset", "framework", "variant", "seed"), names, strict=True))
-            config = bench.protocol.describe(dataset) | {"recipe": asdict(bench.pipeline.settings)}
-            record = identity | {"preset": options.preset, "config": config}
+            record = identity | {"preset": options.preset, "config": bench.config(framework)}
             record |= {"versions": versions(), "device": device()} | bench.cell(framework)
             write_text(path, json.dumps(record) + "\n")
             log(f"   {record.get('result', record['baseline'])}")

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from cells import DATASETS, DEFAULT, MODELS, PAPER, Cell, label, mean, pick
-from protocol import FRAMEWORKS, PEERS, VARIANTS
+from protocol import FRAMEWORKS, ROWS, START, VARIANTS
 
 NOT_RUN, NONE = "not run", ""
-ROWS = (*FRAMEWORKS, *PEERS)
+NOTHING_PASSED, LONGER = "nothing passed", "longer"
+SEARCHED = tuple(name for name in ROWS if name not in (FRAMEWORKS[0], START))
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -52,10 +53,12 @@ def bold(text: str, yes: bool) -> str:
 
 
 def accuracy_text(cells: Sequence[Cell]) -> str:
-    """The test accuracy with its 95 % interval, both means over the seeds."""
+    """The test accuracy with its 95 % interval; where there are several seeds, with their range instead."""
     accuracies = [cell.result["test_accuracy"] for cell in cells]
-    low, high = (mean(cell.result["test_interval"][end] for cell in cells) for end in (0, 1))
-    return f"{percent(mean(accuracies))} [{100 * low:.1f}, {100 * high:.1f}]{spread(accuracies, percent)}"
+    if len(cells) > 1:
+        return percent(mean(accuracies)) + spread(accuracies, percent)
+    low, high = cells[0].result["test_interval"]
+    return f"{percent(accuracies[0])} [{100 * low:.1f}, {100 * high:.1f}]"
 
 
 def drop_text(cells: Sequence[Cell]) -> str:
@@ -76,7 +79,7 @@ def size_text(cells: Sequence[Cell], field: str, form: Callable[[float], str]) -
 
 
 def paper_cells(dataset: str, model: str, framework: str) -> list[str]:
-    """What the paper prints of a framework; dashes for the peers, which it does not have. The best are bold."""
+    """What the paper prints of a framework; nothing for what it does not have. The best are bold."""
     block = PAPER["tables"][dataset][model]
     if framework not in block:
         return [NONE] * 3
@@ -94,23 +97,32 @@ def dataset_table(cells: Sequence[Cell], dataset: str) -> str:
     rows = []
     for model, name in MODELS.items():
         found = {framework: pick(cells, model, dataset, framework) for framework in ROWS}
-        ran = {framework: runs for framework, runs in found.items() if runs and framework != "baseline"}
+        ran = {framework: found[framework] for framework in SEARCHED if found[framework]}
         for framework, runs in found.items():
             texts = [NOT_RUN] + [NONE] * 3
-            if runs:
-                texts = [accuracy_text(runs), NONE if framework == "baseline" else drop_text(runs)]
+            if framework in ran and not any(cell.pruned for cell in runs):
+                texts[0] = NOTHING_PASSED
+            elif runs:
+                texts = [accuracy_text(runs), NONE if framework == FRAMEWORKS[0] else drop_text(runs)]
                 for field, form in (("parameters", millions), ("macs", giga)):
                     text = size_text(runs, field, form)
                     texts.append(bold(text, framework in ran and _is_best(ran, framework, field)))
-            title = f"**{name}**" if framework == "baseline" else label(framework)
+            title = f"**{name}**" if framework == FRAMEWORKS[0] else label(framework)
             rows.append([title, *texts, *paper_cells(dataset, model, framework)])
     ours = ("Framework", "Accuracy", "Drop, val / test", "Parameters (PR)", "FLOPs (PR)")
     return table((*ours, "Paper: accuracy", "Paper: parameters (PR)", "Paper: FLOPs (PR)"), rows)
 
 
 def _is_best(ran: dict[str, list[Cell]], framework: str, field: str) -> bool:
-    sizes = {name: mean(cell.result[field] for cell in runs) for name, runs in ran.items()}
-    return sizes[framework] == min(sizes.values())
+    shared = shared_seeds(ran.values())
+    sizes = {name: mean(c.result[field] for c in runs if c.seed in shared) for name, runs in ran.items() if shared}
+    return bool(sizes) and sizes[framework] == min(sizes.values())
+
+
+def shared_seeds(groups: Iterable[Sequence[Cell]]) -> set[int]:
+    """The seeds that all of the groups were run with; only these can be compared."""
+    seeds = [{cell.seed for cell in group} for group in groups]
+    return set.intersection(*seeds) if seeds else set()
 
 
 # What it must show
@@ -145,7 +157,16 @@ BARS = (
 )
 
 
-def verdict_row(cells: Sequence[Cell], bar: Bar, dataset: str, model: str) -> list[str]:
+@dataclass(frozen=True)
+class Verdict:
+    """How a bar did: the columns from the sizes on, whether it holds (None: not to be told), and both cells."""
+
+    texts: list[str]
+    holds: bool | None = None
+    ours: Cell | None = None
+
+
+def judge(cells: Sequence[Cell], bar: Bar, dataset: str, model: str) -> Verdict:
     """Both sizes, their ratio here and in the paper, what both lost on the test images, and whether the bar holds."""
     ran = {cell.framework: cell for cell in cells}
     paper = {name: row["parameters"] for name, row in PAPER["tables"][dataset][model].items()}
@@ -153,48 +174,63 @@ def verdict_row(cells: Sequence[Cell], bar: Bar, dataset: str, model: str) -> li
     printed = f"{paper[bar.ours] / min(known):.2f}" if known else NONE
     missing = [label(name) for name in (bar.ours, *bar.rivals) if name not in ran]
     if missing:
-        return [NONE, NONE, NONE, printed, NONE, bar.limit, f"{NOT_RUN}: {', '.join(missing)}"]
+        return Verdict([NONE, NONE, NONE, printed, NONE, bar.limit, f"{NOT_RUN}: {', '.join(missing)}"])
     best = min(bar.rivals, key=lambda name: ran[name].result["parameters"])
     ours, theirs = ran[bar.ours], ran[best]
     ratio = ours.result["parameters"] / theirs.result["parameters"]
-    return [
+    holds = bar.holds(ratio)
+    texts = [
         millions(ours.result["parameters"]),
-        f"{millions(theirs.result['parameters'])} ({label(best)})",
+        f"{millions(theirs.result['parameters'])} ({label(best) if theirs.pruned else NOTHING_PASSED})",
         f"{ratio:.2f}",
         printed,
         f"{points(ours.drops[1])} / {points(theirs.drops[1])}",
         bar.limit,
-        "pass" if bar.holds(ratio) else "**fail**",
+        "pass" if holds else "**fail**",
     ]
+    return Verdict(texts, holds, ours)
 
 
 def verdicts(cells: Sequence[Cell], model: str = "resnet50") -> str:
-    """Whether the bars hold on each dataset, for each seed by itself."""
-    rows = []
+    """Whether the bars hold on each dataset, for each seed by itself, and with twice the passes, where that was run."""
+    rows, judged = [], []
     for dataset, name in DATASETS.items():
-        runs = pick(cells, model, dataset)
-        for seed in sorted({cell.seed for cell in runs}) or [0]:
-            of_seed = [cell for cell in runs if cell.seed == seed]
-            rows += [[name, str(seed), bar.title, *verdict_row(of_seed, bar, dataset, model)] for bar in BARS]
-    ended = [row[-1] for row in rows]
-    passed, failed = ended.count("pass"), ended.count("**fail**")
-    counts = f"{passed} hold, {failed} do not, {len(rows) - passed - failed} cannot be told yet."
+        for variant in (DEFAULT, LONGER):
+            runs = pick(cells, model, dataset, variant=variant)
+            for seed in sorted({cell.seed for cell in runs}) or [0] * (variant == DEFAULT):
+                of_seed = [cell for cell in runs if cell.seed == seed]
+                for bar in BARS:
+                    judged.append(judge(of_seed, bar, dataset, model))
+                    passes = str(of_seed[0].config["recipe"]["finetune"]["epochs"]) if of_seed else NONE
+                    rows.append([name, str(seed), passes, bar.title, *judged[-1].texts])
+    outcomes = [verdict.holds for verdict in judged]
+    counts = f"{outcomes.count(True)} hold, {outcomes.count(False)} do not, {outcomes.count(None)} cannot be told yet."
+    held = [verdict.ours for verdict in judged if verdict.holds and verdict.ours]
+    beyond = sum(ours.drops[1] > ours.limit for ours in held)
+    note = f"In {beyond} of those that hold, ours lost more on the test images than the limit on the validation images."
     sizes = ("Parameters of", "Ours", "Theirs", "Ratio", "Paper's ratio")
-    header = ("Dataset", "Seed", *sizes, "Points lost on test", "Bar", "Verdict")
-    return f"{table(header, rows)}\n\nOf {len(rows)} comparisons on {MODELS[model]}, {counts}"
+    header = ("Dataset", "Seed", "Passes", *sizes, "Points lost on test", "Bar", "Verdict")
+    return f"{table(header, rows)}\n\nOf {len(rows)} comparisons on {MODELS[model]}, {counts} {note}"
 
 
 def longer(cells: Sequence[Cell], model: str = "resnet50") -> str:
     """What the frameworks that were also run with twice the passes keep, beside what they keep otherwise."""
     rows = []
     for dataset, name in DATASETS.items():
-        for framework in ROWS:
-            both = [pick(cells, model, dataset, framework, variant) for variant in (DEFAULT, "longer")]
-            if all(both) and framework != "baseline":
-                texts = [text for runs in both for text in (size_text(runs, "parameters", millions), drop_text(runs))]
-                rows.append([name, label(framework), *texts])
+        for framework in SEARCHED:
+            both = [pick(cells, model, dataset, framework, variant) for variant in (DEFAULT, LONGER)]
+            shared = shared_seeds(both)
+            if shared:
+                same = [[cell for cell in runs if cell.seed in shared] for runs in both]
+                rows.append([name, label(framework), *(text for runs in same for text in _kept_and_lost(runs))])
     columns = ("Parameters (PR)", "Drop, val / test", "Parameters, twice the passes", "Drop, val / test")
     return table(("Dataset", "Framework", *columns), rows) if rows else "None was run."
+
+
+def _kept_and_lost(runs: Sequence[Cell]) -> tuple[str, str]:
+    if not any(cell.pruned for cell in runs):
+        return NOTHING_PASSED, NONE
+    return size_text(runs, "parameters", millions), drop_text(runs)
 
 
 # Ablations
@@ -278,14 +314,16 @@ def efforts(cells: Sequence[Cell]) -> str:
     """How many candidates each search tried, and how many passes over the training images they took together."""
     rows = []
     for model, name in MODELS.items():
-        for framework in [name for name in ROWS if name != "baseline"]:
+        for framework in SEARCHED:
             runs = [pick(cells, model, dataset, framework) for dataset in DATASETS]
             if any(runs):
                 rows.append([name, label(framework), *map(_effort_text, runs)])
-    undecided = [cell.result["undecided"] for cell in cells if cell.variant == DEFAULT and cell.candidates]
+    chosen = [cell for cell in cells if cell.variant == DEFAULT and cell.candidates]
+    undecided = [cell.result["undecided"] for cell in chosen if cell.pruned]
     note = (
-        f"{sum(undecided)} of {len(undecided)} chosen networks are undecided: the 95 % interval of what they lost on "
-        "the validation images holds the limit."
+        f"In {len(chosen) - len(undecided)} of {len(chosen)} searches nothing passed. Of the other {len(undecided)} "
+        f"networks {sum(undecided)} are undecided: the 95 % interval of what they lost on the validation images "
+        "holds the limit."
     )
     return f"{table(('Network', 'Framework', *DATASETS.values()), rows)}\n\n{note}"
 
@@ -294,7 +332,7 @@ def _effort_text(runs: Sequence[Cell]) -> str:
     if not runs:
         return NOT_RUN
     tried, passes = (mean(values) for values in zip(*((len(c.candidates) - 1, c.passes) for c in runs), strict=True))
-    return f"{tried:g} candidates, {passes:g} passes"
+    return f"{tried:.3g} candidates, {passes:.3g} passes"
 
 
 def table4(counts: dict[str, Any]) -> str:

@@ -20,9 +20,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=ROOT / "experiments" / "results")
     parser.add_argument("--preset", default="mini", help="the folder in --results that holds the runs")
-    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "experiments.md")
+    parser.add_argument("--page", type=Path, help="the page to fill; docs/experiments.md tells of mini only")
     options = parser.parse_args()
-    write_page(options.results, options.preset, options.page)
+    if options.page is None and options.preset != "mini":
+        parser.error("--page is needed: the text of docs/experiments.md is about mini; name a copy of it")
+    write_page(options.results, options.preset, options.page or ROOT / "docs" / "experiments.md")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""model + plan -> smaller model (the paper's Figure 2)."""
+"""model + plan -> smaller model (the paper's Figure 3)."""
 
 from __future__ import annotations
 

@@ -21,10 +21,10 @@ _LONGEST_NAME = 160
 
 @dataclass(frozen=True)
 class RunFolder:
-    """What the networks of a run are kept by, each under its key; without a path nothing is kept.
+    """Where a run keeps its networks, plans and numbers, each under a key; without a `root` nothing is kept.
 
-    >>> RunFolder(Path("run")).path("decomposed, basis 0.5", ".pt")
-    PosixPath('run/decomposed-basis0.5.pt')
+    >>> RunFolder(Path("run")).path("decomposed, basis 0.5", ".pt").name
+    'decomposed-basis0.5.pt'
     """
 
     root: Path | None
@@ -43,7 +43,7 @@ class RunFolder:
         if self.root is None:
             return
         text, path = json.dumps(common, indent=1) + "\n", self.root / "run.json"
-        if _written_once(path, text) != text:
+        if _written_once(path, lambda: text) != text:
             raise CheckpointError(
                 f"{path}: was made with other settings, weights or images than {common}; use another folder"
             )
@@ -51,10 +51,7 @@ class RunFolder:
     def number(self, key: str, work: Callable[[], float]) -> float:
         """A number that is found only once, as it would not be the same again."""
         path = self.path(key, ".json")
-        if path is None or not path.exists():
-            number = work()
-            return number if path is None else float(_written_once(path, json.dumps(number)))
-        return float(path.read_text())
+        return work() if path is None else float(_written_once(path, lambda: json.dumps(work())))
 
     def plan(self, key: str, plan: Plan) -> Plan:
         """The plan that an earlier start of this run wrote here, or else this one, written now.
@@ -65,7 +62,7 @@ class RunFolder:
         path = self.path(key, ".plan.json")
         if path is None:
             return plan
-        text = _written_once(path, plan.to_json())
+        text = _written_once(path, plan.to_json)
         try:
             old = type(plan).from_json(text)
         except PlanError as error:
@@ -78,10 +75,10 @@ class RunFolder:
         )
 
 
-def _written_once(path: Path, text: str) -> str:
+def _written_once(path: Path, text: Callable[[], str]) -> str:
     """The text in the file; where there is no file, this text is written there first, by one process."""
     state = PartialState()
     if state.is_main_process and not path.exists():
-        write_text(path, text)
+        write_text(path, text())
     state.wait_for_everyone()
     return path.read_text()

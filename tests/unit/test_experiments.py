@@ -6,6 +6,7 @@ import copy
 import doctest
 import json
 from argparse import Namespace
+from dataclasses import asdict
 from functools import cache
 from xml.etree import ElementTree as ET
 
@@ -16,11 +17,12 @@ import page
 import pytest
 import run
 import sections
+import summarise
 import timm
 import torch
 from cells import DATASETS, MODELS, PAPER, Cell
 from peers import singular_values, torch_pruned
-from protocol import FRAMEWORKS, PEERS, PROTOCOLS, VARIANTS
+from protocol import FRAMEWORKS, PEERS, PROTOCOLS, ROWS, START, VARIANTS
 from tiny import CLASSES, differing, tiny_model
 from torch import nn
 
@@ -29,7 +31,7 @@ from basisprune.measure import measure
 from basisprune.pipeline import Pipeline, State
 from basisprune.surgery import find_layers
 
-BLOCKS = ("settings", "efforts", "verdicts", "longer", "tables", "candidates", "ablations", "figure3", "table4")
+BLOCKS = ("settings", "efforts", "verdicts", "longer", "tables", "candidates", "ablations", "scales", "table4")
 
 
 # The paper's numbers
@@ -75,9 +77,15 @@ def fake(framework: str, parameters: int, *, dataset: str = "mnist", seed: int =
     if framework != "baseline":
         tried = {"parameters": 1_000_000, "drop": 0.0, "passed": True, "history": []}
         smaller = tried | {"parameters": parameters, "drop": 0.005, "history": [{"epoch": 1}] * 2}
-        record["candidates"] = [tried, smaller, smaller | {"parameters": parameters // 2, "drop": 0.5, "passed": False}]
+        if framework != START:
+            record["candidates"] = [
+                tried,
+                smaller,
+                smaller | {"parameters": parameters // 2, "drop": 0.5, "passed": False},
+            ]
         record["result"] = baseline | {"val_accuracy": 0.945, "test_accuracy": 0.92, "test_drop": 0.02}
         record["result"] |= {"test_drop_interval": [-0.01, 0.05], "undecided": True}
+        record["result"] |= {"basis_ratio": 0.0, "filter_ratio": 0.5 if parameters < 1_000_000 else 0.0}
         record["result"] |= {"parameters": parameters, "macs": 2 * parameters, "deployed_parameters": parameters}
     if framework == "basis":
         layers = {f"conv{number}": {"scales": [1.0, 0.9, 0.0], "taylor": [1.0, 0.1, 0.0]} for number in range(53)}
@@ -99,6 +107,11 @@ def row(table: str, *starts: str) -> list[str]:
     return found
 
 
+def resnet_rows(found: tuple[Cell, ...]) -> str:
+    """The part of MNIST's table that is about ResNet-50."""
+    return sections.dataset_table(found, "mnist").split("**VGG-16**")[0]
+
+
 FILTERS = ("l1", "taylor", "hrank", "torch-pruning magnitude", "torch-pruning taylor")
 
 
@@ -106,17 +119,34 @@ def test_a_bar_holds_up_to_its_limit_and_fails_beyond(tmp_path):
     filters = [fake(name, 500_000 + number) for number, name in enumerate(FILTERS)]
     others = [fake("basis+taylor", 300_000), fake("basis", 299_999), fake("truncated svd", 299_999)]
     verdicts = sections.verdicts(read(tmp_path, *filters, *others))
-    best = row(verdicts, "MNIST", "0", "Basis + Taylor-FO over the best that prunes filters only")
-    assert best[3:6] == ["0.30M", "0.50M (L1)", "0.60"]
+    best = row(verdicts, "MNIST", "0", "2", "Basis + Taylor-FO over the best that prunes filters only")
+    assert best[4:7] == ["0.30M", "0.50M (L1)", "0.60"]
     assert best[-3:] == ["2.0 / 2.0", "≤ 0.6", "pass"]
-    assert row(verdicts, "MNIST", "0", "Basis + Taylor-FO over Basis")[-1] == "**fail**"
-    assert row(verdicts, "MNIST", "0", "Basis over truncated svd")[-1] == "**fail**"  # as good is not better
-    assert "1 hold, 2 do not, 6 cannot be told yet" in verdicts
+    assert row(verdicts, "MNIST", "0", "2", "Basis + Taylor-FO over Basis")[-1] == "**fail**"
+    assert row(verdicts, "MNIST", "0", "2", "Basis over truncated svd")[-1] == "**fail**"  # as good is not better
+    assert "1 hold, 2 do not, 6 cannot be told yet. In 1 of those that hold, ours lost more on the test" in verdicts
+
+
+def test_a_rival_that_could_not_be_pruned_is_not_named_as_the_best(tmp_path):
+    found = read(tmp_path, fake("basis", 300_000), fake("truncated svd", 1_000_000))
+    assert row(sections.verdicts(found), "MNIST", "0", "2", "Basis over truncated svd")[5] == "1.00M (nothing passed)"
+    assert row(resnet_rows(found), "truncated svd")[1:5] == ["nothing passed", "", "", ""]
+    assert "In 1 of 2 searches nothing passed. Of the other 1 networks 1 are undecided" in sections.efforts(found)
+
+
+def test_twice_the_passes_are_judged_where_they_were_run(tmp_path):
+    recipe = VARIANTS["longer"](PROTOCOLS["mini"].recipe("mnist"))
+    records = [fake(name, 300_000 - number) for number, name in enumerate(("truncated svd", "basis"))]
+    for record in records:
+        record |= {"variant": "longer", "config": record["config"] | {"recipe": asdict(recipe)}}
+    verdicts = sections.verdicts(read(tmp_path, *records))
+    assert row(verdicts, "MNIST", "0", "4", "Basis over truncated svd")[-1] == "pass"
+    assert "Of 12 comparisons" in verdicts
 
 
 def test_a_bar_is_not_judged_before_all_rivals_were_run(tmp_path):
     verdicts = sections.verdicts(read(tmp_path, fake("basis+taylor", 1), fake("l1", 500_000)))
-    assert row(verdicts, "MNIST", "0", "Basis + Taylor-FO over Basis")[-1] == "not run: Basis"
+    assert row(verdicts, "MNIST", "0", "2", "Basis + Taylor-FO over Basis")[-1] == "not run: Basis"
     assert "hold, 0 do not, 9 cannot" in verdicts
 
 
@@ -124,13 +154,13 @@ def test_each_seed_is_judged_by_itself(tmp_path):
     records = [fake("basis", size, seed=seed) for seed, size in enumerate((100, 300))]
     records += [fake("truncated svd", 200, seed=seed) for seed in (0, 1)]
     verdicts = sections.verdicts(read(tmp_path, *records))
-    assert row(verdicts, "MNIST", "0", "Basis over truncated svd")[-1] == "pass"
-    assert row(verdicts, "MNIST", "1", "Basis over truncated svd")[-1] == "**fail**"
+    assert row(verdicts, "MNIST", "0", "2", "Basis over truncated svd")[-1] == "pass"
+    assert row(verdicts, "MNIST", "1", "2", "Basis over truncated svd")[-1] == "**fail**"
 
 
 def test_tables_show_ours_beside_the_papers_and_name_what_is_missing(tmp_path):
     found = read(tmp_path, fake("baseline", 0), fake("basis", 250_000), fake("l1", 500_000))
-    table = sections.dataset_table(found, "mnist").split("**VGG-16**")[0]
+    table = resnet_rows(found)
     assert row(table, "**ResNet-50**")[1:6] == ["94.0% [93.0, 95.0]", "", "1.00M (0.0%)", "2.000G (0.0%)", "99.4%"]
     basis = row(table, "Basis")
     assert basis[1:4] == ["92.0% [93.0, 95.0]", "0.5 / 2.0 [-1.0, 5.0]", "**0.25M (75.0%)**"]
@@ -143,8 +173,23 @@ def test_tables_show_ours_beside_the_papers_and_name_what_is_missing(tmp_path):
 
 def test_several_seeds_give_their_mean_and_range(tmp_path):
     found = read(tmp_path, *(fake("basis", size, seed=seed) for seed, size in enumerate((200_000, 300_000))))
-    both = row(sections.dataset_table(found, "mnist"), "Basis", "92.0% [93.0, 95.0]; 92.0% to 92.0%")
+    both = row(sections.dataset_table(found, "mnist"), "Basis", "92.0%; 92.0% to 92.0%")
     assert both[3] == "**0.25M (75.0%); 0.20M to 0.30M**"
+
+
+def test_only_seeds_that_both_have_are_compared(tmp_path):
+    records = [fake("hrank", 400_000), fake("hrank", 100_000, seed=1), fake("l1", 300_000)]
+    found = read(tmp_path, *records, fake("hrank", 200_000, variant="longer"))
+    assert (
+        row(resnet_rows(found), "L1")[3] == "**0.30M (70.0%)**"
+    )  # the mean of HRank is smaller, its first seed is not
+    assert row(sections.longer(found), "MNIST", "HRank")[2] == "0.40M (60.0%)"
+
+
+def test_the_decomposed_network_is_shown_but_is_no_result(tmp_path):
+    found = read(tmp_path, fake(START, 1_200_000), fake("basis", 200_000))
+    assert row(resnet_rows(found), "Decomposed, unpruned")[3] == "1.20M (-20.0%)"
+    assert "Decomposed" not in sections.efforts(found)
 
 
 def test_twice_the_passes_stand_beside_the_usual_ones(tmp_path):
@@ -165,7 +210,7 @@ def test_ablations_compare_variants_on_each_dataset(tmp_path):
 
 
 def test_a_page_made_twice_is_the_same_and_its_pictures_are_xml(tmp_path):
-    records = [fake(name, 300_000 - 10_000 * number) for number, name in enumerate([*FRAMEWORKS[1:], *PEERS])]
+    records = [fake(name, 300_000 - 10_000 * number) for number, name in enumerate(ROWS[1:])]
     read(tmp_path, fake("baseline", 0), *records)
     (tmp_path / "mini" / "ablations" / "0.5").mkdir(parents=True)
     variant = fake("basis", 1, dataset="cifar10", variant="paper")
@@ -180,7 +225,7 @@ def test_a_page_made_twice_is_the_same_and_its_pictures_are_xml(tmp_path):
         pictures = {picture.name: picture.read_text() for picture in (tmp_path / "story").iterdir()}
         made.append((path.read_text(), pictures))
     assert made[0] == made[1]
-    assert set(pictures) == {"candidates-resnet50-mnist.svg", "figure3-resnet50.svg"}
+    assert set(pictures) == {"candidates-resnet50-mnist.svg", "scales-resnet50.svg"}
     assert made[0][0].startswith("Story\n")
     assert "outdated" not in made[0][0]
     assert "12.3% →" in made[0][0]
@@ -192,6 +237,13 @@ def test_a_page_made_twice_is_the_same_and_its_pictures_are_xml(tmp_path):
 def test_a_page_without_a_marker_is_refused_by_the_markers_name():
     with pytest.raises(SystemExit, match="<!-- a:end -->"):
         page.fill("<!-- a:begin -->", {"a": "text"})
+
+
+def test_another_preset_does_not_overwrite_the_page_of_mini(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["summarise.py", "--preset", "full"])
+    with pytest.raises(SystemExit):
+        summarise.main()
+    assert "--page is needed" in capsys.readouterr().err
 
 
 def test_an_empty_folder_is_refused(tmp_path):
@@ -265,6 +317,10 @@ def test_the_papers_protocol_can_be_set_up_for_each_dataset_and_framework(model,
             assert [move.axis for move in search.moves] == expected_axes(framework)
             assert not search.config.warm_start
             assert search.budget.min_accuracy == (0.99 if dataset == "mnist" else None)
+        recipes = {name: bench.config(name)["recipe"] for name in ROWS}
+        assert recipes["truncated svd"]["finetune"]["train_scales"] is False
+        assert recipes["truncated svd"]["compensate"] == "none"
+        assert recipes["basis"] == recipes["baseline"] == asdict(bench.pipeline.settings)
     assert asked == ({"densenet121.tv_in1k"} if model == "densenet121" else set())
 
 
