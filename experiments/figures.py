@@ -12,17 +12,23 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 from cells import DATASETS, MODELS, PAPER, Cell, label, mean, pick
-from protocol import PEERS
 from sections import NONE, table
 
 GREY = "#7b8794"
-COLOURS = dict(
-    zip(
-        ("l1", "taylor", "hrank", "basis", "basis+taylor", "basis+hrank", *PEERS),
-        ("#8d99ae", "#3b82f6", "#06a3b7", "#f59e0b", "#ef4444", "#d946ef", "#22a355", "#84cc16", "#a3764f"),
-        strict=True,
-    )
-)
+COLOURS = {
+    "l1": "#8d99ae",
+    "taylor": "#3b82f6",
+    "hrank": "#06a3b7",
+    "basis": "#f59e0b",
+    "basis+taylor": "#ef4444",
+    "basis+hrank": "#d946ef",
+    "torch-pruning magnitude": "#22a355",
+    "torch-pruning taylor": "#84cc16",
+    "truncated svd": "#a3764f",
+    "l1 inside blocks": "#4b5563",
+    "taylor inside blocks": "#1e3a8a",
+    "hrank inside blocks": "#155e75",
+}
 DATASET_COLOURS = dict(zip(DATASETS, ("#3b82f6", "#22a355", "#ef4444"), strict=True))
 STYLE = f"<style>text{{font:12px sans-serif;fill:{GREY}}}.small{{font-size:10px}}</style>"
 
@@ -70,7 +76,7 @@ def marker(x: float, y: float, framework: str, *, filled: bool, size: float = 4)
     """A circle for filters, a diamond for the basis, a square for the peers; filled where it passed."""
     colour = COLOURS[framework]
     paint = f'fill="{colour if filled else "none"}" stroke="{colour}" stroke-width="1.5"'
-    if framework in ("l1", "taylor", "hrank"):
+    if framework.startswith(("l1", "taylor", "hrank")):
         return f'<circle cx="{x:g}" cy="{y:g}" r="{size}" {paint}/>'
     turn = f' transform="rotate(45 {x:g} {y:g})"' if framework.startswith("basis") else ""
     corner = f'x="{x - size:g}" y="{y - size:g}" width="{2 * size:g}" height="{2 * size:g}"'

@@ -12,7 +12,17 @@ import torch.nn.functional as F
 import torch_pruning
 from torch import Tensor, nn
 
-from basisprune import Pipeline, decompose, plan_basis, prune_basis
+from basisprune import (
+    Coupling,
+    Pipeline,
+    decompose,
+    plan_basis,
+    plan_filters,
+    prune_basis,
+    prune_filters,
+    score_filters,
+    trace_coupling,
+)
 from basisprune.importance.taylor import basis_pairs
 from basisprune.pipeline import Enough, State
 from basisprune.search import Move
@@ -66,6 +76,24 @@ def torch_pruned(model: nn.Module, method: str, ratio: float, batches: Iterable[
     pruned.zero_grad(set_to_none=True)
     set_trainable(pruned)
     return pruned
+
+
+def inside_move(pipeline: Pipeline, method: str) -> Move:
+    """Filters by one of the paper's scores, those that skip connections tie together left alone."""
+
+    def prune(state: State, ratio: float, enough: Enough | None) -> State:
+        coupling = untied(trace_coupling(state.model, torch.zeros(2, *pipeline.spec.shape)))
+        scores = score_filters(state.model, method, coupling.layers, pipeline.scoring_batches())  # type: ignore[arg-type]
+        plan = plan_filters(state.model, scores, ratio, pipeline.settings.filter_plan, coupling=coupling)
+        pruned = prune_filters(state.model, plan)
+        return pipeline.tune(state, f"{state.key}, {method} inside {ratio!r}", pruned, plan, enough=enough)
+
+    return Move("filters", prune)
+
+
+def untied(coupling: Coupling) -> Coupling:
+    """The coupling without the groups whose channels several layers make; ratios then are of what is left."""
+    return replace(coupling, groups=tuple(group for group in coupling.groups if len(group.layers) == 1))
 
 
 def svd_pipeline(pipeline: Pipeline) -> Pipeline:

@@ -16,10 +16,13 @@ FRAMEWORKS = ("baseline", "l1", "taylor", "hrank", "basis", "basis+taylor", "bas
 START = "decomposed"
 """The decomposed network, trained and not pruned, where the frameworks with a basis start."""
 
+INSIDE = ("l1 inside blocks", "taylor inside blocks", "hrank inside blocks")
+"""Filter pruning that leaves filters alone which skip connections tie together, as the paper's rivals may have been."""
+
 PEERS = ("torch-pruning magnitude", "torch-pruning taylor", "truncated svd")
 """What people use instead: the widely used pruning library, and a singular value decomposition by hand."""
 
-ROWS = (FRAMEWORKS[0], START, *FRAMEWORKS[1:], *PEERS)
+ROWS = (FRAMEWORKS[0], START, *FRAMEWORKS[1:], *INSIDE, *PEERS)
 """All that is run on each network and dataset."""
 
 VARIANTS: dict[str, Callable[[Recipe], Recipe]] = {

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peers import magnitude_move, svd_move, svd_pipeline, svd_start, taylor_move
-from protocol import FRAMEWORKS, PROTOCOLS, ROWS, START, VARIANTS, Protocol
+from peers import inside_move, magnitude_move, svd_move, svd_pipeline, svd_start, taylor_move
+from protocol import FRAMEWORKS, INSIDE, PROTOCOLS, ROWS, START, VARIANTS, Protocol
 
 from basisprune import Pipeline, Recipe, measure, predict, taylor_scores
 from basisprune.checkpoint import write_text
@@ -90,8 +90,12 @@ class Bench:
             return Search(
                 plain, budget, config, moves=[svd_move(plain)], start=lambda: svd_start(plain), reference=reference
             )
-        move = {"torch-pruning magnitude": magnitude_move, "torch-pruning taylor": taylor_move}[framework]
-        return Search(pipeline, budget, config, moves=[move(pipeline)], start=pipeline.dense, reference=reference)
+        if framework in INSIDE:
+            move = inside_move(pipeline, framework.split()[0])
+        else:
+            peers = {"torch-pruning magnitude": magnitude_move, "torch-pruning taylor": taylor_move}
+            move = peers[framework](pipeline)
+        return Search(pipeline, budget, config, moves=[move], start=pipeline.dense, reference=reference)
 
     def config(self, framework: str) -> dict[str, Any]:
         """The settings that a framework or peer is run with, as JSON values."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cells import DATASETS, DEFAULT, MODELS, PAPER, Cell, label, mean, pick
-from protocol import FRAMEWORKS, ROWS, START, VARIANTS
+from protocol import FRAMEWORKS, INSIDE, ROWS, START, VARIANTS
 
 NOT_RUN, NONE = "not run", ""
 NOTHING_PASSED, LONGER = "nothing passed", "longer"
@@ -99,6 +99,8 @@ def dataset_table(cells: Sequence[Cell], dataset: str) -> str:
         found = {framework: pick(cells, model, dataset, framework) for framework in ROWS}
         ran = {framework: found[framework] for framework in SEARCHED if found[framework]}
         for framework, runs in found.items():
+            if framework in INSIDE and not runs:
+                continue
             texts = [NOT_RUN] + [NONE] * 3
             if framework in ran and not any(cell.pruned for cell in runs):
                 texts[0] = NOTHING_PASSED

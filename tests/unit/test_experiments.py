@@ -21,15 +21,17 @@ import summarise
 import timm
 import torch
 from cells import DATASETS, MODELS, PAPER, Cell
-from peers import singular_values, torch_pruned
-from protocol import FRAMEWORKS, PEERS, PROTOCOLS, ROWS, START, VARIANTS
-from tiny import CLASSES, differing, tiny_model
+from peers import inside_move, singular_values, torch_pruned
+from protocol import FRAMEWORKS, INSIDE, PEERS, PROTOCOLS, ROWS, START, VARIANTS
+from tiny import CLASSES, differing, tiny_images, tiny_model, tiny_recipe, tiny_training
 from torch import nn
 
+from basisprune.data import load_data
 from basisprune.decompose import decompose
 from basisprune.measure import measure
 from basisprune.pipeline import Pipeline, State
 from basisprune.surgery import find_layers
+from basisprune.transfer import transfer_model
 
 BLOCKS = ("settings", "efforts", "verdicts", "longer", "tables", "candidates", "ablations", "scales", "table4")
 
@@ -312,7 +314,7 @@ def test_the_papers_protocol_can_be_set_up_for_each_dataset_and_framework(model,
         side = 128 if dataset == "cifar10" else 112
         assert bench.pipeline.spec.shape == (3, side, side)
         assert bench.pipeline.settings.train.epochs == 100
-        for framework in (*FRAMEWORKS[1:], *PEERS):
+        for framework in (*FRAMEWORKS[1:], *INSIDE, *PEERS):
             search = bench.search(framework)
             assert [move.axis for move in search.moves] == expected_axes(framework)
             assert not search.config.warm_start
@@ -325,6 +327,8 @@ def test_the_papers_protocol_can_be_set_up_for_each_dataset_and_framework(model,
 
 
 def expected_axes(framework: str) -> list[str]:
+    if framework in INSIDE:
+        return ["filters"]
     if framework == "truncated svd":
         return ["basis"]
     return (["basis"] if framework.startswith("basis") else []) + ["filters"] * (framework != "basis")
@@ -348,6 +352,20 @@ def test_the_scores_of_truncated_svd_are_the_singular_values():
     for name, conv in convs.items():
         expected = np.linalg.svd(conv.weight.detach().flatten(1).numpy(), compute_uv=False)
         np.testing.assert_allclose(scores.layers[name].values, expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("method", ["l1", "taylor", "hrank"])
+def test_filters_that_a_skip_connection_ties_are_left_alone_inside_blocks(method):
+    torch.manual_seed(0)
+    model = transfer_model("resnet18", CLASSES, input_size=16)
+    pipeline = Pipeline(model, load_data(tiny_images(40), val_fraction=0.5), tiny_recipe(tiny_training(epochs=1)))
+    pruned = inside_move(pipeline, method).prune(State("dense", model), 0.5, lambda _passes, _accuracy: True).model
+    before, after = (dict(find_layers(each, nn.Conv2d)) for each in (model, pruned))
+    inside = {name for name in before if name.endswith("conv1") and "layer" in name}  # the first of two in a block
+    assert len(inside) == 8
+    assert {name for name in before if after[name].out_channels < before[name].out_channels} <= inside
+    widths = [sum(convs[name].out_channels for name in inside) for convs in (before, after)]
+    assert widths[1] == widths[0] / 2
 
 
 @pytest.mark.parametrize("method", ["magnitude", "taylor"])
