@@ -27,14 +27,19 @@ def save_checkpoint(
     optimizer: torch.optim.Optimizer,
     config: TrainConfig,
     history: list[dict[str, Any]],
+    scaler: torch.amp.GradScaler | None = None,
 ) -> None:
-    """Writes the state of a training to `path`; a reader sees the old file or the new one, never a part."""
+    """Writes the state of a training to `path`; a reader sees the old file or the new one, never a part.
+
+    `scaler` is that of the loss, which a training in float16 has.
+    """
     state = {
         "format": FORMAT,
         "config": json.dumps(asdict(config)),
         "history": json.dumps(history),
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict(),
+        "scaler": {} if scaler is None else scaler.state_dict(),
     }
     with _atomic(path) as file:
         torch.save(state, file)
@@ -61,9 +66,13 @@ def _atomic(path: Path) -> Iterator[BinaryIO]:
 
 
 def load_checkpoint(
-    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, config: TrainConfig
+    path: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    config: TrainConfig,
+    scaler: torch.amp.GradScaler | None = None,
 ) -> list[dict[str, Any]]:
-    """The history of the training in `path`, whose state goes into model and optimizer.
+    """The history of the training in `path`, whose state goes into model, optimizer and scaler.
 
     Raises CheckpointError for a file that is damaged, of another format, or of a run with another
     configuration or network; model and optimizer are then untouched.
@@ -95,6 +104,8 @@ def load_checkpoint(
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path}: its optimizer does not fit ({error}); use another path") from error
     model.load_state_dict(state["model"])
+    if scaler is not None and state.get("scaler"):
+        scaler.load_state_dict(state["scaler"])
     return history  # type: ignore[no-any-return]
 
 

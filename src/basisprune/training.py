@@ -154,7 +154,8 @@ def fit(
             logger.info("%s", record)
             accelerator.log({key: v for key, v in asdict(record).items() if v is not None}, step=epoch)
             if path is not None and accelerator.is_main_process:
-                save_checkpoint(path, run.model, run.optimizer, config, [asdict(r) for r in history])
+                records = [asdict(past) for past in history]
+                save_checkpoint(path, run.model, run.optimizer, config, records, accelerator.scaler)
     run.model.eval()
     return FitResult(run.model, tuple(history))
 
@@ -294,7 +295,7 @@ class _Run:
                 self.model.__dict__.pop(name, None)
 
     def resume(self, path: Path) -> list[EpochRecord]:
-        history = load_checkpoint(path, self.model, self.optimizer, self.config)
+        history = load_checkpoint(path, self.model, self.optimizer, self.config, self.accelerator.scaler)
         logger.info("%s: goes on after epoch %d", path, len(history))
         return [EpochRecord(**record) for record in history]
 

@@ -60,6 +60,16 @@ def test_what_is_loaded_is_what_was_saved(saved):
     assert same(state_of(model, optimizer), state_of(*network()))
 
 
+def test_the_scale_of_the_loss_goes_on_where_it_was(tmp_path, saved):
+    path = tmp_path / "half.pt"
+    save_checkpoint(path, *network(), CONFIG, HISTORY, torch.amp.GradScaler("cpu", init_scale=128.0))
+    scaler = torch.amp.GradScaler("cpu")
+    load_checkpoint(path, *network(), CONFIG, scaler)
+    assert scaler.get_scale() == 128.0
+    load_checkpoint(saved, *network(), CONFIG, scaler)  # one that has none
+    assert scaler.get_scale() == 128.0
+
+
 def test_settings_that_do_not_change_the_outcome_may_differ(saved):
     free = TrainConfig(epochs=3, lr=0.05, augmentation=Augment(shift=0.1), workers=2, tracker="tensorboard")
     assert load_checkpoint(saved, *network(seed=1), free) == HISTORY
