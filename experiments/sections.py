@@ -37,12 +37,13 @@ def points(share: float) -> str:
 
 
 def spread(values: Sequence[float], form: Callable[[float], str]) -> str:
-    """Where there are several seeds: the range of their values.
+    """Where several seeds differ: the range of their values.
 
-    >>> spread([0.1], percent), spread([0.1, 0.2], percent)
+    >>> spread([0.1, 0.1], percent), spread([0.1, 0.2], percent)
     ('', '; 10.0% to 20.0%')
     """
-    return f"; {form(min(values))} to {form(max(values))}" if len(values) > 1 else ""
+    low, high = form(min(values)), form(max(values))
+    return "" if low == high else f"; {low} to {high}"
 
 
 def bold(text: str, yes: bool) -> str:
@@ -244,8 +245,9 @@ def ablations(cells: Sequence[Cell], model: str = "resnet50") -> str:
     for ratio in sorted({cell.result["ratio"] for cell in cells}):
         of_ratio = [cell for cell in cells if cell.result["ratio"] == ratio]
         for variant in VARIANTS:
-            texts = [_ablation_text(pick(of_ratio, model, dataset, "basis", variant)) for dataset in DATASETS]
-            rows.append([percent(ratio), variant, *texts])
+            runs = [pick(of_ratio, model, dataset, "basis", variant) for dataset in DATASETS]
+            if any(runs):
+                rows.append([percent(ratio), variant, *map(_ablation_text, runs)])
     return table(("Removed", "Variant", *DATASETS.values()), rows)
 
 
