@@ -4,11 +4,10 @@
 
 Random weights, channels_last, one thread. `speed` is the plain step's time over the decomposed one's, so 1.0
 is as fast; multiply-adds alone would allow `macs`, and `frozen` is the same with frozen scales, whose gradient costs
-nothing. `decompose` is its time over that of a bare LAPACK SVD of
-the same matrices, `memory` the ratio of the peaks of a step. The networks take turns of three steps, of which the
-last is timed, as each would run by itself. From one process to the next the ratio moves by several per cent, so it is
-taken in several processes and `speed` is the median; `speeds` has all of them.
-Writes results/step.json.
+nothing. `decompose` is its time over that of a bare LAPACK SVD of the same matrices, `memory` the ratio of the peaks of
+a step. The networks take turns of three steps, of which the last is timed, as each would run by itself. From one
+process to the next the ratio moves by several per cent, so it is taken in several processes and `speed` is the median;
+`speeds` has all of them. Writes results/step.json.
 """
 
 from __future__ import annotations

@@ -82,7 +82,8 @@ def inside_move(pipeline: Pipeline, method: str) -> Move:
     """Filters by one of the paper's scores, those that skip connections tie together left alone."""
 
     def prune(state: State, ratio: float, enough: Enough | None) -> State:
-        coupling = untied(trace_coupling(state.model, torch.zeros(2, *pipeline.spec.shape)))
+        device = next(state.model.parameters()).device
+        coupling = untied(trace_coupling(state.model, torch.zeros(2, *pipeline.spec.shape, device=device)))
         scores = score_filters(state.model, method, coupling.layers, pipeline.scoring_batches())  # type: ignore[arg-type]
         plan = plan_filters(state.model, scores, ratio, pipeline.settings.filter_plan, coupling=coupling)
         pruned = prune_filters(state.model, plan)

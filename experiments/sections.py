@@ -263,7 +263,7 @@ def _ablation_text(runs: Sequence[Cell]) -> str:
 
 
 def settings(cells: Sequence[Cell]) -> str:
-    """The settings that the results were made with; several values where the cells differ."""
+    """The settings that all frameworks share; several values where the cells differ. Peers have some of their own."""
 
     def values(*keys: str) -> str:
         distinct = dict.fromkeys(_text(_inside(cell.config, keys)) for cell in plain)
@@ -272,7 +272,7 @@ def settings(cells: Sequence[Cell]) -> str:
     def several(*keys: str, of: Sequence[str] = ()) -> str:
         return ", ".join(values(*of, key) for key in keys)
 
-    plain = [cell for cell in cells if cell.variant == DEFAULT] or list(cells)
+    plain = [cell for cell in cells if cell.variant == DEFAULT and cell.framework in FRAMEWORKS] or list(cells)
     train, tune, search = ("recipe", "train"), ("recipe", "finetune"), ("search",)
     rows = [
         ("images for training, validation, test", several("images", "val_images", "test_images")),
