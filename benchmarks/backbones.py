@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from basisprune import PreparedBatches, Recipe, TransferModel, decompose, fit, load_data, transfer_model
-from basisprune.config import RECIPES
 from basisprune.data import LabelledImages, Splits, take
+from basisprune.recipes import RECIPES
 from basisprune.types import InputSpec
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))

@@ -28,7 +28,8 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-from basisprune.coupling import OUTPUT, Coupling, cut, trace_coupling
+from basisprune.coupling import cut, trace_coupling
+from basisprune.types import OUTPUT, Coupling
 
 HERE = Path(__file__).parent
 SIZES = (96, 128, 160)

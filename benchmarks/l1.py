@@ -29,8 +29,8 @@ from basisprune import (
     taylor_scores,
     trace_coupling,
 )
-from basisprune.config import RECIPES
-from basisprune.training import spec_of
+from basisprune.recipes import RECIPES
+from basisprune.transfer.model import spec_of
 from basisprune.types import LayerScores, Scores
 
 

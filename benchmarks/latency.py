@@ -39,9 +39,9 @@ from basisprune import (
     trace_coupling,
     transfer_model,
 )
+from basisprune.deploy.fold import fold
+from basisprune.deploy.latency import Backend, measure_latency
 from basisprune.errors import PlanError
-from basisprune.fold import fold
-from basisprune.latency import Backend, measure_latency
 from basisprune.types import BasisPlan, Scores
 
 SIZE = 128

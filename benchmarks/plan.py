@@ -20,7 +20,7 @@ from common import Cells
 from basisprune import PlanConfig, PreparedBatches, evaluate, measure, plan_basis, prune_basis, taylor_scores
 from basisprune.errors import PlanError
 from basisprune.plan import Normalisation
-from basisprune.training import spec_of
+from basisprune.transfer.model import spec_of
 
 Row = dict[str, float | str | None]
 

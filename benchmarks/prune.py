@@ -22,8 +22,8 @@ from common import write_result
 from torch import nn
 
 from basisprune import plan_filters, prune_filters, score_filters, trace_coupling
+from basisprune.deploy.latency import interleaved, speedup
 from basisprune.importance.hrank import mean_ranks
-from basisprune.latency import interleaved, speedup
 
 
 def ours(model: nn.Module, images: torch.Tensor) -> nn.Module:

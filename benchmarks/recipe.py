@@ -22,8 +22,8 @@ from common import Cells
 from sklearn.linear_model import LogisticRegressionCV
 
 from basisprune import PreparedBatches, TransferModel, evaluate
-from basisprune.config import RECIPES
 from basisprune.data import LabelledImages
+from basisprune.recipes import RECIPES
 
 Array: TypeAlias = npt.NDArray[np.generic]
 

@@ -21,7 +21,7 @@ from common import Cells
 
 from basisprune import PlanConfig, PreparedBatches, basis_statistics, evaluate, measure, plan_basis, taylor_scores
 from basisprune.prune import Compensation, prune_basis
-from basisprune.training import spec_of
+from basisprune.transfer.model import spec_of
 
 
 def prune_every_way(name: str, dataset: str, options: argparse.Namespace) -> list[dict[str, Any]]:

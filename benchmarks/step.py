@@ -29,10 +29,10 @@ from common import write_result
 from torch import nn
 
 from basisprune import decompose, measure, set_trainable, transfer_model
-from basisprune.latency import interleaved, speedup
-from basisprune.layers import BasisScalingConv
-from basisprune.surgery import find_layers
-from basisprune.training import project_scales
+from basisprune.basis.layers import BasisScalingConv
+from basisprune.deploy.latency import interleaved, speedup
+from basisprune.torchkit.surgery import find_layers
+from basisprune.training.loop import project_scales
 
 
 def make_step(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> Callable[[], None]:

@@ -14,9 +14,9 @@ from pathlib import Path
 from torch import nn
 
 from basisprune import decompose, measure, transfer_model
-from basisprune.checkpoint import write_text
-from basisprune.surgery import find_layers
-from basisprune.training import set_trainable
+from basisprune.files import write_text
+from basisprune.torchkit.surgery import find_layers
+from basisprune.training.loop import set_trainable
 
 COUNTS = Path(__file__).parent / "results" / "counts.json"
 

@@ -23,10 +23,11 @@ from basisprune import (
     score_filters,
     trace_coupling,
 )
-from basisprune.importance.taylor import basis_pairs
+from basisprune.basis.layers import basis_pairs
 from basisprune.pipeline import Enough, State
 from basisprune.search import Move
-from basisprune.training import find_classifiers, set_trainable, spec_of
+from basisprune.training.loop import find_classifiers, set_trainable
+from basisprune.transfer.model import spec_of
 from basisprune.types import LayerScores, Scores
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from basisprune import PlanConfig, Recipe
-from basisprune.config import PAPER_DATASETS, RECIPES, find_recipe
+from basisprune.recipes import PAPER_DATASETS, RECIPES, find_recipe
 from basisprune.search import Budget, SearchConfig
 
 FRAMEWORKS = ("baseline", "l1", "taylor", "hrank", "basis", "basis+taylor", "basis+hrank")

@@ -29,12 +29,12 @@ from peers import inside_move, magnitude_move, svd_move, svd_pipeline, svd_start
 from protocol import FRAMEWORKS, INSIDE, PROTOCOLS, ROWS, START, VARIANTS, Protocol
 
 from basisprune import Pipeline, Recipe, measure, predict, taylor_scores
-from basisprune.checkpoint import write_text
+from basisprune.basis.layers import basis_pairs
 from basisprune.data import Splits, load_data, take
-from basisprune.importance.taylor import basis_pairs
-from basisprune.intervals import paired_drop, wilson_interval
+from basisprune.files import write_text
 from basisprune.pipeline import State
 from basisprune.search import Found, Search
+from basisprune.training.intervals import paired_drop, wilson_interval
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 from backbones import DATASETS, build  # the benchmarks use them too

@@ -8,10 +8,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from basisprune.config import RECIPES, Recipe, TrainConfig
+from basisprune.basis.split import decompose
 from basisprune.data import ArrayImages
-from basisprune.decompose import decompose
-from basisprune.transfer import TransferModel, transfer_model
+from basisprune.recipes import RECIPES, Recipe
+from basisprune.training.config import TrainConfig
+from basisprune.transfer.model import TransferModel, transfer_model
 
 CLASSES = 3
 
@@ -25,6 +26,12 @@ def tiny_model(seed: int = 0) -> TransferModel:
             nn.Conv2d(8, 12, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(12), nn.ReLU(),
         )  # fmt: skip
         return transfer_model(backbone, CLASSES, input_size=16)
+
+
+def tiny_backbone() -> nn.Module:
+    """The backbone of `tiny_model`, as a factory that a command line can name."""
+    backbone: nn.Module = tiny_model().backbone
+    return backbone
 
 
 def tiny_decomposed(seed: int = 0) -> nn.Module:

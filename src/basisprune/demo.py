@@ -12,15 +12,15 @@ import numpy as np
 import timm
 import torch
 
-from basisprune.compress import Compressed, compress
-from basisprune.config import RECIPES, Recipe
 from basisprune.data import ArrayImages, Splits, load_data
 from basisprune.errors import MissingExtraError
-from basisprune.estimate import expected_candidates
-from basisprune.progress import SearchProgress
+from basisprune.recipes import RECIPES, Recipe
+from basisprune.runs.compress import Compressed, compress
+from basisprune.runs.estimate import expected_candidates
+from basisprune.runs.summary import picture_of
 from basisprune.search import Budget, Candidate, SearchConfig
-from basisprune.summary import picture_of
-from basisprune.transfer import ModelSource, TransferModel, transfer_model
+from basisprune.training.progress import SearchProgress
+from basisprune.transfer.model import ModelSource, TransferModel, transfer_model
 
 MODEL = "tf_efficientnet_lite0"
 TRAIN_EPOCHS, TUNE_EPOCHS = 4, 2

@@ -16,21 +16,23 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from basisprune.checkpoint import write_text
-from basisprune.config import Recipe, TrainConfig, find_recipe
-from basisprune.coupling import OUTPUT, trace_coupling
+from basisprune.basis.refit import basis_statistics, rebase
+from basisprune.basis.split import decompose
+from basisprune.costs import measure
+from basisprune.coupling import trace_coupling
 from basisprune.data import LabelledImages, PreparedBatches, Splits, load_data, take
-from basisprune.decompose import decompose
 from basisprune.errors import ConfigError, DataError
+from basisprune.files import write_text
 from basisprune.importance import score_filters, taylor_scores
-from basisprune.measure import measure
 from basisprune.plan import plan_basis, plan_filters
-from basisprune.predict import predict
 from basisprune.prune import prune_basis, prune_filters
-from basisprune.refit import basis_statistics, rebase
-from basisprune.run_folder import RunFolder
-from basisprune.training import EpochRecord, classes_of, evaluate, fit, set_trainable, spec_of
-from basisprune.types import BasisPlan, FilterPlan
+from basisprune.recipes import Recipe, find_recipe
+from basisprune.stage_store import RunFolder
+from basisprune.training.config import TrainConfig
+from basisprune.training.loop import EpochRecord, classes_of, evaluate, fit, set_trainable
+from basisprune.training.predict import predict
+from basisprune.transfer.model import spec_of
+from basisprune.types import OUTPUT, BasisPlan, FilterPlan
 
 Framework: TypeAlias = Literal["baseline", "l1", "taylor", "hrank", "basis", "basis+taylor", "basis+hrank", "basis+l1"]
 Enough = Callable[[int, float], bool]

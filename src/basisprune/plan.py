@@ -12,12 +12,22 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from basisprune.coupling import OUTPUT, Coupling, Group, trace_coupling
-from basisprune.coupling.tracing import named_tensors
+from basisprune.basis.layers import BasisPair, BasisScalingConv
+from basisprune.coupling import trace_coupling
 from basisprune.errors import ConfigError, PlanError, TooMuchError
-from basisprune.layers import BasisPair, BasisScalingConv
-from basisprune.surgery import TORCH_CONVS, find_layers
-from basisprune.types import BasisPlan, FilterPlan, GroupPlan, InputSpec, LayerPlan, LayerScores, Scores
+from basisprune.torchkit.surgery import TORCH_CONVS, find_layers, named_tensors
+from basisprune.types import (
+    OUTPUT,
+    BasisPlan,
+    Coupling,
+    FilterPlan,
+    Group,
+    GroupPlan,
+    InputSpec,
+    LayerPlan,
+    LayerScores,
+    Scores,
+)
 
 Normalisation: TypeAlias = Literal["max", "mean", "median", "none"]
 Reduction: TypeAlias = Literal["mean", "sum", "max", "min"]

@@ -9,14 +9,12 @@ from typing import Literal, TypeAlias, get_args
 import torch
 from torch import Tensor, nn
 
+from basisprune.basis.layers import BasisPair, BasisScalingConv, basis_pairs
+from basisprune.basis.refit import refit_scaling
 from basisprune.coupling import cut
-from basisprune.coupling.tracing import named_tensors
 from basisprune.errors import ConfigError, PlanError
-from basisprune.importance.taylor import basis_pairs
-from basisprune.layers import BasisPair, BasisScalingConv
-from basisprune.refit import refit_scaling
-from basisprune.statistics import OutputStatistics
-from basisprune.surgery import Layer, clone_conv, is_transposed, replace_module
+from basisprune.torchkit.moments import OutputStatistics
+from basisprune.torchkit.surgery import Layer, clone_conv, is_transposed, named_tensors, replace_module
 from basisprune.types import BasisPlan, FilterPlan, LayerPlan
 
 Compensation: TypeAlias = Literal["none", "mean", "refit"]

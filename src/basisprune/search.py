@@ -9,14 +9,14 @@ from typing import Literal, TypeAlias, get_args
 
 from torch import nn
 
+from basisprune.costs import measure
+from basisprune.deploy.export.runtime import has_onnx
+from basisprune.deploy.fold import deploy
+from basisprune.deploy.latency import Backend, measure_latency
 from basisprune.errors import ConfigError, TooMuchError
-from basisprune.export.runtime import has_onnx
-from basisprune.fold import deploy
-from basisprune.intervals import paired_drop, wilson_interval
-from basisprune.latency import Backend, measure_latency
-from basisprune.measure import measure
 from basisprune.pipeline import Enough, Framework, Pipeline, State
-from basisprune.training import EpochRecord
+from basisprune.training.intervals import paired_drop, wilson_interval
+from basisprune.training.loop import EpochRecord
 from basisprune.types import BasisPlan
 
 Axis: TypeAlias = Literal["basis", "filters"]

@@ -10,14 +10,14 @@ import pytest
 import torch
 from tiny import tiny_images, tiny_model, tiny_recipe, tiny_training
 
-import basisprune.training
-from basisprune.config import RECIPES, Recipe
+import basisprune.training.loop
+from basisprune.basis.layers import basis_pairs
+from basisprune.costs import measure
 from basisprune.data import Splits, load_data
 from basisprune.demo import demo_data, demo_model
 from basisprune.errors import CheckpointError, ConfigError, DataError, MissingExtraError, PlanError
-from basisprune.importance.taylor import basis_pairs
-from basisprune.measure import measure
 from basisprune.pipeline import Pipeline, run
+from basisprune.recipes import RECIPES, Recipe
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -98,7 +98,7 @@ class Killed(BaseException):
 def test_a_killed_run_goes_on_to_the_same_network(steps, monkeypatch, tmp_path):
     arguments = {"basis_ratio": 0.5, "recipe": recipe()}
     expected = run("basis", tiny_model(), data(), checkpoints=tmp_path / "whole", **arguments)
-    original, left = basisprune.training._Run._step, iter(range(steps))
+    original, left = basisprune.training.loop._Run._step, iter(range(steps))
 
     def step(self, *args):
         if next(left, None) is None:
@@ -106,7 +106,7 @@ def test_a_killed_run_goes_on_to_the_same_network(steps, monkeypatch, tmp_path):
         return original(self, *args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(basisprune.training._Run, "_step", step)
+        patch.setattr(basisprune.training.loop._Run, "_step", step)
         with pytest.raises(Killed):
             run("basis", tiny_model(), data(), checkpoints=tmp_path / "killed", **arguments)
     resumed = run("basis", tiny_model(), data(), checkpoints=tmp_path / "killed", **arguments)

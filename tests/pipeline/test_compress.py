@@ -15,15 +15,15 @@ import pytest
 import torch
 from tiny import tiny_images, tiny_model, tiny_recipe, tiny_training
 
-from basisprune.bundle import load_bundle
-from basisprune.compress import compress
-from basisprune.config import Recipe
+from basisprune.costs import measure
 from basisprune.data import Splits, load_data
+from basisprune.deploy.bundle import load_bundle
+from basisprune.deploy.fold import fold
 from basisprune.errors import CheckpointError, ConfigError
-from basisprune.fold import fold
-from basisprune.measure import measure
-from basisprune.predict import predict
+from basisprune.recipes import Recipe
+from basisprune.runs.compress import compress
 from basisprune.search import Budget, SearchConfig
+from basisprune.training.predict import predict
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TESTS = Path(__file__).parent.parent
@@ -70,7 +70,7 @@ def test_sizes_are_those_of_the_form_that_is_deployed(result):
 
 
 def test_the_model_is_of_plain_layers_and_says_what_the_trained_one_says(result):
-    assert not any(type(module).__module__.startswith("basisprune.layers") for module in result.model.modules())
+    assert not any(type(module).__module__.startswith("basisprune.basis.layers") for module in result.model.modules())
     images = torch.rand(4, 3, 16, 16)
     with torch.no_grad():
         assert torch.allclose(result.model(images), result.trained.eval()(images), atol=1e-4)

@@ -30,9 +30,9 @@ from basisprune import (
     trace_coupling,
     transfer_model,
 )
-from basisprune.bundle import saving
-from basisprune.export.runtime import open_session, run_session
-from basisprune.importance.taylor import basis_pairs
+from basisprune.basis.layers import basis_pairs
+from basisprune.deploy.bundle import saving
+from basisprune.deploy.export.runtime import open_session, run_session
 from basisprune.types import BasisPlan, FilterPlan, LayerScores, Scores
 
 ROOT = Path(__file__).parents[2]

@@ -25,7 +25,7 @@ from basisprune import (
     trace_coupling,
     transfer_model,
 )
-from basisprune.layers import BasisPair
+from basisprune.basis.layers import BasisPair
 from basisprune.types import BasisPlan, FilterPlan
 
 MODELS = ("vgg16", "densenet121", "resnet50")

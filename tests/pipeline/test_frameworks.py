@@ -10,13 +10,13 @@ import pytest
 import torch
 from tiny import tiny_images, tiny_model, tiny_recipe, tiny_training
 
-from basisprune.config import Recipe
+from basisprune.basis.layers import BasisPair
+from basisprune.costs import measure
 from basisprune.data import Splits, load_data, take
 from basisprune.demo import demo_data, demo_model
 from basisprune.errors import ConfigError, DataError
-from basisprune.layers import BasisPair
-from basisprune.measure import measure
 from basisprune.pipeline import Framework, Pipeline
+from basisprune.recipes import Recipe
 from basisprune.report import framework_table
 from basisprune.types import BasisPlan, FilterPlan
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import pytest
 from torch import nn
 
-from basisprune.decompose import choose_layers, decompose
-from basisprune.layers import BasisPair
-from basisprune.measure import measure
-from basisprune.surgery import find_layers
-from basisprune.training import set_trainable
-from basisprune.transfer import TransferModel, transfer_model
+from basisprune.basis.layers import BasisPair
+from basisprune.basis.split import choose_layers, decompose
+from basisprune.costs import measure
+from basisprune.torchkit.surgery import find_layers
+from basisprune.training.loop import set_trainable
+from basisprune.transfer.model import TransferModel, transfer_model
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from tiny import tiny_images, tiny_model, tiny_recipe, tiny_training
 
 import basisprune
 import basisprune.demo
-from basisprune.config import RECIPES
 from basisprune.data import load_data
+from basisprune.recipes import RECIPES
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 from tiny import differing, tiny_decomposed, tiny_images, tiny_model, tiny_training
 
-import basisprune.training
+import basisprune.training.loop
 from basisprune.data import Augment
 from basisprune.errors import CheckpointError, TrainingError
-from basisprune.training import fit
+from basisprune.training.loop import fit
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -26,7 +26,7 @@ class Killed(BaseException):
 
 def killed_after(epochs: int, monkeypatch) -> None:
     """From now on a run dies in the middle of the epoch after so many."""
-    original = basisprune.training._Run._step
+    original = basisprune.training.loop._Run._step
     steps = iter(range(3 * epochs + 1))
 
     def step(self, *args):
@@ -34,7 +34,7 @@ def killed_after(epochs: int, monkeypatch) -> None:
             raise Killed
         return original(self, *args)
 
-    monkeypatch.setattr(basisprune.training._Run, "_step", step)
+    monkeypatch.setattr(basisprune.training.loop._Run, "_step", step)
 
 
 @pytest.mark.parametrize("settings", [
@@ -71,13 +71,13 @@ def test_a_finished_run_is_not_trained_again(monkeypatch, tmp_path):
 SLOW_RUN = """
 import sys, time
 import torch
-import basisprune.training
+import basisprune.training.loop
 from tiny import tiny_decomposed, tiny_images, tiny_training
 
 torch.set_num_threads(1)
-step = basisprune.training._Run._step
-basisprune.training._Run._step = lambda self, *args: (time.sleep(0.2), step(self, *args))[1]
-basisprune.training.fit(tiny_decomposed(), tiny_images(), None, tiny_training(epochs=6), checkpoint=sys.argv[1])
+step = basisprune.training.loop._Run._step
+basisprune.training.loop._Run._step = lambda self, *args: (time.sleep(0.2), step(self, *args))[1]
+basisprune.training.loop.fit(tiny_decomposed(), tiny_images(), None, tiny_training(epochs=6), checkpoint=sys.argv[1])
 """
 
 
@@ -120,8 +120,8 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(monkey
         with pytest.raises(Killed):
             fit(tiny_decomposed(), tiny_images(), None, config, checkpoint=path)
     before = path.read_bytes()
-    original = basisprune.training.prepare
-    monkeypatch.setattr(basisprune.training, "prepare", lambda *a, **k: original(*a, **k) * math.nan)
+    original = basisprune.training.loop.prepare
+    monkeypatch.setattr(basisprune.training.loop, "prepare", lambda *a, **k: original(*a, **k) * math.nan)
     with pytest.raises(TrainingError, match="epoch 1, step 0: the loss is nan at learning rate"):
         fit(tiny_decomposed(), tiny_images(), None, config, checkpoint=path)
     assert path.read_bytes() == before
@@ -130,13 +130,13 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(monkey
 
 def test_weights_that_are_not_finite_never_reach_a_checkpoint(monkeypatch, tmp_path):
     path = tmp_path / "run.pt"
-    original = basisprune.training.project_scales
+    original = basisprune.training.loop.project_scales
 
     def explode(model):  # as an infinite gradient in an epoch's last step would do
         original(model)
         model.classifier.bias.data[0] = math.inf
 
-    monkeypatch.setattr(basisprune.training, "project_scales", explode)
+    monkeypatch.setattr(basisprune.training.loop, "project_scales", explode)
     with pytest.raises(TrainingError, match=r"epoch 0: weights are no longer finite .* lower lr"):
         fit(tiny_decomposed(), tiny_images(16), None, tiny_training(), checkpoint=path)
     assert not path.exists()

@@ -14,8 +14,8 @@ from tiny import tiny_model
 from torch import nn
 from zeroing import zeroed
 
+from basisprune.basis.split import decompose
 from basisprune.coupling import trace_coupling
-from basisprune.decompose import decompose
 from basisprune.errors import PlanError
 from basisprune.importance import score_filters
 from basisprune.plan import PlanConfig, count_filters, plan_filters

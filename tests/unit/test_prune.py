@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from networks import NETWORKS
 from torch import Tensor, nn
 
-from basisprune.decompose import decompose, recompose
+from basisprune.basis.layers import BasisPair, basis_pairs
+from basisprune.basis.split import decompose, recompose
 from basisprune.errors import ModelError, PlanError
 from basisprune.importance import taylor_scores
-from basisprune.importance.taylor import basis_pairs
-from basisprune.layers import BasisPair
 from basisprune.plan import PlanConfig, plan_basis
 from basisprune.prune import prune_basis
 from basisprune.types import BasisPlan, LayerPlan, LayerScores

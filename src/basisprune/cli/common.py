@@ -94,7 +94,7 @@ def read_config(ctx: typer.Context, path: Path | None) -> Path | None:
         return None
     with told_errors():
         from basisprune.errors import ConfigError
-        from basisprune.settings import nearest, read_settings
+        from basisprune.runs.settings import nearest, read_settings
 
         given = {key.replace("-", "_"): value for key, value in read_settings(path).items() if key not in _IGNORED}
         options = _options(ctx.command)
@@ -124,7 +124,7 @@ def _options(command: Any) -> dict[str, str]:
 def _faults_of(key: str, value: Any, annotated: Any) -> list[str]:
     """What is wrong with a value for an option, as its parser or its type says."""
     from basisprune.errors import ConfigError
-    from basisprune.settings import fault_of, recipe_of, search_of
+    from basisprune.runs.settings import fault_of, recipe_of, search_of
 
     checks: dict[str, Callable[[Any], object]] = {"recipe": recipe_of, "search": search_of}
     kind, *options = get_args(annotated)

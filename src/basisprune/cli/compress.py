@@ -35,8 +35,8 @@ from basisprune.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from basisprune.compress import Compressed
-    from basisprune.config import Recipe
+    from basisprune.recipes import Recipe
+    from basisprune.runs.compress import Compressed
     from basisprune.search import Budget, Candidate, SearchConfig
 
 _RATIOS = ("basis_ratio", "filter_ratio")
@@ -102,8 +102,8 @@ def compress(
     far written.
     """
     with told_errors():
-        from basisprune.compress import compress as run
-        from basisprune.compress import starting_point
+        from basisprune.runs.compress import compress as run
+        from basisprune.runs.compress import starting_point
 
         budget, ratios = _budget_of(
             ctx,
@@ -167,7 +167,7 @@ def finish(result: Compressed, output: Path, *, as_json: bool, images: Path = Pa
 
 def describe(candidate: Candidate) -> str:
     """One line on a candidate: what was removed of it, and how good it is."""
-    from basisprune.summary import label
+    from basisprune.runs.summary import label
 
     name = label(candidate)
     name = name if name == "unpruned" else f"without {name}"
@@ -177,8 +177,8 @@ def describe(candidate: Candidate) -> str:
 
 
 def _progress(recipe: Recipe, plan: SearchConfig, budget: Budget | None) -> Any:
-    from basisprune.estimate import expected_candidates
-    from basisprune.progress import SearchProgress
+    from basisprune.runs.estimate import expected_candidates
+    from basisprune.training.progress import SearchProgress
 
     return SearchProgress(1 + expected_candidates(plan, budget), recipe.finetune.epochs, tell)
 
@@ -201,7 +201,7 @@ def _budget_of(ctx: typer.Context, **options: Any) -> tuple[Budget | None, tuple
 def _recipe_of(given: Any, epochs: int | None) -> Recipe:
     from dataclasses import replace
 
-    from basisprune.settings import recipe_of
+    from basisprune.runs.settings import recipe_of
 
     recipe = recipe_of(given)
     if epochs is None:
@@ -210,6 +210,6 @@ def _recipe_of(given: Any, epochs: int | None) -> Recipe:
 
 
 def _search_of(given: Any, framework: str | None) -> SearchConfig:
-    from basisprune.settings import search_of
+    from basisprune.runs.settings import search_of
 
     return search_of(dict(given or {}) | ({} if framework is None else {"framework": framework}))

@@ -10,14 +10,14 @@ import typer
 from torch import nn
 
 from basisprune.cli.common import show_json
-from basisprune.config import Recipe
+from basisprune.costs import measure
 from basisprune.data import Splits
-from basisprune.estimate import estimate
-from basisprune.fold import deploy
-from basisprune.measure import measure
-from basisprune.progress import duration
+from basisprune.deploy.fold import deploy
+from basisprune.recipes import Recipe
+from basisprune.runs.estimate import estimate
 from basisprune.search import Budget, SearchConfig
-from basisprune.training import spec_of
+from basisprune.training.progress import duration
+from basisprune.transfer.model import spec_of
 
 
 def show_plan(

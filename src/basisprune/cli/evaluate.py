@@ -30,8 +30,8 @@ def evaluate(
       basisprune evaluate out/model.int8.onnx --data photos --part test --json
     """
     with told_errors():
-        from basisprune.loading import load_any
-        from basisprune.scoring import accuracy_on
+        from basisprune.runs.accuracy import accuracy_on
+        from basisprune.runs.load import load_any
 
         found = accuracy_on(load_any(result), data, part)
     if as_json:

@@ -32,8 +32,8 @@ def inspect(
     """
     with told_errors():
         from basisprune.report import layer_table
-        from basisprune.summary import joined_report
-        from basisprune.training import spec_of
+        from basisprune.runs.summary import joined_report
+        from basisprune.transfer.model import spec_of
 
         network = _network(model, size, classes)
         spec = spec_of(network)
@@ -52,8 +52,8 @@ def inspect(
 def _network(model: str, size: int | None, classes: int) -> nn.Module:
     """The network of a folder, or a new one by name."""
     from basisprune.errors import ModelError
-    from basisprune.loading import OnnxModel, load_any
-    from basisprune.transfer import transfer_model
+    from basisprune.runs.load import OnnxModel, load_any
+    from basisprune.transfer.model import transfer_model
 
     if not Path(model).exists():
         return transfer_model(model, classes, input_size=size)
@@ -64,9 +64,9 @@ def _network(model: str, size: int | None, classes: int) -> nn.Module:
 
 
 def _latency(network: nn.Module, shape: tuple[int, ...]) -> list[dict[str, Any]]:
-    from basisprune.export.runtime import has_onnx
-    from basisprune.latency import measure_latency
-    from basisprune.summary import rounds
+    from basisprune.deploy.export.runtime import has_onnx
+    from basisprune.deploy.latency import measure_latency
+    from basisprune.runs.summary import rounds
 
     models = {"model": network}
     repeats = rounds(models, shape, images=66, seconds=20)

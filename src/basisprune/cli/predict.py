@@ -12,7 +12,7 @@ import typer
 from basisprune.cli.common import FAILED, ConfigFile, Json, show_json, tell, told_errors
 
 if TYPE_CHECKING:
-    from basisprune.ask import Answer
+    from basisprune.runs.answers import Answer
 
 
 def predict(
@@ -36,8 +36,8 @@ def predict(
     if as_json and as_csv:
         raise typer.BadParameter("--json and --csv exclude each other; leave one out")
     with told_errors():
-        from basisprune.ask import ask, image_files
-        from basisprune.loading import load_any
+        from basisprune.runs.answers import ask, image_files
+        from basisprune.runs.load import load_any
 
         answers = list(ask(load_any(result), image_files(images)))
     bad = [answer for answer in answers if answer.error]

@@ -52,7 +52,7 @@ def train(
       basisprune compress --model trained/model --data photos --output out
     """
     with told_errors():
-        from basisprune.adapt import adapt
+        from basisprune.runs.adapt import adapt
 
         summary = adapt(
             model,

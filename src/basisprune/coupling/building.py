@@ -9,9 +9,9 @@ import numpy as np
 from torch import Tensor, nn
 
 from basisprune.coupling.cutting import DERIVED
-from basisprune.coupling.groups import Axis, Coupling, Group, Size
 from basisprune.coupling.ledger import Ledger, SizeHint
 from basisprune.coupling.solving import Solution
+from basisprune.types import Axis, Coupling, Group, Size
 
 _LAYERS = (nn.modules.conv._ConvNd, nn.Linear)
 _PARTS = ("groups", "num_groups", "heads", "num_heads")

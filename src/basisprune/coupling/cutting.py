@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from basisprune.coupling.groups import Coupling, Group
-from basisprune.coupling.tracing import named_tensors
 from basisprune.errors import PlanError
+from basisprune.torchkit.surgery import named_tensors
+from basisprune.types import Coupling, Group
 
 _CONV = nn.modules.conv._ConvNd
 _BATCH_NORM = nn.modules.batchnorm._NormBase

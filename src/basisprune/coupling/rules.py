@@ -14,14 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 from torch import Tensor
 
-from basisprune.coupling.labels import (
-    Labels,
-    join,
-    reduce,
-    support,
-    useful,
-    vector,
-)
+from basisprune.coupling.labels import Labels, join, reduce, support, useful, vector
 from basisprune.coupling.ledger import Ids, Ledger
 
 

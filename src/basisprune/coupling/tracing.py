@@ -13,12 +13,11 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from basisprune.coupling import moves  # noqa: F401  (enters its rules)
-from basisprune.coupling.groups import OUTPUT
 from basisprune.coupling.labels import CONSTANT, Labels, attach, attached, support, vector
 from basisprune.coupling.ledger import Ledger
 from basisprune.coupling.products import PRODUCTS, shape_only
 from basisprune.coupling.rules import RULES, Call, Rule, elementwise
+from basisprune.types import OUTPUT
 
 _NORMS = ("native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update", "cudnn_batch_norm")
 
@@ -111,12 +110,6 @@ def _mark(out: Any, labels: Labels | list[Labels], ledger: Ledger) -> None:
         if isinstance(tensor, Tensor) and id(tensor) not in ledger.names:
             fits = all(ids.ndim == tensor.ndim for ids in label.fields)
             attach(tensor, label if fits else Labels((), label.active))
-
-
-def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Every parameter and buffer by its dotted name; one that is used twice comes under each name."""
-    yield from model.named_parameters(remove_duplicate=False)
-    yield from model.named_buffers(remove_duplicate=False)
 
 
 @contextmanager

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from basisprune.coupling.building import build
 from basisprune.coupling.cutting import hollow_cut, shell
-from basisprune.coupling.groups import Coupling, Group
 from basisprune.coupling.ledger import Ids, Ledger
 from basisprune.coupling.solving import Solution, solve
-from basisprune.coupling.tracing import Tracer, forward, named_tensors
+from basisprune.coupling.tracing import Tracer, forward
 from basisprune.errors import ModelError
-from basisprune.surgery import LayerPatterns, match_layers
+from basisprune.torchkit.surgery import LayerPatterns, match_layers, named_tensors
+from basisprune.types import Coupling, Group
 
 _TRIALS = 200
 

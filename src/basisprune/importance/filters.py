@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from basisprune.basis.layers import BasisScalingConv
 from basisprune.errors import ConfigError, DataError
 from basisprune.importance.gradients import average_over_processes, mean_square_products
 from basisprune.importance.hrank import mean_ranks
-from basisprune.layers import BasisScalingConv
-from basisprune.statistics import images_of, mode
-from basisprune.surgery import is_norm, is_transposed
+from basisprune.torchkit.running import images_of, mode
+from basisprune.torchkit.surgery import is_norm, is_transposed
 from basisprune.types import LayerScores, Scores
 
 FilterMethod: TypeAlias = Literal["l1", "taylor", "hrank", "bn_scale", "random"]

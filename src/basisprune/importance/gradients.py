@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from basisprune.errors import DataError, TrainingError
-from basisprune.statistics import images_of, mode
+from basisprune.torchkit.running import images_of, mode
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from basisprune.basis.layers import BasisScalingConv
 from basisprune.errors import DataError
 from basisprune.importance.gradients import average_over_processes
-from basisprune.layers import BasisScalingConv
-from basisprune.statistics import mode
+from basisprune.torchkit.running import mode
 
 _aten = torch.ops.aten
 _ACTIVATIONS = frozenset(

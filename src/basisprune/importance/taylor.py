@@ -10,19 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from basisprune.errors import ModelError
+from basisprune.basis.layers import BasisPair, basis_pairs
 from basisprune.importance.gradients import Loss, average_over_processes, mean_square_products
-from basisprune.layers import BasisPair
-from basisprune.surgery import Layer, find_layers, is_transposed
+from basisprune.torchkit.surgery import Layer, is_transposed
 from basisprune.types import LayerScores, Scores
-
-
-def basis_pairs(model: nn.Module) -> dict[str, BasisPair]:
-    """Every decomposed layer of the model by its name; raises ModelError when there is none."""
-    pairs = dict(find_layers(model, BasisPair))
-    if not pairs:
-        raise ModelError(f"{type(model).__name__} has no decomposed layers; call decompose(model) first")
-    return pairs
 
 
 def taylor_scores(

@@ -9,8 +9,8 @@ from importlib import import_module, resources
 from pathlib import Path
 from typing import Any
 
-from basisprune.checkpoint import write_text
 from basisprune.errors import ConfigError, MissingExtraError
+from basisprune.files import write_text
 from basisprune.report.figures import (
     COSTS,
     FONT,

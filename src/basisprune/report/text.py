@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from basisprune.report.html import change, comparison, exact
 
 if TYPE_CHECKING:
-    from basisprune.measure import ModelReport
+    from basisprune.costs import ModelReport
     from basisprune.pipeline import Pruned
 
 

@@ -1,0 +1,146 @@
+"""Basis vectors fitted to images: least squares when some go, new axes for those that stay (not in the paper)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from basisprune.basis.layers import BasisPair, BasisScalingConv, basis_pairs
+from basisprune.basis.split import merge_pair
+from basisprune.torchkit.moments import OutputStatistics, output_statistics
+from basisprune.torchkit.surgery import replace_module
+
+RIDGE = 1e-3
+"""What is added to the variance of every feature, as a fraction of it, so that a few images are not fitted too well."""
+
+_SMALL_SCALE = 1e-4
+
+
+def basis_statistics(model: nn.Module, batches: Iterable[object]) -> dict[str, OutputStatistics]:
+    """The mean and covariance of each pair's basis features on `batches`, under the name of the pair.
+
+    One forward pass in eval mode; the sums over batches are in float64, the covariances are those within each
+    group. `batches` are prepared images, as tensors or tuples that start with them; a few hundred images are
+    enough. The model is not changed.
+
+    >>> from basisprune.basis.split import decompose
+    >>> found = basis_statistics(decompose(nn.Conv2d(3, 8, 1)), [torch.randn(4, 3, 5, 5)])
+    >>> found[""].mean.shape, found[""].covariance.shape
+    (torch.Size([3]), torch.Size([1, 3, 3]))
+    """
+    places = {name: f"{name}.basis" if name else "basis" for name in basis_pairs(model)}
+    found = output_statistics(model, list(places.values()), batches)
+    return {name: found[place] for name, place in places.items()}
+
+
+def rebase(model: nn.Module, batches: Iterable[object], *, inplace: bool = False) -> nn.Module:
+    """The model with every pair turned to the principal axes of what it puts out on `batches`, scales at 1.
+
+    The output is unchanged, as are the ranks (but for a pair with more basis vectors than outputs, which loses
+    those that are too many); the features along the new basis vectors are uncorrelated, in descending order of
+    their variance. This is what `decompose(basis="outputs")` does for a dense layer: after pruning and training
+    the old axes are no longer principal ones, and scores act on each axis alone. Because no output changes,
+    one forward pass is enough for all layers. `batches` are as in `basis_statistics`.
+
+    >>> from basisprune.basis.split import decompose
+    >>> rebase(decompose(nn.Conv2d(3, 8, 1)), [torch.randn(4, 3, 5, 5)]).scaling.scale.tolist()
+    [1.0, 1.0, 1.0]
+    """
+    found = basis_statistics(model, batches)
+    turned = {name: _turned(pair, found[name].covariance) for name, pair in basis_pairs(model).items()}
+    result = model if inplace else copy.deepcopy(model)
+    for name, pair in turned.items():
+        result = replace_module(result, name, pair)
+    return result
+
+
+@torch.no_grad()
+def _turned(pair: BasisPair, covariance: Tensor) -> BasisPair:
+    old = pair.scaling
+    # V_s = space triangle; the outputs' covariance within that space is triangle C triangle^T.
+    space, triangle = torch.linalg.qr(_per_group(old))
+    _, axes = torch.linalg.eigh(triangle @ covariance @ triangle.mT)
+    axes = axes.flip(-1)
+    new_basis = merge_pair(BasisPair(pair.basis, _like(old, axes.mT @ triangle, None)))
+    scaling = _like(old, space @ axes, None if old.bias is None else old.bias.detach().clone())
+    scaling.scale.requires_grad_(old.scale.requires_grad)
+    return BasisPair(new_basis, scaling)  # type: ignore[arg-type]
+
+
+@torch.no_grad()
+def refit_scaling(
+    scaling: BasisScalingConv, keep: Sequence[int], statistics: OutputStatistics, *, ridge: float = RIDGE
+) -> BasisScalingConv:
+    """The layer for the kept basis features alone whose output is nearest to that of all of them.
+
+    The features that go are predicted from those that stay, z_P ~ m_P + A (z_K - m_K) with
+    A = C_PK (C_KK + ridge)^-1, and the prediction moves into weight and bias: V_K + V_P A, and
+    b + V_P (m_P - A m_K). The scales stay as they are, but for those that are nearly zero: what is predicted
+    through them must not vanish, so these become 1. With all covariances zero, only the bias changes.
+
+    >>> from basisprune.basis.split import decompose
+    >>> pair, x = decompose(nn.Conv2d(3, 8, 1), scale_init=1.0), torch.randn(4, 3, 5, 5)
+    >>> refit_scaling(pair.scaling, (0, 1), basis_statistics(pair, [x])[""]).rank
+    2
+    """
+    groups, like, weight = scaling.groups, scaling.weight, _per_group(scaling)
+    kept, gone = _split_vectors(keep, groups, weight.shape[2], like.device)
+    predictor = _predictor(statistics, kept, gone, ridge, torch.finfo(like.dtype).eps)
+    lost = weight.take_along_dim(gone[:, None], 2)
+    scale = scaling.scale[list(keep)]
+    scale = torch.where(scale.abs() < _SMALL_SCALE, 1.0, scale)
+    columns = weight.take_along_dim(kept[:, None], 2) + lost @ predictor
+    mean = statistics.mean.to(like.device).view(groups, -1, 1)
+    unsaid = mean.take_along_dim(gone[..., None], 1) - predictor @ mean.take_along_dim(kept[..., None], 1)
+    bias = (lost @ unsaid).flatten()
+    if scaling.bias is not None:
+        bias += scaling.bias.double()
+    slim = _like(scaling, columns / scale.double().view(groups, 1, -1), bias.to(like.dtype))
+    slim.scale.copy_(scale)
+    slim.scale.requires_grad_(scaling.scale.requires_grad)
+    return slim
+
+
+def _per_group(scaling: BasisScalingConv) -> Tensor:
+    """The weight with the scales in it, (groups, c_o / groups, r / groups) in float64."""
+    weight: Tensor = scaling.scaled_weight().double().flatten(1).unflatten(0, (scaling.groups, -1))
+    return weight
+
+
+def _like(scaling: BasisScalingConv, weight: Tensor, bias: Tensor | None) -> BasisScalingConv:
+    """A layer of the same kind with this weight (groups, outputs, inputs) and scales of 1."""
+    groups, _, width = weight.shape
+    flat = weight.flatten(0, 1).to(scaling.weight.dtype)
+    shaped = flat.reshape(*flat.shape, *[1] * scaling.spatial_dims)
+    return BasisScalingConv(shaped, scale=scaling.scale.new_ones(groups * width), bias=bias, groups=groups)
+
+
+def _split_vectors(keep: Sequence[int], groups: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The places within their group of the vectors that stay, (groups, k), and of those that go, (groups, p)."""
+    kept = torch.tensor(keep, device=device).view(groups, -1) % width
+    goes = torch.ones(groups, width, dtype=torch.bool, device=device).scatter(1, kept, False)
+    return kept, goes.nonzero()[:, 1].view(groups, -1)
+
+
+def _predictor(statistics: OutputStatistics, kept: Tensor, gone: Tensor, ridge: float, eps: float) -> Tensor:
+    """A (groups, p, k): how the features that go follow from those that stay.
+
+    Solved for features of unit variance, so that their sizes do not matter. A feature that hardly varies, and a
+    direction in which features hardly differ, say nothing but rounding errors, and are left out.
+    """
+    covariance = statistics.covariance.to(kept.device)
+    rows = covariance.take_along_dim(kept[:, :, None], 1)
+    inner = rows.take_along_dim(kept[:, None], 2)
+    cross = rows.take_along_dim(gone[:, None], 2).mT
+    variance = inner.diagonal(dim1=-2, dim2=-1)
+    size = (covariance.diagonal(dim1=-2, dim2=-1) + statistics.mean.to(kept.device).view(len(kept), -1).square()).amax()
+    alive = variance > size * (10 * eps) ** 2
+    unit = torch.where(alive, variance, 1.0).rsqrt() * alive
+    values, vectors = torch.linalg.eigh(unit[:, :, None] * inner * unit[:, None])
+    clear = values > values[:, -1:] * eps * values.shape[1]
+    inverse = clear / torch.where(clear, values + ridge, 1.0)
+    predictor: Tensor = ((cross * unit[:, None]) @ vectors * inverse[:, None]) @ vectors.mT * unit[:, None]
+    return predictor

@@ -1,0 +1,238 @@
+"""conv -> basis conv + BasisScalingConv, and back again (the paper's Sections 3.1 and 3.2)."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from basisprune.basis.layers import BasisPair, BasisScalingConv, dense_weight
+from basisprune.errors import ConfigError, LayerError
+from basisprune.torchkit.moments import OutputStatistics, output_statistics
+from basisprune.torchkit.surgery import (
+    TORCH_CONVS,
+    Layer,
+    LayerPatterns,
+    clone_conv,
+    find_layers,
+    is_depthwise,
+    is_transposed,
+    match_layers,
+    plain_conv,
+    plain_linear,
+    replace_module,
+)
+
+Basis: TypeAlias = Literal["weights", "outputs"]
+
+
+@dataclass(frozen=True)
+class LayerChoice:
+    """One conv or linear layer: its full rank over all groups, and why it is left alone, if it is."""
+
+    name: str
+    rank: int
+    left_alone: str | None = None
+
+
+def choose_layers(
+    model: nn.Module, *, ignored_layers: LayerPatterns = (), linear: bool = False
+) -> tuple[LayerChoice, ...]:
+    """What `decompose` would do with each conv (and linear layer) of the model that is not yet a pair.
+
+    >>> choose_layers(nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 3, groups=8)))[1].left_alone
+    'depthwise: a split gains nothing'
+    """
+    ignored = match_layers(model, ignored_layers)
+
+    kinds: tuple[type[Layer], ...] = (*TORCH_CONVS, nn.Linear) if linear else TORCH_CONVS
+    choices = []
+    for name, layer in find_layers(model, kinds, opaque=BasisPair):
+        groups, fan_in, fan_out = _matrix_shape(layer)
+        rank = min(fan_in, fan_out)
+        reason = None
+        if name in ignored:
+            reason = "ignored_layers"
+        elif not isinstance(layer, nn.Linear) and is_depthwise(layer):
+            reason = "depthwise: a split gains nothing"
+        elif rank == 1:
+            reason = "rank 1"
+        choices.append(LayerChoice(name, groups * rank, reason))
+    return tuple(choices)
+
+
+def decompose(
+    model: nn.Module,
+    *,
+    scale_init: float = 0.5,
+    basis: Basis = "weights",
+    batches: Iterable[object] | None = None,
+    ignored_layers: LayerPatterns = (),
+    linear: bool = False,
+    inplace: bool = False,
+) -> nn.Module:
+    """The model with every conv replaced by a `BasisPair`, all scales at `scale_init`.
+
+    At `scale_init=1.0` the output is unchanged; the paper starts its training from 0.5. Layers that are
+    pairs already, depthwise convs and `ignored_layers` (modules, names or patterns) stay as they are;
+    `choose_layers` tells which and why. `linear=True` splits linear layers too.
+
+    `basis="weights"` is the paper's: the singular vectors of the weight. `basis="outputs"` takes the
+    principal axes of what the conv puts out on `batches` of prepared images (as tensors, or tuples that
+    start with them; a few hundred images are enough).
+
+    Raises LayerError, naming the layer, for a conv that cannot be reproduced; the model is then untouched.
+
+    >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
+    >>> decompose(model)[0].rank
+    8
+    """
+    faults = []
+    if not 0 < scale_init < float("inf"):
+        faults.append(f"scale_init: {scale_init} given; it must be a positive number, such as 1.0 or 0.5")
+    if basis not in ("weights", "outputs"):
+        faults.append(f"basis: {basis!r} given; allowed are 'weights' and 'outputs'")
+    if (basis == "outputs") != (batches is not None):
+        faults.append("basis='outputs' and batches of prepared images go together; pass both or neither")
+    if faults:
+        raise ConfigError.of("decompose", faults)
+    choices = choose_layers(model, ignored_layers=ignored_layers, linear=linear)
+    names = [choice.name for choice in choices if choice.left_alone is None]
+    statistics: Mapping[str, OutputStatistics] = {}
+    if batches is not None:
+        statistics = output_statistics(model, names, batches)
+    kinds: tuple[type[Layer], ...] = (*TORCH_CONVS, nn.Linear)
+    layers = dict(find_layers(model, kinds))
+    pairs = {name: _split(name, layers[name], scale_init, statistics.get(name)) for name in names}
+    result = model if inplace else copy.deepcopy(model)
+    for name, pair in pairs.items():
+        result = replace_module(result, name, pair)
+    return result
+
+
+def recompose(model: nn.Module, *, inplace: bool = False) -> nn.Module:
+    """The model with every `BasisPair` merged into the one dense layer it stands for, scales included.
+
+    The dense layers come out frozen, as the pairs were.
+
+    >>> recompose(decompose(nn.Conv2d(3, 8, 3), scale_init=1.0))
+    Conv2d(3, 8, kernel_size=(3, 3), stride=(1, 1))
+    """
+    result = model if inplace else copy.deepcopy(model)
+    for name, pair in list(find_layers(result, BasisPair)):
+        result = replace_module(result, name, merge_pair(pair))
+    return result
+
+
+def merge_pair(pair: BasisPair) -> nn.Module:
+    """The dense conv or linear layer that the pair stands for, frozen."""
+    with torch.no_grad():
+        weight = dense_weight(pair.basis, pair.scaling)
+    if isinstance(pair.basis, nn.Linear):
+        return _linear(weight, pair.bias)
+    return clone_conv(pair.basis, weight, pair.bias)
+
+
+@torch.no_grad()
+def _split(name: str, layer: Layer, scale_init: float, statistics: OutputStatistics | None) -> BasisPair:
+    plain = plain_linear(name, layer) if isinstance(layer, nn.Linear) else plain_conv(name, layer)
+    groups, _, _ = _matrix_shape(plain)
+    matrix = _to_matrix(plain)
+    if not bool(matrix.isfinite().all()):
+        raise LayerError(name, "its weight holds NaN or infinite values; load the weights again")
+    if statistics is None:
+        first, second = weight_basis(matrix)
+    else:
+        first, second = output_basis(matrix, statistics.covariance)
+    like = plain.weight
+    spatial = like.dim() - 2
+    weight = second.mT.flatten(0, 1).reshape(-1, second.shape[1], *[1] * spatial)
+    scaling = BasisScalingConv(
+        weight.to(like.device, like.dtype).contiguous(),
+        scale=torch.full((groups * second.shape[1],), scale_init, device=like.device, dtype=like.dtype),
+        bias=None if plain.bias is None else plain.bias.detach().clone(),
+        groups=groups,
+    )
+    return BasisPair(_with_matrix(plain, first), scaling)
+
+
+def weight_basis(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """U (…, k, r) with orthonormal columns and V-bar transposed (…, r, c_o), W = U V-bar transposed (eq. 1, 2).
+
+    The compact SVD of `matrix` (…, k, c_o), in descending order of the singular values, by way of the
+    smaller Gram matrix: cheaper than a direct SVD (benchmarks/step.py). Its eigenvectors are orthonormal to
+    machine precision, and the other factor follows from them by a product that reproduces W as exactly.
+    """
+    tall = matrix if matrix.shape[-2] >= matrix.shape[-1] else matrix.mT
+    _, vectors = torch.linalg.eigh(tall.mT @ tall)
+    vectors = vectors.flip(-1)
+    projected = tall @ vectors  # orthogonal columns, as long as the singular values
+    if tall is not matrix:
+        return vectors, projected.mT
+    lengths = torch.linalg.vector_norm(projected, dim=-2, keepdim=True)
+    # Squaring costs small singular values digits (1e-3 of the largest: six of sixteen); below, columns need a QR.
+    if bool((lengths.amin(-1) > 1e-3 * lengths.amax(-1)).all()):
+        return projected / lengths, lengths.mT * vectors.mT
+    orthonormal, triangle = torch.linalg.qr(projected)
+    return orthonormal, triangle @ vectors.mT
+
+
+def output_basis(matrix: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
+    """W Q (…, k, r) and Q transposed (…, r, c_o), with Q the principal axes of the layer's outputs.
+
+    Q (…, c_o, r) is taken within the row space of W, so that W = W Q Q^T holds at full rank even where
+    the images do not excite all of it.
+    """
+    if matrix.shape[-2] < matrix.shape[-1]:
+        space, _ = torch.linalg.qr(matrix.mT)  # (…, c_o, k): all that this layer can put out
+        _, inner = torch.linalg.eigh(space.mT @ covariance @ space)
+        axes = space @ inner.flip(-1)
+    else:
+        _, vectors = torch.linalg.eigh(covariance)
+        axes = vectors.flip(-1)
+    return matrix @ axes, axes.mT
+
+
+def _matrix_shape(layer: Layer) -> tuple[int, int, int]:
+    """(groups, k, c_o / groups): the shape of the layer's weight as one matrix per group."""
+    if isinstance(layer, nn.Linear):
+        return 1, layer.in_features, layer.out_features
+    fan_in = layer.in_channels // layer.groups * math.prod(layer.kernel_size)
+    return layer.groups, fan_in, layer.out_channels // layer.groups
+
+
+def _to_matrix(layer: Layer) -> Tensor:
+    """The layer's weight in float64 as (groups, k, c_o / groups)."""
+    weight = layer.weight.detach().double()
+    shape = _matrix_shape(layer)
+    if is_transposed(layer):  # (c_i, c_o/g, *)
+        grouped = weight.view(shape[0], -1, *weight.shape[1:])
+        return grouped.flatten(3).transpose(2, 3).reshape(shape)
+    return weight.reshape(shape[0], shape[2], shape[1]).mT
+
+
+def _with_matrix(layer: Layer, matrix: Tensor) -> Layer:
+    """The layer without bias and with `matrix` (groups, k, r) for its weight, so with groups * r outputs."""
+    groups, _, rank = matrix.shape
+    old = layer.weight
+    if isinstance(layer, nn.Linear):
+        return _linear(matrix[0].mT.to(old.device, old.dtype), None)
+    if is_transposed(layer):
+        per_input = matrix.reshape(groups, old.shape[0] // groups, -1, rank).transpose(2, 3)
+        weight = per_input.reshape(old.shape[0], rank, *old.shape[2:])
+    else:
+        weight = matrix.mT.reshape(groups * rank, *old.shape[1:])
+    return clone_conv(layer, weight, None)
+
+
+def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+    layer.weight = nn.Parameter(weight.contiguous(), requires_grad=False)
+    if bias is not None:
+        layer.bias = nn.Parameter(bias.detach().clone(), requires_grad=False)
+    return layer

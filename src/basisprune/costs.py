@@ -1,0 +1,159 @@
+"""Parameters and multiply-adds, layer by layer: numbers, no formatting."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from basisprune.basis.layers import BasisPair
+from basisprune.basis.split import choose_layers
+from basisprune.errors import ModelError
+from basisprune.torchkit.running import mode
+from basisprune.torchkit.surgery import TORCH_CONVS, Layer, find_layers, is_depthwise
+from basisprune.types import InputSpec
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """One conv, linear layer or pair: its rank of the full rank, parameters and multiply-adds for one image.
+
+    `rank` is None for a layer that is not decomposed, and `note` then says why it cannot be.
+    """
+
+    name: str
+    kind: str
+    rank: int | None
+    full_rank: int
+    parameters: int
+    macs: int
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class ModelReport:
+    """What a network costs. `macs` are multiply-adds for one image of `input_shape`.
+
+    `parameters` and `trainable` count as PyTorch does; `paper_parameters` as Keras and the paper do, with
+    the running statistics of BN.
+    """
+
+    layers: tuple[LayerReport, ...]
+    input_shape: tuple[int, ...]
+    parameters: int
+    trainable: int
+    paper_parameters: int
+    macs: int
+
+
+def measure(model: nn.Module, input_size: int | tuple[int, ...] | None = None) -> ModelReport:
+    """The parameters and multiply-adds of the model, in total and layer by layer.
+
+    `input_size` is one side in pixels, (height, width), or the shape of one input without the batch, which
+    for a network of 1d convs is (channels, length); by default what the model's `input_spec` says.
+    Multiply-adds are those of convs, linear layers and matrix products, counted by torch's own flop counter
+    while the model runs once; the model is not changed.
+
+    >>> report = measure(nn.Conv2d(3, 8, 3, padding=1), (3, 4, 4))
+    >>> report.parameters, report.macs == 8 * 3 * 9 * 16
+    (224, True)
+    """
+    shape = _input_shape(model, input_size)
+    counter = _count_flops(model, shape)
+    counts = counter.get_flop_counts()
+
+    names: dict[nn.Module, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        names.setdefault(module, []).append(f"{type(model).__name__}.{name}" if name else "Global")
+
+    def macs(name: str) -> int:
+        # The counter knows a module that has several names by one of them.
+        known = names[model.get_submodule(name)]
+        return sum(sum(counts.get(each, {}).values()) for each in known) // 2
+
+    return ModelReport(
+        layers=tuple(_layer_reports(model, macs)),
+        input_shape=shape,
+        parameters=_size(model.parameters()),
+        trainable=_size(p for p in model.parameters() if p.requires_grad),
+        paper_parameters=_size(model.parameters()) + _size(_statistics(model)),
+        macs=counter.get_total_flops() // 2,
+    )
+
+
+def _layer_reports(model: nn.Module, macs: Callable[[str], int]) -> list[LayerReport]:
+    notes = {choice.name: choice.left_alone or "" for choice in choose_layers(model, linear=True)}
+    kinds: tuple[type[nn.Module], ...] = (*TORCH_CONVS, nn.Linear, BasisPair)
+    reports = []
+    for name, layer in find_layers(model, kinds, opaque=BasisPair):
+        core: Layer = layer.basis if isinstance(layer, BasisPair) else layer  # type: ignore[assignment]
+        outputs = layer.out_channels if isinstance(layer, BasisPair) else None
+        reports.append(
+            LayerReport(
+                name=name,
+                kind=_kind(core),
+                rank=layer.rank if isinstance(layer, BasisPair) else None,
+                full_rank=_full_rank(core, outputs),
+                parameters=_size(layer.parameters()),
+                macs=macs(name),
+                note=notes.get(name, "") or _rank_note(layer, core, outputs),
+            )
+        )
+    return reports
+
+
+def _rank_note(layer: nn.Module, core: Layer, outputs: int | None) -> str:
+    """After filters went, a pair may keep more basis vectors than its smaller conv has ranks."""
+    if isinstance(layer, BasisPair) and layer.rank > _full_rank(core, outputs):
+        return "more basis vectors than ranks: the dense conv is smaller"
+    return ""
+
+
+def _kind(layer: Layer) -> str:
+    if isinstance(layer, nn.Linear):
+        return "linear"
+    name = "depthwise" if is_depthwise(layer) else "grouped conv" if layer.groups > 1 else "conv"
+    return f"{'transposed ' if layer.transposed else ''}{name} {'x'.join(map(str, layer.kernel_size))}"
+
+
+def _full_rank(layer: Layer, outputs: int | None) -> int:
+    if isinstance(layer, nn.Linear):
+        return min(layer.in_features, outputs or layer.out_features)
+    fan_in = layer.in_channels // layer.groups * math.prod(layer.kernel_size)
+    return layer.groups * min(fan_in, (outputs or layer.out_channels) // layer.groups)
+
+
+def _input_shape(model: nn.Module, size: int | tuple[int, ...] | None) -> tuple[int, ...]:
+    spec = getattr(model, "input_spec", None)
+    channels = spec.channels if isinstance(spec, InputSpec) else 3
+    if size is None:
+        if not isinstance(spec, InputSpec):
+            raise ModelError(f"{type(model).__name__} does not know its input size; pass input_size=")
+        return spec.shape
+    if isinstance(size, int):
+        return (channels, size, size)
+    first = next((conv for _, conv in find_layers(model, TORCH_CONVS)), None)
+    one_dimensional = first is not None and len(first.kernel_size) == 1
+    return (channels, *size) if len(size) == 2 and not one_dimensional else tuple(size)
+
+
+def _count_flops(model: nn.Module, shape: tuple[int, ...]) -> FlopCounterMode:
+    like = next(model.parameters(), torch.zeros(()))
+    counter = FlopCounterMode(display=False)
+    with torch.no_grad(), mode(model, training=False), counter:
+        model(torch.zeros(1, *shape, device=like.device, dtype=like.dtype))
+    return counter
+
+
+def _statistics(model: nn.Module) -> Iterable[Tensor]:
+    for name, buffer in model.named_buffers():
+        if name.rpartition(".")[2] in ("running_mean", "running_var"):
+            yield buffer
+
+
+def _size(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() for tensor in tensors)

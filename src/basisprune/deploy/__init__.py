@@ -1,0 +1,1 @@
+"""A trained network -> what runs on the device: folded, timed, exported, saved."""

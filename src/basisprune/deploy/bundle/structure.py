@@ -1,0 +1,290 @@
+"""A network's modules as JSON: how they differ from a freshly built network, and the way back."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Mapping
+from typing import Any, TypeAlias, TypeGuard
+
+import timm.layers
+import torch
+from torch import nn
+
+from basisprune.basis.layers import BasisPair, BasisScalingConv
+from basisprune.deploy.folded import LAYER_ATTRIBUTES
+from basisprune.errors import BundleError, LayerError
+from basisprune.torchkit.surgery import TORCH_CONVS
+from basisprune.transfer.model import GlobalPool, TransferModel
+from basisprune.transfer.norms import NormedConv
+
+Node: TypeAlias = dict[str, Any]
+"""One module: `class` and `args`, or `take` (a module of the fresh network), or `same` (one met before), if it
+is not the fresh network's module of that name; and the `attributes`, `parameters`, `buffers`, `order` of
+children and `children` that differ from there. `answers` names the child whose attributes a container has too."""
+
+# Only these namespaces are searched for a class that a file names; none of their constructors runs foreign code.
+_SPACES = {"torch.nn": nn, "timm.layers": timm.layers}
+_OURS = {kind.__name__: kind for kind in (BasisPair, BasisScalingConv, GlobalPool, NormedConv, TransferModel)}
+_INTERNAL = frozenset(vars(nn.Module())) | {"input_spec", "source", "classes"}
+
+
+def describe(model: nn.Module, fresh: nn.Module | None = None) -> Node:
+    """How the model's modules differ from those of `fresh`, or all of them if there is none; JSON values only.
+
+    Weights are left out. Neither network is changed. Raises LayerError for a module that is neither in `fresh`
+    nor of a class of torch.nn or timm.layers.
+
+    >>> describe(nn.Sequential(nn.Conv2d(3, 4, 1), nn.Identity()), nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU()))
+    {'children': {'0': {'attributes': {'out_channels': 4}}, '1': {'class': 'torch.nn.Identity'}}}
+    """
+    return _Describer(fresh).node(model, fresh, "")
+
+
+def rebuild(node: Node, fresh: nn.Module | None = None) -> nn.Module:
+    """The network that `describe` saw, on the modules of `fresh`, which is used up; weights are left as they are.
+
+    Raises BundleError if the node does not fit.
+
+    >>> net = nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU())
+    >>> rebuild(describe(net))
+    Sequential(
+      (0): Conv2d(3, 8, kernel_size=(1, 1), stride=(1, 1))
+      (1): ReLU()
+    )
+    """
+    try:
+        return _Rebuilder(fresh).module(node, fresh, "")
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        if isinstance(error, BundleError):
+            raise
+        raise BundleError(f"its structure does not fit the architecture ({type(error).__name__}: {error})") from error
+
+
+class _Describer:
+    def __init__(self, fresh: nn.Module | None) -> None:
+        self.fresh = dict(fresh.named_modules()) if fresh is not None else {}
+        self.paths: dict[nn.Module, str] = {}
+        self.bases: dict[nn.Module, nn.Module] = {}  # model's module -> what it is described from
+        self.used: set[nn.Module] = set()
+
+    def node(self, module: nn.Module, fresh: nn.Module | None, path: str) -> Node:
+        if module in self.paths:
+            return {} if self.bases[module] is fresh else {"same": self.paths[module]}
+        node: Node = {}
+        base = fresh
+        if base is None or not self._may_start(module, base):
+            base, node = self._start(module, path)
+        self.paths[module], self.bases[module] = path, base
+        self.used.add(base)
+        node |= _own_differences(module, base)
+        _shorten_answers(module, node)
+        if list(module._modules) != list(base._modules):
+            node["order"] = list(module._modules)
+        children: dict[str, Node | None] = {}
+        for name, child in module._modules.items():
+            if child is None:
+                if base._modules.get(name) is not None:
+                    children[name] = None
+                continue
+            inner = self.node(child, _fresh_child(base, name, fresh), f"{path}.{name}" if path else name)
+            if inner:
+                children[name] = inner
+        return node | ({"children": children} if children else {})
+
+    def _may_start(self, module: nn.Module, base: nn.Module) -> bool:
+        return type(module) is type(base) and base not in self.used
+
+    def _start(self, module: nn.Module, path: str) -> tuple[nn.Module, Node]:
+        """A module to describe this one from, and the node that leads to it."""
+        name, args = _class_name(type(module)), _arguments(module)
+        if name is not None and args is not None:
+            try:
+                return _construct(name, args), {"class": name, **({"args": args} if args else {})}
+            except (TypeError, ValueError, RuntimeError):
+                pass  # its constructor wants more than its attributes tell
+        for taken, base in self.fresh.items():
+            if self._may_start(module, base):
+                return base, {"take": taken}
+        raise LayerError(
+            path,
+            f"{type(module).__name__} is neither in the architecture that is built anew nor of a class of torch.nn; "
+            "pass factory='package.module:function' (or a timm name), which builds this network (or its backbone)",
+        )
+
+
+class _Rebuilder:
+    def __init__(self, fresh: nn.Module | None) -> None:
+        self.fresh = dict(fresh.named_modules()) if fresh is not None else {}
+        self.done: dict[str, nn.Module] = {}
+
+    def module(self, node: Node, fresh: nn.Module | None, path: str) -> nn.Module:
+        if "same" in node:
+            return self.done[node["same"]]
+        base = fresh
+        if "class" in node:
+            base = _construct(node["class"], node.get("args", {}))
+        elif "take" in node:
+            base = self.fresh[node["take"]]
+        if base is None:
+            raise BundleError(f"{path}: the architecture has no such module")
+        self.done[path] = base
+        _apply_own(base, node)
+        children = node.get("children", {})
+        order = node.get("order", list(base._modules))
+        if unknown := children.keys() - set(order):
+            raise BundleError(f"{path}: the architecture has no children {sorted(unknown)}")
+        built: dict[str, nn.Module | None] = {}
+        for name in order:
+            start = _fresh_child(base, name, fresh)
+            inner = children.get(name, {})
+            empty = inner is None or (name in base._modules and start is None and not inner)
+            built[name] = None if empty else self.module(inner, start, f"{path}.{name}" if path else name)
+        base._modules.clear()
+        for name, child in built.items():
+            base.register_module(name, child)
+        if "answers" in node:
+            vars(base).update(_layer_attributes(base.get_submodule(node["answers"])))
+        return base
+
+
+def _fresh_child(base: nn.Module, name: str, fresh: nn.Module | None) -> nn.Module | None:
+    """The module of the fresh network that a child is described from; for a basis it is the conv it came from."""
+    takes_place = base is not fresh and isinstance(fresh, (*TORCH_CONVS, nn.Linear))
+    return fresh if takes_place and name == "basis" else base._modules.get(name)
+
+
+def _own_differences(module: nn.Module, base: nn.Module) -> Node:
+    node: Node = {}
+    known = _plain_attributes(base)
+    changed = {name: value for name, value in _plain_attributes(module).items() if known.get(name, ...) != value}
+    if changed:
+        node["attributes"] = changed
+    for kind, names in _tensor_names(module).items():
+        if names != _tensor_names(base)[kind]:
+            node[kind] = names
+    return node
+
+
+def _shorten_answers(module: nn.Module, node: Node) -> None:
+    """Notes the attributes that a container has like one of the layers in it by that layer's name alone."""
+    for name, child in module.named_children():
+        likes = _layer_attributes(child)
+        if likes and likes.items() <= vars(module).items() and likes.keys() <= node.get("attributes", {}).keys():
+            node["answers"] = name
+            node["attributes"] = {key: value for key, value in node["attributes"].items() if key not in likes}
+            return
+
+
+def _layer_attributes(layer: nn.Module) -> dict[str, Any]:
+    return {name: vars(layer)[name] for name in LAYER_ATTRIBUTES if name in vars(layer)}
+
+
+def _apply_own(module: nn.Module, node: Node) -> None:
+    for name, value in node.get("attributes", {}).items():
+        if name in _INTERNAL or name.startswith("__"):
+            raise BundleError(f"attribute {name!r} is not one that a bundle may set")
+        vars(module)[name] = _decode(value)
+    if "parameters" in node:
+        module._parameters.clear()
+        module._parameters.update({name: _unset_parameter(there) for name, there in node["parameters"].items()})
+    if "buffers" in node:
+        module._buffers.clear()
+        module._non_persistent_buffers_set.clear()
+        for name, (there, persistent) in node["buffers"].items():
+            module.register_buffer(name, torch.empty(0, device="meta") if there else None, persistent=persistent)
+
+
+def _unset_parameter(there: bool) -> nn.Parameter | None:
+    return nn.Parameter(torch.empty(0, device="meta")) if there else None
+
+
+def _tensor_names(module: nn.Module) -> dict[str, dict[str, Any]]:
+    """The module's own parameters and buffers: which are there, and which buffers are persistent."""
+    hidden = module._non_persistent_buffers_set
+    return {
+        "parameters": {name: value is not None for name, value in module._parameters.items()},
+        "buffers": {name: [value is not None, name not in hidden] for name, value in module._buffers.items()},
+    }
+
+
+def _class_name(kind: type[nn.Module]) -> str | None:
+    if _OURS.get(kind.__name__) is kind:
+        return f"basisprune.{kind.__name__}"
+    spaces = (f"{space}.{kind.__name__}" for space, home in _SPACES.items() if vars(home).get(kind.__name__) is kind)
+    return next(spaces, None)
+
+
+def _find_class(name: str) -> type[nn.Module]:
+    space, _, leaf = name.rpartition(".")
+    kind = _OURS.get(leaf) if space == "basisprune" else vars(_SPACES[space]).get(leaf) if space in _SPACES else None
+    if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
+        raise BundleError(f"{name!r} is no class that a bundle may name")
+    return kind
+
+
+def _arguments(module: nn.Module) -> dict[str, Any] | None:
+    """What the module's constructor was given, as far as its attributes tell; None if they do not."""
+    args = {}
+    if type(module) in _OURS.values():
+        return {}
+    for parameter in inspect.signature(type(module)).parameters.values():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or parameter.name in ("device", "dtype"):
+            continue
+        value = getattr(module, parameter.name, ...)
+        if parameter.name == "bias":
+            value = value is not None
+        if _is_plain(value):
+            if not _is_default(value, parameter.default):
+                args[parameter.name] = _encode(value)
+        elif parameter.default is parameter.empty:
+            return None
+    return args
+
+
+def _is_default(value: Any, default: Any) -> bool:
+    """Whether the value is what a constructor makes of its default: convs make (1, 1) of a stride of 1.
+
+    Where another constructor does not, the attribute differs from that of the module built, and is noted there.
+    """
+    if isinstance(value, tuple) and isinstance(default, int):
+        return set(value) == {default}
+    return bool(value == default) and type(value) is type(default)
+
+
+def _construct(name: str, args: Mapping[str, Any]) -> nn.Module:
+    """A module of the class, without memory for its weights; of our own classes a shell without attributes."""
+    kind = _find_class(name)
+    if kind in _OURS.values():
+        hollow = kind.__new__(kind)
+        nn.Module.__init__(hollow)
+        return hollow
+    with torch.device("meta"):
+        return kind(**{key: _decode(value) for key, value in args.items()})
+
+
+def _plain_attributes(module: nn.Module) -> dict[str, Any]:
+    return {name: _encode(value) for name, value in vars(module).items() if name not in _INTERNAL and _is_plain(value)}
+
+
+def _is_plain(value: object) -> TypeGuard[Any]:
+    if isinstance(value, (tuple, list)):
+        return type(value) in (tuple, list, torch.Size) and all(map(_is_plain, value))
+    return value is None or type(value) in (bool, int, float, str)
+
+
+def _encode(value: Any) -> Any:
+    """The value as JSON that tells tuples from lists, and has no NaN or infinity."""
+    if isinstance(value, (tuple, list)):
+        items = [_encode(item) for item in value]
+        return items if isinstance(value, list) else {"tuple": items}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": repr(value)}
+    return value
+
+
+def _decode(value: Any) -> Any:
+    if isinstance(value, dict):
+        ((kind, inner),) = value.items()
+        return float(inner) if kind == "float" else tuple(_decode(item) for item in inner)
+    return [_decode(item) for item in value] if isinstance(value, list) else value

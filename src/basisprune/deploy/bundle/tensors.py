@@ -1,0 +1,145 @@
+"""A network's tensors to a flat dict and back, with what safetensors does not keep beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
+from torch import Tensor, nn
+
+from basisprune.errors import BundleError
+from basisprune.torchkit.surgery import find_layers, named_tensors
+
+_ALL = "all"
+
+
+def collect_tensors(model: nn.Module, fresh: nn.Module | None) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Each tensor under its first name, contiguous; and their other names, layouts, and which are frozen.
+
+    Buffers that `fresh`, or any new norm, makes anyway, bit for bit, and that are no part of a state dict are left
+    out. Raises BundleError for a tensor with NaN in it.
+    """
+    made = (dict(named_tensors(fresh)) if fresh is not None else {}) | _new_statistics(model)
+    lasting = set(model.state_dict(keep_vars=True))
+    first: dict[int, str] = {}
+    tensors: dict[str, Tensor] = {}
+    about: dict[str, Any] = {"shared": {}, "frozen": [], "channels_last": [], "aliases": {}}
+    for name, tensor in named_tensors(model):
+        if name not in lasting and name in made and _identical(tensor, made[name]):
+            continue
+        if id(tensor) in first:
+            about["shared"][name] = first[id(tensor)]
+            continue
+        first[id(tensor)] = name
+        _refuse_nan(name, tensor)
+        tensors[name] = _usual(tensor.detach())
+        if isinstance(tensor, nn.Parameter) and not tensor.requires_grad:
+            about["frozen"].append(name)
+        if _is_channels_last(tensor):
+            about["channels_last"].append(name)
+    for path, module in model.named_modules(remove_duplicate=False):
+        for name, value in vars(module).items():  # a plain attribute that is somebody's parameter
+            if isinstance(value, Tensor) and id(value) in first:
+                origin = first[id(value)]
+                inside = path and origin.startswith(f"{path}.")  # then the name goes on from the module
+                about["aliases"][f"{path}.{name}" if path else name] = origin.removeprefix(path) if inside else origin
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        about["frozen"] = _ALL
+    return _unaliased(tensors), about
+
+
+def assign_tensors(model: nn.Module, content: bytes, about: Mapping[str, Any]) -> None:
+    """Gives the network the tensors of a safetensors file, in place.
+
+    Raises BundleError that names what is missing, too many or not a number.
+    """
+    try:
+        tensors = load(content)
+    except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
+        raise BundleError(f"its tensors cannot be read ({error}); fetch it again") from error
+    shared, channels_last = about["shared"], set(about["channels_last"])
+    frozen = set(tensors if about["frozen"] == _ALL else about["frozen"])
+    given: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        _refuse_nan(name, tensor)
+        if name in channels_last:
+            tensor = torch.empty_like(tensor, memory_format=torch.channels_last).copy_(tensor)
+        is_parameter = name.rpartition(".")[2] in _home(model, name)._parameters
+        given[name] = nn.Parameter(tensor, requires_grad=name not in frozen) if is_parameter else tensor
+    for name, tensor in {**given, **{name: given[origin] for name, origin in shared.items()}}.items():
+        _put(model, name, tensor)
+    for name, tensor in _new_statistics(model).items():
+        if name not in given and name not in shared:
+            _put(model, name, tensor)
+    for name, origin in about["aliases"].items():
+        path, _, leaf = name.rpartition(".")
+        vars(_home(model, name))[leaf] = given[path + origin if origin.startswith(".") else origin]
+    lasting = set(model.state_dict(keep_vars=True))
+    left = ((name, tensor) for name, tensor in named_tensors(model) if name not in given and name not in shared)
+    unset = [name for name, tensor in left if name in lasting or tensor.is_meta]
+    if unset:
+        raise BundleError(f"{len(unset)} tensors of the network are missing, first {unset[0]}")
+
+
+def _new_statistics(model: nn.Module) -> dict[str, Tensor]:
+    """The running statistics of norms which have no place in a state dict, as any new norm has them."""
+    return {
+        f"{path}.{leaf}" if path else leaf: torch.full_like(norm.weight, value, requires_grad=False)
+        for path, norm in find_layers(model, nn.modules.batchnorm._BatchNorm)
+        for leaf, value in (("running_mean", 0), ("running_var", 1))
+        if leaf in norm._non_persistent_buffers_set and norm._buffers[leaf] is not None and norm.weight is not None
+    }
+
+
+def _put(model: nn.Module, name: str, tensor: Tensor) -> None:
+    home, leaf = _home(model, name), name.rpartition(".")[2]
+    for place in (home._parameters, home._buffers):
+        if place.get(leaf) is not None:
+            place[leaf] = tensor  # type: ignore[assignment]
+            return
+    raise BundleError(f"{name}: the architecture has no such tensor")
+
+
+def _home(model: nn.Module, name: str) -> nn.Module:
+    try:
+        return model.get_submodule(name.rpartition(".")[0])
+    except AttributeError as error:
+        raise BundleError(f"{name}: the architecture has no such tensor") from error
+
+
+def _refuse_nan(name: str, tensor: Tensor) -> None:
+    if tensor.is_floating_point() and bool(tensor.isnan().any()):
+        raise BundleError(f"{name}: holds NaN; a network like that is neither saved nor loaded")
+
+
+def _is_channels_last(tensor: Tensor) -> bool:
+    """Whether the strides are just those of channels_last, which `is_contiguous` cannot tell for 1x1 kernels."""
+    if tensor.dim() != 4:
+        return False
+    usual, last = (
+        torch.empty(tensor.shape, device="meta", memory_format=order).stride()
+        for order in (torch.contiguous_format, torch.channels_last)
+    )
+    return last == tensor.stride() != usual
+
+
+def _usual(tensor: Tensor) -> Tensor:
+    return tensor.clone(memory_format=torch.contiguous_format) if _is_channels_last(tensor) else tensor.contiguous()
+
+
+def _identical(one: Tensor, other: Tensor) -> bool:
+    return one.dtype == other.dtype and one.shape == other.shape and torch.equal(one, other)
+
+
+def _unaliased(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors, copied where two lie in one memory, which safetensors does not take."""
+    seen: set[int] = set()
+    result = {}
+    for name, tensor in tensors.items():
+        pointer = tensor.untyped_storage().data_ptr()
+        result[name] = tensor.clone() if pointer in seen else tensor
+        seen.add(pointer)
+    return result

@@ -1,0 +1,92 @@
+"""What every export needs: an example, the spec of the input, a file that appears all at once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from basisprune.errors import ConfigError, ModelError
+from basisprune.torchkit.running import mode
+from basisprune.types import InputSpec
+
+PixelLayout: TypeAlias = Literal["NHWC", "NCHW"]
+
+
+class WithPreparation(nn.Module):
+    """The network behind the preparation of its images: uint8 pixels of the right size in, scores out."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, network: nn.Module, spec: InputSpec, layout: PixelLayout) -> None:
+        super().__init__()
+        self.network = network
+        self.layout = layout
+        like = next(network.parameters())
+        self.register_buffer("mean", like.new_tensor(spec.mean).view(-1, 1, 1))
+        self.register_buffer("std", like.new_tensor(spec.std).view(-1, 1, 1))
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """The scores for pixels (N, H, W, C) or (N, C, H, W), as the layout says."""
+        images = pixels.permute(0, 3, 1, 2) if self.layout == "NHWC" else pixels
+        scores: Tensor = self.network((images.to(self.mean.dtype) / 255 - self.mean) / self.std)
+        return scores
+
+
+def prepared_spec(model: nn.Module) -> InputSpec | None:
+    """How the model wants its images, if it knows."""
+    spec = getattr(model, "input_spec", None)
+    return spec if isinstance(spec, InputSpec) else None
+
+
+def example_for(
+    model: nn.Module, example: Tensor | None, spec: InputSpec | None, pixels: PixelLayout | None = None
+) -> Tensor:
+    """The example, or two random inputs that fit the spec, on the device of the model; pixels where asked for.
+
+    A single input is doubled: exporters take a batch of one for a fixed size.
+    """
+    like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
+    if example is None:
+        if spec is None:
+            raise ConfigError.of(
+                "export", [f"example_inputs: {type(model).__name__} does not know its input; pass a batch of inputs"]
+            )
+        generator = torch.Generator().manual_seed(0)
+        if pixels is None:
+            example = torch.randn(2, *spec.shape, generator=generator).to(like.dtype)
+        else:
+            shape = (*spec.size, spec.channels) if pixels == "NHWC" else spec.shape
+            example = torch.randint(0, 256, (2, *shape), dtype=torch.uint8, generator=generator)
+    return torch.cat([example, example])[: max(2, len(example))].to(like.device)
+
+
+@torch.no_grad()
+def outputs_of(model: nn.Module, inputs: Tensor) -> Tensor:
+    """The model's output in eval mode; raises ModelError unless it is one tensor of finite numbers."""
+    with mode(model, training=False):
+        output = model(inputs)
+    if not isinstance(output, Tensor) or not bool(output.isfinite().all()):
+        what = "NaN or infinite values" if isinstance(output, Tensor) else type(output).__name__
+        raise ModelError(f"{type(model).__name__} puts out {what}; a network to export puts out one finite tensor")
+    return output
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A path to write to, which takes the place of `path` at the end if all went well and is gone otherwise."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".partial-{os.getpid()}-{path.name}")
+    try:
+        yield partial
+        with open(partial, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,52 @@
+"""The accuracy of an ONNX file on labelled images."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from basisprune.data import prepare
+from basisprune.data.loaders import make_loader
+from basisprune.deploy.export.common import PixelLayout
+from basisprune.deploy.export.runtime import GraphInput, graph_input, open_session, require_onnx, run_session
+from basisprune.errors import DataError
+from basisprune.training.loop import Data, Evaluation
+from basisprune.types import InputSpec
+
+
+def evaluate_onnx(path: str | Path, data: Data, *, batch_size: int = 128, prepared: bool = False) -> Evaluation:
+    """The loss and accuracy of an ONNX file of `export_onnx` on the data, in onnxruntime on the CPU.
+
+    Images are prepared as the file's metadata says; `prepared` is as in `evaluate`.
+    """
+    require_onnx()
+    session = open_session(Path(path))
+    wanted = graph_input(Path(path), session)
+    losses, hits, count = 0.0, 0, 0
+    for images, labels in make_loader(data, batch_size):
+        scores = run_session(session, _inputs(images, wanted, prepared)).float()
+        losses += F.cross_entropy(scores, labels, reduction="sum").item()
+        hits += int((scores.argmax(-1) == labels).sum())
+        count += len(labels)
+    if count == 0:
+        raise DataError("evaluate_onnx: the data holds no image")
+    return Evaluation(losses / count, hits / count, count)
+
+
+def _inputs(images: Tensor, wanted: GraphInput, prepared: bool) -> Tensor:
+    if not wanted.prepares:
+        return prepare(images, wanted.spec, prepared=prepared).contiguous()
+    if prepared:
+        raise DataError("evaluate_onnx: the file prepares its images itself; pass pixels, not prepared images")
+    return as_pixels(images, wanted.spec, wanted.layout)
+
+
+def as_pixels(images: Tensor, spec: InputSpec, layout: PixelLayout = "NHWC") -> Tensor:
+    """A batch of images of any size as the pixels that an exported graph with `preprocess` takes: uint8, resized."""
+    raw = replace(spec, mean=(0.0,) * spec.channels, std=(1.0,) * spec.channels)
+    pixels = (prepare(images, raw) * 255).round().to(torch.uint8)
+    return (pixels.permute(0, 2, 3, 1) if layout == "NHWC" else pixels).contiguous()

@@ -1,0 +1,185 @@
+"""A network as an ONNX file, compared with PyTorch before anybody sees it."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from basisprune.deploy.export.common import (
+    PixelLayout,
+    WithPreparation,
+    example_for,
+    outputs_of,
+    prepared_spec,
+    replacing,
+)
+from basisprune.deploy.export.differences import module_scopes, name_difference
+from basisprune.deploy.export.quantise import quantise
+from basisprune.deploy.export.runtime import INPUT, open_session, require_onnx, run_session, to_proto
+from basisprune.errors import ConfigError, DataError, ModelError
+from basisprune.types import InputSpec
+
+_TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 2e-2}
+
+
+@dataclass(frozen=True)
+class OnnxReport:
+    """An ONNX file that was written: `difference` is the largest from PyTorch, in relation to the largest output.
+
+    `agreement` is the share of check inputs on which the int8 file names the same class as PyTorch.
+    """
+
+    path: Path
+    opset: int
+    size: int
+    difference: float
+    int8_path: Path | None = None
+    int8_size: int | None = None
+    agreement: float | None = None
+
+
+def export_onnx(
+    model: nn.Module,
+    path: str | Path,
+    *,
+    example_inputs: Tensor | None = None,
+    check_inputs: Tensor | Iterable[object] | None = None,
+    classes: Sequence[str] | None = None,
+    preprocess: bool | PixelLayout = False,
+    int8: Iterable[object] | None = None,
+    input_spec: InputSpec | None = None,
+) -> OnnxReport:
+    """What was written to `path`: the network as ONNX for any batch size, with its classes and input spec inside.
+
+    With `preprocess` the graph takes uint8 pixels of the right size, (N, H, W, C) or as the layout says, and
+    normalises them itself; otherwise prepared images. onnxruntime's output is compared with PyTorch's on
+    `check_inputs`, a batch or batches of what the graph takes (tensors, or tuples that start with them), and
+    on random ones of other batch sizes. `int8` are batches to calibrate on, a few hundred images: then a
+    second file, `<name>.int8.onnx`, is written, whose accuracy `evaluate_onnx` measures. `classes` and
+    `input_spec` are by default what the network knows itself.
+
+    The network is not changed. Raises LayerError, naming the first layer that differs, and writes nothing, if
+    the outputs do not agree; ModelError if the network cannot be exported; MissingExtraError without the
+    packages of the extra `onnx`.
+    """
+    require_onnx()
+    path, spec = Path(path), input_spec or prepared_spec(model)
+    layout = _layout(preprocess, spec)
+    example = example_for(model, example_inputs, spec, layout)
+    network = model if spec is None or layout is None else WithPreparation(model, spec, layout)
+    checks = [*_batches(check_inputs, example), example, torch.cat([example] * 2)[:3], example[:1]]
+    calibration = None if int8 is None else _batches(int8, example)
+    if calibration == []:
+        raise DataError("int8: no batch came; a few hundred images are needed to calibrate on")
+    classes = getattr(model, "classes", None) if classes is None else classes
+    width = outputs_of(network, example).shape[-1]
+    if classes is not None and len(classes) != width:
+        raise ConfigError.of("export_onnx", [f"classes: {len(classes)} given, the network has {width}"])
+    proto = to_proto(network, example)
+    _describe(proto, {"input": _input_facts(spec, layout, example), "classes": classes and list(classes)})
+    difference = _compare(network, proto, checks)
+    preparing = [node.name for node in proto.graph.node if layout and "network" not in module_scopes(node)]
+    _strip(proto)
+    with replacing(path) as partial:
+        partial.write_bytes(proto.SerializeToString())
+    report = OnnxReport(path, max(entry.version for entry in proto.opset_import), path.stat().st_size, difference)
+    if calibration is None:
+        return report
+    small = quantise(path, path.with_suffix(".int8.onnx"), INPUT, calibration, preparing)
+    return replace(
+        report, int8_path=small, int8_size=small.stat().st_size, agreement=_agreement(network, small, checks)
+    )
+
+
+def _layout(preprocess: bool | PixelLayout, spec: InputSpec | None) -> PixelLayout | None:
+    """How the graph's pixels lie, None for prepared images."""
+    layout: PixelLayout | None = "NHWC" if preprocess is True else preprocess or None
+    if layout is not None and (spec is None or layout not in ("NHWC", "NCHW")):
+        fault = f"{preprocess!r} given; allowed are False, 'NHWC' and 'NCHW', for a network with an input_spec"
+        raise ConfigError.of("export_onnx", [f"preprocess: {fault}"])
+    return layout
+
+
+def _batches(inputs: Tensor | Iterable[object] | None, example: Tensor) -> list[Tensor]:
+    """The inputs as a list of batches like the example; raises DataError for any other."""
+    batches = [] if inputs is None else [inputs] if isinstance(inputs, Tensor) else list(inputs)
+    tensors = [batch[0] if isinstance(batch, (tuple, list)) else batch for batch in batches]
+    for tensor in tensors:
+        if not isinstance(tensor, Tensor) or (tensor.dtype, tensor.shape[1:]) != (example.dtype, example.shape[1:]):
+            found = f"{tensor.dtype} {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise DataError(
+                f"export_onnx: a batch of {found} given, the graph takes {example.dtype} "
+                f"(N, {', '.join(map(str, example.shape[1:]))})"
+            )
+    return [tensor.to(example.device) for tensor in tensors if isinstance(tensor, Tensor)]
+
+
+def _input_facts(spec: InputSpec | None, layout: PixelLayout | None, example: Tensor) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "shape": list(example.shape[1:]),
+        "layout": layout or "NCHW",
+        "prepares": layout is not None,
+    }
+    return facts if spec is None else {**facts, **asdict(spec)}
+
+
+def _describe(proto: Any, facts: Mapping[str, Any]) -> None:
+    """Writes the facts into the model's metadata, as JSON."""
+    for key, value in facts.items():
+        entry = proto.metadata_props.add()
+        entry.key, entry.value = f"basisprune.{key}", json.dumps(value)
+
+
+def _strip(proto: Any) -> None:
+    """Takes out what only serves to debug the exporter: traces with paths of this machine, and derived shapes."""
+    for part in (proto.graph, *proto.graph.node, *proto.graph.input, *proto.graph.output, *proto.graph.initializer):
+        del part.metadata_props[:]
+    del proto.graph.value_info[:]
+
+
+def _compare(network: nn.Module, proto: Any, checks: Sequence[Tensor]) -> float:
+    """The largest difference between onnxruntime and PyTorch; raises LayerError if it is no rounding."""
+    worst = 0.0
+    try:
+        session = open_session(proto.SerializeToString())
+    except Exception as error:
+        raise ModelError(f"onnxruntime cannot run {type(network).__name__}: {str(error)[:500]}") from error
+    for inputs in checks:
+        expected = outputs_of(network, inputs).cpu()
+        try:
+            given = run_session(session, inputs)
+        except Exception as error:
+            raise ModelError(f"onnxruntime cannot run {type(network).__name__}: {str(error)[:500]}") from error
+        difference = relative_difference(expected, given)
+        if difference > _TOLERANCE.get(expected.dtype, 2e-2):
+            raise name_difference(network, copy.deepcopy(proto), inputs, difference)
+        worst = max(worst, difference)
+    return worst
+
+
+def relative_difference(expected: Tensor, given: Tensor) -> float:
+    """The largest difference in relation to the largest expected value; infinite for other shapes or NaN.
+
+    >>> relative_difference(torch.tensor([1.0, -4.0]), torch.tensor([1.0, -3.0]))
+    0.25
+    """
+    if expected.shape != given.shape or not bool(given.isfinite().all()):
+        return float("inf")
+    size = max(expected.abs().max().item(), 1e-6) if expected.numel() else 1.0
+    return float((expected.double() - given.double()).abs().max().item() / size) if expected.numel() else 0.0
+
+
+def _agreement(network: nn.Module, path: Path, checks: Sequence[Tensor]) -> float:
+    session = open_session(path)
+    same = [
+        (outputs_of(network, inputs).cpu().argmax(-1) == run_session(session, inputs).argmax(-1)).flatten()
+        for inputs in checks
+    ]
+    return torch.cat(same).double().mean().item()

@@ -1,0 +1,161 @@
+"""torch's ONNX exporter and onnxruntime's sessions, for all that uses them."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from basisprune.deploy.export.common import PixelLayout
+from basisprune.errors import MissingExtraError, ModelError
+from basisprune.torchkit.running import mode
+from basisprune.types import InputSpec
+
+INPUT, OUTPUT = "images", "scores"
+_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+
+
+@dataclass(frozen=True)
+class GraphInput:
+    """What a graph of `export_onnx` takes: pixels that lie as `layout` says if it `prepares` them itself."""
+
+    spec: InputSpec
+    prepares: bool
+    layout: PixelLayout
+
+
+def has_onnx() -> bool:
+    """Whether the packages of the extra `onnx` are installed."""
+    return all(find_spec(package) is not None for package in _PACKAGES)
+
+
+def require_onnx() -> None:
+    """Raises MissingExtraError for the first package of the extra `onnx` that is not installed."""
+    for package in _PACKAGES:
+        if find_spec(package) is None:
+            raise MissingExtraError(package, extra="onnx")
+
+
+def to_proto(network: nn.Module, example: Tensor) -> Any:
+    """The network in eval mode as an onnx.ModelProto with a free batch size; raises ModelError if it cannot be."""
+    proto = _exported(
+        network,
+        (example,),
+        dynamic_shapes=({0: torch.export.Dim("batch")},),
+        input_names=[INPUT],
+        output_names=[OUTPUT],
+    )
+    _shorten_statistics(proto)
+    return proto
+
+
+def layer_protos(layers: Sequence[nn.Module], inputs: Sequence[Tensor]) -> list[Any]:
+    """Each layer by itself as an onnx.ModelProto for the one shape of its input.
+
+    The exporter takes a moment to start, so all go through it at once and are parted afterwards.
+    """
+    utils = import_module("onnx.utils")
+    ins, outs = ([f"{kind}_{index}" for index in range(len(layers))] for kind in (INPUT, OUTPUT))
+    proto = _exported(_SideBySide(layers), tuple(inputs), input_names=ins, output_names=outs)
+    whole = utils.Extractor(proto)
+    return [whole.extract_model([given], [made]) for given, made in zip(ins, outs, strict=True)]
+
+
+def open_session(model: Path | bytes, threads: int | None = None) -> Any:
+    """An onnxruntime session on the CPU for a file, or for its content; raises ModelError if it cannot be read."""
+    onnxruntime = import_module("onnxruntime")
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    if threads is not None:
+        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    try:
+        return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's own, of several kinds
+        where = model if isinstance(model, Path) else "the graph"
+        raise ModelError(f"{where}: onnxruntime cannot read it ({str(error)[:500]}); export it again") from error
+
+
+def graph_input(path: Path, session: Any) -> GraphInput:
+    """What the graph takes, as its metadata says; raises ModelError where that is missing."""
+    try:
+        facts = json.loads(session.get_modelmeta().custom_metadata_map["basisprune.input"])
+        spec = InputSpec(*(facts[key] for key in ("size", "mean", "std", "interpolation")))
+        return GraphInput(spec, bool(facts["prepares"]), facts["layout"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ModelError(
+            f"{path}: does not say how it wants its images; export it with export_onnx from a network with an "
+            "input_spec"
+        ) from error
+
+
+def run_session(session: Any, inputs: Tensor) -> Tensor:
+    """The first output of an onnxruntime session; raises ModelError if it cannot be run."""
+    try:
+        (output, *_) = session.run(None, {session.get_inputs()[0].name: inputs.cpu().numpy()})
+    except Exception as error:  # onnxruntime's own, of several kinds
+        given = f"{inputs.dtype} {tuple(inputs.shape)}"
+        raise ModelError(f"onnxruntime cannot run the graph on {given} ({str(error)[:500]})") from error
+    return torch.from_numpy(np.asarray(output))
+
+
+class _SideBySide(nn.Module):
+    """Each layer on an input of its own."""
+
+    def __init__(self, layers: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        return tuple(layer(features) for layer, features in zip(self.layers, inputs, strict=True))
+
+
+def _exported(network: nn.Module, inputs: tuple[Tensor, ...], **options: Any) -> Any:
+    with torch.no_grad(), mode(network, training=False), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the exporter warns of its own affairs
+        try:
+            program = torch.onnx.export(network, inputs, dynamo=True, verbose=False, **options)
+        except Exception as error:
+            raise ModelError(
+                f"{type(network).__name__} cannot be exported: {type(error).__name__}: {str(error)[:500]}"
+            ) from error
+    if program is None:
+        raise ModelError(f"{type(network).__name__} cannot be exported: torch gave no program")
+    return program.model_proto
+
+
+def _shorten_statistics(proto: Any) -> None:
+    """Writes the statistics that `fold` leaves in norms, all 0 or all 1, as rules in the place of the numbers.
+
+    Runtimes carry them out once, when they load the file; norms of one width share theirs.
+    """
+    onnx = import_module("onnx")
+    graph = proto.graph
+    constants = {constant.name: constant for constant in graph.initializer}
+    rules: dict[str, Any] = {}
+    replaced: set[str] = set()
+    for norm in (node for node in graph.node if node.op_type == "BatchNormalization"):
+        for place, name in enumerate(norm.input[3:5], 3):
+            values = onnx.numpy_helper.to_array(constants[name]) if name in constants else np.empty(0)
+            if len(values) and values[0] in (0, 1) and (values == values[0]).all():
+                replaced.add(name)
+                norm.input[place] = f"fill.{values[0]:g}.{len(values)}"
+                rules[norm.input[place]] = values
+    replaced -= {name for node in graph.node for name in node.input}
+    for index in reversed(range(len(graph.initializer))):
+        if graph.initializer[index].name in replaced:
+            del graph.initializer[index]
+    for size in sorted({len(values) for values in rules.values()}):
+        graph.initializer.append(onnx.numpy_helper.from_array(np.array([size], dtype=np.int64), f"size.{size}"))
+    for name, values in rules.items():
+        value = onnx.numpy_helper.from_array(values[:1])
+        rule = onnx.helper.make_node("ConstantOfShape", [f"size.{len(values)}"], [name], name, value=value)
+        graph.node.insert(0, rule)

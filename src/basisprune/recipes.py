@@ -1,0 +1,121 @@
+"""The settings of every stage and the presets, in one place for the API, the command line and experiments."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, field, replace
+from typing import get_args
+
+from basisprune.basis.split import Basis
+from basisprune.data.augment import Augment
+from basisprune.errors import ConfigError
+from basisprune.plan import PlanConfig
+from basisprune.prune import Compensation
+from basisprune.training.config import TrainConfig
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All settings of a framework: how to decompose, train, plan, prune and train again.
+
+    `basis_images` is how many training images the basis "outputs" is found on. `score_images` sets so many
+    validation images apart for the scores, at most half, so that networks are judged by images that had no say
+    in them; with None all validation images do both, as in the paper. Scores are averages over batches of
+    `score_batch` images: the smaller a batch, the more squares there are to average. `compensate` is what
+    `prune_basis` does about the contribution of pruned basis vectors: "none", "mean" or "refit". With `rebase`,
+    every pair is turned to the principal axes of its outputs before its basis vectors are scored.
+    """
+
+    basis: Basis
+    scale_init: float
+    compensate: Compensation
+    train: TrainConfig
+    finetune: TrainConfig
+    plan: PlanConfig = field(default_factory=PlanConfig)
+    filter_plan: PlanConfig = field(default_factory=lambda: PlanConfig(normalise="max"))
+    basis_images: int = 512
+    score_images: int | None = None
+    score_batch: int = 128
+    rebase: bool = False
+
+    def __post_init__(self) -> None:
+        faults = []
+        if self.compensate not in get_args(Compensation):
+            faults.append(f"compensate: {self.compensate!r} given; allowed are {', '.join(get_args(Compensation))}")
+        for name in ("basis_images", "score_images", "score_batch"):
+            count = getattr(self, name)
+            if count is not None and count < 1:
+                faults.append(f"{name}: {count} given; at least 1 is needed")
+        if self.filter_plan.per != "vector":
+            faults.append(f"filter_plan.per: {self.filter_plan.per!r} given; filters allow 'vector' alone")
+        if faults:
+            raise ConfigError.of("Recipe", faults)
+
+
+PAPER_DATASETS = {
+    "cifar10": (128, Augment(shift=0.15, flip=True)),
+    "mnist": (112, Augment(shift=0.15, rotation=15.0)),
+    "fashion_mnist": (112, Augment(shift=0.15, flip=True)),
+}
+"""For each of the paper's datasets: the side that its images are enlarged to, and how they are moved."""
+
+_PAPER_TRAINING = TrainConfig(augmentation=Augment(shift=0.15))
+_QUICK_TRAINING = TrainConfig(
+    epochs=8,
+    batch_size=32,
+    optimizer="adamw",
+    lr=3e-3,
+    min_lr=3e-5,
+    norm_statistics="fixed",
+    augmentation=Augment(shift=0.05),
+)
+
+RECIPES = {
+    "paper": Recipe(
+        basis="weights",
+        scale_init=0.5,
+        compensate="none",
+        train=_PAPER_TRAINING,
+        finetune=_PAPER_TRAINING,
+        plan=PlanConfig(normalise="max", min_share=0.0),
+        filter_plan=PlanConfig(normalise="max", min_share=0.0),
+    ),
+    "quick": Recipe(
+        basis="outputs",
+        scale_init=1.0,
+        compensate="refit",
+        train=_QUICK_TRAINING,
+        finetune=_QUICK_TRAINING,
+        plan=PlanConfig(round_to=8),  # runtimes compute other numbers of channels up to several times slower
+        filter_plan=PlanConfig(normalise="max", round_to=8),
+        score_batch=8,
+    ),
+}
+"""The presets: the paper's protocol, and a short one found by `benchmarks/recipe.py`, `plan.py` and `scores.py`."""
+
+
+def find_recipe(recipe: str | Recipe) -> Recipe:
+    """The recipe of that name, or the recipe itself.
+
+    "paper" has the shifts that the paper uses for all its datasets; "paper:cifar10", "paper:mnist" and
+    "paper:fashion_mnist" have the flips or rotations too that it uses for these. The side that it enlarges the
+    images to is in `PAPER_DATASETS`, for `transfer_model(input_size=)`.
+
+    >>> find_recipe("paper:mnist").train.augmentation
+    Augment(shift=0.15, flip=False, rotation=15.0)
+
+    >>> find_recipe("papr")
+    Traceback (most recent call last):
+    basisprune.errors.ConfigError: recipe: 'papr' given; allowed are paper, quick. Did you mean 'paper'?
+    """
+    if isinstance(recipe, Recipe):
+        return recipe
+    if recipe in RECIPES:
+        return RECIPES[recipe]
+    name, _, dataset = recipe.partition(":")
+    if name == "paper" and dataset in PAPER_DATASETS:
+        training = replace(_PAPER_TRAINING, augmentation=PAPER_DATASETS[dataset][1])
+        return replace(RECIPES["paper"], train=training, finetune=training)
+    close = difflib.get_close_matches(recipe, RECIPES, n=1)
+    hint = f". Did you mean {close[0]!r}?" if close else ""
+    raise ConfigError(f"recipe: {recipe!r} given; allowed are {', '.join(RECIPES)}{hint}")

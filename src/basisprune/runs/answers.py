@@ -1,0 +1,70 @@
+"""Image files -> what a network says of each; one that cannot be read spoils nothing for the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from basisprune.data.decode import EXTENSIONS, decode
+from basisprune.data.prepare import prepare
+from basisprune.errors import DataError
+from basisprune.runs.load import Loaded
+
+_BATCH = 32
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the network says of one file: the probability of each class, the likeliest first; or why it cannot."""
+
+    file: Path
+    classes: tuple[tuple[str, float], ...] = ()
+    error: str = ""
+
+
+def image_files(paths: Iterable[str | Path]) -> list[Path]:
+    """The files named, and all images in the folders named, however deep, sorted.
+
+    Raises DataError for a folder without images; a file that is missing is found out when it is read.
+    """
+    files: list[Path] = []
+    for path in map(Path, paths):
+        if not path.is_dir():
+            files.append(path)
+            continue
+        found = sorted(file for file in path.rglob("*") if file.suffix.lower() in EXTENSIONS and file.is_file())
+        if not found:
+            raise DataError(f"{path}: holds no image ({' '.join(EXTENSIONS)})")
+        files += found
+    return files
+
+
+def ask(loaded: Loaded, files: Iterable[Path]) -> Iterator[Answer]:
+    """One answer for each file, in order."""
+    batch: list[tuple[Path, Tensor | str]] = []
+    for file in files:
+        try:
+            batch.append((file, decode(file, loaded.spec.size)))
+        except DataError as error:
+            batch.append((file, str(error)))
+        if len(batch) == _BATCH:
+            yield from _answers(loaded, batch)
+            batch = []
+    yield from _answers(loaded, batch)
+
+
+@torch.inference_mode()
+def _answers(loaded: Loaded, batch: list[tuple[Path, Tensor | str]]) -> Iterator[Answer]:
+    images = [image for _, image in batch if isinstance(image, Tensor)]
+    scores = loaded.model(prepare(torch.stack(images), loaded.spec)) if images else torch.empty(0)
+    shares = iter(scores.float().softmax(-1).tolist())
+    for file, image in batch:
+        if isinstance(image, str):
+            yield Answer(file, error=image)
+        else:
+            named = zip(loaded.classes, next(shares), strict=True)
+            yield Answer(file, tuple(sorted(named, key=lambda pair: -pair[1])))

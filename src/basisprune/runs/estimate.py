@@ -1,0 +1,100 @@
+"""How long a search will take, from a few real steps of training."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, replace
+
+import torch.nn.functional as F
+from torch import nn
+
+from basisprune.basis.split import decompose
+from basisprune.data import LabelledImages, PreparedBatches, Splits, take
+from basisprune.importance.gradients import mean_square_products
+from basisprune.recipes import Recipe
+from basisprune.search import Budget, SearchConfig
+from basisprune.training.config import TrainConfig
+from basisprune.training.loop import evaluate, fit
+from basisprune.transfer.model import spec_of
+
+_STEPS = 3
+_GALLOPS = 3
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Seconds for the unpruned network, and for each of so many candidates at most."""
+
+    reference: float
+    candidates: int
+    candidate: float
+
+    @property
+    def total(self) -> float:
+        """The seconds for everything."""
+        return self.reference + self.candidates * self.candidate
+
+
+def expected_candidates(search: SearchConfig, budget: Budget | None) -> int:
+    """About how many networks a search tries beside the unpruned one; exact for fixed ratios, which are None.
+
+    It takes three steps to be too small, and then as many as narrow one step down to the tolerance.
+
+    >>> expected_candidates(SearchConfig(framework="basis"), Budget(max_drop=0.01))
+    6
+    """
+    moves = 2 if search.framework.startswith("basis+") else 1
+    if budget is None:
+        return moves
+    if not budget.is_about_accuracy:
+        return moves * _GALLOPS
+    narrowing = math.ceil(math.log2(max(math.log(search.step) / math.log(1 - search.tolerance), 1)))
+    return moves * (_GALLOPS + narrowing) + search.polish
+
+
+def estimate(model: nn.Module, data: Splits, recipe: Recipe, search: SearchConfig, budget: Budget | None) -> Estimate:
+    """How long a search would take; nothing is written, and the model is not changed."""
+    start = time.perf_counter()
+    split = decompose(model, scale_init=recipe.scale_init) if search.framework.startswith("basis") else model
+    before = time.perf_counter() - start
+    training = seconds_per_pass(split, data, recipe.train)
+    tuning = training if recipe.finetune == recipe.train else seconds_per_pass(split, data, recipe.finetune)
+    return Estimate(
+        reference=before + recipe.train.epochs * training,
+        candidates=expected_candidates(search, budget),
+        candidate=seconds_to_plan(split, data, recipe) + recipe.finetune.epochs * tuning,
+    )
+
+
+def seconds_to_plan(model: nn.Module, data: Splits, recipe: Recipe) -> float:
+    """The seconds for all scores, from a few batches, and for a refit or new axes on the images for the basis."""
+    val = data.val or data.train
+    images = len(val) if recipe.score_images is None else min(recipe.score_images, len(val) // 2)
+    some = _first(val, _STEPS * recipe.score_batch)
+    batches = PreparedBatches(some, spec_of(model), batch_size=recipe.score_batch, prepared=recipe.train.prepared)
+    start = time.perf_counter()
+    mean_square_products(model, [[next(model.parameters())]], batches, F.cross_entropy)
+    seconds = (time.perf_counter() - start) / len(some)
+    passes = (recipe.compensate == "refit") + recipe.rebase
+    return seconds * (images + passes * min(recipe.basis_images, len(data.train)))
+
+
+def seconds_per_pass(model: nn.Module, data: Splits, config: TrainConfig) -> float:
+    """The seconds for training on all images once and judging, from a few batches of each."""
+    one = replace(config, epochs=1, tracker=None, distill=0.0)
+    fit(model, _first(data.train, config.batch_size), None, one, progress=False)  # the first batch is slow
+    some = _first(data.train, _STEPS * config.batch_size)
+    start = time.perf_counter()
+    fit(model, some, None, one, progress=False)
+    seconds = (time.perf_counter() - start) * len(data.train) / len(some)
+    if data.val is not None:
+        some = _first(data.val, _STEPS * config.batch_size)
+        start = time.perf_counter()
+        evaluate(model, some, batch_size=config.batch_size, prepared=config.prepared)
+        seconds += (time.perf_counter() - start) * len(data.val) / len(some)
+    return seconds
+
+
+def _first(data: LabelledImages, count: int) -> LabelledImages:
+    return take(data, range(min(count, len(data))))

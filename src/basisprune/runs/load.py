@@ -1,0 +1,110 @@
+"""What `compress`, `train` or an export wrote -> a network that can be asked, whatever its form."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from basisprune.deploy.bundle import load_bundle
+from basisprune.deploy.bundle.files import CONFIG as BUNDLE_CONFIG
+from basisprune.deploy.export.runtime import graph_input, open_session, require_onnx, run_session
+from basisprune.errors import BundleError, ConfigError, ModelError
+from basisprune.runs.settings import CONFIG, VERSIONS, read_settings
+from basisprune.types import InputSpec
+
+_DELIVERED = frozenset({"model", "model.onnx", "model.int8.onnx"})  # what a run writes into its folder
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A network in eval mode that knows how its images are prepared, and the names of its classes.
+
+    `settings` are those of the run, empty where it does not lie in a run's folder.
+    """
+
+    model: nn.Module
+    classes: tuple[str, ...]
+    spec: InputSpec
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+class OnnxModel(nn.Module):
+    """An ONNX file of `export_onnx`, run by onnxruntime on the CPU, as a module that takes prepared images."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        require_onnx()
+        self.session: Any = open_session(path)
+        wanted = graph_input(path, self.session)
+        self.input_spec, self.prepares, self.layout = wanted.spec, wanted.prepares, wanted.layout
+        try:
+            facts = self.session.get_modelmeta().custom_metadata_map
+            self.classes: list[str] | None = json.loads(facts["basisprune.classes"])
+        except (KeyError, ValueError) as error:
+            raise ModelError(f"{path}: does not name its classes; export it with export_onnx") from error
+        # Its device is what others ask a network for.
+        self.mean = nn.Parameter(torch.tensor(wanted.spec.mean).view(-1, 1, 1), requires_grad=False)
+        self.std = nn.Parameter(torch.tensor(wanted.spec.std).view(-1, 1, 1), requires_grad=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """The scores (N, classes) for prepared images (N, C, H, W)."""
+        if self.prepares:  # the graph wants the pixels that they were made from
+            images = ((images * self.std + self.mean) * 255).round().clamp(0, 255).to(torch.uint8)
+            images = images.permute(0, 2, 3, 1) if self.layout == "NHWC" else images
+        return run_session(self.session, images.contiguous()).float()
+
+
+def load_any(path: str | Path) -> Loaded:
+    """The network in the folder of a run, in a bundle, or in an .onnx file.
+
+    Raises BundleError where there is none of these; nothing is unpickled.
+    """
+    path = Path(path)
+    if path.suffix == ".onnx" and path.is_file():
+        network = OnnxModel(path).eval()
+        classes = _names(network.classes, network, network.input_spec)
+        return Loaded(network, classes, network.input_spec, _settings_beside(path))
+    if (path / BUNDLE_CONFIG).is_file():
+        return _from_bundle(path, _settings_beside(path))
+    if (path / CONFIG).is_file():
+        if not (path / "model" / BUNDLE_CONFIG).is_file():
+            raise BundleError(f"{path}: this run has not written its model yet; run its command again to its end")
+        return _from_bundle(path / "model", read_settings(path / CONFIG))
+    raise BundleError(
+        f"{path}: {'holds' if path.exists() else 'is'} no result; give the folder that compress or train wrote, its "
+        "model/ folder, or an .onnx file"
+    )
+
+
+def _settings_beside(path: Path) -> Mapping[str, Any]:
+    """The settings of the run that wrote this file or folder, empty where none is known to have."""
+    path = path.resolve()
+    if path.name not in _DELIVERED or not (path.parent / CONFIG).is_file():
+        return {}
+    try:
+        settings = read_settings(path.parent / CONFIG)
+    except ConfigError:  # of something else, by the same name
+        return {}
+    return settings if VERSIONS in settings else {}
+
+
+def _from_bundle(folder: Path, settings: Mapping[str, Any]) -> Loaded:
+    bundle = load_bundle(folder)
+    if bundle.input_spec is None:
+        raise BundleError(f"{folder}: does not say how its images are prepared; save a network with an input_spec")
+    classes = _names(bundle.classes, bundle.model, bundle.input_spec)
+    return Loaded(bundle.model, classes, bundle.input_spec, settings)
+
+
+@torch.no_grad()
+def _names(classes: Any, model: nn.Module, spec: InputSpec) -> tuple[str, ...]:
+    """The names of the classes, their numbers where they have none."""
+    if classes is not None:
+        return tuple(classes)
+    return tuple(str(number) for number in range(model(torch.zeros(1, *spec.shape)).shape[-1]))

@@ -1,0 +1,299 @@
+"""Find and replace modules by dotted name; clone a conv with every attribute."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator
+from fnmatch import fnmatchcase
+from typing import Any, TypeAlias, TypeVar
+
+import torch
+from timm.layers import Conv2dSame
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.parametrize import is_parametrized
+from torch.overrides import TorchFunctionMode
+
+from basisprune.errors import LayerError, ModelError
+from basisprune.torchkit.running import mode
+
+Conv: TypeAlias = nn.modules.conv._ConvNd
+"""Any of torch's convs: 1d, 2d or 3d, transposed or not."""
+
+TORCH_CONVS: tuple[type[Conv], ...] = (
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+)
+Layer: TypeAlias = Conv | nn.Linear
+"""What can be decomposed."""
+
+_PLAIN: tuple[type[Conv], ...] = (*TORCH_CONVS, Conv2dSame)
+
+_OTHER_NORMS = frozenset({"frn", "abn", "inplaceabn", "inplaceabnsync"})
+
+Kind = TypeVar("Kind", bound=nn.Module)
+LayerPatterns: TypeAlias = str | nn.Module | Iterable[str | nn.Module]
+"""Layers given as modules, dotted names, or shell patterns such as `"layer1.*"`."""
+
+
+def find_layers(
+    model: nn.Module, kinds: type[Kind] | tuple[type[Kind], ...], *, opaque: type[nn.Module] | tuple[()] = ()
+) -> Iterator[tuple[str, Kind]]:
+    """Each module of these kinds, once, under its first dotted name; nothing inside `opaque` modules.
+
+    >>> [name for name, _ in find_layers(nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU()), nn.Conv2d)]
+    ['0']
+    """
+    hidden: set[int] = set()
+    for name, module in model.named_modules():
+        if id(module) in hidden:
+            continue
+        if isinstance(module, opaque):
+            hidden.update(map(id, module.modules()))
+        if isinstance(module, kinds):
+            yield name, module
+
+
+def is_depthwise(conv: Conv) -> bool:
+    """Whether each group reads a single channel: such a conv has no factor smaller than itself."""
+    return conv.groups > 1 and conv.in_channels == conv.groups
+
+
+def is_transposed(layer: Layer) -> bool:
+    """Whether the layer is a transposed conv, whose weight has the inputs first."""
+    return not isinstance(layer, nn.Linear) and layer.transposed
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Whether the module is a norm layer, by its name; blocks such as `ConvNormAct` hold more than a norm.
+
+    >>> is_norm(nn.LayerNorm(8)), is_norm(nn.ReLU())
+    (True, False)
+    """
+    name = type(module).__name__.lower()
+    if isinstance(module, nn.LocalResponseNorm) or not ("norm" in name or name in _OTHER_NORMS):
+        return False
+    return not any(isinstance(part, (*TORCH_CONVS, nn.Linear)) for part in module.modules())
+
+
+def replace_module(model: nn.Module, name: str, new: nn.Module) -> nn.Module:
+    """The model with the module called `name` replaced under every name it has; in place.
+
+    The new module takes over the train or eval mode. An empty name is the root: then `new` is returned.
+
+    >>> replace_module(nn.Sequential(nn.ReLU()), "0", nn.SiLU())
+    Sequential(
+      (0): SiLU()
+    )
+    """
+    try:
+        old = model.get_submodule(name)
+    except AttributeError as error:
+        raise ModelError(f"{name}: the model has no such module; see model.named_modules()") from error
+    new.train(old.training)
+    if old is model:
+        return new
+    for parent in list(model.modules()):
+        for child_name, child in list(parent._modules.items()):
+            if child is old:
+                setattr(parent, child_name, new)
+    return model
+
+
+def match_layers(model: nn.Module, patterns: LayerPatterns) -> frozenset[str]:
+    """The names of all modules that the patterns mean; a pattern that means nothing is an error.
+
+    A name or pattern also takes everything inside the modules it matches, under all its names.
+
+    >>> model = nn.Sequential(nn.Sequential(nn.Conv2d(3, 8, 1)), nn.ReLU())
+    >>> sorted(match_layers(model, ["0"]))
+    ['0', '0.0']
+    """
+    modules = dict(model.named_modules(remove_duplicate=False))
+    if isinstance(patterns, str | nn.Module):
+        patterns = [patterns]
+    matched: set[str] = set()
+    for pattern in patterns:
+        if isinstance(pattern, nn.Module):
+            found = {name for name, module in modules.items() if module is pattern}
+        else:
+            found = {name for name in modules if fnmatchcase(name, pattern)}
+        if not found:
+            raise ModelError(
+                f"ignored_layers: {pattern!r} matches no module of {type(model).__name__}; "
+                "pass modules, dotted names as in model.named_modules(), or patterns such as 'layer1.*'"
+            )
+        matched |= {name for name in modules for top in found if not top or name == top or name.startswith(f"{top}.")}
+    meant = {id(modules[name]) for name in matched}
+    return frozenset(name for name, module in modules.items() if id(module) in meant)
+
+
+def clone_conv(conv: Conv, weight: Tensor, bias: Tensor | None) -> Conv:
+    """A conv with every attribute of `conv` but these weights; its channel counts follow the weight.
+
+    Class, stride, padding, dilation, groups, padding mode, device, dtype and mode are kept; both
+    parameters come out frozen.
+    """
+    clone = copy.deepcopy(conv)
+    like = conv.weight
+    outputs, inputs = (weight.shape[1], weight.shape[0]) if conv.transposed else weight.shape[:2]
+    clone.weight = nn.Parameter(weight.to(like.device, like.dtype).contiguous(), requires_grad=False)
+    clone.bias = None
+    if bias is not None:
+        clone.bias = nn.Parameter(bias.to(like.device, like.dtype).clone(), requires_grad=False)
+    clone.out_channels = outputs * (conv.groups if conv.transposed else 1)
+    clone.in_channels = inputs * (1 if conv.transposed else conv.groups)
+    return clone
+
+
+def plain_conv(name: str, conv: Conv) -> Conv:
+    """`conv` itself if its forward is a plain convolution with `conv.weight`; else a plain one that equals it.
+
+    Subclasses that only pad differently are taken as they are. Where the weight is computed in forward
+    (weight standardisation, parametrisations), the effective weight is baked in. Each case is tried on
+    random input; raises LayerError for a conv that no plain one reproduces, or that has hooks.
+    """
+    if isinstance(conv, nn.modules.lazy.LazyModuleMixin):
+        raise LayerError(name, "is a lazy conv without weights yet; run the model once before")
+    refuse_hooks(name, conv)
+    if type(conv) in _PLAIN:
+        return conv
+    with mode(conv, training=False):  # some parametrisations change their state in train mode
+        try:
+            for candidate in _plain_candidates(conv):
+                if _same_function(conv, candidate):
+                    return candidate
+        except Exception as error:
+            raise LayerError(
+                name, f"{type(conv).__name__} cannot be tried on one tensor ({error}); add it to ignored_layers"
+            ) from error
+    raise LayerError(
+        name,
+        f"{type(conv).__name__} does not compute a plain convolution; add it to ignored_layers, "
+        "or replace it by a torch conv first",
+    )
+
+
+def plain_linear(name: str, layer: nn.Linear) -> nn.Linear:
+    """The layer itself; raises LayerError if its forward is not the plain one on random input, or it has hooks."""
+    refuse_hooks(name, layer)
+    if type(layer) is nn.Linear:
+        return layer
+    probe = torch.randn(3, layer.in_features, generator=torch.Generator().manual_seed(0)).to(layer.weight)
+    with torch.no_grad(), mode(layer, training=False):
+        if _close(layer(probe), F.linear(probe, layer.weight, layer.bias)):
+            return layer
+    raise LayerError(name, f"{type(layer).__name__} does not compute a plain linear layer; add it to ignored_layers")
+
+
+def refuse_hooks(name: str, layer: nn.Module) -> None:
+    """Raises LayerError for a layer with hooks, which a rewrite would lose."""
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    if any(getattr(layer, kind) for kind in kinds):
+        raise LayerError(name, "has hooks, which a rewrite would lose; remove them, or add it to ignored_layers")
+
+
+def _plain_candidates(conv: Conv) -> Iterator[Conv]:
+    weight = _effective_weight(conv)
+    if weight is None:
+        return
+    if weight is conv.weight:
+        yield conv
+        return
+    bases = [base for base in type(conv).__mro__ if base in _PLAIN]
+    for base in dict.fromkeys([*bases, *([Conv2dSame] if isinstance(conv, nn.Conv2d) else [])]):
+        clone = copy.deepcopy(conv)
+        bias = clone.bias
+        clone.__class__ = base
+        clone._parameters.clear()
+        clone._modules.clear()
+        clone.register_parameter("weight", nn.Parameter(weight.detach().clone(), conv.weight.requires_grad))
+        clone.register_parameter(
+            "bias", None if bias is None else nn.Parameter(bias.detach().clone(), bias.requires_grad)
+        )
+        yield clone
+
+
+class _CatchConv(TorchFunctionMode):
+    """Notes the weight of every convolution that runs."""
+
+    functions = frozenset(
+        {
+            *(torch.conv1d, torch.conv2d, torch.conv3d),
+            *(torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d),
+        }
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights: list[Tensor] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in self.functions:
+            self.weights.append(args[1] if len(args) > 1 else (kwargs or {})["weight"])
+        return func(*args, **(kwargs or {}))
+
+
+def _probe(conv: Conv, extra: int = 0) -> Tensor:
+    """A random input for the conv, large enough for its kernel."""
+    steps = zip(conv.kernel_size, conv.stride, conv.dilation, strict=True)
+    sizes = [d * (k - 1) + 2 * s + 3 + extra for k, s, d in steps]
+    generator = torch.Generator().manual_seed(0)
+    probe = torch.randn(2, conv.in_channels, *sizes, generator=generator)
+    return probe.to(conv.weight.device, conv.weight.dtype)
+
+
+@torch.no_grad()
+def _effective_weight(conv: Conv) -> Tensor | None:
+    """The weight that the conv's forward convolves with; None unless it convolves exactly once."""
+    if is_parametrized(conv):
+        return conv.weight.clone()
+    catch = _CatchConv()
+    with catch:
+        conv(_probe(conv))
+    return catch.weights[0] if len(catch.weights) == 1 else None
+
+
+@torch.no_grad()
+def _same_function(conv: Conv, candidate: Conv) -> bool:
+    """Whether the candidate equals the conv, and a clone of it with other weights follows those weights.
+
+    The other weights are sums of neighbouring filters, one less than before in each group: whatever comes
+    behind the convolution, such as an activation or a gain, does not follow them.
+    """
+    summed = clone_conv(candidate, _neighbour_sums(candidate.weight, conv.groups, conv.transposed), None)
+    for probe in (_probe(conv), _probe(conv, extra=1)):  # odd and even sizes, so that padding shows
+        output = candidate(probe)
+        if not _close(conv(probe), output):
+            return False
+        if candidate.bias is not None:
+            output = output - candidate.bias.view(-1, *[1] * (probe.dim() - 2))
+        if not _close(_neighbour_sums(output.transpose(0, 1), conv.groups, False), summed(probe).transpose(0, 1)):
+            return False
+    return True
+
+
+def _neighbour_sums(values: Tensor, groups: int, transposed: bool) -> Tensor:
+    """(c, *) -> (c - groups, *): each channel plus the next of its group; transposed weights have c on axis 1."""
+    if transposed:
+        return values[:, 1:] + values[:, :-1]
+    grouped = values.unflatten(0, (groups, -1))
+    sums: Tensor = grouped[:, 1:] + grouped[:, :-1]
+    return sums.flatten(0, 1)
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    tolerance = 1e-3 if a.dtype in (torch.float16, torch.bfloat16) else 1e-5
+    return a.shape == b.shape and bool((a - b).abs().max() <= tolerance * (1 + a.abs().max()))
+
+
+def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Every parameter and buffer by its dotted name; one that is used twice comes under each name."""
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)

@@ -1,0 +1,1 @@
+"""Algorithm 1: the one training loop, its settings, checkpoints, and what a network predicts."""

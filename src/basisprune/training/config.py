@@ -1,0 +1,107 @@
+"""How a network is trained: the settings of `fit`, and the learning rate that follows from them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from basisprune.data.augment import Augment
+from basisprune.errors import ConfigError
+
+Optimizer = Literal["sgd", "adamw"]
+
+
+NormStatistics = Literal["batch", "fixed"]
+
+
+Precision = Literal["no", "fp16", "bf16"]
+
+
+Tracker = Literal["tensorboard", "mlflow", "wandb"]
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How `fit` trains; the defaults are the paper's recipe, without its augmentations.
+
+    `norm_statistics="fixed"` keeps the running statistics of BN as they are while its scale and shift are
+    trained; "batch" is ordinary BN. With `train_scales=False` the basis scaling factors stay as they are, as in
+    a plain truncated SVD. `prepared` says that the images are normalised floats already. `distill` is the
+    weight of what a teacher says, 0 to 1, at `distill_temperature` (Hinton et al., 2015); the labels have the rest.
+
+    >>> TrainConfig(epochs=0, lr=-1)
+    Traceback (most recent call last):
+    basisprune.errors.ConfigError: TrainConfig: 2 faults
+      - epochs: 0 given, at least 1 is needed
+      - lr: -1 given, it must be positive
+    """
+
+    epochs: int = 100
+    batch_size: int = 128
+    optimizer: Optimizer = "sgd"
+    lr: float = 1e-1
+    min_lr: float = 1e-4
+    warmup: float = 0.0
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    label_smoothing: float = 0.0
+    distill: float = 0.0
+    distill_temperature: float = 2.0
+    norm_statistics: NormStatistics = "batch"
+    train_scales: bool = True
+    augmentation: Augment = field(default_factory=Augment)
+    prepared: bool = False
+    seed: int = 0
+    workers: int = 0
+    mixed_precision: Precision = "no"
+    channels_last: bool = True
+    tracker: Tracker | None = None
+
+    def __post_init__(self) -> None:
+        faults = [
+            f"{name}: {getattr(self, name)} given, at least 1 is needed"
+            for name in ("epochs", "batch_size")
+            if getattr(self, name) < 1
+        ]
+        if not 0 < self.lr < math.inf:
+            faults.append(f"lr: {self.lr} given, it must be positive")
+        elif not 0 <= self.min_lr <= self.lr:
+            faults.append(f"min_lr: {self.min_lr} given, allowed is 0 to lr ({self.lr})")
+        faults += [
+            f"{name}: {getattr(self, name)} given, allowed is 0 <= {name} < 1"
+            for name in ("warmup", "momentum", "label_smoothing")
+            if not 0 <= getattr(self, name) < 1
+        ]
+        if not 0 <= self.distill <= 1:
+            faults.append(f"distill: {self.distill} given, allowed is 0 to 1")
+        if not 0 < self.distill_temperature < math.inf:
+            faults.append(f"distill_temperature: {self.distill_temperature} given, it must be positive")
+        if self.weight_decay < 0 or self.workers < 0:
+            faults.append(f"weight_decay, workers: {self.weight_decay}, {self.workers} given; not negative")
+        choices = {
+            "optimizer": get_args(Optimizer),
+            "norm_statistics": get_args(NormStatistics),
+            "mixed_precision": get_args(Precision),
+            "tracker": (None, *get_args(Tracker)),
+        }
+        faults += [
+            f"{name}: {getattr(self, name)!r} given, allowed are {', '.join(map(repr, allowed))}"
+            for name, allowed in choices.items()
+            if getattr(self, name) not in allowed
+        ]
+        if faults:
+            raise ConfigError.of("TrainConfig", faults)
+
+
+def learning_rate(config: TrainConfig, done: float) -> float:
+    """The learning rate after the fraction `done` of all steps: linear warm-up, then one half cosine.
+
+    >>> paper = TrainConfig(lr=0.1, min_lr=1e-4)
+    >>> [round(learning_rate(paper, done), 4) for done in (0, 0.5, 1)]
+    [0.1, 0.0501, 0.0001]
+    """
+    if done < config.warmup:
+        return config.lr * min(1.0, max(done, 1e-3) / config.warmup)
+    along = (done - config.warmup) / (1 - config.warmup)
+    return config.min_lr + (config.lr - config.min_lr) * (1 + math.cos(math.pi * along)) / 2

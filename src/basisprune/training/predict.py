@@ -1,0 +1,57 @@
+"""What a model says of images: one class for each, and how sure it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from basisprune.data import PreparedBatches
+from basisprune.errors import DataError
+from basisprune.torchkit.running import mode
+from basisprune.transfer.model import spec_of
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """For each image the class that the model names, the probability it gives to it, and the true class."""
+
+    classes: npt.NDArray[np.int64]
+    probabilities: npt.NDArray[np.float64]
+    labels: npt.NDArray[np.int64]
+
+    @property
+    def hits(self) -> npt.NDArray[np.bool_]:
+        """Which images are classified correctly."""
+        return np.equal(self.classes, self.labels)
+
+    def confusion(self, num_classes: int) -> list[list[int]]:
+        """How many images of each class (row) are taken for each class (column)."""
+        table = np.zeros((num_classes, num_classes), dtype=np.int64)
+        np.add.at(table, (self.labels, self.classes), 1)
+        return table.tolist()
+
+
+@torch.inference_mode()
+def predict(
+    model: nn.Module, data: Dataset[Any] | DataLoader[Any], *, batch_size: int = 128, prepared: bool = False
+) -> Predictions:
+    """The model's predictions for all images of the data, in order, in eval mode; the model is not changed."""
+    device = next(model.parameters()).device
+    classes, probabilities, labels = [], [], []
+    with mode(model, training=False):
+        for images, given in PreparedBatches(data, spec_of(model), batch_size=batch_size, prepared=prepared):
+            certainty, best = model(images.to(device)).float().softmax(1).max(1)
+            classes.append(best.cpu())
+            probabilities.append(certainty.double().cpu())
+            labels.append(given)
+    if not labels:
+        raise DataError("predict: the data holds no image")
+    return Predictions(
+        torch.cat(classes).numpy(), torch.cat(probabilities).numpy(), torch.cat(labels).to(torch.int64).numpy()
+    )

@@ -1,0 +1,207 @@
+"""A backbone for a new task: its body, global average pooling, dropout and one linear layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import timm.data
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from basisprune.errors import ConfigError, TrainingError
+from basisprune.torchkit.watching import Shape, dry_run, example_input, features_of
+from basisprune.transfer.backbones import build_backbone, load_weights
+from basisprune.transfer.body import extract_body
+from basisprune.transfer.norms import insert_norms
+from basisprune.types import InputSpec
+
+Layout: TypeAlias = Literal["NCHW", "NHWC", "NLC", "NC"]
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """Where a network's architecture came from, to build it again: a timm name or `"package.module:factory"`.
+
+    `backbone` is None for a module that was handed over ready-made.
+    """
+
+    backbone: str | None
+    insert_norm: bool = True
+
+
+class GlobalPool(nn.Module):
+    """The mean over all positions: (N, C), from features in one fixed layout.
+
+    The first `prefix_tokens` of "NLC" features, such as a class token, are left out.
+
+    >>> import torch
+    >>> GlobalPool("NHWC")(torch.ones(2, 7, 7, 64)).shape
+    torch.Size([2, 64])
+    """
+
+    def __init__(self, layout: Layout, prefix_tokens: int = 0) -> None:
+        super().__init__()
+        self.layout: Layout = layout
+        self.prefix_tokens = prefix_tokens
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The pooled features (N, C)."""
+        if self.layout == "NCHW":
+            return F.adaptive_avg_pool2d(x, 1).flatten(1)
+        if self.layout == "NHWC":
+            return x.mean((1, 2))
+        if self.layout == "NLC":
+            return x[:, self.prefix_tokens :].mean(1)
+        return x
+
+    def extra_repr(self) -> str:
+        """The layout, for `print(model)`."""
+        return self.layout + (f", prefix_tokens={self.prefix_tokens}" if self.prefix_tokens else "")
+
+
+class TransferModel(nn.Module):
+    """Scores (N, classes) for images (N, C, H, W): backbone, pool, dropout, classifier."""
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        pool: GlobalPool,
+        dropout: nn.Dropout,
+        classifier: nn.Linear,
+        input_spec: InputSpec,
+        source: ModelSource | None = None,
+    ) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.pool = pool
+        self.dropout = dropout
+        self.classifier = classifier
+        self.input_spec = input_spec
+        self.source = source
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """The pooled features (N, C), which the classifier reads."""
+        pooled: Tensor = self.pool(features_of(self.backbone)(x))
+        return pooled
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The scores (N, classes), before any softmax."""
+        scores: Tensor = self.classifier(self.dropout(self.forward_features(x)))
+        return scores
+
+
+def transfer_model(
+    backbone: str | nn.Module,
+    num_classes: int,
+    *,
+    pretrained: bool = False,
+    weights: str | Path | None = None,
+    dropout: float = 0.5,
+    input_size: int | tuple[int, int] | None = None,
+    input_spec: InputSpec | None = None,
+    insert_norm: bool = True,
+) -> TransferModel:
+    """A network in eval mode for `num_classes` classes on the body of `backbone`, as in the paper's section 3.3.
+
+    `backbone` is a timm name, `"package.module:factory"`, or a module, which is copied and stays as it is.
+    Its layers up to the last feature map are kept; its head makes way for global average pooling, dropout
+    and one linear layer. Convs without normalisation get a batch norm, if `insert_norm`. `weights` is a
+    local file for the backbone. The network expects images as `input_spec` says: by default what timm
+    knows of the model, otherwise 224x224 with ImageNet's mean and deviation.
+
+    Raises ConfigError for wrong settings, ModelError for a backbone that cannot be taken.
+
+    >>> import torch
+    >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 30 * 30, 1000))
+    >>> model = transfer_model(net, 10, input_size=32)
+    >>> model(torch.zeros(2, 3, 32, 32)).shape, model.classifier
+    (torch.Size([2, 10]), Linear(in_features=8, out_features=10, bias=True))
+    """
+    _check_settings(num_classes, pretrained, weights, dropout, input_size, input_spec)
+    size = (input_size, input_size) if isinstance(input_size, int) else input_size
+    if input_spec is not None:
+        size = input_spec.size
+    body = build_backbone(backbone, pretrained=pretrained, size=size)
+    spec = input_spec or _input_spec(body, size)
+    example = example_input(body, spec.shape)
+
+    all_keys = body.state_dict().keys()
+    body = extract_body(body, example)
+    if weights is not None:
+        load_weights(body, weights, optional=all_keys - body.state_dict().keys())
+    if insert_norm:
+        body = insert_norms(body, example)
+    model = _assemble(body, num_classes, dropout, spec, example).eval()
+    model.source = ModelSource(backbone if isinstance(backbone, str) else None, insert_norm)
+    return model
+
+
+def _check_settings(
+    num_classes: int,
+    pretrained: bool,
+    weights: str | Path | None,
+    dropout: float,
+    input_size: int | tuple[int, int] | None,
+    input_spec: InputSpec | None,
+) -> None:
+    faults = []
+    if num_classes < 1:
+        faults.append(f"num_classes: {num_classes} given, at least 1 is needed")
+    if not 0 <= dropout < 1:
+        faults.append(f"dropout: {dropout} given, allowed is 0 <= dropout < 1")
+    if pretrained and weights is not None:
+        faults.append("pretrained=True and weights= exclude each other; leave one out")
+    if input_size is not None and input_spec is not None:
+        faults.append("input_size= and input_spec= exclude each other; leave one out")
+    sides = (input_size,) if isinstance(input_size, int) else input_size or (1,)
+    if min(sides) < 1:
+        faults.append(f"input_size: {input_size} given, each side must be at least 1")
+    if faults:
+        raise ConfigError.of("transfer_model", faults)
+
+
+def _input_spec(model: nn.Module, size: tuple[int, int] | None) -> InputSpec:
+    """How the model wants its images: what timm knows of it, otherwise ImageNet's usual preparation."""
+    if isinstance(getattr(model, "pretrained_cfg", None), dict):
+        known = timm.data.resolve_model_data_config(model)
+        spec = InputSpec(tuple(known["input_size"][1:]), known["mean"], known["std"], known["interpolation"])
+    else:
+        spec = InputSpec((224, 224), timm.data.IMAGENET_DEFAULT_MEAN, timm.data.IMAGENET_DEFAULT_STD)
+    first = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
+    if first is not None and first.in_channels == 1 and spec.channels == 3:  # a network for grey images
+        spec = replace(spec, mean=(sum(spec.mean) / 3,), std=(sum(spec.std) / 3,))
+    return spec if size is None else replace(spec, size=size)
+
+
+def _assemble(body: nn.Module, num_classes: int, dropout: float, spec: InputSpec, example: Tensor) -> TransferModel:
+    """The body with a pool that suits its features and a classifier with small random weights."""
+    shape = dry_run(body, example).output_shape
+    layout = _layout(body, shape)
+    channels = shape[1 if layout in ("NCHW", "NC") else -1]
+    prefix_tokens = getattr(body, "num_prefix_tokens", 0) if layout == "NLC" else 0
+    classifier = nn.Linear(channels, num_classes, device=example.device, dtype=example.dtype)
+    nn.init.normal_(classifier.weight, std=0.01)
+    nn.init.zeros_(classifier.bias)
+    return TransferModel(body, GlobalPool(layout, prefix_tokens), nn.Dropout(dropout), classifier, spec)
+
+
+def _layout(body: nn.Module, shape: Shape) -> Layout:
+    """Where the channels are: as timm's `output_fmt` or `num_features` says, otherwise where torch has them."""
+    if len(shape) < 4:
+        return "NC" if len(shape) == 2 else "NLC"
+    channels = getattr(body, "num_features", None)
+    last = shape[3] == channels != shape[1]
+    return "NHWC" if last or str(getattr(body, "output_fmt", "")) == "NHWC" else "NCHW"
+
+
+def spec_of(model: nn.Module) -> InputSpec:
+    """How the model wants its images; raises TrainingError for a model that does not say so."""
+    spec = getattr(model, "input_spec", None)
+    if not isinstance(spec, InputSpec):
+        raise TrainingError(
+            f"{type(model).__name__} does not say how its images are prepared; build it with transfer_model, "
+            "or set model.input_spec = InputSpec(...)"
+        )
+    return spec

@@ -1,0 +1,213 @@
+"""Laws of tracing and cutting, on the table of small networks and on real architectures."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator
+
+import pytest
+import timm
+import torch
+import torchvision
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from networks import NETWORKS, randomise_norms
+from torch import Tensor, nn
+
+from basisprune.basis.split import decompose
+from basisprune.coupling import cut, trace_coupling
+from basisprune.errors import PlanError
+from basisprune.types import Coupling
+
+REAL = [
+    "resnet18", "densenet121", "vgg11_bn", "mobilenetv2_100", "mobilenetv3_small_100", "regnety_002", "seresnet18",
+    "skresnet18", "mixnet_s", "shufflenet_v2_x0_5",
+]  # fmt: skip
+
+
+def random_keep(coupling: Coupling, seed: int = 0) -> dict[str, tuple[int, ...]]:
+    """Some units of each group, other ones in each part, a different share for each group."""
+    generator = torch.Generator().manual_seed(seed)
+    keep = {}
+    for group in coupling.groups:
+        length = len(group.parts[0])
+        left = int(torch.randint(1, length, (), generator=generator))
+        kept = [part[i] for part in group.parts for i in torch.randperm(length, generator=generator)[:left].tolist()]
+        keep[group.name] = tuple(sorted(kept))
+    return keep
+
+
+def zeroed(model: nn.Module, coupling: Coupling, keep: dict[str, tuple[int, ...]]) -> nn.Module:
+    """The network with every parameter (not the statistics) of the channels to be cut set to zero."""
+    result = copy.deepcopy(model)
+    parameters = dict(result.named_parameters(remove_duplicate=False))
+    with torch.no_grad():
+        for group in coupling.groups:
+            lost = torch.tensor([unit for unit in range(group.size) if unit not in keep[group.name]])
+            for axis in group.axes:
+                if axis.parameter in parameters:
+                    places = torch.tensor(axis.index).view(group.size, -1)[lost].flatten()
+                    parameters[axis.parameter].index_fill_(axis.dim, places, 0.0)
+    return result
+
+
+def real(name: str) -> tuple[nn.Module, Tensor]:
+    with warnings.catch_warnings(), torch.random.fork_rng():
+        warnings.simplefilter("ignore")
+        torch.manual_seed(0)
+        slim = {"mlp_ratio": 0.01} if name.startswith("vgg") else {}
+        library = torchvision.models.get_model if name.startswith("shuffle") else timm.create_model
+        model = library(name, num_classes=5, **slim)
+        randomise_norms(model)
+        return model.double().eval(), torch.randn(2, 3, 64, 64, dtype=torch.float64)
+
+
+def build(name: str) -> tuple[nn.Module, Tensor]:
+    return NETWORKS[name]() if name in NETWORKS else real(name)
+
+
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    return float(((found - expected).abs().max() / expected.abs().max().clamp_min(1e-30)).detach())
+
+
+@pytest.mark.parametrize("name", [*NETWORKS, *REAL])
+def test_a_cut_network_computes_what_the_original_computes_without_the_channels(name: str) -> None:
+    model, images = build(name)
+    coupling = trace_coupling(model, images)
+    keep = random_keep(coupling)
+    smaller = cut(model, coupling, keep)
+    with torch.no_grad():
+        expected = zeroed(model, coupling, keep)(images)
+        assert relative_error(smaller(images), expected) < 1e-9
+    assert coupling.groups
+    assert not coupling.unknown_ops
+    assert sum(p.numel() for p in smaller.parameters()) < sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_decomposed_networks_are_cut_like_others(name: str) -> None:
+    model, images = NETWORKS[name]()
+    model = decompose(model)
+    coupling = trace_coupling(model, images)
+    keep = random_keep(coupling)
+    with torch.no_grad():
+        expected = zeroed(model, coupling, keep)(images)
+        assert relative_error(cut(model, coupling, keep)(images), expected) < 1e-9
+    assert coupling.groups
+    assert all(not layer.endswith(".basis") for group in coupling.groups for layer in group.layers)
+
+
+@given(
+    groups=st.lists(st.sampled_from([1, 2, 3, 4, 6, 12]), min_size=1, max_size=3),
+    norm=st.sampled_from([None, 1, 2, 3, 6]),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=25, deadline=None, derandomize=True)
+def test_grouped_convs_stay_grouped_and_compute_the_same(groups: list[int], norm: int | None, seed: int) -> None:
+    torch.manual_seed(seed)
+    layers: list[nn.Module] = [nn.Conv2d(3, 12, 1)]
+    for group in groups:
+        layers += [nn.Conv2d(12, 12, 3, padding=1, groups=group), nn.ReLU()]
+    if norm:
+        layers += [nn.GroupNorm(norm, 12)]
+    model = nn.Sequential(*layers, nn.Conv2d(12, 2, 1)).double()
+    images = torch.randn(2, 3, 5, 5, dtype=torch.float64)
+    coupling = trace_coupling(model, images)
+    keep = random_keep(coupling, seed)
+    smaller = cut(model, coupling, keep)
+    for before, after in zip(model.modules(), smaller.modules(), strict=True):
+        if isinstance(before, nn.Conv2d) and isinstance(after, nn.Conv2d):
+            depthwise = before.groups == 12
+            assert after.groups == (after.in_channels if depthwise else before.groups)
+    found = smaller(images)
+    if norm is None:
+        assert relative_error(found, zeroed(model, coupling, keep)(images)) < 1e-9
+    assert found.shape == (2, 2, 5, 5)
+
+
+def test_a_hand_counted_network_has_the_predicted_parameters() -> None:
+    model, images = NETWORKS["plain"]()
+    coupling = trace_coupling(model, images)
+    assert [(group.name, group.size) for group in coupling.groups] == [("0", 8), ("3", 12), ("6", 6)]
+    smaller = cut(model, coupling, {"0": (0, 3, 7), "3": (1, 2, 4, 5), "6": (0, 5)})
+    convs = (3 * 9 * 3 + 3) + (3 * 9 * 4 + 4) + (4 * 2 + 2)
+    norms = 2 * (3 + 4 + 2)
+    assert sum(p.numel() for p in smaller.parameters()) == convs + norms + (2 * 4 + 4)
+    assert [b.numel() for b in smaller.buffers()] == [3, 3, 1, 4, 4, 1, 2, 2, 1]
+
+
+def test_what_is_kept_is_what_was_there() -> None:
+    model, images = NETWORKS["plain"]()
+    smaller = cut(model, trace_coupling(model, images), {"0": (1, 4)})
+    assert torch.equal(smaller[0].weight, model[0].weight[[1, 4]])
+    assert torch.equal(smaller[1].running_var, model[1].running_var[[1, 4]])
+    assert torch.equal(smaller[3].weight, model[3].weight[:, [1, 4]])
+    assert (smaller[0].out_channels, smaller[1].num_features, smaller[3].in_channels) == (2, 2, 2)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_tracing_and_cutting_leave_the_network_as_it_was(name: str) -> None:
+    model, images = NETWORKS[name]()
+    model.train()
+    before = copy.deepcopy(model)
+    given_images, random_state = images.clone(), torch.get_rng_state()
+    coupling = trace_coupling(model, images)
+    smaller = cut(model, coupling, random_keep(coupling))
+    assert torch.equal(images, given_images)
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert repr(model) == repr(before)
+    assert all(module.training for module in (*model.modules(), *smaller.modules()))
+    assert all(torch.equal(a, b) for a, b in zip(*map(state, (model, before)), strict=True))
+    shared = {p.data_ptr() for p in model.parameters()} & {p.data_ptr() for p in smaller.parameters()}
+    assert not shared
+
+
+def state(model: nn.Module) -> Iterator[Tensor]:
+    yield from model.state_dict().values()
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_keeping_everything_changes_nothing(name: str) -> None:
+    model, images = NETWORKS[name]()
+    coupling = trace_coupling(model, images)
+    same = cut(model, coupling, {group.name: tuple(range(group.size)) for group in coupling.groups})
+    assert repr(same) == repr(model)
+    assert torch.equal(same(images), model(images))
+
+
+def test_in_place_cuts_the_network_itself() -> None:
+    model, images = NETWORKS["residual"]()
+    coupling = trace_coupling(model, images)
+    keep = random_keep(coupling)
+    expected = cut(model, coupling, keep)(images)
+    parameters = list(model.parameters())
+    assert cut(model, coupling, keep, inplace=True) is model
+    assert torch.equal(model(images), expected)
+    assert all(a is b for a, b in zip(parameters, model.parameters(), strict=True))
+
+
+def test_what_was_frozen_for_training_stays_so() -> None:
+    model, images = NETWORKS["plain"]()
+    model[0].requires_grad_(False)
+    coupling = trace_coupling(model, images)
+    smaller = cut(model, coupling, random_keep(coupling))
+    assert [p.requires_grad for p in smaller.parameters()] == [p.requires_grad for p in model.parameters()]
+    smaller.train()(images).square().sum().backward()
+    assert all((p.grad is not None) == p.requires_grad for p in smaller.parameters())
+
+
+@pytest.mark.parametrize(
+    ("keep", "message"),
+    [
+        ({"nowhere": (0,)}, "nowhere: no such group"),
+        ({"0": ()}, "not empty"),
+        ({"0": (2, 1)}, "sorted"),
+        ({"0": (0, 99)}, "0 to"),
+        ({"3": (0, 1, 2)}, "parts must keep equally many"),
+    ],
+)
+def test_a_plan_that_does_not_fit_is_refused(keep: dict[str, tuple[int, ...]], message: str) -> None:
+    model, images = NETWORKS["grouped"]()
+    with pytest.raises(PlanError, match=message):
+        cut(model, trace_coupling(model, images), keep)

@@ -1,0 +1,46 @@
+"""Laws of the package itself: quick to import, and every name is what it says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import basisprune
+
+
+def run(code: str) -> str:
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return result.stdout.strip()
+
+
+@pytest.mark.parametrize("module", ["basisprune", "basisprune.cli", "basisprune.errors"])
+def test_importing_does_not_import_the_heavy_packages(module):
+    heavy = "{'torch', 'timm', 'torchvision', 'accelerate', 'numpy', 'torchmetrics'}"
+    assert run(f"import sys, {module}; print({heavy} & set(sys.modules))") == "set()"
+
+
+def test_every_public_name_resolves_to_something_of_that_name():
+    assert basisprune.__all__ == sorted(basisprune.__all__)
+    for name in basisprune.__all__:
+        value = getattr(basisprune, name)
+        assert getattr(value, "__name__", name) == name
+        assert type(value).__name__ != "module", name
+    assert set(basisprune.__all__) <= set(dir(basisprune))
+
+
+def test_no_public_name_is_hidden_by_a_file_that_is_imported():
+    code = (
+        "import basisprune.cli.compress, basisprune.runs.compress, basisprune as bp; print(type(bp.compress).__name__)"
+    )
+    assert run(code) == "function"
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="No basisprune attribute nothing"):
+        _ = basisprune.nothing
+
+
+def test_the_version_is_that_of_the_package():
+    assert basisprune.__version__.count(".") == 2

@@ -1,0 +1,85 @@
+"""Laws of the settings and presets."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+
+from basisprune.data import Augment
+from basisprune.errors import ConfigError
+from basisprune.recipes import PAPER_DATASETS, RECIPES, find_recipe
+from basisprune.training.config import TrainConfig
+
+WRONG = [
+    ({"epochs": 0}, "epochs: 0 given, at least 1 is needed"),
+    ({"batch_size": -1}, "batch_size: -1 given"),
+    ({"lr": 0}, "lr: 0 given, it must be positive"),
+    ({"lr": math.nan}, "lr: nan given"),
+    ({"lr": math.inf}, "lr: inf given"),
+    ({"min_lr": 0.2}, r"min_lr: 0.2 given, allowed is 0 to lr \(0.1\)"),
+    ({"warmup": 1.0}, "warmup: 1.0 given, allowed is 0 <= warmup < 1"),
+    ({"momentum": -0.1}, "momentum: -0.1 given"),
+    ({"label_smoothing": 1.5}, "label_smoothing: 1.5 given"),
+    ({"distill": -0.1}, "distill: -0.1 given, allowed is 0 to 1"),
+    ({"distill": 1.1}, "distill: 1.1 given, allowed is 0 to 1"),
+    ({"distill_temperature": 0}, "distill_temperature: 0 given, it must be positive"),
+    ({"distill_temperature": math.nan}, "distill_temperature: nan given"),
+    ({"weight_decay": -1.0}, "weight_decay, workers: -1.0, 0 given"),
+    ({"workers": -2}, "weight_decay, workers: 0.0, -2 given"),
+    ({"optimizer": "adam"}, "optimizer: 'adam' given, allowed are 'sgd', 'adamw'"),
+    ({"norm_statistics": "frozen"}, "norm_statistics: 'frozen' given, allowed are 'batch', 'fixed'"),
+    ({"mixed_precision": "fp8"}, "mixed_precision: 'fp8' given"),
+    ({"tracker": "comet"}, "tracker: 'comet' given, allowed are None, 'tensorboard', 'mlflow', 'wandb'"),
+]
+
+
+@pytest.mark.parametrize(("settings", "message"), WRONG)
+def test_a_wrong_setting_is_named_with_what_is_allowed(settings, message):
+    with pytest.raises(ConfigError, match=f"^TrainConfig: {message}"):
+        TrainConfig(**settings)
+
+
+def test_all_faults_are_listed_at_once():
+    with pytest.raises(ConfigError, match="4 faults"):
+        TrainConfig(epochs=0, lr=-1, optimizer="adam", warmup=2)
+
+
+def test_the_paper_preset_is_the_papers_recipe():
+    recipe = RECIPES["paper"]
+    assert (recipe.basis, recipe.scale_init, recipe.compensate) == ("weights", 0.5, "none")
+    assert (recipe.plan.normalise, recipe.plan.min_share, recipe.plan.min_keep) == ("max", 0.0, 1)
+    for config in (recipe.train, recipe.finetune):
+        assert (config.epochs, config.batch_size, config.optimizer, config.momentum) == (100, 128, "sgd", 0.9)
+        assert (config.lr, config.min_lr, config.warmup, config.weight_decay) == (0.1, 1e-4, 0.0, 0.0)
+        assert config.norm_statistics == "batch"
+        assert config.augmentation.shift == 0.15
+
+
+def test_the_papers_datasets_are_enlarged_four_times_and_moved_as_it_says():
+    assert {
+        "cifar10": (4 * 32, Augment(shift=0.15, flip=True)),
+        "mnist": (4 * 28, Augment(shift=0.15, rotation=15.0)),
+        "fashion_mnist": (4 * 28, Augment(shift=0.15, flip=True)),
+    } == PAPER_DATASETS
+
+
+def test_a_compensation_that_is_not_known_is_refused():
+    with pytest.raises(ConfigError, match=r"compensate: 'refitted' given; allowed are none, mean, refit$"):
+        dataclasses.replace(RECIPES["quick"], compensate="refitted")
+
+
+def test_all_faults_of_a_recipe_are_named_at_once():
+    with pytest.raises(ConfigError, match=r"(?s)compensate: 'all'.*score_images: 0 given.*score_batch: -1 given"):
+        dataclasses.replace(RECIPES["quick"], compensate="all", score_images=0, score_batch=-1)
+
+
+def test_a_recipe_is_found_by_name_or_is_itself():
+    assert find_recipe("quick") is RECIPES["quick"]
+    own = dataclasses.replace(RECIPES["quick"], scale_init=0.9)
+    assert find_recipe(own) is own
+    with pytest.raises(ConfigError, match=r"'quik' given; allowed are paper, quick\. Did you mean 'quick'\?"):
+        find_recipe("quik")
+    with pytest.raises(ConfigError, match=r"'xyz' given; allowed are paper, quick$"):
+        find_recipe("xyz")

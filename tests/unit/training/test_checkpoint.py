@@ -1,0 +1,162 @@
+"""Laws of a training's state on disk."""
+
+from __future__ import annotations
+
+import copy
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from basisprune.data import Augment
+from basisprune.errors import CheckpointError
+from basisprune.files import write_text
+from basisprune.training.checkpoint import load_checkpoint, save_checkpoint
+from basisprune.training.config import TrainConfig
+
+CONFIG = TrainConfig(epochs=3, lr=0.05, augmentation=Augment(shift=0.1))
+HISTORY = [{"epoch": 0, "train_loss": 0.1 + 0.2, "val_loss": None}]
+
+
+def network(width: int = 4, seed: int = 0) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(3, width), nn.BatchNorm1d(width))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model(torch.randn(8, 3)).square().sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+@pytest.fixture
+def saved(tmp_path) -> Path:
+    path = tmp_path / "run" / "state.pt"
+    save_checkpoint(path, *network(), CONFIG, HISTORY)
+    return path
+
+
+def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    momenta = [state["momentum_buffer"] for state in optimizer.state_dict()["state"].values()]
+    return {**copy.deepcopy(model.state_dict()), **{f"momentum{i}": m.clone() for i, m in enumerate(momenta)}}
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(value, other[key]) for key, value in one.items())
+
+
+def refused(path: Path, message: str, *, config: TrainConfig = CONFIG, width: int = 4) -> None:
+    """Loading is refused for this reason, and changes nothing."""
+    model, optimizer = network(width, seed=1)
+    before = state_of(model, optimizer)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        load_checkpoint(path, model, optimizer, config)
+    assert str(path) in str(caught.value)
+    assert same(state_of(model, optimizer), before)
+
+
+def test_what_is_loaded_is_what_was_saved(saved):
+    model, optimizer = network(seed=1)
+    assert load_checkpoint(saved, model, optimizer, CONFIG) == HISTORY
+    assert same(state_of(model, optimizer), state_of(*network()))
+
+
+def test_the_scale_of_the_loss_goes_on_where_it_was(tmp_path, saved):
+    path = tmp_path / "half.pt"
+    save_checkpoint(path, *network(), CONFIG, HISTORY, torch.amp.GradScaler("cpu", init_scale=128.0))
+    scaler = torch.amp.GradScaler("cpu")
+    load_checkpoint(path, *network(), CONFIG, scaler)
+    assert scaler.get_scale() == 128.0
+    load_checkpoint(saved, *network(), CONFIG, scaler)  # one that has none
+    assert scaler.get_scale() == 128.0
+
+
+def test_settings_that_do_not_change_the_outcome_may_differ(saved):
+    free = TrainConfig(epochs=3, lr=0.05, augmentation=Augment(shift=0.1), workers=2, tracker="tensorboard")
+    assert load_checkpoint(saved, *network(seed=1), free) == HISTORY
+
+
+def test_a_checkpoint_of_another_configuration_is_refused_with_every_difference(saved):
+    refused(saved, "lr: 0.05 there, 0.1 now", config=TrainConfig(epochs=3, augmentation=Augment(shift=0.1)))
+    refused(saved, "augmentation: .*0.1.* there, .*0.2.* now", config=TrainConfig(
+        epochs=3, lr=0.05, augmentation=Augment(shift=0.2)))  # fmt: skip
+    refused(saved, r"(?s)epochs: 3 there, 9 now.*seed: 0 there, 5 now", config=TrainConfig(
+        epochs=9, lr=0.05, seed=5, augmentation=Augment(shift=0.1)))  # fmt: skip
+
+
+def test_a_checkpoint_of_another_network_is_refused(saved):
+    refused(saved, r"belongs to another network \(6 tensors differ, first 0.bias\)", width=5)
+
+
+def test_a_damaged_file_is_refused_wherever_it_was_cut(saved):
+    whole = saved.read_bytes()
+    for length in [0, 1, 10, *range(50, len(whole) - 1, len(whole) // 20), len(whole) - 1]:
+        saved.write_bytes(whole[:length])
+        refused(saved, "cannot be read as a checkpoint")
+
+
+@pytest.mark.parametrize("junk", [b"garbage", b"\x80\x02}q\x00.", os.urandom(2000), b"PK\x03\x04" + bytes(500), b"{}"])
+def test_garbage_is_refused(saved, junk):
+    saved.write_bytes(junk)
+    refused(saved, "cannot be read|format")
+
+
+def test_a_folder_is_refused(tmp_path):
+    refused(tmp_path, "cannot be read as a checkpoint")
+
+
+class Payload:
+    def __reduce__(self):
+        return (os.mkdir, ("unpickled",))
+
+
+def test_a_file_that_holds_an_object_is_refused_and_not_unpickled(saved, monkeypatch):
+    monkeypatch.chdir(saved.parent)
+    torch.save({"format": 1, "config": Payload()}, saved)
+    refused(saved, "cannot be read as a checkpoint")
+    assert not Path("unpickled").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ([1, 2], "format list found, 1 is needed"),
+        ({"model": {}}, "format None found"),
+        ({"format": 99}, "format 99 found, 1 is needed"),
+        ({"format": 1}, "parts are missing"),
+        ({"format": 1, "config": "no json", "history": "[]", "model": {}, "optimizer": {}}, "parts are missing"),
+        ({"format": 1, "config": "{}", "history": "[]", "model": 3, "optimizer": {}}, "parts are missing"),
+    ],
+)
+def test_other_content_is_refused(saved, content, message):
+    torch.save(content, saved)
+    refused(saved, message)
+
+
+@pytest.mark.parametrize("optimizer", [{}, None, {"state": {}, "param_groups": []}])
+def test_an_optimizer_that_does_not_fit_is_refused(saved, optimizer):
+    state = torch.load(saved, weights_only=True)
+    torch.save({**state, "optimizer": optimizer}, saved)
+    refused(saved, "its optimizer does not fit")
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(saved, monkeypatch):
+    before = saved.read_bytes()
+
+    def fail(_state, file):
+        file.write(b"half a file")
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(torch, "save", fail)
+    with pytest.raises(OSError, match="the disk is full"):
+        save_checkpoint(saved, *network(), CONFIG, [])
+    assert saved.read_bytes() == before
+    assert list(saved.parent.iterdir()) == [saved]
+
+
+def test_text_is_written_whole_into_a_folder_that_may_not_exist(tmp_path):
+    path = tmp_path / "a" / "b.json"
+    write_text(path, "Grüße\n")
+    write_text(path, "{}\n")
+    assert path.read_text() == "{}\n"
+    assert list(path.parent.iterdir()) == [path]
