@@ -7,6 +7,8 @@ from .basis.refit import rebase as rebase
 from .basis.split import choose_layers as choose_layers
 from .basis.split import decompose as decompose
 from .basis.split import recompose as recompose
+from .budget import Budget as Budget
+from .budget import Ratios as Ratios
 from .costs import ModelReport as ModelReport
 from .costs import measure as measure
 from .coupling import trace_coupling as trace_coupling
@@ -28,6 +30,7 @@ from .deploy.latency import measure_latency as measure_latency
 from .errors import BasisPruneError as BasisPruneError
 from .importance import score_filters as score_filters
 from .importance import taylor_scores as taylor_scores
+from .listener import Listener as Listener
 from .pipeline import Pipeline as Pipeline
 from .pipeline import Pruned as Pruned
 from .pipeline import run as run
@@ -42,7 +45,6 @@ from .report import framework_table as framework_table
 from .report import layer_table as layer_table
 from .runs.compress import Compressed as Compressed
 from .runs.compress import compress as compress
-from .search import Budget as Budget
 from .search import SearchConfig as SearchConfig
 from .training.config import TrainConfig as TrainConfig
 from .training.loop import evaluate as evaluate

@@ -15,11 +15,12 @@ import torch
 from basisprune.data import ArrayImages, Splits, load_data
 from basisprune.errors import MissingExtraError
 from basisprune.recipes import RECIPES, Recipe
-from basisprune.runs.compress import Compressed, compress
-from basisprune.runs.estimate import expected_candidates
+from basisprune.runs.compress import Compressed, run_job
+from basisprune.runs.config import ImageOptions, RunConfig
+from basisprune.runs.estimate import estimate, expected_candidates
+from basisprune.runs.job import Job
 from basisprune.runs.summary import picture_of
-from basisprune.search import Budget, Candidate, SearchConfig
-from basisprune.training.progress import SearchProgress
+from basisprune.training.progress import SearchProgress, duration
 from basisprune.transfer.model import ModelSource, TransferModel, transfer_model
 
 MODEL = "tf_efficientnet_lite0"
@@ -53,35 +54,27 @@ def demo_recipe() -> Recipe:
     return replace(quick, train=train, finetune=tune)
 
 
-def run_demo(
-    output: Path,
-    *,
-    size: int = 64,
-    command: str = "basisprune demo",
-    write: Callable[[str], None] = lambda _: None,
-    describe: Callable[[Candidate], str] = str,
-) -> Compressed:
-    """The smallest EfficientNet-Lite0 for digits that loses at most 1 % accuracy, with its files in `output`.
-
-    The folder digits/ in it holds an image of each class that the model has never seen.
-    """
+def demo_job(size: int = 64) -> Job:
+    """The smallest EfficientNet-Lite0 for digits that loses at most 1 % accuracy."""
     torch.manual_seed(0)
-    model, data, recipe = demo_model(input_size=size), demo_data(), demo_recipe()
-    budget, search = Budget(max_drop=0.01), SearchConfig()
-    with SearchProgress(1 + expected_candidates(search, budget), recipe.finetune.epochs, write) as bar:
-        result = compress(
-            model,
-            data,
-            budget,
-            recipe=recipe,
-            search=search,
-            output=output,
-            about={"model": f"{MODEL} with ImageNet weights", "data": "5,000 handwritten digits", "size": size},
-            command=command,
-            say=bar.say,
-            watch=lambda candidate: bar.candidate_done(describe(candidate)),
-        )
-    save_examples(data, output / "digits")
+    config = RunConfig(recipe=demo_recipe(), images=ImageOptions(size=size))
+    names = f"{MODEL} with ImageNet weights", "5,000 handwritten digits"
+    return Job(demo_model(input_size=size), demo_data(), config, *names)
+
+
+def run_demo(
+    output: Path, *, size: int = 64, command: str = "basisprune demo", write: Callable[[str], None] = lambda _: None
+) -> Compressed:
+    """What came of the demo's job, with its files in `output`.
+
+    The folder digits/ in it holds an image of each class that the model has never seen. `write` gets a line for
+    each step, where there is no terminal to draw on.
+    """
+    job = demo_job(size)
+    write(f"this takes about {duration(estimate(job).total)} at most on this machine")
+    with SearchProgress(1 + expected_candidates(job.config), job.config.recipe.finetune.epochs, write) as bar:
+        result = run_job(job, output=output, listener=bar, command=command)
+    save_examples(job.splits, output / "digits")
     return result
 
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
-import hashlib
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,23 +17,55 @@ from basisprune.basis.refit import basis_statistics, rebase
 from basisprune.basis.split import decompose
 from basisprune.costs import measure
 from basisprune.coupling import trace_coupling
-from basisprune.data import LabelledImages, PreparedBatches, Splits, load_data, take
+from basisprune.data import LabelledImages, PreparedBatches, load_data, take
 from basisprune.errors import ConfigError, DataError
-from basisprune.files import write_text
+from basisprune.frameworks import (
+    DECOMPOSED,
+    DENSE,
+    POLISHED,
+    Framework,
+    FrameworkName,
+    Move,
+    Step,
+    Steps,
+    find_framework,
+    named,
+)
 from basisprune.importance import score_filters, taylor_scores
+from basisprune.listener import Listener, Silence
 from basisprune.plan import plan_basis, plan_filters
 from basisprune.prune import prune_basis, prune_filters
 from basisprune.recipes import Recipe, find_recipe
-from basisprune.stage_store import RunFolder
+from basisprune.stage_store import StageStore, fingerprint
 from basisprune.training.config import TrainConfig
 from basisprune.training.loop import EpochRecord, classes_of, evaluate, fit, set_trainable
 from basisprune.training.predict import predict
 from basisprune.transfer.model import spec_of
 from basisprune.types import OUTPUT, BasisPlan, FilterPlan
 
-Framework: TypeAlias = Literal["baseline", "l1", "taylor", "hrank", "basis", "basis+taylor", "basis+hrank", "basis+l1"]
-Enough = Callable[[int, float], bool]
-"""Given the passes done since pruning (0 at first) and the validation accuracy: whether tuning may end."""
+Plan = BasisPlan | FilterPlan
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """How long a pruned network is tuned: for all epochs of the recipe, or less.
+
+    It ends as soon as the validation accuracy is `enough`, or is below `hopeless` after an epoch. With
+    `skip` it does not even start.
+    """
+
+    enough: float | None = None
+    hopeless: float | None = None
+    skip: bool = False
+
+    def may_end(self, epochs: int, accuracy: float) -> bool:
+        """Whether tuning may end after this many epochs with this validation accuracy."""
+        if self.skip or (self.enough is not None and accuracy >= self.enough):
+            return True
+        return epochs > 0 and self.hopeless is not None and accuracy < self.hopeless
+
+
+FULLY, NOT_AT_ALL = Tuning(), Tuning(skip=True)
 
 
 @dataclass(frozen=True)
@@ -61,29 +90,31 @@ class Pruned:
     framework: str
     model: nn.Module
     stages: tuple[Stage, ...]
-    plans: tuple[BasisPlan | FilterPlan, ...]
+    plans: tuple[Plan, ...]
     test_accuracy: float | None
-
-    def save_summary(self, path: str | Path) -> None:
-        """Writes all but the model as JSON."""
-        summary: dict[str, Any] = {
-            "framework": self.framework,
-            "test_accuracy": self.test_accuracy,
-            "stages": [asdict(stage) for stage in self.stages],
-            "plans": [json.loads(plan.to_json()) for plan in self.plans],
-        }
-        write_text(Path(path), json.dumps(summary, indent=1) + "\n")
 
 
 @dataclass(frozen=True)
 class State:
-    """A network under way, with what happened to it so far; `hits` are the validation images it gets right."""
+    """A network under way: the steps that led to it, their stages and plans, and what it gets right.
 
-    key: str
+    `hits` are the validation images that it classifies correctly.
+    """
+
+    steps: Steps
     model: nn.Module
     stages: tuple[Stage, ...] = ()
-    plans: tuple[BasisPlan | FilterPlan, ...] = ()
+    plans: tuple[Plan, ...] = ()
     hits: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
+
+    @property
+    def name(self) -> str:
+        """The steps in words."""
+        return named(self.steps)
+
+    def after(self, step: Step) -> Steps:
+        """The steps of what this step makes of the network."""
+        return (*self.steps, step)
 
 
 @dataclass
@@ -91,7 +122,7 @@ class Pipeline:
     """Runs frameworks on one model and one dataset, and trains what they share only once.
 
     `model` comes from `transfer_model` and is not changed; `data` is anything that `load_data` takes. With
-    `checkpoints`, a folder, a run that was killed goes on where it was. `say` gets a line for each step.
+    `checkpoints`, a folder, a run that was killed resumes where it was. `listener` hears of each step.
     """
 
     model: nn.Module
@@ -99,19 +130,19 @@ class Pipeline:
     recipe: str | Recipe = "quick"
     checkpoints: str | Path | None = None
     progress: bool | None = None
-    say: Callable[[str], None] = lambda _: None
-    _starts: dict[str, State] = field(default_factory=dict, init=False, repr=False)
+    listener: Listener = field(default_factory=Silence)
+    _known: dict[Steps, State] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.settings = find_recipe(self.recipe)
         self.spec = spec_of(self.model)
         self.splits = load_data(self.data, size=self.spec.size)
         self.val, self.scoring = self._judging_and_scoring(self._check_data())
-        self.folder = RunFolder(None if self.checkpoints is None else Path(self.checkpoints))
+        self.store = StageStore(None if self.checkpoints is None else Path(self.checkpoints))
 
     def run(
         self,
-        framework: Framework,
+        framework: FrameworkName | Framework,
         *,
         basis_ratio: float = 0.5,
         filter_ratio: float = 0.5,
@@ -121,29 +152,34 @@ class Pipeline:
 
         `basis_ratio` is the fraction of all basis vectors removed by the frameworks with a basis,
         `filter_ratio` that of all filters by those that prune filters. With more `iterations`, each pruning is
-        done in so many equal steps with training in between.
+        done in that many equal steps with training in between.
         """
-        _check_framework(framework, iterations)
+        if not isinstance(framework, Framework):
+            framework = find_framework(framework)
+        if iterations < 1:
+            raise ConfigError(f"run: iterations: {iterations} given; at least 1 is needed")
         self.claim_folder()
-        with_basis = framework.startswith("basis")
-        method = framework.removeprefix("basis").removeprefix("+")
-        state = self.decomposed() if with_basis else self.dense()
-        for step in range(iterations if with_basis else 0):
-            state = self.prune_basis(state, _step_ratio(basis_ratio, step, iterations))
-        for step in range(iterations if method not in ("", "baseline") else 0):
-            state = self.prune_filters(state, method, _step_ratio(filter_ratio, step, iterations))
+        state = self.start(framework)
+        for move in framework.moves:
+            ratio = basis_ratio if move.axis == "basis" else filter_ratio
+            for step in range(iterations):
+                state = self.prune(state, move, _step_ratio(ratio, step, iterations))
         accuracy = None if self.splits.test is None else self._accuracy(state.model, self.splits.test)
-        return Pruned(framework, state.model, state.stages, state.plans, accuracy)
+        return Pruned(framework.name, state.model, state.stages, state.plans, accuracy)
+
+    def start(self, framework: Framework) -> State:
+        """The trained network that the framework prunes."""
+        return self.decomposed() if framework.start == DECOMPOSED.name else self.dense()
 
     def dense(self) -> State:
         """The model trained as it is, where all frameworks without a basis start."""
-        return self._start("dense", lambda: self.model)
+        return self._start(DENSE, lambda: self.model)
 
     def decomposed(self) -> State:
         """The model decomposed and trained, where all frameworks with a basis start."""
 
         def split() -> nn.Module:
-            self.say("decomposing every conv")
+            self.listener.say("decomposing every conv")
             return decompose(
                 self.model,
                 scale_init=self.settings.scale_init,
@@ -151,105 +187,103 @@ class Pipeline:
                 batches=self._basis_batches() if self.settings.basis == "outputs" else None,
             )
 
-        return self._start("decomposed", split)
+        return self._start(DECOMPOSED, split)
 
     def adopt(self, state: State) -> None:
         """Takes over a network that another pipeline trained on the same images, instead of training it here."""
-        self._starts[state.key] = state
+        self._known[state.steps] = state
 
-    def _start(self, key: str, build: Callable[[], nn.Module]) -> State:
-        if key not in self._starts:
+    def _start(self, step: Step, build: Callable[[], nn.Module]) -> State:
+        steps = (step,)
+        if steps not in self._known:
             self.claim_folder()
-            self._starts[key] = self._train(State(key, build()), self.settings.train)
-        return self._starts[key]
+            self._known[steps] = self._train(State(steps, build()), self.settings.train)
+        return self._known[steps]
 
-    def prune_basis(self, state: State, ratio: float, *, enough: Enough | None = None) -> State:
-        """The state without the fraction `ratio` of its basis vectors, tuned until it is `enough`."""
-        key = f"{state.key}, basis {ratio!r}"
-        known = self._starts.get(key)
-        if known is not None and self._is_tuned(known, enough):
+    def prune(self, state: State, move: Move, ratio: float, tuning: Tuning = FULLY) -> State:
+        """The state without the fraction `ratio` of what the move counts, tuned as `tuning` says."""
+        if move.axis == "basis":
+            return self.prune_basis(state, ratio, tuning)
+        return self.prune_filters(state, move.scores, ratio, tuning)
+
+    def prune_basis(self, state: State, ratio: float, tuning: Tuning = FULLY) -> State:
+        """The state without the fraction `ratio` of its basis vectors."""
+        steps = state.after(Step("basis", ratio))
+        known = self._known.get(steps)
+        if known is not None and self._is_tuned(known, tuning):
             return known
-        self.say("scoring the basis vectors on the validation images")
+        self.listener.say("scoring the basis vectors on the validation images")
         model = rebase(state.model, self._basis_batches()) if self.settings.rebase else state.model
         with self._precision():
             scores = taylor_scores(model, self.scoring_batches())
-        plan = self.folder.plan(key, plan_basis(scores, ratio, self.settings.plan))
-        self.say(f"removing {plan.removed} of {plan.total} basis vectors")
+        plan = self.store.plan(steps, plan_basis(scores, ratio, self.settings.plan))
+        self.listener.say(f"removing {plan.removed} of {plan.total} basis vectors")
         how = self.settings.compensate
         statistics = basis_statistics(model, self._basis_batches()) if how == "refit" else None
         pruned = prune_basis(model, plan, compensate=how, statistics=statistics)
-        self._starts[key] = self.tune(state, key, pruned, plan, enough=enough)
-        return self._starts[key]
+        self._known[steps] = self.tune(state, steps, pruned, plan, tuning=tuning)
+        return self._known[steps]
 
-    def _is_tuned(self, state: State, enough: Enough | None) -> bool:
+    def _is_tuned(self, state: State, tuning: Tuning) -> bool:
         """Whether a network that was tuned for another purpose would be tuned no longer for this one."""
-        passes = len(state.stages[-1].history)
-        return passes == self.settings.finetune.epochs or (
-            enough is not None and enough(passes, state.stages[-1].accuracy)
-        )
+        epochs = len(state.stages[-1].history)
+        return epochs == self.settings.finetune.epochs or tuning.may_end(epochs, state.stages[-1].accuracy)
 
-    def prune_filters(self, state: State, method: str, ratio: float, *, enough: Enough | None = None) -> State:
-        """The state without the fraction `ratio` of its filters by the method's scores, tuned until it is `enough`."""
-        key = f"{state.key}, {method} {ratio!r}"
-        self.say(f"scoring the filters by {method}")
+    def prune_filters(self, state: State, method: str, ratio: float, tuning: Tuning = FULLY) -> State:
+        """The state without the fraction `ratio` of its filters by the method's scores."""
+        steps = state.after(Step(method, ratio))
+        self.listener.say(f"scoring the filters by {method}")
         device = next(state.model.parameters()).device
         coupling = trace_coupling(state.model, torch.zeros(2, *self.spec.shape, device=device))
         # Other scores than Taylor's are the same in batches of any size, and large ones are faster.
         batches = self.scoring_batches() if method == "taylor" else self._batches(self.scoring, shuffle=True)
         with self._precision():
             scores = score_filters(state.model, method, coupling.layers, batches)  # type: ignore[arg-type]
-        plan = self.folder.plan(
-            key, plan_filters(state.model, scores, ratio, self.settings.filter_plan, coupling=coupling)
+        plan = self.store.plan(
+            steps, plan_filters(state.model, scores, ratio, self.settings.filter_plan, coupling=coupling)
         )
-        self.say(f"removing {plan.removed} of {plan.total} filters")
+        self.listener.say(f"removing {plan.removed} of {plan.total} filters")
         for name, reason in plan.coupling.frozen.items():
             if not name.endswith(".basis") and reason != OUTPUT:
-                self.say(f"  {name} keeps its filters: {reason}")
-        return self.tune(state, key, prune_filters(state.model, plan), plan, enough=enough)
+                self.listener.say(f"  {name} keeps its filters: {reason}")
+        return self.tune(state, steps, prune_filters(state.model, plan), plan, tuning=tuning)
 
     def polish(self, state: State) -> State:
         """The state tuned once more, for all epochs of the recipe's fine-tuning."""
-        return self._train(replace(state, key=f"{state.key}, polished"), self.settings.finetune)
+        return self._train(replace(state, steps=state.after(POLISHED)), self.settings.finetune)
 
     def tune(
-        self,
-        state: State,
-        key: str,
-        pruned: nn.Module,
-        plan: BasisPlan | FilterPlan | None = None,
-        *,
-        enough: Enough | None = None,
+        self, state: State, steps: Steps, pruned: nn.Module, plan: Plan | None = None, *, tuning: Tuning = FULLY
     ) -> State:
-        """The network that pruning made of the state's, tuned until it is `enough`; `plan` is how it was pruned."""
-        untuned, hits = self._stage(f"{key}, not tuned", pruned)
+        """The network that pruning made of the state's, tuned; `steps` and `plan` say how it was pruned."""
+        untuned, hits = self._stage(f"{named(steps)}, not tuned", pruned)
         plans = state.plans if plan is None else (*state.plans, plan)
-        after = State(key, pruned, (*state.stages, untuned), plans, hits)
-        if enough is not None and enough(0, untuned.accuracy):
+        after = State(steps, pruned, (*state.stages, untuned), plans, hits)
+        if tuning.may_end(0, untuned.accuracy):
             return after
-        return self._train(after, self.settings.finetune, enough)
+        return self._train(after, self.settings.finetune, tuning)
 
-    def _train(self, state: State, config: TrainConfig, enough: Enough | None = None) -> State:
-        self.say(f"{state.key}: training for {config.epochs} epochs")
+    def _train(self, state: State, config: TrainConfig, tuning: Tuning = FULLY) -> State:
+        self.listener.say(f"{state.name}: training for {config.epochs} epochs")
 
         def stop(history: Sequence[EpochRecord]) -> bool:
             accuracy = history[-1].val_accuracy
-            return enough is not None and accuracy is not None and enough(len(history), accuracy)
+            return accuracy is not None and tuning.may_end(len(history), accuracy)
 
-        path = self.folder.path(state.key, ".pt")
         # The unpruned network teaches what was made of it.
-        start = self._starts.get(state.key.split(", ")[0], self._starts.get("dense"))
+        start = self._known.get(state.steps[:1], self._known.get((DENSE,)))
         result = fit(
             state.model,
             self.splits.train,
             self.val,
             config,
-            checkpoint=path,
+            checkpoint=self.store.path(state.steps, ".pt"),
             progress=self.progress,
             stop=stop,
             teacher=None if start is None else start.model,
         )
-        stage, hits = self._stage(state.key, result.model, result.history)
-        return State(state.key, result.model, (*state.stages, stage), state.plans, hits)
+        stage, hits = self._stage(state.name, result.model, result.history)
+        return State(state.steps, result.model, (*state.stages, stage), state.plans, hits)
 
     def _stage(
         self, name: str, model: nn.Module, history: tuple[EpochRecord, ...] = ()
@@ -282,13 +316,19 @@ class Pipeline:
 
     def claim_folder(self) -> None:
         """Notes in the folder what its runs have in common; raises CheckpointError where they had others."""
-        if self.folder.root is None:
+        if self.store.root is None:
             return  # fingerprints take their time
-        settings = asdict(self.settings)
-        names = ("basis", "scale_init", "compensate", "basis_images", "score_images", "score_batch", "rebase")
-        common = {name: settings[name] for name in names}
-        common |= {"input": asdict(self.spec), "classes": list(self.splits.classes)}
-        self.folder.claim(common | {"weights": _weights_digest(self.model), "data": _data_digest(self.splits)})
+        recipe = self.settings
+        common = {
+            "basis": recipe.basis,
+            "scale_init": recipe.scale_init,
+            "compensate": recipe.compensate,
+            "basis_images": recipe.basis_images,
+            "score_images": recipe.score_images,
+            "score_batch": recipe.score_batch,
+            "rebase": recipe.rebase,
+        }
+        self.store.claim(common | fingerprint(self.model, self.splits))
 
     def _judging_and_scoring(self, val: LabelledImages) -> tuple[LabelledImages, LabelledImages]:
         """The validation images that judge, and those that give the scores: all for both, or some set apart."""
@@ -314,7 +354,7 @@ class Pipeline:
 
 
 def run(
-    framework: Framework,
+    framework: FrameworkName | Framework,
     model: nn.Module,
     data: Any,
     *,
@@ -327,39 +367,6 @@ def run(
     """The model that a framework of the paper makes; see `Pipeline`, which compares several for less."""
     pipeline = Pipeline(model, data, recipe, checkpoints)
     return pipeline.run(framework, basis_ratio=basis_ratio, filter_ratio=filter_ratio, iterations=iterations)
-
-
-def _weights_digest(model: nn.Module) -> str:
-    """A fingerprint of the weights that a run starts from, without the classifier, which may be drawn anew."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        if not name.startswith("classifier."):
-            digest.update(name.encode() + tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:16]
-
-
-def _data_digest(splits: Splits) -> str:
-    """A fingerprint of the split: all labels in their order, and some images of each part."""
-    digest = hashlib.sha256()
-    for part in (splits.train, splits.val, splits.test):
-        if part is not None:
-            digest.update(np.asarray(part.labels, dtype=np.int64).tobytes())
-            for index in range(0, len(part), max(1, len(part) // 8)):
-                digest.update(np.ascontiguousarray(part[index][0]).tobytes())
-    return digest.hexdigest()[:16]
-
-
-def _check_framework(framework: str, iterations: int) -> None:
-    allowed = get_args(Framework)
-    faults = []
-    if framework not in allowed:
-        close = difflib.get_close_matches(framework, allowed, n=1)
-        hint = f". Did you mean {close[0]!r}?" if close else ""
-        faults.append(f"framework: {framework!r} given; allowed are {', '.join(allowed)}{hint}")
-    if iterations < 1:
-        faults.append(f"iterations: {iterations} given; at least 1 is needed")
-    if faults:
-        raise ConfigError.of("run", faults)
 
 
 def _step_ratio(ratio: float, step: int, steps: int) -> float:

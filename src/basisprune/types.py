@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
@@ -306,3 +306,16 @@ class FilterPlan(JsonValue):
         coupling = Coupling.from_json(json.dumps(values["coupling"]))
         shapes = {name: tuple(shape) for name, shape in values["shapes"].items()}
         return cls(groups, coupling, shapes, values["total"], values["pruning_ratio"], values["options"])
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The values one by one, with dotted names.
+
+    >>> list(flat({"train": {"epochs": 3}, "data": "photos"}))
+    [('train.epochs', 3), ('data', 'photos')]
+    """
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

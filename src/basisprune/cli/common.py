@@ -13,6 +13,8 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
+from basisprune.listener import Silence
+
 FAILED, NOT_KEPT, INTERRUPTED = 1, 3, 130
 _IGNORED = frozenset({"versions"})
 
@@ -37,7 +39,15 @@ def tell(line: str) -> None:
     typer.echo(line, err=True)
 
 
-def show_json(value: Any) -> None:
+class Teller(Silence):
+    """Tells each line of a run on stderr."""
+
+    def say(self, line: str) -> None:
+        """Writes the line."""
+        tell(line)
+
+
+def show_json(value: object) -> None:
     """Writes the one JSON value that stdout holds with --json."""
     typer.echo(json.dumps(value))
 
@@ -93,8 +103,8 @@ def read_config(ctx: typer.Context, path: Path | None) -> Path | None:
     if path is None:
         return None
     with told_errors():
-        from basisprune.errors import ConfigError
-        from basisprune.runs.settings import nearest, read_settings
+        from basisprune.errors import ConfigError, nearest
+        from basisprune.runs.settings import read_settings
 
         given = {key.replace("-", "_"): value for key, value in read_settings(path).items() if key not in _IGNORED}
         options = _options(ctx.command)
@@ -124,18 +134,17 @@ def _options(command: Any) -> dict[str, str]:
 def _faults_of(key: str, value: Any, annotated: Any) -> list[str]:
     """What is wrong with a value for an option, as its parser or its type says."""
     from basisprune.errors import ConfigError
-    from basisprune.runs.settings import fault_of, recipe_of, search_of
+    from basisprune.runs.settings import faults_of, recipe_of, search_of
 
     checks: dict[str, Callable[[Any], object]] = {"recipe": recipe_of, "search": search_of}
     kind, *options = get_args(annotated)
     check = checks.get(key) or next((each.parser for each in options if getattr(each, "parser", None)), None)
     try:
         if check is None:
-            return fault_of(value, kind, key)
+            return faults_of(value, kind, key)
         check(value)
     except ConfigError as error:
-        _, *more = str(error).split("\n  - ")
-        return [f"{key}: {fault}" for fault in more] or [str(error)]
+        return [f"{key}: {fault}" if error.where else fault for fault in error.faults]
     except typer.BadParameter as error:
         return [f"{key}: {error.message}"]
     return []

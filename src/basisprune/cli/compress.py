@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -28,18 +28,19 @@ from basisprune.cli.common import (
     command_line,
     fraction,
     milliseconds,
-    show_json,
     tell,
     told_errors,
     typed_here,
 )
 
 if TYPE_CHECKING:
-    from basisprune.recipes import Recipe
-    from basisprune.runs.compress import Compressed
-    from basisprune.search import Budget, Candidate, SearchConfig
+    from basisprune.results import RunSummary
+    from basisprune.runs.config import Options
 
-_RATIOS = ("basis_ratio", "filter_ratio")
+_LIMITS = (
+    *("max_drop", "min_accuracy", "target_params", "target_macs", "target_latency"),
+    *("basis_ratio", "filter_ratio"),
+)
 
 
 def compress(
@@ -102,114 +103,52 @@ def compress(
     far written.
     """
     with told_errors():
-        from basisprune.runs.compress import compress as run
-        from basisprune.runs.compress import starting_point
+        from basisprune.runs.compress import run_job
+        from basisprune.runs.config import configure
+        from basisprune.runs.estimate import expected_candidates
+        from basisprune.runs.job import prepare_job
+        from basisprune.training.progress import SearchProgress
 
-        budget, ratios = _budget_of(
-            ctx,
-            max_drop=max_drop,
-            min_accuracy=min_accuracy,
-            target_params=target_params,
-            target_macs=target_macs,
-            target_latency=target_latency,
-            basis_ratio=basis_ratio,
-            filter_ratio=filter_ratio,
-        )
-        settings, plan = _recipe_of(recipe, epochs), _search_of(search, framework)
-        loading: dict[str, Any] = {"val_fraction": val_fraction, "test_fraction": test_fraction, "limit": limit}
-        network, splits = starting_point(model, data, input_size=size, pretrained=pretrained, seed=seed, **loading)
+        config = configure(_options(ctx))
+        job = prepare_job(model, data, config)
         if dry_run:
             from basisprune.cli.dry_run import show_plan
 
-            show_plan(network, splits, settings, plan, budget, ratios, output, as_json=as_json)
+            show_plan(job, output, as_json=as_json)
             return
-        with _progress(settings, plan, budget) as bar:
-            result = run(
-                network,
-                splits,
-                budget,
-                ratios=ratios,
-                recipe=settings,
-                search=plan,
-                output=output,
-                onnx=onnx,
-                int8=int8,
-                seed=seed,
-                about={"model": model, "data": data, "size": size, "pretrained": pretrained, **loading},
-                command=command_line(),
-                say=bar.say,
-                watch=lambda candidate: bar.candidate_done(describe(candidate)),
-            )
-    finish(result, output, as_json=as_json)
+        with SearchProgress(1 + expected_candidates(config), config.recipe.finetune.epochs, tell) as bar:
+            result = run_job(job, output=output, listener=bar, command=command_line())
+    finish(result.summary, output, as_json=as_json)
 
 
-def finish(result: Compressed, output: Path, *, as_json: bool, images: Path = Path("image.jpg")) -> None:
+def finish(summary: RunSummary, output: Path, *, as_json: bool, images: Path = Path("image.jpg")) -> None:
     """Shows the result and ends with the exit code that says how it went."""
     from basisprune.report.html import amount as amount_of
     from basisprune.report.text import comparison_table
 
     if as_json:
-        show_json(dict(result.summary))
+        typer.echo(summary.to_json())
     else:
-        typer.echo(f"\n{comparison_table(result.summary)}\n\n{result.summary['verdict']}\n")
+        typer.echo(f"\n{comparison_table(summary)}\n\n{summary.verdict}\n")
         if (output / "report.html").exists():  # it needs an extra
             typer.echo(f"{output / 'report.html'}: what happened, for a browser")
-        for name, about in result.summary["files"].items():
-            measured = f", accuracy {about['accuracy']:.1%}" if "accuracy" in about else ""
-            typer.echo(f"{output / name}: {amount_of(about['bytes'], 'bytes')}, {about['what']}{measured}")
+        for name, about in summary.files.items():
+            measured = "" if about.accuracy is None else f", accuracy {about.accuracy:.1%}"
+            typer.echo(f"{output / name}: {amount_of(about.bytes, 'bytes')}, {about.what}{measured}")
         typer.echo(f"next: basisprune predict {output} {images}")
-    if result.summary["interrupted"]:
-        tell("interrupted; this is the best so far, and the same command goes on from here")
+    if summary.interrupted:
+        tell("interrupted; this is the best so far, and the same command resumes from here")
         raise typer.Exit(INTERRUPTED)
-    if not result.summary["kept_to_budget"]:
+    if not summary.kept_to_budget:
         raise typer.Exit(NOT_KEPT)
 
 
-def describe(candidate: Candidate) -> str:
-    """One line on a candidate: what was removed of it, and how good it is."""
-    from basisprune.runs.summary import label
+def _options(ctx: typer.Context) -> Options:
+    """The settings among the command's options; a budget that is typed overrides one in a file."""
+    from basisprune.runs.config import Options
 
-    name = label(candidate)
-    name = name if name == "unpruned" else f"without {name}"
-    outcome = "passed" if candidate.passed else "failed"
-    doubt = ", but the images are too few to be sure" if candidate.undecided else ""
-    return f"{name}: accuracy {candidate.accuracy:.1%}, {candidate.parameters:,} parameters, {outcome}{doubt}"
-
-
-def _progress(recipe: Recipe, plan: SearchConfig, budget: Budget | None) -> Any:
-    from basisprune.runs.estimate import expected_candidates
-    from basisprune.training.progress import SearchProgress
-
-    return SearchProgress(1 + expected_candidates(plan, budget), recipe.finetune.epochs, tell)
-
-
-def _budget_of(ctx: typer.Context, **options: Any) -> tuple[Budget | None, tuple[float, float] | None]:
-    """What to keep to, or the ratios; one that is typed goes before one in a file."""
-    from basisprune.errors import ConfigError
-    from basisprune.search import Budget
-
-    given = {name: value for name, value in options.items() if value is not None}
-    given = {name: value for name, value in given.items() if typed_here(ctx, name)} or given
-    if set(given) & set(_RATIOS):
-        others = [f"--{name.replace('_', '-')}" for name in given if name not in _RATIOS]
-        if others:
-            raise ConfigError(f"fixed ratios and {', '.join(others)} given; leave one of them out")
-        return None, (given.get("basis_ratio", 0.0), given.get("filter_ratio", 0.0))
-    return Budget(**given or {"max_drop": 0.01}), None
-
-
-def _recipe_of(given: Any, epochs: int | None) -> Recipe:
-    from dataclasses import replace
-
-    from basisprune.runs.settings import recipe_of
-
-    recipe = recipe_of(given)
-    if epochs is None:
-        return recipe
-    return replace(recipe, train=replace(recipe.train, epochs=epochs), finetune=replace(recipe.finetune, epochs=epochs))
-
-
-def _search_of(given: Any, framework: str | None) -> SearchConfig:
-    from basisprune.runs.settings import search_of
-
-    return search_of(dict(given or {}) | ({} if framework is None else {"framework": framework}))
+    given = {name: value for name, value in ctx.params.items() if name in Options.__annotations__}
+    typed = [name for name in _LIMITS if given.get(name) is not None and typed_here(ctx, name)]
+    if typed:
+        given = {name: value for name, value in given.items() if name not in _LIMITS or name in typed}
+    return cast("Options", given)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from basisprune.cli.common import Json, command_line, tell, told_errors
-from basisprune.cli.compress import describe, finish
+from basisprune.cli.compress import finish
 
 
 def demo(
@@ -32,5 +32,5 @@ def demo(
     with told_errors():
         from basisprune.demo import run_demo
 
-        result = run_demo(output, size=size, command=command_line(), write=tell, describe=describe)
-    finish(result, output, as_json=as_json, images=output / "digits")
+        result = run_demo(output, size=size, command=command_line(), write=tell)
+    finish(result.summary, output, as_json=as_json, images=output / "digits")

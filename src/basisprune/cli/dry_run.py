@@ -4,55 +4,47 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import typer
-from torch import nn
 
+from basisprune.budget import Budget
 from basisprune.cli.common import show_json
 from basisprune.costs import measure
-from basisprune.data import Splits
 from basisprune.deploy.fold import deploy
-from basisprune.recipes import Recipe
+from basisprune.runs.config import RATIOS
 from basisprune.runs.estimate import estimate
-from basisprune.search import Budget, SearchConfig
+from basisprune.runs.job import Job
 from basisprune.training.progress import duration
 from basisprune.transfer.model import spec_of
 
 
-def show_plan(
-    model: nn.Module,
-    data: Splits,
-    recipe: Recipe,
-    search: SearchConfig,
-    budget: Budget | None,
-    ratios: tuple[float, float] | None,
-    output: Path,
-    *,
-    as_json: bool,
-) -> None:
+def show_plan(job: Job, output: Path, *, as_json: bool) -> None:
     """Prints the plan and the time, measured on a few steps of training; writes nothing."""
-    spec = spec_of(model)
-    size = measure(deploy(model, spec, data.classes))
-    time = estimate(model, data, recipe, search, budget)
-    goal = {name: value for name, value in vars(budget).items() if value is not None} if budget else {}
-    goal = goal or dict(zip(("basis_ratio", "filter_ratio"), ratios or (), strict=True))
+    data, recipe, search, goal = job.splits, job.config.recipe, job.config.search, job.config.goal
+    spec = spec_of(job.network)
+    size = measure(deploy(job.network, spec, data.classes))
+    time = estimate(job)
+    if isinstance(goal, Budget):
+        limits = {goal.kind: goal.value}
+    else:
+        limits = dict(zip(RATIOS, (goal.basis, goal.filters), strict=True))
     if as_json:
-        plan: dict[str, Any] = {
-            "images": {name: len(part) for name, part in data.parts.items()},
-            "classes": list(data.classes),
-            "parameters": size.parameters,
-            "macs": size.macs,
-            "goal": goal,
-            "recipe": asdict(recipe),
-            "search": asdict(search),
-            "output": str(output),
-            "candidates": time.candidates,
-            "seconds": {"reference": time.reference, "candidate": time.candidate, "total": time.total},
-        }
-        show_json(plan)
+        show_json(
+            {
+                "images": {name: len(part) for name, part in data.parts.items()},
+                "classes": list(data.classes),
+                "parameters": size.parameters,
+                "macs": size.macs,
+                "goal": limits,
+                "recipe": asdict(recipe),
+                "search": asdict(search),
+                "output": str(output),
+                "candidates": time.candidates,
+                "seconds": {"reference": time.reference, "candidate": time.candidate, "total": time.total},
+            }
+        )
         return
-    wanted = ", ".join(f"{name} {value:g}" for name, value in goal.items())
+    wanted = ", ".join(f"{name} {value:g}" for name, value in limits.items())
     train, tune = recipe.train, recipe.finetune
     lines = [
         f"model    {size.parameters:,} parameters, {size.macs:,} multiply-adds at {spec.size[0]}x{spec.size[1]}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -35,9 +36,9 @@ def evaluate(
 
         found = accuracy_on(load_any(result), data, part)
     if as_json:
-        show_json({"result": str(result), **found})
+        show_json({"result": str(result), **asdict(found)})
         return
-    low, high = found["interval"]
-    typer.echo(f"{found['accuracy']:.2%} of {found['images']} images ({low:.1%} to {high:.1%} with 95 % confidence)")
-    for name, share in found["classes"].items():
-        typer.echo(f"  {name}: {share['right']} of {share['images']}")
+    low, high = found.interval
+    typer.echo(f"{found.accuracy:.2%} of {found.images} images ({low:.1%} to {high:.1%} with 95 % confidence)")
+    for name, count in found.classes.items():
+        typer.echo(f"  {name}: {count.right} of {count.images}")

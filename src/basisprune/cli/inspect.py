@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from basisprune.cli.common import ConfigFile, Json, show_json, told_errors
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import nn
+
+    from basisprune.deploy.latency import Latency
 
 
 def inspect(
@@ -31,8 +35,8 @@ def inspect(
       basisprune inspect out/model --json
     """
     with told_errors():
+        from basisprune.deploy.layer_costs import joined_report
         from basisprune.report import layer_table
-        from basisprune.runs.summary import joined_report
         from basisprune.transfer.model import spec_of
 
         network = _network(model, size, classes)
@@ -41,12 +45,12 @@ def inspect(
         report = joined_report(network, shape)
         times = _latency(network, shape) if latency else []
     if as_json:
-        show_json(asdict(report) | ({"latency": times} if latency else {}))
+        show_json(asdict(report) | ({"latency": [asdict(row) for row in times]} if latency else {}))
         return
     typer.echo(layer_table(report))
     for row in times:
-        each = 1000 * row["seconds"] / row["batch_size"]
-        typer.echo(f"{row['backend']}, batch {row['batch_size']}: {each:.2f} ms for each image, one thread")
+        each = 1000 * row.seconds / row.batch_size
+        typer.echo(f"{row.backend}, batch {row.batch_size}: {each:.2f} ms for each image, one thread")
 
 
 def _network(model: str, size: int | None, classes: int) -> nn.Module:
@@ -63,7 +67,7 @@ def _network(model: str, size: int | None, classes: int) -> nn.Module:
     return network
 
 
-def _latency(network: nn.Module, shape: tuple[int, ...]) -> list[dict[str, Any]]:
+def _latency(network: nn.Module, shape: tuple[int, ...]) -> Sequence[Latency]:
     from basisprune.deploy.export.runtime import has_onnx
     from basisprune.deploy.latency import measure_latency
     from basisprune.runs.summary import rounds
@@ -74,4 +78,4 @@ def _latency(network: nn.Module, shape: tuple[int, ...]) -> list[dict[str, Any]]
         report = measure_latency(models, shape, repeats=repeats)
     else:
         report = measure_latency(models, shape, repeats=repeats, backends=("eager",))
-    return [asdict(row) for row in report.rows]
+    return report.rows

@@ -36,10 +36,10 @@ def predict(
     if as_json and as_csv:
         raise typer.BadParameter("--json and --csv exclude each other; leave one out")
     with told_errors():
-        from basisprune.runs.answers import ask, image_files
+        from basisprune.runs.answers import classify_files, image_files
         from basisprune.runs.load import load_any
 
-        answers = list(ask(load_any(result), image_files(images)))
+        answers = list(classify_files(load_any(result), image_files(images)))
     bad = [answer for answer in answers if answer.error]
     for answer in bad:
         tell(f"error: {answer.error}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import typer
 
 from basisprune.cli.common import (
@@ -16,16 +18,16 @@ from basisprune.cli.common import (
     RecipeOption,
     Seed,
     Size,
+    Teller,
     TestFraction,
     ValFraction,
     command_line,
-    show_json,
-    tell,
     told_errors,
 )
 
 
 def train(
+    ctx: typer.Context,
     model: Model,
     data: Data,
     output: Output,
@@ -53,27 +55,17 @@ def train(
     """
     with told_errors():
         from basisprune.runs.adapt import adapt
+        from basisprune.runs.config import Options, configure
+        from basisprune.runs.job import prepare_job
 
-        summary = adapt(
-            model,
-            data,
-            output,
-            recipe=recipe,
-            epochs=epochs,
-            seed=seed,
-            input_size=size,
-            command=command_line(),
-            say=tell,
-            pretrained=pretrained,
-            val_fraction=val_fraction,
-            test_fraction=test_fraction,
-            limit=limit,
-        )
+        given = {name: value for name, value in ctx.params.items() if name in Options.__annotations__}
+        job = prepare_job(model, data, configure(cast("Options", given)))
+        summary = adapt(job, output, Teller(), command=command_line())
     if as_json:
-        show_json(summary)
+        typer.echo(summary.to_json())
         return
-    for name in ("validation", "test"):
-        if name in summary:
-            low, high = summary[name]["interval"]
-            typer.echo(f"{name} accuracy {summary[name]['accuracy']:.1%} ({low:.1%} to {high:.1%})")
+    for name, found in (("validation", summary.validation), ("test", summary.test)):
+        if found is not None:
+            low, high = found.interval
+            typer.echo(f"{name} accuracy {found.accuracy:.1%} ({low:.1%} to {high:.1%})")
     typer.echo(f"the model is in {output / 'model'}\nnext: basisprune predict {output} image.jpg")

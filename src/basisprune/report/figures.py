@@ -8,9 +8,14 @@ from dataclasses import dataclass
 from html import escape
 from importlib import import_module
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
+from basisprune.costs import LayerReport
 from basisprune.errors import MissingExtraError
+from basisprune.results import CandidateRow, LayerImportance, RunSummary, Side
+
+Trace: TypeAlias = dict[str, object]
+"""What plotly draws, as it wants it."""
 
 # Each colour in the light and in the dark theme. Figures hold the light ones; a page in the dark swaps them.
 PALETTE: dict[str, tuple[str, str]] = {
@@ -27,7 +32,6 @@ PALETTE: dict[str, tuple[str, str]] = {
 }
 FONT = "Inter, ui-sans-serif, system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 COSTS = {"parameters": "parameters", "macs": "multiply-adds", "latency_ms": "latency", "bytes": "file size"}
-_TARGETS = {"target_params": "parameters", "target_macs": "macs", "target_latency": "latency_ms"}
 _MARKERS = {
     "failed": {"symbol": "x-thin", "size": 7, "color": "faint", "line": 1.5},
     "undecided": {"symbol": "circle-open", "size": 9, "color": "muted", "line": 1.5},
@@ -62,45 +66,30 @@ def light(name: str) -> str:
     return PALETTE[name][0]
 
 
-def status_of(candidate: Mapping[str, Any]) -> str:
-    """What became of a candidate, in one word.
+@dataclass(frozen=True)
+class Point:
+    """A network in a plot of accuracy against costs."""
 
-    >>> status_of({"chosen": False, "undecided": False, "passed": True})
-    'passed'
-    """
-    return next((word for word in ("chosen", "undecided", "passed") if candidate[word]), "failed")
+    name: str
+    status: str
+    network: Side | CandidateRow
 
-
-def target_of(budget: Mapping[str, Any], reference: Mapping[str, Any]) -> tuple[str, float] | None:
-    """The quantity that the budget limits and its limit; None for fixed ratios.
-
-    A target of 1 or less for parameters or multiply-adds is a share of the reference.
-
-    >>> target_of({"kind": "target_params", "value": 0.25}, {"parameters": 400})
-    ('parameters', 100.0)
-    """
-    kind, value = budget["kind"], budget["value"]
-    if kind == "max_drop":
-        return "accuracy", reference["accuracy"] - value
-    if kind == "min_accuracy":
-        return "accuracy", value
-    if kind not in _TARGETS:
-        return None
-    cost = _TARGETS[kind]
-    share = cost != "latency_ms" and value <= 1
-    return cost, value * reference[cost] if share else value
+    def cost(self, name: str) -> float | None:
+        """What it costs, None where that was not measured."""
+        value: float | None = getattr(self.network, name, None)
+        return value
 
 
-def search_plots(result: Mapping[str, Any]) -> list[Plot]:
+def search_plots(summary: RunSummary) -> list[Plot]:
     """Accuracy of every candidate against each cost that was measured, with error bars."""
-    points = [{**result["reference"], "name": "unpruned", "status": "reference"}]
-    points += [{**candidate, "status": status_of(candidate)} for candidate in result["candidates"]]
-    target = target_of(result["budget"], result["reference"])
-    low, high, below = _accuracy_range(points, target)
+    points = [Point("unpruned", "reference", summary.reference)]
+    points += [Point(candidate.name, candidate.status, candidate) for candidate in summary.candidates]
+    limited, bound = summary.budget.quantity, summary.budget.bound(summary.reference.accuracy)
+    low, high, below = _accuracy_range(points, bound if limited == "accuracy" else None)
     note = f"Not shown: {below} with less than {low:.0%}; the table has them all." if below else ""
     plots = []
     for cost, label in COSTS.items():
-        measured = [point for point in points if point.get(cost) is not None]
+        measured = [point for point in points if point.cost(cost) is not None]
         if len(measured) < 2:
             continue
         figure = _figure([_points(status, measured, cost) for status in _MARKERS], height=320)
@@ -108,25 +97,23 @@ def search_plots(result: Mapping[str, Any]) -> list[Plot]:
             rangemode="tozero", title_text=f"{label}{', ms' if cost == 'latency_ms' else ''}", tickformat="~s", nticks=6
         )
         figure.update_yaxes(tickformat=".0%" if high - low > 0.05 else ".1%", range=[low, high])
-        if target and target[0] in ("accuracy", cost):
-            line = figure.add_hline if target[0] == "accuracy" else figure.add_vline
-            line(target[1], line={"color": light("accent"), "width": 1, "dash": "dot"})
+        if limited in ("accuracy", cost):
+            line = figure.add_hline if limited == "accuracy" else figure.add_vline
+            line(bound, line={"color": light("accent"), "width": 1, "dash": "dot"})
         alt = f"Accuracy against {label} of {len(measured)} models; the table of candidates has the numbers."
         plots.append(_plot(f"search-{cost}", f"Accuracy against {label}", alt, figure, note))
     return plots
 
 
-def rank_plot(layers: Sequence[Mapping[str, Any]]) -> Plot | None:
+def rank_plot(layers: Sequence[LayerReport]) -> Plot | None:
     """The share of the full rank that each decomposed layer keeps, from input to output; None without such."""
-    numbered = [(number, layer) for number, layer in enumerate(layers, 1) if layer["rank"] is not None]
+    numbered = [(number, layer) for number, layer in enumerate(layers, 1) if layer.rank is not None]
     if not numbered:
         return None
     numbers = [number for number, _ in numbered]
-    hover = [
-        f"<b>{escape(each['name'], quote=False)}</b><br>{each['rank']} of {each['full_rank']}" for _, each in numbered
-    ]
-    kept = [layer["rank"] / layer["full_rank"] for _, layer in numbered]
-    bar: dict[str, Any] = {"type": "bar", "x": numbers, "hovertext": hover, "hoverinfo": "text"}
+    hover = [f"<b>{escape(each.name, quote=False)}</b><br>{each.rank} of {each.full_rank}" for _, each in numbered]
+    kept = [(layer.rank or 0) / layer.full_rank for _, layer in numbered]
+    bar: Trace = {"type": "bar", "x": numbers, "hovertext": hover, "hoverinfo": "text"}
     full = {
         **bar,
         "y": [1] * len(numbers),
@@ -141,16 +128,16 @@ def rank_plot(layers: Sequence[Mapping[str, Any]]) -> Plot | None:
     return _plot("ranks", "Rank kept of the full rank", alt, figure)
 
 
-def importance_plots(importance: Mapping[str, Mapping[str, Sequence[float]]]) -> list[Plot]:
+def importance_plots(importance: Mapping[str, LayerImportance]) -> list[Plot]:
     """Scale factors against Taylor importance by its maximum, per layer, in the order of the singular values."""
     plots = []
     for number, (name, values) in enumerate(importance.items()):
-        top = max((abs(value) for value in values["taylor"] if value is not None), default=0) or 1
-        taylor = [None if value is None else value / top for value in values["taylor"]]
+        top = max((abs(value) for value in values.taylor if value is not None), default=0) or 1
+        taylor = [None if value is None else value / top for value in values.taylor]
         figure = _figure(
             [
                 _line("Taylor importance", range(1, len(taylor) + 1), taylor, "blue", width=1.3),
-                _line("scale factor", range(1, len(values["scales"]) + 1), values["scales"], "red", width=1.3),
+                _line("scale factor", range(1, len(values.scales) + 1), values.scales, "red", width=1.3),
             ],
             height=240,
         )
@@ -161,52 +148,54 @@ def importance_plots(importance: Mapping[str, Mapping[str, Sequence[float]]]) ->
     return plots
 
 
-def training_plots(candidates: Sequence[Mapping[str, Any]]) -> list[Plot]:
+def training_plots(candidates: Sequence[CandidateRow]) -> list[Plot]:
     """Validation accuracy of every candidate by epoch, and the losses of the chosen one; empty without histories."""
-    trained = [candidate for candidate in candidates if candidate.get("history")]
+    trained = [candidate for candidate in candidates if candidate.history]
     if not trained:
         return []
-    chosen = next((candidate for candidate in trained if candidate["chosen"]), None)
+    chosen = next((candidate for candidate in trained if candidate.chosen), None)
     others = [candidate for candidate in trained if candidate is not chosen]
     lines = [_bundle(others)] if others else []
     if chosen:
-        epochs = [record["epoch"] for record in chosen["history"]]
-        curve = {key: [record.get(key) for record in chosen["history"]] for key in chosen["history"][0]}
-        lines.append(_line("training", epochs, curve["train_accuracy"], "accent", dash="dot"))
-        lines.append(_line("validation", epochs, curve["val_accuracy"], "accent", width=2.5))
+        epochs = [record.epoch for record in chosen.history]
+        training = [record.train_accuracy for record in chosen.history]
+        lines.append(_line("training", epochs, training, "accent", dash="dot"))
+        lines.append(
+            _line("validation", epochs, [record.val_accuracy for record in chosen.history], "accent", width=2.5)
+        )
     accuracy = _figure(lines, height=300, legend=True)
     accuracy.update_yaxes(tickformat=".0%")
     alt = f"Validation accuracy by epoch of {len(trained)} candidates."
     plots = [_plot("training-accuracy", "Accuracy by epoch", alt, accuracy)]
     if chosen:
         pair = [
-            _line("training", epochs, curve["train_loss"], "accent", dash="dot"),
-            _line("validation", epochs, curve["val_loss"], "accent", width=2.5),
+            _line("training", epochs, [record.train_loss for record in chosen.history], "accent", dash="dot"),
+            _line("validation", epochs, [record.val_loss for record in chosen.history], "accent", width=2.5),
         ]
         loss = _figure(pair, height=300, legend=True)
         loss.update_yaxes(rangemode="tozero")
         plots.append(_plot("training-loss", "Loss of the chosen model", "Loss by epoch of the chosen model.", loss))
-    longest = max(len(candidate["history"]) for candidate in trained)
+    longest = max(len(candidate.history) for candidate in trained)
     for figure in (plot.figure for plot in plots):
         figure["layout"]["xaxis"].update(title={"text": "epoch"}, showgrid=False, dtick=_step(longest))
     return plots
 
 
-def _points(status: str, models: Iterable[Mapping[str, Any]], cost: str) -> dict[str, Any]:
-    """One trace: the models of that status, with the intervals of their accuracy as error bars."""
+def _points(status: str, points: Iterable[Point], cost: str) -> Trace:
+    """One trace: the networks of that status, with the intervals of their accuracy as error bars."""
     style = _MARKERS[status]
-    shown = [model for model in models if model["status"] == status]
+    shown = [point for point in points if point.status == status]
+    networks = [point.network for point in shown]
     colour = light(str(style["color"]))
-    intervals = [f"{model['interval'][0]:.1%} to {model['interval'][1]:.1%}" for model in shown]
     return {
         "type": "scatter",
         "mode": "markers",
         "name": status,
-        "x": [model[cost] for model in shown],
-        "y": [model["accuracy"] for model in shown],
+        "x": [point.cost(cost) for point in shown],
+        "y": [network.accuracy for network in networks],
         "error_y": {
-            "array": [model["interval"][1] - model["accuracy"] for model in shown],
-            "arrayminus": [model["accuracy"] - model["interval"][0] for model in shown],
+            "array": [network.interval[1] - network.accuracy for network in networks],
+            "arrayminus": [network.accuracy - network.interval[0] for network in networks],
             "color": colour if status in ("chosen", "reference") else light("faint"),
             "thickness": 1,
             "width": 0,
@@ -218,39 +207,39 @@ def _points(status: str, models: Iterable[Mapping[str, Any]], cost: str) -> dict
             "line": {"width": style["line"], "color": colour},
         },
         "hovertext": [
-            f"<b>{escape(model['name'], quote=False)}</b> ({status})<br>accuracy {model['accuracy']:.1%}, {interval}"
-            f"<br>{COSTS[cost]} {model[cost]:,}"
-            for model, interval in zip(shown, intervals, strict=True)
+            f"<b>{escape(point.name, quote=False)}</b> ({status})<br>accuracy {point.network.accuracy:.1%}, "
+            f"{point.network.interval[0]:.1%} to {point.network.interval[1]:.1%}<br>{COSTS[cost]} {point.cost(cost):,}"
+            for point in shown
         ],
         "hoverinfo": "text",
     }
 
 
-def _accuracy_range(points: Sequence[Mapping[str, Any]], target: tuple[str, float] | None) -> tuple[float, float, int]:
+def _accuracy_range(points: Sequence[Point], limit: float | None) -> tuple[float, float, int]:
     """The range of accuracy worth seeing, and how many failed candidates lie below it.
 
     A hopeless candidate would squeeze the few points that matter into a line.
     """
-    good = [point for point in points if point["status"] != "failed"]
-    failed = [point for point in points if point["status"] == "failed"]
+    good = [point.network for point in points if point.status != "failed"]
+    failed = [point.network for point in points if point.status == "failed"]
     if len(good) < 2 and failed:
-        good.append(max(failed, key=lambda point: float(point["accuracy"])))
-    ends = [end for point in good for end in (*point["interval"], point["accuracy"])]
-    if target and target[0] == "accuracy":
-        ends.append(target[1])
+        good.append(max(failed, key=lambda network: network.accuracy))
+    ends = [end for network in good for end in (*network.interval, network.accuracy)]
+    if limit is not None:
+        ends.append(limit)
     span = max(max(ends) - min(ends), 0.01)
-    lowest = min([*ends, *(point["accuracy"] for point in failed)])
+    lowest = min([*ends, *(network.accuracy for network in failed)])
     low = max(lowest - 0.1 * span, min(ends) - 0.4 * span, 0)
-    return low, max(ends) + 0.1 * span, sum(point["accuracy"] < low for point in failed)
+    return low, max(ends) + 0.1 * span, sum(network.accuracy < low for network in failed)
 
 
-def _bundle(candidates: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+def _bundle(candidates: Iterable[CandidateRow]) -> Trace:
     """The validation curves of many candidates as one trace, with a gap between two of them."""
 
     def rows() -> Iterator[tuple[int | None, float | None, str]]:
         for candidate in candidates:
-            for record in candidate["history"]:
-                yield record["epoch"], record.get("val_accuracy"), escape(candidate["name"], quote=False)
+            for record in candidate.history:
+                yield record.epoch, record.val_accuracy, escape(candidate.name, quote=False)
             yield None, None, ""
 
     epochs, values, names = zip(*rows(), strict=True)
@@ -266,7 +255,7 @@ def _line(
     *,
     width: float = 1.6,
     dash: str = "solid",
-) -> dict[str, Any]:
+) -> Trace:
     style = {"color": light(colour), "width": width, "dash": dash}
     return {"type": "scatter", "mode": "lines", "name": name, "x": list(x), "y": list(y), "line": style}
 
@@ -276,7 +265,7 @@ def _step(count: int) -> int | None:
     return 1 if count <= 12 else None
 
 
-def _figure(traces: Sequence[Mapping[str, Any]], *, height: int, legend: bool = False) -> Any:
+def _figure(traces: Sequence[Trace], *, height: int, legend: bool = False) -> Any:
     """A plotly figure in the style of the house: no frame, thin grid, nothing that takes a finger's scroll."""
     axis = {"gridcolor": light("line"), "linecolor": light("line"), "zeroline": False, "fixedrange": True}
     text = {"family": FONT, "size": 12, "color": light("muted")}

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from importlib import import_module, resources
 from pathlib import Path
 from typing import Any
 
-from basisprune.errors import ConfigError, MissingExtraError
+from pydantic import JsonValue
+
+from basisprune.errors import MissingExtraError
 from basisprune.files import write_text
 from basisprune.report.figures import (
     COSTS,
@@ -20,15 +23,11 @@ from basisprune.report.figures import (
     importance_plots,
     rank_plot,
     search_plots,
-    status_of,
-    target_of,
     training_plots,
 )
+from basisprune.results import CandidateRow, Interval, RunSummary, Side
+from basisprune.types import flat
 
-_NEEDED = (
-    *("title", "command", "config", "seed", "versions", "device", "created", "verdict"),
-    *("budget", "classes", "reference", "candidates", "layers"),
-)
 # A matrix of more classes than this cannot be read; the ones most often confused are shown.
 _MATRIX = 20
 # Beyond this many classes the matrices would make the page too large.
@@ -36,42 +35,57 @@ _MOST_CLASSES = 100
 _MINUS = "\u2212"
 
 
-def write_report(result: Mapping[str, Any], path: str | Path) -> Path:
-    """The path of the report: one HTML file with the figures, tables and raw numbers of the result.
+@dataclass(frozen=True)
+class Row:
+    """One line of the table before and after; `after` is None where no model was chosen."""
 
-    The file needs nothing beside it and nothing from the network. `result` is what JSON can hold; numbers that
-    are not finite become null. It is in the page as JSON too, in the script element with the id "result".
-    Raises ConfigError for a result that lacks a part, MissingExtraError without plotly or jinja2.
+    key: str
+    label: str
+    before: float | None
+    after: float | None
+    intervals: tuple[Interval | None, Interval | None] = (None, None)
+
+
+@dataclass(frozen=True)
+class Speed:
+    """The milliseconds for one image in a runtime, before and after."""
+
+    backend: str
+    batch: int
+    before: float
+    after: float
+    speedup: float
+
+
+def write_report(summary: RunSummary, path: str | Path) -> Path:
+    """The path of the report: one HTML file with the figures, tables and raw numbers of the run.
+
+    The file needs nothing beside it and nothing from the network. The summary is in the page as JSON too, in the
+    script element with the id "result". Raises MissingExtraError without plotly or jinja2.
     """
     path = Path(path)
-    write_text(path, render_report(result))
+    write_text(path, render_report(summary))
     return path
 
 
-def render_report(result: Mapping[str, Any]) -> str:
+def render_report(summary: RunSummary) -> str:
     """The text of the report that `write_report` writes."""
-    missing = [key for key in _NEEDED if key not in result]
-    if missing:
-        raise ConfigError.of(
-            "report", [f"the result has no {key!r}; every result of a search has one" for key in missing]
-        )
     graph_objects()  # refuse before any work, not half-way
-    plain = _plain(result)
-    if len(plain["classes"]) > _MOST_CLASSES:
-        plain.pop("confusion", None)
-    plots = _plots(plain)
+    too_many = len(summary.classes) > _MOST_CLASSES and summary.confusion is not None
+    if too_many:
+        summary = replace(summary, confusion=None)
+    plots = _plots(summary)
     template = _environment().get_template("report.html")
     text: str = template.render(
-        result=plain,
-        chosen=_chosen(plain),
-        rows=comparison(plain),
+        result=summary,
+        data=summary.as_dict(),
+        rows=comparison(summary),
         plots=plots,
         figures={plot.key: plot.figure for group in plots.values() for plot in group},
-        confusion=_matrices(plain),
-        too_many_classes=len(plain["classes"]) > _MOST_CLASSES and bool(result.get("confusion")),
-        speeds=_speeds(plain),
-        changed=plain.get("changed"),
-        settings=list(_flat(plain["config"])),
+        confusion=_matrices(summary),
+        too_many_classes=too_many,
+        speeds=_speeds(summary),
+        settings=[(name, _as_text(value)) for name, value in flat(summary.config)],
         palette=PALETTE,
         font=FONT,
         plotly=resources.files(__package__).joinpath("templates/plotly-basic.min.js").read_text(encoding="utf-8"),
@@ -79,83 +93,85 @@ def render_report(result: Mapping[str, Any]) -> str:
     return text
 
 
-def comparison(result: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The rows of the table before and after: accuracies, then costs; `after` is None where no model was chosen.
-
-    Costs are those of the test where there is one.
-    """
-    test, chosen, reference = result.get("test"), _chosen(result), result["reference"]
+def comparison(summary: RunSummary) -> list[Row]:
+    """The rows of the table before and after: accuracies, then costs, those of the test where there is one."""
+    test, chosen, reference = summary.test, summary.chosen, summary.reference
     rows = []
     if test:
-        rows.append(_row("accuracy", "test accuracy", test["before"], test["after"]))
+        rows.append(_accuracy_row("test accuracy", test.before, test.after))
     if chosen or not test:
-        rows.append(_row("accuracy", "validation accuracy", reference, chosen))
-    before, after = (test["before"], test["after"]) if test else (reference, chosen)
+        rows.append(_accuracy_row("validation accuracy", reference, chosen))
+    before, after = (test.before, test.after) if test else (reference, chosen)
     for cost, label in COSTS.items():
-        row = _row(cost, label, before, after)
-        if row["before"] is not None and (row["after"] is not None or not after):
-            rows.append(row)
+        values = getattr(before, cost), getattr(after, cost, None)
+        if values[0] is not None and (values[1] is not None or after is None):
+            rows.append(Row(cost, label, *values))
     return rows
 
 
-def _row(key: str, label: str, before: Mapping[str, Any], after: Mapping[str, Any] | None) -> dict[str, Any]:
-    intervals = [side.get("interval") if side and key == "accuracy" else None for side in (before, after)]
-    values = before.get(key), after.get(key) if after else None
-    return {"key": key, "label": label, "before": values[0], "after": values[1], "intervals": intervals}
+def _accuracy_row(label: str, before: Side, after: Side | CandidateRow | None) -> Row:
+    if after is None:
+        return Row("accuracy", label, before.accuracy, None, (before.interval, None))
+    return Row("accuracy", label, before.accuracy, after.accuracy, (before.interval, after.interval))
 
 
-def _chosen(result: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    return next((candidate for candidate in result["candidates"] if candidate["chosen"]), None)
-
-
-def _plots(result: Mapping[str, Any]) -> dict[str, list[Plot]]:
-    ranks = rank_plot(result["layers"])
+def _plots(summary: RunSummary) -> dict[str, list[Plot]]:
+    ranks = rank_plot(summary.layers)
     return {
-        "search": search_plots(result),
+        "search": search_plots(summary),
         "ranks": [ranks] if ranks else [],
-        "importance": importance_plots(result.get("importance") or {}),
-        "training": training_plots(result["candidates"]),
+        "importance": importance_plots(summary.importance),
+        "training": training_plots(summary.candidates),
     }
 
 
-def _matrices(result: Mapping[str, Any]) -> dict[str, Any] | None:
+@dataclass(frozen=True)
+class Cell:
+    """How often one class was taken for another, and how strongly to colour that."""
+
+    count: int
+    share: float
+
+
+@dataclass(frozen=True)
+class Matrices:
+    """The confusion matrices of the classes that are shown, of all that there are."""
+
+    classes: list[str]
+    all: int
+    tables: dict[str, list[list[Cell]]]
+
+
+def _matrices(summary: RunSummary) -> Matrices | None:
     """The confusion matrices of the classes that are shown: all, or those most often confused."""
-    confusion, classes = result.get("confusion"), result["classes"]
+    confusion, classes = summary.confusion, summary.classes
     if not confusion:
         return None
+    sides = {"before": confusion.before, "after": confusion.after}
     shown = list(range(len(classes)))
     if len(classes) > _MATRIX:
-        wrong = {index: sum(_mistakes(matrix, index) for matrix in confusion.values()) for index in shown}
+        wrong = {index: sum(_mistakes(matrix, index) for matrix in sides.values()) for index in shown}
         shown = sorted(sorted(shown, key=lambda index: -wrong[index])[:_MATRIX])
     tables = {
-        side: [
-            [{"count": matrix[i][j], "share": math.sqrt(matrix[i][j] / max(sum(matrix[i]), 1))} for j in shown]
-            for i in shown
-        ]
-        for side, matrix in confusion.items()
-        if side in ("before", "after")
+        side: [[Cell(matrix[i][j], math.sqrt(matrix[i][j] / max(sum(matrix[i]), 1))) for j in shown] for i in shown]
+        for side, matrix in sides.items()
     }
-    return {"classes": [classes[index] for index in shown], "all": len(classes), "tables": tables}
+    return Matrices([classes[index] for index in shown], len(classes), tables)
 
 
-def _speeds(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _speeds(summary: RunSummary) -> list[Speed]:
     """Rows of the table of latencies: for each setting the milliseconds for one image, before and after."""
-    latency = result.get("latency")
-    if not latency:
+    if summary.latency is None:
         return []
-    found = {(row["model"], row["backend"], row["batch_size"]): row for row in latency["rows"]}
+    found = {(row.model, row.backend, row.batch_size): row for row in summary.latency.rows}
     names = {"eager": "PyTorch", "onnxruntime": "ONNX Runtime"}
-    return [
-        {
-            "backend": names.get(backend, backend),
-            "batch": batch,
-            "before": 1000 * row["seconds"] / batch,
-            "after": 1000 * found["after", backend, batch]["seconds"] / batch,
-            "speedup": found["after", backend, batch]["speedup"],
-        }
-        for (model, backend, batch), row in found.items()
-        if model == "before"
-    ]
+    speeds = []
+    for (model, backend, batch), row in found.items():
+        if model == "before":
+            after = found["after", backend, batch]
+            before_ms, after_ms = (1000 * each.seconds / batch for each in (row, after))
+            speeds.append(Speed(names.get(backend, backend), batch, before_ms, after_ms, after.speedup))
+    return speeds
 
 
 def _mistakes(matrix: Sequence[Sequence[int]], index: int) -> int:
@@ -163,32 +179,8 @@ def _mistakes(matrix: Sequence[Sequence[int]], index: int) -> int:
     return sum(matrix[index]) + sum(row[index] for row in matrix) - 2 * matrix[index][index]
 
 
-def _plain(value: Any) -> Any:
-    """The value as JSON has it: tuples are lists, keys are text, what is not finite is None, the rest is text.
-
-    >>> _plain({"a": (1, float("nan")), 2: Path("x")})
-    {'a': [1, None], '2': 'x'}
-    """
-    if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value if value is None or isinstance(value, str | int) else str(value)
-
-
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """The settings one by one, with dotted names.
-
-    >>> list(_flat({"train": {"epochs": 3}, "data": "photos"}))
-    [('train.epochs', '3'), ('data', 'photos')]
-    """
-    for key, value in settings.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+def _as_text(value: JsonValue) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _environment() -> Any:
@@ -206,7 +198,7 @@ def _environment() -> Any:
     # The order of keys is that of the result; tojson escapes what could end a script element.
     environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":")}
     environment.filters.update(amount=amount, exact=exact, change=change, points=points)
-    environment.filters.update(limit=_limit, status=status_of)
+    environment.filters.update(limit=_limit)
     return environment
 
 
@@ -263,32 +255,30 @@ def exact(value: float | None, key: str) -> str:
     return f"{value:,}" if isinstance(value, int) and key in ("parameters", "macs") else amount(value, key)
 
 
-def change(row: Mapping[str, Any]) -> str:
+def change(row: Row) -> str:
     """What changed from before to after: points of accuracy, or the share of a cost.
 
-    >>> change({"key": "macs", "before": 400, "after": 100}) == "\u221275.0 %"
+    >>> change(Row("macs", "multiply-adds", 400, 100)) == "\u221275.0 %"
     True
     """
-    before, after = row["before"], row["after"]
+    before, after = row.before, row.after
     if after is None or not before:
         return ""
-    if row["key"] == "accuracy":
+    if row.key == "accuracy":
         return f"{100 * (after - before):+.1f} points".replace("-", _MINUS)
     return f"{after / before - 1:+.1%}".replace("%", " %").replace("-", _MINUS)
 
 
-def _limit(result: Mapping[str, Any]) -> str:
+def _limit(summary: RunSummary) -> str:
     """What the search had to keep to, as a sentence."""
-    kind, value = result["budget"]["kind"], result["budget"]["value"]
-    target = target_of(result["budget"], result["reference"])
-    if target is None:
+    kind, value, quantity = summary.budget.kind, summary.budget.value, summary.budget.quantity
+    if quantity is None or value is None:
         return "The ratios were given."
     if kind == "max_drop":
         unit = "point" if value == 0.01 else "points"
         return f"At most {100 * value:.3g} {unit} of accuracy could be lost on the validation images."
     if kind == "min_accuracy":
         return f"An accuracy of at least {percent(value)} on the validation images was asked for."
-    cost, most = target
-    if cost == "latency_ms":
-        return f"A latency of at most {amount(most, cost)} was asked for."
-    return f"At most {amount(most, cost)} {COSTS[cost]} were asked for."
+    if quantity == "latency_ms":
+        return f"A latency of at most {amount(value, quantity)} was asked for."
+    return f"At most {amount(value, quantity)} {COSTS[quantity]} were asked for."

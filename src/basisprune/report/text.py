@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
 
+from basisprune.costs import ModelReport
+from basisprune.pipeline import Pruned
 from basisprune.report.html import change, comparison, exact
-
-if TYPE_CHECKING:
-    from basisprune.costs import ModelReport
-    from basisprune.pipeline import Pruned
+from basisprune.results import RunSummary
 
 
 def layer_table(report: ModelReport) -> str:
@@ -52,11 +50,10 @@ def framework_table(results: Sequence[Pruned]) -> str:
     return text_table(header, rows, left={0})
 
 
-def comparison_table(result: Mapping[str, Any]) -> str:
+def comparison_table(summary: RunSummary) -> str:
     """A text table of a result before and after: accuracies, parameters, multiply-adds, latency, file size."""
     rows = [
-        (row["label"], exact(row["before"], row["key"]), exact(row["after"], row["key"]), change(row))
-        for row in comparison(result)
+        (row.label, exact(row.before, row.key), exact(row.after, row.key), change(row)) for row in comparison(summary)
     ]
     return text_table(("", "before", "after", "change"), rows, left={0})
 

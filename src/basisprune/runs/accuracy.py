@@ -3,23 +3,51 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal, TypeAlias, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from basisprune.data import LabelledImages, load_data
+from basisprune.data.load import Source
 from basisprune.errors import ConfigError, DataError
+from basisprune.results import Interval
+from basisprune.runs.config import Options, configure
+from basisprune.runs.job import load_images
 from basisprune.runs.load import Loaded
-from basisprune.runs.settings import is_loadable
+from basisprune.runs.output import is_loadable
 from basisprune.training.intervals import wilson_interval
 from basisprune.training.predict import predict
+from basisprune.types import flat
 
 _SPLITTING = ("seed", "val_fraction", "test_fraction", "limit")
+Part: TypeAlias = Literal["train", "val", "test", "all"]
 
 
-def accuracy_on(loaded: Loaded, data: Any | None = None, part: str | None = None) -> dict[str, Any]:
-    """The accuracy with its interval, in total and by class, as JSON values.
+@dataclass(frozen=True)
+class ClassCount:
+    """How many of a class's images are classified correctly."""
+
+    right: int
+    images: int
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The accuracy on a part of the data, with its 95 % interval, in total and by class."""
+
+    data: str
+    part: Part
+    images: int
+    accuracy: float
+    interval: Interval
+    classes: dict[str, ClassCount]
+
+
+def accuracy_on(loaded: Loaded, data: Source | None = None, part: Part | None = None) -> Judgement:
+    """How often the network is right.
 
     Without `data`, or with that of the run, the images are split as the run did, and by default those of the
     test part are looked at; of any other data all images are, or a part that it has itself. Classes are matched
@@ -27,42 +55,38 @@ def accuracy_on(loaded: Loaded, data: Any | None = None, part: str | None = None
     class that the network does not know.
     """
     own = loaded.settings.get("data")
-    source = own if data is None else data
-    if data is None and not is_loadable(own):
-        said = "this model does not know its run's data" if own is None else f"{own!r}, the run's data, is not there"
-        raise ConfigError(f"evaluate: {said}; pass --data")
-    wanted = part or ("test" if _same(source, own) else "all")
+    source = data if data is not None else _own_data(own)
+    wanted: Part = part or ("test" if _same(source, own) else "all")
     parts = _parts(loaded, source, wanted)
     hits, labels = zip(*(_hits(loaded, images) for images in parts), strict=True)
     right, labels_all = np.concatenate(hits), np.concatenate(labels)
     classes = {
-        name: {"right": int(right[labels_all == index].sum()), "images": int((labels_all == index).sum())}
+        name: ClassCount(int(right[labels_all == index].sum()), int((labels_all == index).sum()))
         for index, name in enumerate(loaded.classes)
     }
-    return {
-        "data": str(source),
-        "part": wanted,
-        "images": len(right),
-        "accuracy": float(right.mean()),
-        "interval": list(wilson_interval(int(right.sum()), len(right))),
-        "classes": classes,
-    }
+    interval = wilson_interval(int(right.sum()), len(right))
+    return Judgement(str(source), wanted, len(right), float(right.mean()), interval, classes)
 
 
-def _same(source: Any, own: Any) -> bool:
+def _own_data(own: object) -> str:
+    """The data of the run, which must still be there."""
+    if isinstance(own, str) and is_loadable(own):
+        return own
+    said = "this model does not know its run's data" if own is None else f"{own!r}, the run's data, is not there"
+    raise ConfigError(f"evaluate: {said}; pass --data")
+
+
+def _same(source: object, own: object) -> bool:
     """Whether two names are of the same data, however the path is written."""
-    if not isinstance(source, str | os.PathLike) or not is_loadable(own):
+    if not isinstance(source, str | os.PathLike) or not isinstance(own, str) or not is_loadable(own):
         return False
     return str(source) == own or Path(source).expanduser().resolve() == Path(own).expanduser().resolve()
 
 
-def _parts(loaded: Loaded, source: Any, wanted: str) -> list[LabelledImages]:
+def _parts(loaded: Loaded, source: Source, wanted: Part) -> list[LabelledImages]:
     """The images of that part, or of all; a part that the run has drawn is drawn again only as the run did."""
     known = _same(source, loaded.settings.get("data"))
-    splitting: dict[str, Any] = {"val_fraction": 0.0, "test_fraction": 0.0}
-    if known and wanted != "all":
-        splitting = {name: loaded.settings[name] for name in _SPLITTING if loaded.settings.get(name) is not None}
-    parts = load_data(source, size=loaded.spec.size, **splitting).parts
+    parts = (_as_the_run_did if known and wanted != "all" else _undivided)(loaded, source)
     if wanted == "all":
         return list(parts.values())
     if not known and (wanted not in parts or len(parts) == 1):
@@ -75,7 +99,16 @@ def _parts(loaded: Loaded, source: Any, wanted: str) -> list[LabelledImages]:
     return [parts[wanted]]
 
 
-def _hits(loaded: Loaded, images: LabelledImages) -> tuple[Any, Any]:
+def _undivided(loaded: Loaded, source: Source) -> dict[str, LabelledImages]:
+    return load_data(source, size=loaded.spec.size, val_fraction=0.0, test_fraction=0.0).parts
+
+
+def _as_the_run_did(loaded: Loaded, source: Source) -> dict[str, LabelledImages]:
+    run = configure(cast("Options", {name: value for name, value in loaded.settings.items() if name in _SPLITTING}))
+    return load_images(source, loaded.spec.size, run).parts
+
+
+def _hits(loaded: Loaded, images: LabelledImages) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
     """Which images are classified correctly, and their labels as the network numbers them."""
     unknown = [name for name in images.classes if name not in loaded.classes]
     if unknown:
@@ -83,7 +116,11 @@ def _hits(loaded: Loaded, images: LabelledImages) -> tuple[Any, Any]:
             f"the data has the class {unknown[0]!r}, which the model does not know; it tells apart "
             f"{', '.join(loaded.classes[:10])}"
         )
-    prepared = bool(loaded.settings.get("recipe", {}).get("train", {}).get("prepared", False))
-    found = predict(loaded.model, images, prepared=prepared)
+    found = predict(loaded.model, images, prepared=_is_prepared(loaded))
     labels = np.array([loaded.classes.index(name) for name in images.classes])[found.labels]
     return np.equal(found.classes, labels), labels
+
+
+def _is_prepared(loaded: Loaded) -> bool:
+    """Whether the run's images are normalised floats already."""
+    return dict(flat(loaded.settings)).get("recipe.train.prepared") is True

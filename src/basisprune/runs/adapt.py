@@ -2,78 +2,89 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+
+from pydantic import JsonValue, TypeAdapter
+from torch import nn
 
 from basisprune.costs import measure
 from basisprune.data import LabelledImages
 from basisprune.deploy.bundle import save_pretrained
 from basisprune.files import write_text
-from basisprune.pipeline import Pipeline
-from basisprune.recipes import Recipe
-from basisprune.runs.compress import starting_point
-from basisprune.runs.settings import ResultFolder, recipe_of
-from basisprune.runs.summary import versions
+from basisprune.listener import Listener
+from basisprune.results import Accuracy, Settings
+from basisprune.runs.job import Job
+from basisprune.runs.output import BUNDLE, SUMMARY, OutputFolder, versions
+from basisprune.stage_store import StageStore, fingerprint
 from basisprune.training.intervals import wilson_interval
-from basisprune.training.loop import fit
+from basisprune.training.loop import EpochRecord, fit
 from basisprune.training.predict import predict
 
 
-def adapt(
-    model: str,
-    data: str,
-    output: str | Path,
-    *,
-    recipe: str | Mapping[str, Any] | Recipe = "quick",
-    epochs: int | None = None,
-    seed: int = 0,
-    input_size: int | None = None,
-    command: str = "",
-    say: Callable[[str], None] = lambda _: None,
-    **start: Any,
-) -> dict[str, Any]:
-    """What is known of the model that was trained, as JSON values; the output folder holds it, and the model.
+@dataclass(frozen=True)
+class TrainSummary:
+    """What is known of a model that was trained; the accuracies where the data has such images."""
 
-    A run that was killed goes on. `start` goes to `starting_point`. Raises CheckpointError for an output that
-    belongs to a run with other settings, weights or images.
+    command: str
+    config: Settings
+    seed: int
+    versions: Mapping[str, str]
+    classes: tuple[str, ...]
+    parameters: int
+    macs: int
+    history: tuple[EpochRecord, ...]
+    validation: Accuracy | None = None
+    test: Accuracy | None = None
+
+    def to_json(self) -> str:
+        """The summary as one JSON object."""
+        return TypeAdapter(TrainSummary).dump_json(self).decode()
+
+
+def adapt(job: Job, output: Path, listener: Listener, *, command: str = "") -> TrainSummary:
+    """What is known of the job's model after its training; the output folder holds that, and the model.
+
+    A run that was killed resumes. Raises CheckpointError for an output that belongs to a run with other settings,
+    weights or images.
     """
-    folder = Path(output)
-    training = replace(recipe_of(recipe).train, seed=seed)
-    training = training if epochs is None else replace(training, epochs=epochs)
-    config = {"model": model, "data": data, "size": input_size, "seed": seed, **start}
-    config["recipe"] = {"train": asdict(training)}
-    network, splits = starting_point(model, data, input_size=input_size, seed=seed, **start)
-    for line in ResultFolder(folder, "train").claim(config, versions()):
-        say(f"{folder} was begun with another version, and goes on with this one: {line}")
-    # The same names may stand for other weights or images; training, unlike pruning, can do without validation.
-    Pipeline(network, replace(splits, val=splits.val or splits.train), checkpoints=folder).claim_folder()
-    say(splits.describe())
-    say(f"training for {training.epochs} epochs")
-    trained = fit(network, splits.train, splits.val, training, checkpoint=folder / "training.pt")
+    training, splits = job.config.recipe.train, job.splits
+    config = _noted(job)
+    OutputFolder(output, "train").claim(config, listener)
+    StageStore(output).claim(fingerprint(job.network, splits))  # the same names may stand for other weights or images
+    listener.say(splits.describe())
+    listener.say(f"training for {training.epochs} epochs")
+    trained = fit(job.network, splits.train, splits.val, training, checkpoint=output / "training.pt")
     size = measure(trained.model)
-    summary: dict[str, Any] = {
-        "command": command,
-        "config": config,
-        "seed": seed,
-        "versions": versions(),
-        "classes": list(splits.classes),
-        "parameters": size.parameters,
-        "macs": size.macs,
-        "history": [asdict(record) for record in trained.history],
-    }
-    for name, part in (("validation", splits.val), ("test", splits.test)):
-        if part is not None:
-            summary[name] = _accuracy(trained.model, part, prepared=training.prepared)
-    metrics: dict[str, Any] = {name: summary[name] for name in ("validation", "test") if name in summary}
-    save_pretrained(trained.model, folder / "model", classes=splits.classes, metrics=metrics)
-    write_text(folder / "summary.json", json.dumps(summary) + "\n")
+    validation, test = (_accuracy(trained.model, part, training.prepared) for part in (splits.val, splits.test))
+    summary = TrainSummary(
+        command=command,
+        config=config,
+        seed=job.config.seed,
+        versions=versions(),
+        classes=tuple(splits.classes),
+        parameters=size.parameters,
+        macs=size.macs,
+        history=trained.history,
+        validation=validation,
+        test=test,
+    )
+    metrics = {name: asdict(part) for name, part in (("validation", validation), ("test", test)) if part is not None}
+    save_pretrained(trained.model, output / BUNDLE, classes=list(splits.classes), metrics=metrics)
+    write_text(output / SUMMARY, summary.to_json() + "\n")
     return summary
 
 
-def _accuracy(model: Any, data: LabelledImages, *, prepared: bool) -> dict[str, Any]:
+def _noted(job: Job) -> dict[str, JsonValue]:
+    """The settings that training has: all but those of pruning."""
+    names = ("model", "data", "size", "val_fraction", "test_fraction", "limit", "pretrained", "seed")
+    noted = {name: value for name, value in job.noted().items() if name in names}
+    return {**noted, "recipe": {"train": asdict(job.config.recipe.train)}}
+
+
+def _accuracy(model: nn.Module, data: LabelledImages | None, prepared: bool) -> Accuracy | None:
+    if data is None:
+        return None
     hits = predict(model, data, prepared=prepared).hits
-    low, high = wilson_interval(int(hits.sum()), len(hits))
-    return {"accuracy": float(hits.mean()), "interval": [low, high], "images": len(hits)}
+    return Accuracy(float(hits.mean()), wilson_interval(int(hits.sum()), len(hits)), len(hits))

@@ -43,7 +43,7 @@ def image_files(paths: Iterable[str | Path]) -> list[Path]:
     return files
 
 
-def ask(loaded: Loaded, files: Iterable[Path]) -> Iterator[Answer]:
+def classify_files(loaded: Loaded, files: Iterable[Path]) -> Iterator[Answer]:
     """One answer for each file, in order."""
     batch: list[tuple[Path, Tensor | str]] = []
     for file in files:

@@ -5,70 +5,96 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TypeVar
 
 from accelerate import PartialState
-from torch import Tensor
+from torch import Tensor, nn
 
-from basisprune.data import LabelledImages, make_loader, prepare
+from basisprune.data import LabelledImages, Splits, make_loader, prepare
 from basisprune.deploy.bundle import save_pretrained
 from basisprune.deploy.bundle.files import CONFIG as BUNDLE_CONFIG
 from basisprune.deploy.bundle.files import NAMES as BUNDLE_FILES
 from basisprune.deploy.export import OnnxReport, evaluate_onnx, export_onnx
 from basisprune.deploy.export.evaluating import as_pixels
 from basisprune.deploy.export.runtime import has_onnx
-from basisprune.deploy.latency import Backend, measure_latency
+from basisprune.deploy.latency import Backend, LatencyReport, measure_latency
 from basisprune.errors import BasisPruneError, MissingExtraError
-from basisprune.files import write_text
+from basisprune.listener import Listener
+from basisprune.pipeline import Plan
 from basisprune.report.html import write_report
+from basisprune.results import DeliveredFile, RunSummary
+from basisprune.runs.output import BUNDLE, INT8, ONNX, REPORT, SUMMARY
 from basisprune.runs.summary import rounds
 from basisprune.training.intervals import wilson_interval
+from basisprune.transfer.model import spec_of
 from basisprune.types import InputSpec
 
-if TYPE_CHECKING:
-    from basisprune.runs.compress import Compressed
-
-BUNDLE, ONNX, INT8, REPORT, SUMMARY = "model", "model.onnx", "model.int8.onnx", "report.html", "summary.json"
 _BATCHES = (1, 32)
 _SECONDS = 30.0  # that the comparison of latencies may take
 _CALIBRATION = 256
+T = TypeVar("T")
 
 
-def deliver(
-    result: Compressed, folder: Path, *, onnx: bool | None, int8: bool, say: Callable[[str], None]
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Delivery:
+    """What is delivered: the chosen network and the unpruned one as they are deployed, and in which forms.
+
+    `prepared` says that the images are normalised floats already. With `onnx=None` the ONNX file is written where
+    its packages are installed.
+    """
+
+    model: nn.Module
+    original: nn.Module
+    plans: tuple[Plan, ...]
+    data: Splits
+    prepared: bool
+    onnx: bool | None = None
+    int8: bool = False
+
+    @property
+    def with_onnx(self) -> bool:
+        """Whether an ONNX file is to be written."""
+        return has_onnx() if self.onnx is None else self.onnx
+
+
+def deliver(summary: RunSummary, delivery: Delivery, folder: Path, listener: Listener) -> RunSummary:
     """The summary with what was written into the folder and how fast it runs; it is written there last.
 
-    A form that the model cannot take is left out, and `say` gets the reason. What an earlier start of the run
-    delivered is gone.
+    A form that the model cannot take is left out, and the listener hears the reason. What an earlier start of the
+    run delivered is gone.
     """
-    if onnx is None and not has_onnx():
-        say("model.onnx is not written: " + str(MissingExtraError("onnx", extra="onnx")))
-    with_onnx = has_onnx() if onnx is None else onnx
-    if int8 and not with_onnx:
-        say(f"{INT8} is not written, as it is made from {ONNX}")
+    if delivery.onnx is None and not has_onnx():
+        listener.say(f"{ONNX} is not written: {MissingExtraError('onnx', extra='onnx')}")
+    if delivery.int8 and not delivery.with_onnx:
+        listener.say(f"{INT8} is not written, as it is made from {ONNX}")
     if not PartialState().is_main_process:
-        return dict(result.summary)
+        return summary
     folder.mkdir(parents=True, exist_ok=True)
-    summary = {**result.summary, "latency": _latency(result, with_onnx, say)}
+    summary = replace(summary, latency=_latency(delivery, listener))
     _clear(folder)
-    files: dict[str, dict[str, Any]] = {}
-    if _written(BUNDLE, say, lambda: _save_bundle(result, folder / BUNDLE)):
-        size = (folder / BUNDLE / "model.safetensors").stat().st_size
-        files[BUNDLE] = {"bytes": size, "what": "for Python: basisprune.from_pretrained"}
-    if with_onnx and (report := _written(ONNX, say, lambda: _export(result, folder / ONNX))):
-        files[ONNX] = {"bytes": report.size, "what": "for ONNX Runtime and others; takes pixels"}
-        if int8 and (about := _written(INT8, say, lambda: _int8(result, folder / ONNX))):
-            files[INT8] = about
-    summary["files"] = files
+    summary = replace(summary, files=_write_models(summary, delivery, folder, listener))
     try:
         write_report(summary, folder / REPORT)
     except MissingExtraError as error:
-        say(f"{REPORT} is not written: {error}; everything that it would show is in {SUMMARY}")
-    write_text(folder / SUMMARY, json.dumps(summary) + "\n")
+        listener.say(f"{REPORT} is not written: {error}; everything that it would show is in {SUMMARY}")
+    summary.write(folder / SUMMARY)
     return summary
+
+
+def _write_models(
+    summary: RunSummary, delivery: Delivery, folder: Path, listener: Listener
+) -> dict[str, DeliveredFile]:
+    files: dict[str, DeliveredFile] = {}
+    if _written(BUNDLE, listener, lambda: _save_bundle(summary, delivery, folder / BUNDLE)):
+        size = (folder / BUNDLE / "model.safetensors").stat().st_size
+        files[BUNDLE] = DeliveredFile(size, "for Python: basisprune.from_pretrained")
+    if delivery.with_onnx and (report := _written(ONNX, listener, lambda: _export(delivery, folder / ONNX))):
+        files[ONNX] = DeliveredFile(report.size, "for ONNX Runtime and others; takes pixels")
+        if delivery.int8 and (about := _written(INT8, listener, lambda: _int8(delivery, folder / ONNX))):
+            files[INT8] = about
+    return files
 
 
 def _clear(folder: Path) -> None:
@@ -80,86 +106,77 @@ def _clear(folder: Path) -> None:
         (folder / BUNDLE).rmdir()
 
 
-def _written(name: str, say: Callable[[str], None], write: Callable[[], Any]) -> Any:
+def _written(name: str, listener: Listener, write: Callable[[], T]) -> T | None:
     """What writing returns, None where the model cannot take that form."""
-    say(f"writing {name}")
+    listener.say(f"writing {name}")
     try:
         return write()
     except BasisPruneError as error:
-        say(f"{name} is not written: {error}")
+        listener.say(f"{name} is not written: {error}")
         return None
 
 
-def _save_bundle(result: Compressed, folder: Path) -> Path:
-    summary = result.summary
-    metrics = {key: summary[key] for key in ("verdict", "test", "reference") if key in summary}
-    metrics["validation"] = {"accuracy": result.chosen.accuracy, "interval": result.chosen.interval}
+def _save_bundle(summary: RunSummary, delivery: Delivery, folder: Path) -> Path:
+    chosen = summary.chosen
+    metrics: dict[str, object] = {"verdict": summary.verdict, "reference": asdict(summary.reference)}
+    if summary.test is not None:
+        metrics["test"] = asdict(summary.test)
+    if chosen is not None:
+        metrics["validation"] = {"accuracy": chosen.accuracy, "interval": list(chosen.interval)}
     return save_pretrained(
-        result.model,
-        folder,
-        classes=summary["classes"],
-        metrics=json.loads(json.dumps(metrics)),
-        plans=result.state.plans,
+        delivery.model, folder, classes=list(summary.classes), metrics=_plain(metrics), plans=delivery.plans
     )
 
 
-def _export(result: Compressed, path: Path, *, int8: bool = False) -> OnnxReport:
-    spec = _spec(result)
-    prepared = _is_prepared(result)
-    images = _calibration(result.data.train, spec, prepared=prepared)
+def _plain(value: object) -> dict[str, object]:
+    """JSON values: what is written and read back."""
+    plain: dict[str, object] = json.loads(json.dumps(value))
+    return plain
+
+
+def _export(delivery: Delivery, path: Path, *, int8: bool = False) -> OnnxReport:
+    spec = spec_of(delivery.model)
+    images = _calibration(delivery.data.train, spec, prepared=delivery.prepared)
     return export_onnx(
-        result.model,
+        delivery.model,
         path,
         check_inputs=images[:1],
-        classes=result.summary["classes"],
-        preprocess=not prepared,
+        classes=list(delivery.data.classes),
+        preprocess=not delivery.prepared,
         int8=images if int8 else None,
         input_spec=spec,
     )
 
 
-def _int8(result: Compressed, path: Path) -> dict[str, Any]:
+def _int8(delivery: Delivery, path: Path) -> DeliveredFile:
     """What is known of the int8 file beside the ONNX file; its accuracy is measured, as it differs."""
     small = path.with_name(INT8)
     try:
-        _export(result, path, int8=True)  # once more, as the nodes to quantise are known only while exporting
-        data = result.data.test or result.data.val or result.data.train
-        found = evaluate_onnx(small, data, prepared=_is_prepared(result))
+        _export(delivery, path, int8=True)  # once more, as the nodes to quantise are known only while exporting
+        data = delivery.data.test or delivery.data.val or delivery.data.train
+        found = evaluate_onnx(small, data, prepared=delivery.prepared)
     except BasisPruneError:
         small.unlink(missing_ok=True)
         raise
-    return {
-        "bytes": small.stat().st_size,
-        "what": "the same with weights and activations of 8 bits",
-        "accuracy": found.accuracy,
-        "interval": wilson_interval(round(found.accuracy * found.count), found.count),
-    }
+    interval = wilson_interval(round(found.accuracy * found.count), found.count)
+    what = "the same with weights and activations of 8 bits"
+    return DeliveredFile(small.stat().st_size, what, found.accuracy, interval)
 
 
-def _latency(result: Compressed, with_onnx: bool, say: Callable[[str], None]) -> dict[str, Any]:
+def _latency(delivery: Delivery, listener: Listener) -> LatencyReport:
     """The latency of the unpruned and of the chosen model, which take turns."""
-    say("measuring latency, unpruned and pruned in turns")
-    models = {"before": result.original, "after": result.model}
-    shape = _spec(result).shape
-    backends: list[Backend] = ["eager", "onnxruntime"] if with_onnx else ["eager"]
+    listener.say("measuring latency, unpruned and pruned in turns")
+    models = {"before": delivery.original, "after": delivery.model}
+    shape = spec_of(delivery.model).shape
+    backends: list[Backend] = ["eager", "onnxruntime"] if delivery.with_onnx else ["eager"]
     repeats = rounds(models, shape, images=sum(_BATCHES) * len(backends), seconds=_SECONDS)
     try:
-        report = measure_latency(models, shape, batch_sizes=_BATCHES, backends=backends, repeats=repeats)
+        return measure_latency(models, shape, batch_sizes=_BATCHES, backends=backends, repeats=repeats)
     except Exception as error:  # a network that torch's exporter does not take
-        if not with_onnx:
+        if not delivery.with_onnx:
             raise
-        say(f"ONNX Runtime's latency could not be measured: {error}")
-        report = measure_latency(models, shape, batch_sizes=_BATCHES, backends=["eager"], repeats=repeats)
-    return asdict(report)
-
-
-def _spec(result: Compressed) -> InputSpec:
-    spec: InputSpec = result.model.input_spec  # type: ignore[assignment]
-    return spec
-
-
-def _is_prepared(result: Compressed) -> bool:
-    return bool(result.summary["config"]["recipe"]["train"]["prepared"])
+        listener.say(f"ONNX Runtime's latency could not be measured: {error}")
+        return measure_latency(models, shape, batch_sizes=_BATCHES, backends=["eager"], repeats=repeats)
 
 
 def _calibration(data: LabelledImages, spec: InputSpec, *, prepared: bool) -> list[Tensor]:

@@ -10,10 +10,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from basisprune.basis.split import decompose
+from basisprune.budget import Budget
 from basisprune.data import LabelledImages, PreparedBatches, Splits, take
+from basisprune.frameworks import DECOMPOSED, find_framework
 from basisprune.importance.gradients import mean_square_products
 from basisprune.recipes import Recipe
-from basisprune.search import Budget, SearchConfig
+from basisprune.runs.config import RunConfig
+from basisprune.runs.job import Job
 from basisprune.training.config import TrainConfig
 from basisprune.training.loop import evaluate, fit
 from basisprune.transfer.model import spec_of
@@ -24,7 +27,7 @@ _GALLOPS = 3
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds for the unpruned network, and for each of so many candidates at most."""
+    """Seconds for the unpruned network, and for each candidate, of which there are at most this many."""
 
     reference: float
     candidates: int
@@ -36,33 +39,37 @@ class Estimate:
         return self.reference + self.candidates * self.candidate
 
 
-def expected_candidates(search: SearchConfig, budget: Budget | None) -> int:
-    """About how many networks a search tries beside the unpruned one; exact for fixed ratios, which are None.
+def expected_candidates(config: RunConfig) -> int:
+    """About how many networks a search tries beside the unpruned one; exact for fixed ratios.
 
     It takes three steps to be too small, and then as many as narrow one step down to the tolerance.
 
-    >>> expected_candidates(SearchConfig(framework="basis"), Budget(max_drop=0.01))
+    >>> from basisprune.search import SearchConfig
+    >>> expected_candidates(RunConfig(search=SearchConfig(framework="basis")))
     6
     """
-    moves = 2 if search.framework.startswith("basis+") else 1
-    if budget is None:
-        return moves
-    if not budget.is_about_accuracy:
+    search, goal = config.search, config.goal
+    moves = len(find_framework(search.framework).moves)
+    if not isinstance(goal, Budget):
+        return 1
+    if not goal.is_about_accuracy:
         return moves * _GALLOPS
     narrowing = math.ceil(math.log2(max(math.log(search.step) / math.log(1 - search.tolerance), 1)))
     return moves * (_GALLOPS + narrowing) + search.polish
 
 
-def estimate(model: nn.Module, data: Splits, recipe: Recipe, search: SearchConfig, budget: Budget | None) -> Estimate:
-    """How long a search would take; nothing is written, and the model is not changed."""
+def estimate(job: Job) -> Estimate:
+    """How long a run would take; nothing is written, and the model is not changed."""
+    recipe, data = job.config.recipe, job.splits
     start = time.perf_counter()
-    split = decompose(model, scale_init=recipe.scale_init) if search.framework.startswith("basis") else model
+    framework = find_framework(job.config.search.framework)
+    split = decompose(job.network, scale_init=recipe.scale_init) if framework.start == DECOMPOSED.name else job.network
     before = time.perf_counter() - start
     training = seconds_per_pass(split, data, recipe.train)
     tuning = training if recipe.finetune == recipe.train else seconds_per_pass(split, data, recipe.finetune)
     return Estimate(
         reference=before + recipe.train.epochs * training,
-        candidates=expected_candidates(search, budget),
+        candidates=expected_candidates(job.config),
         candidate=seconds_to_plan(split, data, recipe) + recipe.finetune.epochs * tuning,
     )
 

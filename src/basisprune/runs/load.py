@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +14,12 @@ from basisprune.deploy.bundle import load_bundle
 from basisprune.deploy.bundle.files import CONFIG as BUNDLE_CONFIG
 from basisprune.deploy.export.runtime import graph_input, open_session, require_onnx, run_session
 from basisprune.errors import BundleError, ConfigError, ModelError
-from basisprune.runs.settings import CONFIG, VERSIONS, read_settings
+from basisprune.results import Settings
+from basisprune.runs.output import BUNDLE, CONFIG, INT8, ONNX, VERSIONS
+from basisprune.runs.settings import read_settings
 from basisprune.types import InputSpec
 
-_DELIVERED = frozenset({"model", "model.onnx", "model.int8.onnx"})  # what a run writes into its folder
+_DELIVERED = frozenset({BUNDLE, ONNX, INT8})  # what a run writes into its folder
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Loaded:
     model: nn.Module
     classes: tuple[str, ...]
     spec: InputSpec
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Settings = field(default_factory=dict)
 
 
 class OnnxModel(nn.Module):
@@ -40,7 +41,7 @@ class OnnxModel(nn.Module):
     def __init__(self, path: Path) -> None:
         super().__init__()
         require_onnx()
-        self.session: Any = open_session(path)
+        self.session = open_session(path)
         wanted = graph_input(path, self.session)
         self.input_spec, self.prepares, self.layout = wanted.spec, wanted.prepares, wanted.layout
         try:
@@ -73,16 +74,16 @@ def load_any(path: str | Path) -> Loaded:
     if (path / BUNDLE_CONFIG).is_file():
         return _from_bundle(path, _settings_beside(path))
     if (path / CONFIG).is_file():
-        if not (path / "model" / BUNDLE_CONFIG).is_file():
+        if not (path / BUNDLE / BUNDLE_CONFIG).is_file():
             raise BundleError(f"{path}: this run has not written its model yet; run its command again to its end")
-        return _from_bundle(path / "model", read_settings(path / CONFIG))
+        return _from_bundle(path / BUNDLE, read_settings(path / CONFIG))
     raise BundleError(
         f"{path}: {'holds' if path.exists() else 'is'} no result; give the folder that compress or train wrote, its "
         "model/ folder, or an .onnx file"
     )
 
 
-def _settings_beside(path: Path) -> Mapping[str, Any]:
+def _settings_beside(path: Path) -> Settings:
     """The settings of the run that wrote this file or folder, empty where none is known to have."""
     path = path.resolve()
     if path.name not in _DELIVERED or not (path.parent / CONFIG).is_file():
@@ -94,7 +95,7 @@ def _settings_beside(path: Path) -> Mapping[str, Any]:
     return settings if VERSIONS in settings else {}
 
 
-def _from_bundle(folder: Path, settings: Mapping[str, Any]) -> Loaded:
+def _from_bundle(folder: Path, settings: Settings) -> Loaded:
     bundle = load_bundle(folder)
     if bundle.input_spec is None:
         raise BundleError(f"{folder}: does not say how its images are prepared; save a network with an input_spec")
@@ -103,7 +104,7 @@ def _from_bundle(folder: Path, settings: Mapping[str, Any]) -> Loaded:
 
 
 @torch.no_grad()
-def _names(classes: Any, model: nn.Module, spec: InputSpec) -> tuple[str, ...]:
+def _names(classes: Sequence[str] | None, model: nn.Module, spec: InputSpec) -> tuple[str, ...]:
     """The names of the classes, their numbers where they have none."""
     if classes is not None:
         return tuple(classes)

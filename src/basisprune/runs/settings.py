@@ -1,55 +1,60 @@
-"""Settings as plain data: YAML -> dataclasses with all faults at once, and back; how two of them differ."""
+"""Settings as plain data: YAML -> dataclasses, with all faults at once, and how two of them differ."""
 
 from __future__ import annotations
 
-import difflib
 import json
-import types
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import yaml  # type: ignore[import-untyped]
+from pydantic import JsonValue, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
 
-from basisprune.errors import CheckpointError, ConfigError
-from basisprune.files import write_text
+from basisprune.errors import ConfigError, nearest
 from basisprune.recipes import RECIPES, Recipe, find_recipe
+from basisprune.results import Settings
 from basisprune.search import SearchConfig
+from basisprune.types import flat
 
-CONFIG = "config.yaml"
-VERSIONS = "versions"
-IN_PYTHON = " given in Python"  # ends what the settings call an object without a name
 _BASE = "base"
-# What may change from one start of a run to the next: the files at its end, not how it comes to them.
-_FREE = frozenset({"onnx", "int8"})
+_KINDS = {
+    "int": "a whole number is needed",
+    "float": "a number is needed",
+    "finite_number": "a finite number is needed",
+    "bool": "true or false is needed",
+    "string": "a text is needed",
+    "tuple": "a list is needed",
+    "dataclass": "settings by name are needed",
+}
 T = TypeVar("T")
 
 
-def nearest(name: str, allowed: Iterable[str]) -> str:
-    """A hint at the allowed name that was probably meant; empty where none is near.
-
-    >>> nearest("tylor", ["taylor", "l1"])
-    " Did you mean 'taylor'?"
-    """
-    close = difflib.get_close_matches(name, list(allowed), n=1)
-    return f" Did you mean {close[0]!r}?" if close else ""
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]
+    """PyYAML's safe loader, except that 1e-3 is a number: YAML 1.1, which it follows, asks for a point in it."""
 
 
-def read_settings(path: str | Path) -> dict[str, Any]:
-    """The settings in a YAML file; raises ConfigError where it cannot be read or is no mapping of names."""
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+def read_settings(path: str | Path) -> dict[str, JsonValue]:
+    """The settings in a YAML file; raises ConfigError where it cannot be read or does not hold names with values."""
     try:
-        given = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        given = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: is no YAML ({error})") from error
+        raise ConfigError(f"{path}: is not valid YAML ({error})") from error
     if given is not None and not (isinstance(given, dict) and all(isinstance(key, str) for key in given)):
         raise ConfigError(f"{path}: {type(given).__name__} found; lines such as 'model: resnet50' are needed")
     return given or {}
 
 
-def recipe_of(given: str | Mapping[str, Any] | Recipe) -> Recipe:
+def recipe_of(given: str | Mapping[str, object] | Recipe) -> Recipe:
     """The recipe that is meant: by its name, or by what differs from the recipe named under `base` (quick).
 
     >>> recipe_of({"base": "paper", "train": {"epochs": 3}}).train.epochs
@@ -58,173 +63,104 @@ def recipe_of(given: str | Mapping[str, Any] | Recipe) -> Recipe:
     Traceback (most recent call last):
     basisprune.errors.ConfigError: recipe: train.epoch: no such setting. Did you mean 'epochs'?
     """
-    if not isinstance(given, Mapping):
-        return find_recipe(given)
-    base = given.get(_BASE, "quick")
-    if not isinstance(base, str):
-        raise ConfigError(f"recipe: base: {base!r} given; allowed are {', '.join(RECIPES)}")
-    return changed(find_recipe(base), {key: value for key, value in given.items() if key != _BASE}, "recipe")
+    if isinstance(given, Recipe):
+        return given
+    if isinstance(given, Mapping):
+        base = given.get(_BASE, "quick")
+        if isinstance(base, str):
+            return changed(find_recipe(base), {key: value for key, value in given.items() if key != _BASE}, "recipe")
+        given = base  # type: ignore[assignment]
+    if not isinstance(given, str):
+        raise ConfigError(f"recipe: {given!r} given; a name is needed: {', '.join(RECIPES)}")
+    return find_recipe(given)
 
 
-def search_of(given: Mapping[str, Any] | SearchConfig | None) -> SearchConfig:
+def search_of(given: Mapping[str, object] | SearchConfig | None) -> SearchConfig:
     """The settings of the search that are meant: those given, and the defaults for the others."""
-    return given if isinstance(given, SearchConfig) else changed(SearchConfig(), given or {}, "search")
+    return (
+        given if isinstance(given, SearchConfig) else changed(SearchConfig(), {} if given is None else given, "search")
+    )
 
 
-def changed(base: T, given: Any, where: str) -> T:
+def changed(base: T, given: object, where: str) -> T:
     """The dataclass `base` with what is given in its place; raises ConfigError that lists all faults at once."""
     faults: list[str] = []
-    result = _changed(base, given, "", faults)
-    if faults:
-        raise ConfigError.of(where, faults)
+    merged = _merged(asdict(base), given, "", faults)  # type: ignore[call-overload]
+    result, found = _validated(merged, type(base))
+    if faults or result is None:
+        raise ConfigError.of(where, faults + found)
     return result
 
 
-def fault_of(value: Any, kind: Any, name: str) -> list[str]:
+def faults_of(value: object, kind: object, name: str) -> list[str]:
     """What is wrong with the value for that type, if anything.
 
-    >>> fault_of("three", int, "epochs")
+    >>> faults_of("three", int, "epochs")
     ["epochs: 'three' given; a whole number is needed"]
     """
-    faults: list[str] = []
-    _converted(value, kind, name, faults)
-    return faults
+    return _validated(value, cast("type[object]", kind), name)[1]
 
 
-def _changed(base: T, given: Any, prefix: str, faults: list[str]) -> T:
+def _merged(base: dict[str, object], given: object, prefix: str, faults: list[str]) -> dict[str, object]:
+    """The values of `base` with the given ones in their place; what has no place there is a fault."""
     if not isinstance(given, Mapping):
-        faults.append(f"{prefix.rstrip('.') or 'it'}: {given!r} given; settings by name are needed")
+        faults.append(f"{prefix.rstrip('.')}: {given!r} given; {_KINDS['dataclass']}".removeprefix(": "))
         return base
-    hints = get_type_hints(type(base))
-    known = [field.name for field in fields(base)]  # type: ignore[arg-type]
-    values = {}
+    result = dict(base)
     for key, value in given.items():
-        if key not in known:
-            hint = nearest(str(key), known) or " Known are " + ", ".join(known)
+        old = base.get(key)
+        if key not in base:
+            hint = nearest(str(key), base) or " Known are " + ", ".join(base)
             faults.append(f"{prefix}{key}: no such setting.{hint}")
-        elif is_dataclass(getattr(base, key)):
-            values[key] = _changed(getattr(base, key), value, f"{prefix}{key}.", faults)
         else:
-            values[key] = _converted(value, hints[key], f"{prefix}{key}", faults)
-    if faults:
-        return base
+            result[key] = _merged(old, value, f"{prefix}{key}.", faults) if isinstance(old, dict) else value
+    return result
+
+
+def _validated(value: object, kind: type[T], name: str = "") -> tuple[T | None, list[str]]:
+    """The value as that type, by pydantic; or None, and what is wrong with it."""
     try:
-        return replace(base, **values)  # type: ignore[type-var]
-    except ConfigError as error:
-        first, *more = str(error).split("\n  - ")
-        faults += [prefix + fault for fault in more or [first.partition(": ")[2]]]
-        return base
+        # As JSON, a list may stand for a tuple and a whole number for any, but no text for a number.
+        return TypeAdapter(kind).validate_json(json.dumps(value), strict=True), []
+    except ValidationError as error:
+        return None, [line for fault in error.errors() for line in _told(fault, kind, name)]
+    except (TypeError, ValueError, RecursionError) as error:
+        return None, [f"{name or 'it'}: only texts, numbers, lists and settings by name are allowed ({error})"]
 
 
-def _converted(value: Any, hint: Any, name: str, faults: list[str]) -> Any:
-    """The value as the hint wants it; a fault is added where it cannot be."""
-    origin = get_origin(hint)
-    if origin in (Union, types.UnionType):
-        if value is None and type(None) in get_args(hint):
-            return None
-        (hint,) = [each for each in get_args(hint) if each is not type(None)]
-        return _converted(value, hint, name, faults)
-    if origin is Literal:
-        if value not in get_args(hint):
-            allowed = [str(each) for each in get_args(hint)]
-            faults.append(f"{name}: {value!r} given; allowed are {', '.join(allowed)}.{nearest(str(value), allowed)}")
-        return value
-    try:
-        if isinstance(value, bool) != (hint is bool) or value is None:
-            raise ValueError
-        # YAML takes 1e-3 for a text, and a float is also written without a point.
-        return hint(value) if hint is float else _exactly(value, str if hint is Path else hint)
-    except (TypeError, ValueError):
-        faults.append(f"{name}: {value!r} given; {_KINDS.get(hint, hint.__name__)} is needed")
-        return value
+def _told(fault: ErrorDetails, kind: object, name: str) -> list[str]:
+    """A fault that pydantic found, in our words; one that a dataclass found itself, in its own."""
+    place = [part for part in fault["loc"] if isinstance(part, str)]
+    where = ".".join([name] * bool(name) + place)
+    own = fault.get("ctx", {}).get("error")
+    if isinstance(own, ConfigError):
+        return [f"{where}.{each}".removeprefix(".") for each in own.faults]
+    if fault["type"] == "literal_error":
+        allowed = [str(each) for each in get_args(_annotation(kind, place))]
+        wanted = f"allowed are {', '.join(allowed)}.{nearest(str(fault['input']), allowed)}"
+    else:
+        wanted = _KINDS.get(fault["type"].rpartition("_")[0], fault["msg"])
+    return [f"{where}: {fault['input']!r} given; {wanted}"]
 
 
-_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", Path: "a path"}
+def _annotation(kind: object, place: Sequence[str]) -> object:
+    """The Literal at that place of a dataclass, or the Literal itself."""
+    for part in place:
+        if isinstance(kind, type) and is_dataclass(kind):
+            kind = get_type_hints(kind).get(part, kind)
+    options = [kind, *get_args(kind)]
+    return next((each for each in options if get_origin(each) is Literal), kind)
 
 
-def _exactly(value: Any, kind: type) -> Any:
-    if not isinstance(value, kind):
-        raise TypeError
-    return value
-
-
-def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The settings one by one, with dotted names.
-
-    >>> list(flat({"train": {"epochs": 3}, "data": "photos"}))
-    [('train.epochs', 3), ('data', 'photos')]
-    """
-    for key, value in settings.items():
-        if isinstance(value, Mapping) and value:
-            yield from flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
-def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """What changed from the old settings to the new ones, each as 'name: old -> new'.
+def differences(old: Settings, new: Settings) -> dict[str, str]:
+    """What changed from the old settings to the new ones: for each name the old value and the new one.
 
     >>> differences({"a": {"b": 1}, "c": 2}, {"a": {"b": 3}, "c": 2})
-    ['a.b: 1 -> 3']
+    {'a.b': '1 -> 3'}
     """
     before, after = dict(flat(old)), dict(flat(new))
-    return [
-        f"{key}: {before.get(key, 'not set')} -> {after.get(key, 'not set')}"
+    return {
+        key: f"{before.get(key, 'not set')} -> {after.get(key, 'not set')}"
         for key in {**before, **after}
         if before.get(key, ...) != after.get(key, ...)
-    ]
-
-
-def is_loadable(data: object) -> bool:
-    """Whether the data can be loaded by what the settings call it: a path that is there, or torchvision:NAME.
-
-    >>> is_loadable("torchvision:CIFAR10"), is_loadable("some digits"), is_loadable(None)
-    (True, False, False)
-    """
-    return isinstance(data, str) and (data.startswith("torchvision:") or Path(data).expanduser().exists())
-
-
-def is_repeatable(config: Mapping[str, Any]) -> bool:
-    """Whether the settings alone bring the model and the data of their run back."""
-    model = config.get("model")
-    return isinstance(model, str) and not model.endswith(IN_PYTHON) and is_loadable(config.get("data"))
-
-
-@dataclass(frozen=True)
-class ResultFolder:
-    """The folder of a run, which belongs to one configuration."""
-
-    path: Path
-    command: str = "compress"
-
-    def claim(self, config: Mapping[str, Any], versions: Mapping[str, str]) -> list[str]:
-        """Writes the configuration into a new folder; for one that has it already, which versions changed.
-
-        Raises CheckpointError for a folder that belongs to another configuration, or that holds other things.
-        """
-        plain = json.loads(json.dumps(config))
-        file = self.path / CONFIG
-        then: Mapping[str, str] = versions
-        if file.exists():
-            old = read_settings(file)
-            then = old.pop(VERSIONS, {})
-            lines = [line for line in differences(old, plain) if line.partition(":")[0] not in _FREE]
-            if lines:
-                said = f"{self.path}: belongs to a run with other settings; use another folder"
-                raise CheckpointError("\n  - ".join([said, *lines]))
-        else:
-            self._refuse_foreign()
-        text = yaml.safe_dump({**plain, VERSIONS: dict(versions)}, sort_keys=False, allow_unicode=True)
-        again = f"# This run again: basisprune {self.command} --config {CONFIG} --output another\n"
-        write_text(file, (again if is_repeatable(plain) else "") + text)
-        return differences(then, versions)
-
-    def _refuse_foreign(self) -> None:
-        if self.path.is_file():
-            raise CheckpointError(f"{self.path}: is a file; name a folder that is new or empty")
-        held = sorted(entry.name for entry in self.path.iterdir()) if self.path.exists() else []
-        if any(not name.startswith(".") for name in held):
-            raise CheckpointError(
-                f"{self.path}: holds {', '.join(held[:3])} but no {CONFIG}, so it is not of a run that could go on; "
-                "name a folder that is new or empty"
-            )
+    }

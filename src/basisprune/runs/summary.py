@@ -1,124 +1,106 @@
-"""A search's outcome -> everything that is known of it, as JSON values."""
+"""A search that has ended -> all that is known of it, as one RunSummary."""
 
 from __future__ import annotations
 
 import base64
 import io
-import math
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from importlib.metadata import version
-from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
-from safetensors.torch import save
 from torch import Tensor, nn
 
 from basisprune.basis.layers import BasisPair
-from basisprune.costs import LayerReport, ModelReport, measure
-from basisprune.data import LabelledImages, Splits
+from basisprune.budget import Budget
+from basisprune.candidates import Found, share
+from basisprune.data import LabelledImages
 from basisprune.deploy.latency import measure_latency
+from basisprune.deploy.layer_costs import layer_reports, weight_bytes
 from basisprune.importance import taylor_scores
 from basisprune.pipeline import Pipeline
-from basisprune.search import Budget, Candidate, Found
+from basisprune.results import (
+    BeforeAndAfter,
+    CandidateRow,
+    ChangedImage,
+    Confusion,
+    LayerImportance,
+    Limit,
+    RunSummary,
+    Side,
+)
+from basisprune.runs.job import Job
+from basisprune.runs.output import versions
 from basisprune.torchkit.surgery import find_layers
 from basisprune.training.intervals import wilson_interval
 from basisprune.training.predict import Predictions, predict
 
-_PACKAGES = ("basisprune", "torch", "timm", "torchvision", "accelerate", "numpy")
 _CHANGED_IMAGES = 24
 _FIGURE_LAYERS = 6
 _SECONDS = 10.0  # that all measurements of the candidates' latency may take together
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """A search that has ended, with its networks as they are deployed, in the order of the candidates."""
-
-    found: Found
-    deployed: Sequence[nn.Module]
-    pipeline: Pipeline
-    budget: Budget | None
-
-    @property
-    def first(self) -> Candidate:
-        """The unpruned network."""
-        return self.found.candidates[0]
-
-    @property
-    def chosen(self) -> Candidate:
-        """The network that was chosen."""
-        return self.found.candidates[self.found.chosen]
-
-
-def versions() -> dict[str, str]:
-    """The versions of Python and of the packages that decide on the outcome."""
-    return {"python": platform.python_version()} | {name: version(name) for name in _PACKAGES}
-
-
-def summarise(outcome: Outcome, config: Mapping[str, Any], seed: int, command: str) -> dict[str, Any]:
-    """All that is known of the outcome, as JSON values; the test images are looked at here, once."""
-    found, pipeline = outcome.found, outcome.pipeline
-    latencies = _latencies(outcome)
-    rows = [asdict(candidate) for candidate in found.candidates]
-    for index, (row, latency) in enumerate(zip(rows, latencies, strict=True)):
-        row.pop("latency")
-        row |= {"name": label(found.candidates[index]), "latency_ms": latency, "chosen": index == found.chosen}
-    reference = {key: rows[0][key] for key in ("accuracy", "interval", "parameters", "macs", "latency_ms")}
-    summary: dict[str, Any] = {
-        "title": f"{config['model']}, {config['data']}",
-        "command": command,
-        "config": dict(config),
-        "seed": seed,
-        "versions": versions(),
-        "device": f"{platform.machine()}, {torch.get_num_threads()} threads",
-        "created": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "headline": headline(outcome),
-        "verdict": verdict(outcome),
-        "interrupted": found.interrupted,
-        "kept_to_budget": kept_to_budget(outcome),
-        "budget": _budget(outcome.budget),
-        "classes": list(pipeline.splits.classes),
-        "reference": reference | {"bytes": weight_bytes(outcome.deployed[0])},
-        "candidates": rows,
-        "latency_by": "PyTorch" if found.candidates[0].latency is None else "the runtime of the budget",
-        "layers": [asdict(layer) for layer in layer_reports(found.state.model, outcome.deployed[found.chosen])],
-        "importance": _importance(found.reference.model, pipeline),
-    }
-    sizes = [{**rows[index], "bytes": weight_bytes(outcome.deployed[index])} for index in (0, found.chosen)]
-    test = pipeline.splits.test
-    if test is not None:
-        prepared = pipeline.settings.train.prepared
-        before, after = (predict(outcome.deployed[index], test, prepared=prepared) for index in (0, found.chosen))
-        summary |= _on_test(before, after, sizes, test, pipeline.splits)
-    return summary
+def summarise(job: Job, pipeline: Pipeline, found: Found, command: str) -> RunSummary:
+    """All that is known of a search; the test images are looked at here, once."""
+    latencies = _latencies(found, pipeline)
+    rows = tuple(
+        CandidateRow(
+            **{**vars(trial.candidate), "latency_ms": latency},
+            name=trial.candidate.label,
+            chosen=index == found.chosen,
+        )
+        for index, (trial, latency) in enumerate(zip(found.trials, latencies, strict=True))
+    )
+    sides = tuple(_side(rows[index], found.trials[index].deployed) for index in (0, found.chosen))
+    by_budget = found.candidates[0].latency_ms is not None
+    test, confusion, changed = _on_test(found, pipeline, sides)
+    return RunSummary(
+        title=f"{job.model}, {job.data}",
+        command=command,
+        config=job.noted(),
+        seed=job.config.seed,
+        versions=versions(),
+        device=f"{platform.machine()}, {torch.get_num_threads()} threads",
+        created=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        headline=headline(job, found),
+        verdict=verdict(job, found),
+        interrupted=found.interrupted,
+        kept_to_budget=kept_to_budget(job, found),
+        budget=Limit.of(job.config.goal),
+        classes=tuple(pipeline.splits.classes),
+        reference=sides[0],
+        candidates=rows,
+        latency_by="the runtime of the budget" if by_budget else "PyTorch",
+        layers=tuple(layer_reports(found.state.model, found.trials[found.chosen].deployed)),
+        importance=_importance(found.reference.model, pipeline),
+        test=test,
+        confusion=confusion,
+        changed=changed,
+    )
 
 
-def kept_to_budget(outcome: Outcome) -> bool:
+def kept_to_budget(job: Job, found: Found) -> bool:
     """Whether the chosen network is what was asked for: pruned, or small enough as it was."""
-    budget = outcome.budget
-    if budget is None:
+    goal = job.config.goal
+    if not isinstance(goal, Budget):
         return True
-    return outcome.chosen.passed and (outcome.found.chosen > 0 or not budget.is_about_accuracy)
+    return found.candidates[found.chosen].passed and (found.chosen > 0 or not goal.is_about_accuracy)
 
 
-def verdict(outcome: Outcome) -> str:
+def verdict(job: Job, found: Found) -> str:
     """One plain sentence or two on what came out."""
-    first, chosen = outcome.first, outcome.chosen
-    early = "Stopped early; this is the best so far. " if outcome.found.interrupted else ""
-    if outcome.found.chosen == 0 and kept_to_budget(outcome):
+    first, chosen = found.candidates[0], found.candidates[found.chosen]
+    early = "Stopped early; this is the best so far. " if found.interrupted else ""
+    if found.chosen == 0 and kept_to_budget(job, found):
         return f"{early}The model keeps to the budget as it is. It is unpruned."
-    if outcome.found.chosen == 0:
+    if found.chosen == 0:
         none = "" if early else "No pruning that was tried makes it smaller and keeps to the budget. "
         return f"{early}{none}The model is unpruned."
-    saved, fewer = 1 - chosen.parameters / first.parameters, 1 - chosen.macs / first.macs
     sentence = (
-        f"{early}{_share(saved)} of the parameters and {_share(fewer)} of the multiply-adds removed; the accuracy on "
-        f"the validation images went from {first.accuracy:.1%} to {chosen.accuracy:.1%}."
+        f"{early}{_saved(found)} removed; the accuracy on the validation images went from {first.accuracy:.1%} to "
+        f"{chosen.accuracy:.1%}."
     )
     if chosen.undecided:
         low, high = chosen.drop_interval
@@ -128,115 +110,51 @@ def verdict(outcome: Outcome) -> str:
         )
     if not chosen.passed:
         sentence += " This is the smallest that was tried, and it is still larger than asked for."
-    if first.interval[0] <= 1 / outcome.pipeline.splits.num_classes:
+    if first.interval[0] <= 1 / job.splits.num_classes:
         sentence += " The unpruned model is hardly better than guessing: this means little, train it longer."
     return sentence
 
 
-def headline(outcome: Outcome) -> str:
+def headline(job: Job, found: Found) -> str:
     """What came out, as short as it can be said."""
-    first, chosen = outcome.first, outcome.chosen
-    if outcome.found.chosen == 0:
-        return verdict(outcome)
-    saved, fewer = 1 - chosen.parameters / first.parameters, 1 - chosen.macs / first.macs
+    chosen = found.candidates[found.chosen]
+    if found.chosen == 0:
+        return verdict(job, found)
     price = f"for {100 * chosen.drop:.1f} points of accuracy" if chosen.drop > 0 else "at no loss of accuracy"
-    early = "Stopped early: " if outcome.found.interrupted else ""
+    early = "Stopped early: " if found.interrupted else ""
     large = "" if chosen.passed else ", and still larger than asked for"
-    return f"{early}{_share(saved)} of the parameters and {_share(fewer)} of the multiply-adds removed {price}{large}"
+    return f"{early}{_saved(found)} removed {price}{large}"
 
 
-def label(candidate: Candidate) -> str:
-    """What to call a candidate: by what was removed of it."""
-    if not candidate.basis_ratio and not candidate.filter_ratio:
-        return "unpruned"
-    ratios = {"basis": candidate.basis_ratio, "filters": candidate.filter_ratio}
-    removed = ", ".join(f"{_share(ratio)} of the {name}" for name, ratio in ratios.items() if ratio)
-    return removed + (", polished" if candidate.name.endswith("polished") else "")
+def _saved(found: Found) -> str:
+    first, chosen = found.candidates[0], found.candidates[found.chosen]
+    saved, fewer = 1 - chosen.parameters / first.parameters, 1 - chosen.macs / first.macs
+    return f"{share(saved)} of the parameters and {share(fewer)} of the multiply-adds"
 
 
-def _share(value: float) -> str:
-    """A fraction in per cent, as fine as it needs to be near 1.
-
-    >>> _share(0.5), _share(0.9953)
-    ('50%', '99.5%')
-    """
-    return f"{value:.0%}" if value < 0.98 else f"{value:.1%}"
+def _side(row: CandidateRow, deployed: nn.Module) -> Side:
+    return Side(row.accuracy, row.interval, row.parameters, row.macs, row.latency_ms, weight_bytes(deployed))
 
 
-def layer_reports(trained: nn.Module, deployed: nn.Module) -> list[LayerReport]:
-    """The layers of the network as it was trained, with what each costs in the form that is deployed."""
-    costs = {layer.name: layer for layer in measure(deployed).layers}
-    rows = []
-    for layer in measure(trained).layers:
-        parts = [costs[name] for name in (layer.name, *_halves(layer.name)) if name in costs]
-        note = layer.note or ("one conv in the deployed model" if layer.rank and len(parts) == 1 else "")
-        cost = sum(part.parameters for part in parts), sum(part.macs for part in parts)
-        rows.append(LayerReport(layer.name, layer.kind, layer.rank, layer.full_rank, *cost, note))
-    return rows
-
-
-def joined_report(model: nn.Module, shape: Sequence[int]) -> ModelReport:
-    """What a network costs; the two halves of a layer that was folded are one row, with their rank."""
-    report = measure(model, tuple(shape))
-    by_name = {layer.name: layer for layer in report.layers}
-    rows = []
-    for layer in report.layers:
-        stem, _, half = layer.name.rpartition(".")
-        halves = [by_name[name] for name in _halves(stem) if name in by_name]
-        if half not in ("basis", "scaling") or len(halves) < 2:
-            rows.append(layer)
-        elif half == "basis":
-            cost = sum(part.parameters for part in halves), sum(part.macs for part in halves)
-            rows.append(LayerReport(stem, layer.kind, *_ranks(model, stem), *cost, "split into two"))
-    return replace(report, layers=tuple(rows))
-
-
-def _ranks(model: nn.Module, name: str) -> tuple[int, int]:
-    """The number of basis vectors of a folded pair, and the full rank of the layer that it stands for."""
-    first, second = (model.get_submodule(half) for half in _halves(name))
-    if isinstance(first, nn.Linear) and isinstance(second, nn.Linear):
-        return first.out_features, min(first.in_features, second.out_features)
-    conv: Any = first
-    fan_in = conv.in_channels // conv.groups * math.prod(conv.kernel_size)
-    outputs: Any = second.out_channels
-    return conv.out_channels, conv.groups * min(fan_in, outputs // conv.groups)
-
-
-def _halves(name: str) -> tuple[str, str]:
-    return f"{name}.basis", f"{name}.scaling"
-
-
-def weight_bytes(model: nn.Module) -> int:
-    """How large a file of the model's weights is."""
-    return len(save({name: value.contiguous().clone() for name, value in model.state_dict().items()}))
-
-
-def _budget(budget: Budget | None) -> dict[str, Any]:
-    if budget is None:
-        return {"kind": "fixed", "value": None}
-    kind, value = next((name, value) for name, value in vars(budget).items() if value is not None)
-    return {"kind": kind, "value": value}
-
-
-def _latencies(outcome: Outcome) -> list[float]:
+def _latencies(found: Found, pipeline: Pipeline) -> list[float]:
     """The milliseconds for one image of each candidate, side by side; those of the search where it took them."""
-    known = [candidate.latency for candidate in outcome.found.candidates]
+    known = [candidate.latency_ms for candidate in found.candidates]
     if all(value is not None for value in known):
         return [float(value) for value in known if value is not None]
-    models = {str(index): model for index, model in enumerate(outcome.deployed)}
-    shape = outcome.pipeline.spec.shape
+    models = {str(index): trial.deployed for index, trial in enumerate(found.trials)}
+    shape = pipeline.spec.shape
     repeats = rounds(models, shape, seconds=_SECONDS)
     report = measure_latency(models, shape, batch_sizes=(1,), backends=("eager",), repeats=repeats)
     return [1000 * row.seconds for row in report.rows]
 
 
 def rounds(models: Mapping[str, nn.Module], shape: Sequence[int], *, images: int = 1, seconds: float) -> int:
-    """How many rounds of `images` through each of the models fit into so many seconds: 3 to 20."""
+    """How many rounds of `images` through each of the models fit into this many seconds: 3 to 20."""
     one = measure_latency(dict([next(iter(models.items()))]), shape, batch_sizes=(1,), backends=("eager",), repeats=2)
     return max(3, min(20, round(seconds / (one.rows[0].seconds * len(models) * images))))
 
 
-def _importance(model: nn.Module, pipeline: Pipeline) -> dict[str, dict[str, list[float]]]:
+def _importance(model: nn.Module, pipeline: Pipeline) -> dict[str, LayerImportance]:
     """Scales and Taylor scores of a few layers of the unpruned network, in the order of the singular values."""
     pairs = dict(find_layers(model, BasisPair))
     if not pairs:
@@ -245,43 +163,51 @@ def _importance(model: nn.Module, pipeline: Pipeline) -> dict[str, dict[str, lis
     names = list(pairs)
     places = np.unique(np.linspace(0, len(names) - 1, min(_FIGURE_LAYERS, len(names))).round().astype(int))
     return {
-        names[place]: {
-            "scales": pairs[names[place]].scaling.scale.detach().double().cpu().tolist(),
-            "taylor": list(scores.layers[names[place]].values),
-        }
-        for place in places
+        name: LayerImportance(
+            tuple(pairs[name].scaling.scale.detach().double().cpu().tolist()), scores.layers[name].values
+        )
+        for name in (names[place] for place in places)
     }
 
 
 def _on_test(
-    before: Predictions,
-    after: Predictions,
-    sizes: Sequence[Mapping[str, Any]],
-    test: LabelledImages,
-    splits: Splits,
-) -> dict[str, Any]:
-    def row(predictions: Predictions, size: Mapping[str, Any]) -> dict[str, Any]:
-        hits = predictions.hits
-        accuracy = {"accuracy": float(hits.mean()), "interval": wilson_interval(int(hits.sum()), len(hits))}
-        return accuracy | {key: size[key] for key in ("parameters", "macs", "latency_ms", "bytes")}
+    found: Found, pipeline: Pipeline, sides: Sequence[Side]
+) -> tuple[BeforeAndAfter | None, Confusion | None, tuple[ChangedImage, ...]]:
+    splits = pipeline.splits
+    if splits.test is None:
+        return None, None, ()
+    prepared = pipeline.settings.train.prepared
+    networks = [found.trials[index].deployed for index in (0, found.chosen)]
+    before, after = (predict(network, splits.test, prepared=prepared) for network in networks)
+    rows = [_judged(side, predictions) for side, predictions in zip(sides, (before, after), strict=True)]
+    matrices = (_matrix(predictions, splits.num_classes) for predictions in (before, after))
+    return BeforeAndAfter(*rows), Confusion(*matrices), _changed(before, after, splits.test, splits.classes)
 
-    changed = np.flatnonzero(before.classes != after.classes)[:_CHANGED_IMAGES].tolist()
-    return {
-        "test": {"before": row(before, sizes[0]), "after": row(after, sizes[1])},
-        "confusion": {
-            "before": before.confusion(splits.num_classes),
-            "after": after.confusion(splits.num_classes),
-        },
-        "changed": [
-            {
-                "image": _as_png(test[index][0]),
-                "label": splits.classes[before.labels[index]],
-                "before": splits.classes[before.classes[index]],
-                "after": splits.classes[after.classes[index]],
-            }
-            for index in changed
-        ],
-    }
+
+def _judged(side: Side, predictions: Predictions) -> Side:
+    hits = predictions.hits
+    interval = wilson_interval(int(hits.sum()), len(hits))
+    return Side(float(hits.mean()), interval, side.parameters, side.macs, side.latency_ms, side.bytes)
+
+
+def _matrix(predictions: Predictions, classes: int) -> tuple[tuple[int, ...], ...]:
+    return tuple(map(tuple, predictions.confusion(classes)))
+
+
+def _changed(
+    before: Predictions, after: Predictions, test: LabelledImages, classes: Sequence[str]
+) -> tuple[ChangedImage, ...]:
+    """Some of the images of which the two networks say different things."""
+    places = np.flatnonzero(before.classes != after.classes)[:_CHANGED_IMAGES].tolist()
+    return tuple(
+        ChangedImage(
+            _as_png(test[index][0]),
+            classes[before.labels[index]],
+            classes[before.classes[index]],
+            classes[after.classes[index]],
+        )
+        for index in places
+    )
 
 
 def picture_of(image: Tensor) -> Image.Image:

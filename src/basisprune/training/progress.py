@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from torchmetrics import Metric
 
+from basisprune.listener import Tried
+
 _Clock = Callable[[], float]
 
 
@@ -82,18 +84,18 @@ class SearchProgress:
         else:
             self.write(line)
 
-    def candidate_done(self, line: str) -> None:
-        """One more candidate is judged; the line says how."""
+    def judged(self, candidate: Tried) -> None:
+        """Shows one more candidate, and the time that is left."""
         now = self.clock()
         self.took.append(now - self.mark)
         self.mark, self.training = now, None
         self.expected = max(self.expected, len(self.took))
         left = self.left()
-        self.say(f"{line}; about {duration(left)} left" if left else line)
+        self.say(f"{candidate.summary}; about {duration(left)} left" if left else candidate.summary)
         self.progress.update(self.task, completed=len(self.took), total=self.expected, left=_left(left))
 
-    def training_at(self, epochs: float, share: float, seconds: float) -> None:
-        """A training of so many epochs is at this share, after so many seconds."""
+    def trained(self, epochs: float, share: float, seconds: float) -> None:
+        """A training of this many epochs is at this share, after this many seconds."""
         self.training = (seconds / (share * epochs), seconds * (1 - share) / share) if share > 0 else None
         self.progress.update(self.task, left=_left(self.left()))
 
@@ -155,7 +157,7 @@ class TrainingProgress:
         before = epoch * self.steps + (self.done - 1) % self.steps + 1 - self.done  # by a run that was killed
         share = self.done / max(total - before, 1)
         if self.search is not None:
-            self.search.training_at(self.epochs - before / self.steps, share, seconds)
+            self.search.trained(self.epochs - before / self.steps, share, seconds)
         if self.visible:
             rate = self.images / max(seconds, 1e-9)
             self.progress.update(

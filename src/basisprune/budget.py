@@ -1,0 +1,95 @@
+"""What a run aims at: a budget to search within, or ratios that are given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from basisprune.errors import ConfigError
+from basisprune.frameworks import Axis
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What the pruned model must keep to: one of these.
+
+    `max_drop` is the accuracy that may be lost against the unpruned model, `min_accuracy` the least that is
+    wanted, both as fractions; `target_params` and `target_macs` are the most that it may have in the form that
+    is deployed, and `target_latency` the most milliseconds that it may take for one image here, on one thread.
+    """
+
+    max_drop: float | None = None
+    min_accuracy: float | None = None
+    target_params: int | None = None
+    target_macs: int | None = None
+    target_latency: float | None = None
+
+    def __post_init__(self) -> None:
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        faults = []
+        if len(given) != 1:
+            faults.append(f"{len(given)} of {', '.join(vars(self))} given; exactly one is needed")
+        faults += [
+            f"{name}: {given[name]} given; it is a fraction, 0 <= {name} < 1 (1 % is 0.01)"
+            for name in ("max_drop", "min_accuracy")
+            if name in given and not 0 <= given[name] < 1
+        ]
+        faults += [
+            f"{name}: {given[name]} given; at least 1 is needed"
+            for name in ("target_params", "target_macs")
+            if name in given and not given[name] >= 1
+        ]
+        if not 0 < given.get("target_latency", 1) < float("inf"):
+            faults.append(f"target_latency: {given['target_latency']} given; it is a time in milliseconds, above 0")
+        if faults:
+            raise ConfigError.of("Budget", faults)
+
+    @property
+    def kind(self) -> str:
+        """The name of what is limited."""
+        return next(name for name, value in vars(self).items() if value is not None)
+
+    @property
+    def value(self) -> float:
+        """The limit."""
+        return float(vars(self)[self.kind])
+
+    @property
+    def is_about_accuracy(self) -> bool:
+        """Whether accuracy decides, rather than size."""
+        return self.max_drop is not None or self.min_accuracy is not None
+
+    def least_accuracy(self, reference: float) -> float:
+        """The accuracy that is just good enough when the unpruned model has `reference`."""
+        return reference - self.max_drop if self.max_drop is not None else self.min_accuracy or 0.0
+
+    def allows(self, parameters: int, macs: int, latency: float | None) -> bool:
+        """Whether a network of this size, and of this latency in milliseconds, is small enough."""
+        if self.target_latency is not None:
+            return latency is not None and latency <= self.target_latency
+        return parameters <= (self.target_params or parameters) and macs <= (self.target_macs or macs)
+
+
+@dataclass(frozen=True)
+class Ratios:
+    """The fractions of all basis vectors and of all filters to remove, when there is nothing to search."""
+
+    basis: float = 0.0
+    filters: float = 0.0
+
+    def __post_init__(self) -> None:
+        given = {"basis_ratio": self.basis, "filter_ratio": self.filters}
+        faults = [
+            f"{name}: {ratio} given; a fraction removed, 0 <= {name} < 1, is needed"
+            for name, ratio in given.items()
+            if not 0 <= ratio < 1
+        ]
+        if faults:
+            raise ConfigError.of("ratios", faults)
+
+    def of(self, axis: Axis) -> float:
+        """The fraction to remove along that axis."""
+        return self.basis if axis == "basis" else self.filters
+
+
+Goal: TypeAlias = Budget | Ratios

@@ -1,0 +1,157 @@
+"""The networks that a search tries, as values: what was removed of each, how good it is, and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from torch import nn
+
+from basisprune.budget import Budget
+from basisprune.frameworks import POLISHED, Axis, Steps
+from basisprune.pipeline import State
+from basisprune.training.intervals import paired_drop, wilson_interval
+from basisprune.training.loop import EpochRecord
+from basisprune.types import BasisPlan
+
+Shares: TypeAlias = Mapping[Axis, float]
+"""What is left of the basis vectors and of the filters, each as a fraction."""
+
+ALL: Shares = {"basis": 1.0, "filters": 1.0}
+EQUAL = 1e-6  # accuracies are counted in float32 while training
+
+
+@dataclass(frozen=True)
+class Size:
+    """What a network costs in the form that is deployed; `latency_ms` where the budget asks for it."""
+
+    parameters: int
+    macs: int
+    latency_ms: float | None = None
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A network that was tried, judged on the validation images; its size is that of the form that is deployed.
+
+    The ratios are the fractions of basis vectors and filters removed, which blocks of `round_to` make smaller
+    than what was tried. `drop` is the accuracy lost against the unpruned network, with a 95 % interval that takes
+    into account that both saw the same images. It is `undecided` when that interval holds the limit: then the
+    images are too few to tell whether it keeps to the budget.
+    """
+
+    steps: Steps
+    basis_ratio: float
+    filter_ratio: float
+    accuracy: float
+    interval: tuple[float, float]
+    drop: float
+    drop_interval: tuple[float, float]
+    passed: bool
+    undecided: bool
+    parameters: int
+    macs: int
+    history: tuple[EpochRecord, ...]
+    latency_ms: float | None = None
+
+    @classmethod
+    def of(cls, state: State, reference: State, size: Size, asked: Shares = ALL) -> Candidate:
+        """What is known of a state, taken to keep to the budget until that is judged; `asked` are the shares left."""
+        kept = really_kept(state, asked)
+        drop, drop_interval = paired_drop(reference.hits, state.hits)
+        return cls(
+            steps=state.steps,
+            basis_ratio=1 - kept["basis"],
+            filter_ratio=1 - kept["filters"],
+            accuracy=float(state.hits.mean()),
+            interval=wilson_interval(int(state.hits.sum()), len(state.hits)),
+            drop=drop,
+            drop_interval=drop_interval,
+            passed=True,
+            undecided=False,
+            parameters=size.parameters,
+            macs=size.macs,
+            history=state.stages[-1].history,
+            latency_ms=size.latency_ms,
+        )
+
+    def judged(self, budget: Budget, reference: State) -> Candidate:
+        """The candidate with the budget's verdict on it; the unpruned network is the `reference`."""
+        if not budget.is_about_accuracy:
+            return replace(self, passed=budget.allows(self.parameters, self.macs, self.latency_ms))
+        before = float(reference.hits.mean())
+        limit, (low, high) = budget.least_accuracy(before), self.drop_interval
+        return replace(self, passed=self.accuracy >= limit - EQUAL, undecided=low <= before - limit <= high)
+
+    @property
+    def label(self) -> str:
+        """What was removed, in words."""
+        if not self.basis_ratio and not self.filter_ratio:
+            return "unpruned"
+        ratios = {"basis": self.basis_ratio, "filters": self.filter_ratio}
+        removed = ", ".join(f"{share(ratio)} of the {name}" for name, ratio in ratios.items() if ratio)
+        return removed + (f", {POLISHED}" if POLISHED in self.steps else "")
+
+    @property
+    def summary(self) -> str:
+        """One line: what was removed, and how good it is."""
+        name = self.label if self.label == "unpruned" else f"without {self.label}"
+        outcome = "passed" if self.passed else "failed"
+        doubt = ", but the images are too few to be sure" if self.undecided else ""
+        return f"{name}: accuracy {self.accuracy:.1%}, {self.parameters:,} parameters, {outcome}{doubt}"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A candidate with its network, as it was trained and as it is deployed."""
+
+    candidate: Candidate
+    state: State
+    deployed: nn.Module
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search ended with: all trials, the first being the unpruned network, and which was chosen.
+
+    `interrupted` says that Ctrl-C ended it early, with the best so far.
+    """
+
+    trials: tuple[Trial, ...]
+    chosen: int
+    interrupted: bool = False
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """All candidates, the unpruned network first."""
+        return tuple(trial.candidate for trial in self.trials)
+
+    @property
+    def state(self) -> State:
+        """The chosen network as it was trained."""
+        return self.trials[self.chosen].state
+
+    @property
+    def reference(self) -> State:
+        """The unpruned network as it was trained."""
+        return self.trials[0].state
+
+
+def really_kept(state: State, asked: Shares) -> Shares:
+    """The shares that the state's plans left, which with blocks may be more than was asked for."""
+    if not state.plans:
+        return asked
+    kept = dict(ALL)
+    for plan in state.plans:
+        kept["basis" if isinstance(plan, BasisPlan) else "filters"] *= 1 - plan.removed / max(plan.total, 1)
+    return kept
+
+
+def share(value: float) -> str:
+    """A fraction in per cent, as fine as it needs to be near 1.
+
+    >>> share(0.5), share(0.9953)
+    ('50%', '99.5%')
+    """
+    return f"{value:.0%}" if value < 0.98 else f"{value:.1%}"

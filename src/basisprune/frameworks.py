@@ -1,0 +1,96 @@
+"""The paper's frameworks as values: where each starts, and what it prunes, in order (Section 4.2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+from basisprune.errors import ConfigError, nearest
+
+Axis: TypeAlias = Literal["basis", "filters"]
+Start: TypeAlias = Literal["dense", "decomposed"]
+FrameworkName: TypeAlias = Literal[
+    "baseline", "l1", "taylor", "hrank", "basis", "basis+taylor", "basis+hrank", "basis+l1"
+]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing that was done to a network; `ratio` is the fraction that pruning removed of what was left.
+
+    >>> str(Step("basis", 0.5)), str(Step("dense"))
+    ('basis 0.5', 'dense')
+    """
+
+    name: str
+    ratio: float | None = None
+
+    def __str__(self) -> str:
+        return self.name if self.ratio is None else f"{self.name} {self.ratio!r}"
+
+
+Steps: TypeAlias = tuple[Step, ...]
+"""What was done to a network from its start on: its identity within a run."""
+
+DENSE, DECOMPOSED, POLISHED = Step("dense"), Step("decomposed"), Step("polished")
+
+
+def named(steps: Steps) -> str:
+    """The steps as people read them.
+
+    >>> named((DECOMPOSED, Step("basis", 0.5), POLISHED))
+    'decomposed, basis 0.5, polished'
+    """
+    return ", ".join(map(str, steps))
+
+
+@dataclass(frozen=True)
+class Move:
+    """One way to make a network smaller: what is counted and removed, and the name of what ranks it."""
+
+    axis: Axis
+    scores: str
+
+
+@dataclass(frozen=True)
+class Framework:
+    """A way from a network to a smaller one: its start, and the moves that follow."""
+
+    name: str
+    start: str
+    moves: tuple[Move, ...] = ()
+
+
+BASIS = Move("basis", "basis")
+"""The basis vectors, by the scores that the recipe asks for."""
+
+FRAMEWORKS = {
+    framework.name: framework
+    for framework in (
+        Framework("baseline", "dense"),
+        *(Framework(scores, "dense", (Move("filters", scores),)) for scores in ("l1", "taylor", "hrank")),
+        Framework("basis", "decomposed", (BASIS,)),
+        *(
+            Framework(f"basis+{scores}", "decomposed", (BASIS, Move("filters", scores)))
+            for scores in ("taylor", "hrank", "l1")
+        ),
+    )
+}
+"""By name, as the paper's tables have them."""
+
+assert tuple(FRAMEWORKS) == get_args(FrameworkName)
+
+
+def find_framework(name: str) -> Framework:
+    """The framework of that name.
+
+    >>> find_framework("basis+tylor")
+    Traceback (most recent call last):
+    basisprune.errors.ConfigError: framework: 'basis+tylor' given; allowed are baseline, l1, taylor, hrank, basis, \
+basis+taylor, basis+hrank, basis+l1. Did you mean 'basis+taylor'?
+    """
+    if name in FRAMEWORKS:
+        return FRAMEWORKS[name]
+    raise ConfigError(
+        f"framework: {name!r} given; allowed are {', '.join(FRAMEWORKS)}.{nearest(str(name), FRAMEWORKS)}"
+    )

@@ -1,0 +1,153 @@
+"""Everything a run is told, under the same names in Python, on the command line and in config.yaml."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import TypedDict, get_type_hints
+
+from pydantic import JsonValue
+
+from basisprune.budget import Budget, Goal, Ratios
+from basisprune.errors import ConfigError, nearest
+from basisprune.frameworks import FrameworkName
+from basisprune.recipes import Recipe
+from basisprune.runs.settings import faults_of, recipe_of, search_of
+from basisprune.search import SearchConfig
+
+RATIOS = ("basis_ratio", "filter_ratio")
+BUDGETS = tuple(each.name for each in fields(Budget))
+
+
+class Options(TypedDict, total=False):
+    """The settings by name. Of the first seven, one budget or the two ratios; the default is `max_drop` 0.01.
+
+    `recipe` is a name, a Recipe, or what differs from the recipe under `base`; `search` likewise. `epochs` replaces
+    those of the recipe, `size` is the side of the images, and `onnx` is by default whether its packages are there.
+    """
+
+    max_drop: float | None
+    min_accuracy: float | None
+    target_params: int | None
+    target_macs: int | None
+    target_latency: float | None
+    basis_ratio: float | None
+    filter_ratio: float | None
+    framework: FrameworkName | None
+    recipe: str | Mapping[str, object] | Recipe
+    epochs: int | None
+    search: Mapping[str, object] | SearchConfig | None
+    size: int | None
+    pretrained: bool
+    val_fraction: float
+    test_fraction: float
+    limit: int | None
+    onnx: bool | None
+    int8: bool
+    seed: int
+
+
+@dataclass(frozen=True)
+class ImageOptions:
+    """How images are read and divided: their side, and what is held out where the data has no such parts."""
+
+    size: int | None = None
+    val_fraction: float = 0.1
+    test_fraction: float = 0.1
+    limit: int | None = None
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """All settings of a run, checked."""
+
+    goal: Goal = field(default_factory=lambda: Budget(max_drop=0.01))
+    recipe: Recipe = field(default_factory=lambda: recipe_of("quick"))
+    search: SearchConfig = field(default_factory=SearchConfig)
+    images: ImageOptions = field(default_factory=ImageOptions)
+    pretrained: bool = True
+    onnx: bool | None = None
+    int8: bool = False
+    seed: int = 0
+
+    def noted(self) -> dict[str, JsonValue]:
+        """The settings as config.yaml has them: what `configure` takes, as JSON values."""
+        if isinstance(self.goal, Budget):
+            goal: dict[str, JsonValue] = {self.goal.kind: vars(self.goal)[self.goal.kind]}
+        else:
+            goal = dict(zip(RATIOS, (self.goal.basis, self.goal.filters), strict=True))
+        rest = {"pretrained": self.pretrained, "onnx": self.onnx, "int8": self.int8, "seed": self.seed}
+        return {**goal, **asdict(self.images), **rest, "recipe": asdict(self.recipe), "search": asdict(self.search)}
+
+
+def configure(options: Options) -> RunConfig:
+    """The settings of a run; raises ConfigError that lists all faults at once.
+
+    >>> configure({"max_dorp": 0.02})
+    Traceback (most recent call last):
+    basisprune.errors.ConfigError: compress: max_dorp: no such setting. Did you mean 'max_drop'?
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    faults: list[str] = []
+    hints = get_type_hints(Options)
+    for name, value in given.items():
+        if name not in hints:
+            faults.append(f"{name}: no such setting.{nearest(name, hints)}")
+        elif name not in ("recipe", "search"):
+            faults += faults_of(value, hints[name], name)
+    if faults:
+        raise ConfigError.of("compress", faults)
+    recipe, search = _recipe_of(options, faults), _search_of(options, faults)
+    goal = _goal_of(given, faults)
+    if faults or recipe is None or search is None or goal is None:
+        raise ConfigError.of("compress", faults)
+    images = ImageOptions(**{each.name: given[each.name] for each in fields(ImageOptions) if each.name in given})  # type: ignore[arg-type]
+    return RunConfig(
+        goal,
+        recipe,
+        search,
+        images,
+        pretrained=options.get("pretrained", True),
+        onnx=options.get("onnx"),
+        int8=options.get("int8", False),
+        seed=options.get("seed", 0),
+    )
+
+
+def _goal_of(given: Mapping[str, object], faults: list[str]) -> Goal | None:
+    limits = [name for name in (*BUDGETS, *RATIOS) if name in given]
+    fixed = [name for name in limits if name in RATIOS]
+    if len(limits) > max(len(fixed), 1):
+        faults.append(f"{', '.join(limits)} given; one budget, or the ratios to remove, is needed")
+        return None
+    try:
+        if fixed:
+            return Ratios(*(float(str(given.get(name, 0.0))) for name in RATIOS))
+        return Budget(**{name: given[name] for name in limits} or {"max_drop": 0.01})  # type: ignore[arg-type]
+    except ConfigError as error:
+        faults += error.faults
+        return None
+
+
+def _recipe_of(options: Options, faults: list[str]) -> Recipe | None:
+    """The recipe, with the epochs and the seed that were asked for."""
+    try:
+        recipe = recipe_of(options.get("recipe", "quick"))
+        changes: dict[str, int] = {"seed": options.get("seed", 0)}
+        if (epochs := options.get("epochs")) is not None:
+            changes["epochs"] = epochs
+        train, finetune = (replace(each, **changes) for each in (recipe.train, recipe.finetune))  # type: ignore[arg-type]
+        return replace(recipe, train=train, finetune=finetune)
+    except ConfigError as error:
+        faults += [fault if error.where != "recipe" else f"recipe.{fault}" for fault in error.faults]
+        return None
+
+
+def _search_of(options: Options, faults: list[str]) -> SearchConfig | None:
+    try:
+        search = search_of(options.get("search"))
+        framework = options.get("framework")
+        return search if framework is None else replace(search, framework=framework)
+    except ConfigError as error:
+        faults += [fault if error.where != "search" else f"search.{fault}" for fault in error.faults]
+        return None

@@ -1,0 +1,94 @@
+"""A run that is ready to start: the network, the images, and all settings."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from pydantic import JsonValue
+from torch import nn
+
+from basisprune.data import Splits, load_data
+from basisprune.data.load import Source
+from basisprune.deploy.bundle import load_bundle
+from basisprune.errors import ConfigError, ModelError
+from basisprune.runs.config import RunConfig
+from basisprune.runs.output import IN_PYTHON
+from basisprune.transfer.model import TransferModel, spec_of, transfer_model
+
+ModelSource = str | nn.Module
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a run works on; `model` and `data` are what its settings call them."""
+
+    network: nn.Module
+    splits: Splits
+    config: RunConfig
+    model: str
+    data: str
+
+    def noted(self) -> dict[str, JsonValue]:
+        """All settings as JSON values, as config.yaml has them."""
+        return {"model": self.model, "data": self.data, **self.config.noted()}
+
+
+def prepare_job(model: ModelSource, data: Source, config: RunConfig) -> Job:
+    """The network to start from, with its classes, and the images as it wants them.
+
+    `model` is a transfer model, a folder of one that was saved, or what `transfer_model` takes; `data` is anything
+    that `load_data` takes. Raises ConfigError for a size that a model which was trained before does not have.
+    """
+    torch.manual_seed(config.seed)
+    names = _called(model), _called(data)
+    if isinstance(model, str) and Path(model).is_dir():
+        model = load_bundle(model).model
+        if not isinstance(model, TransferModel):
+            raise ModelError("this bundle is folded, for use only; start from the one that `basisprune train` writes")
+    if isinstance(model, nn.Module) and hasattr(model, "input_spec"):
+        network, splits = model, _load_for(model, data, config)
+    else:
+        network, splits = _new_network(model, data, config)
+    return Job(network, splits, config, *names)
+
+
+def _load_for(model: nn.Module, data: Source, config: RunConfig) -> Splits:
+    """The images for a model that says how it wants them."""
+    spec, size = spec_of(model), config.images.size
+    if size is not None and (size, size) != spec.size:
+        height, width = spec.size
+        raise ConfigError(f"size: {size} given, but the model takes {height}x{width} images; leave it out")
+    return load_images(data, spec.size, config)
+
+
+def _new_network(model: ModelSource, data: Source, config: RunConfig) -> tuple[TransferModel, Splits]:
+    side = config.images.size
+    size = None if side is None else (side, side)
+    splits = load_images(data, size, config)
+    by_name = isinstance(model, str) and ":" not in model
+    network = transfer_model(model, splits.num_classes, pretrained=config.pretrained and by_name, input_size=side)
+    wanted = network.input_spec.size
+    if isinstance(data, str | os.PathLike) and size is None and wanted != (224, 224):
+        splits = load_images(data, wanted, config)  # image files are resized as they are read
+    return network, splits
+
+
+def load_images(data: Source, size: tuple[int, int] | None, config: RunConfig) -> Splits:
+    """The images at that size, divided as the settings say."""
+    images = config.images
+    return load_data(
+        data,
+        size=size,
+        val_fraction=images.val_fraction,
+        test_fraction=images.test_fraction,
+        limit=images.limit,
+        seed=config.seed,
+    )
+
+
+def _called(given: object) -> str:
+    """What to call a model or data in the settings."""
+    return str(given) if isinstance(given, str | os.PathLike) else f"a {type(given).__name__}{IN_PYTHON}"
