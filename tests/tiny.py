@@ -15,6 +15,7 @@ from basisprune.training.config import TrainConfig
 from basisprune.transfer.model import TransferModel, transfer_model
 
 CLASSES = 3
+NAMES = ("r", "g", "b")
 
 
 def tiny_model(seed: int = 0) -> TransferModel:

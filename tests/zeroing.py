@@ -1,11 +1,30 @@
-"""The law of filter pruning: a network without filters computes what it computes with them at zero."""
+"""Filter plans of small networks, and their law: without filters, they compute what they do with them at zero."""
 
 from __future__ import annotations
 
 import torch
-from torch import nn
+from networks import NETWORKS
+from torch import Tensor, nn
 
+from basisprune.basis.split import decompose
+from basisprune.coupling import trace_coupling
+from basisprune.importance import score_filters
+from basisprune.plan import PlanConfig, plan_filters
 from basisprune.types import FilterPlan
+
+FREE = PlanConfig(normalise="max", min_share=0.0)
+
+
+def planned_filters(
+    name: str, ratio: float, config: PlanConfig = FREE, *, split: bool = False
+) -> tuple[nn.Module, Tensor, FilterPlan]:
+    """The network of that name, images for it, and a plan that removes that share of its filters."""
+    model, images = NETWORKS[name]()
+    if split:
+        model = decompose(model, scale_init=1.0)
+    coupling = trace_coupling(model, images)
+    scores = score_filters(model, "l1", coupling.layers)
+    return model, images, plan_filters(model, scores, ratio, config, coupling=coupling)
 
 
 def zeroed(model: nn.Module, plan: FilterPlan) -> None:

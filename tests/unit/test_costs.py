@@ -15,7 +15,6 @@ from basisprune.basis.split import decompose
 from basisprune.costs import measure
 from basisprune.errors import ModelError
 from basisprune.prune import prune_basis
-from basisprune.report import layer_table
 from basisprune.types import BasisPlan, LayerPlan
 
 # name: layer, input shape, parameters, multiply-adds
@@ -132,14 +131,3 @@ def test_kinds_and_notes_tell_what_a_layer_is_and_why_it_is_left():
     assert [layer.kind for layer in measure(model, 12).layers] == [
         "conv 3x3", "transposed conv 4x4", "transposed grouped conv 3x3", "linear"
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize("network", NETWORKS)
-def test_the_table_names_every_layer(network):
-    model, x = NETWORKS[network]()
-    report = measure(decompose(model), tuple(x.shape[1:]))
-    lines = layer_table(report).splitlines()
-    for layer, line in zip(report.layers, lines[2:], strict=False):
-        assert line.startswith(layer.name)
-        assert f"{layer.parameters:,}" in line
-        assert f"{layer.macs:,}" in line

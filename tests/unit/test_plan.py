@@ -9,11 +9,19 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from networks import NETWORKS
+from tiny import tiny_model
+from torch import nn
+from zeroing import FREE, planned_filters
 
+from basisprune.coupling import trace_coupling
 from basisprune.errors import ConfigError, PlanError
-from basisprune.plan import PlanConfig, plan_basis, plan_filters
+from basisprune.importance import score_filters
+from basisprune.plan import PlanConfig, count_filters, plan_basis, plan_filters
+from basisprune.prune import prune_filters
 from basisprune.types import BasisPlan, LayerScores, Scores
 
 MANY = settings(max_examples=150, deadline=None)
@@ -259,3 +267,71 @@ def test_wrong_settings_are_listed_all_at_once():
         PlanConfig("maximum", min_keep=0, min_share=2.0, round_to=0, reduce="median", per="flop")
     words = ("'maximum'", "min_keep: 0", "min_share: 2.0", "round_to: 0", "reduce: 'median'", "per: 'flop'")
     assert all(word in str(caught.value) for word in words)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_number_that_goes_is_exact_up_to_what_is_coupled(name):
+    model, _, plan = planned_filters(name, 0.25)
+    counts = {k: m.out_channels for k, m in model.named_modules() if isinstance(m, nn.modules.conv._ConvNd)}
+    small = prune_filters(model, plan)
+    after = {k: m.out_channels for k, m in small.named_modules() if isinstance(m, nn.modules.conv._ConvNd)}
+    assert plan.total == sum(counts.values())
+    assert plan.removed == sum(counts.values()) - sum(after.values())
+    once = max(sum(group.filters.values()) // group.size * len(group.parts) for group in plan.coupling.groups)
+    assert 0 <= round(0.25 * plan.total) - plan.removed < once
+    assert min(after.values()) >= 1
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.sampled_from(["plain", "grouped", "residual"]), st.floats(0, 0.6), st.sampled_from([2, 3, 4]))
+def test_round_to_keeps_multiples_of_filters_or_all(name, ratio, multiple):
+    config = dataclasses.replace(FREE, round_to=multiple)
+    try:
+        _, _, plan = planned_filters(name, ratio, config)
+    except PlanError:  # too much for blocks of this size; what is said then is tested below
+        return
+    for group in plan.coupling.groups:
+        kept = len(plan.groups[group.name].keep)
+        assert kept == group.size or kept % (multiple // math.gcd(multiple, len(group.parts))) == 0
+
+
+def test_the_least_important_filters_go_and_coupled_ones_by_their_reduction():
+    model, images = NETWORKS["residual"]()
+    coupling = trace_coupling(model, images)
+    group = next(group for group in coupling.groups if "stem.0" in group.layers)
+    assert set(group.layers) == {"stem.0", "conv2"}
+    flat = {name: LayerScores((1.0,) * model.get_submodule(name).out_channels) for name in coupling.layers}
+    flat["stem.0"] = LayerScores((0.1, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0))
+    flat["conv2"] = LayerScores((0.1, 1.0, 1.0, 0.9, 1.0, 1.0, 1.0, 1.0))
+    two_filters = 2 / count_filters(model, coupling)
+    gone = {}
+    for reduce in ("mean", "min", "max", "sum"):
+        config = dataclasses.replace(FREE, reduce=reduce)
+        plan = plan_filters(model, Scores("l1", flat), two_filters, config, coupling=coupling)
+        gone[reduce] = set(range(8)) - set(plan.groups[group.name].keep)
+    assert gone == {"mean": {0}, "min": {3}, "max": {0}, "sum": {0}}
+
+
+def test_missing_scores_and_too_much_are_refused_by_name():
+    model, images = NETWORKS["plain"]()
+    coupling = trace_coupling(model, images)
+    scores = score_filters(model, "l1", coupling.layers)
+    missing = Scores("l1", {name: given for name, given in scores.layers.items() if name != "3"})
+    with pytest.raises(PlanError, match="3: has no scores"):
+        plan_filters(model, missing, 0.3, coupling=coupling)
+    with pytest.raises(PlanError, match="pass at most"):
+        plan_filters(model, scores, 0.99, coupling=coupling)
+    short = Scores("l1", scores.layers | {"3": LayerScores((1.0,) * 5)})
+    with pytest.raises(PlanError, match="3: 5 scores given"):
+        plan_filters(model, short, 0.3, coupling=coupling)
+    with pytest.raises(PlanError, match="fraction removed"):
+        plan_filters(model, scores, 1.0, coupling=coupling)
+
+
+def test_a_transfer_model_is_traced_where_no_coupling_is_given():
+    model = tiny_model()
+    coupling = trace_coupling(model, torch.zeros(2, *model.input_spec.shape))
+    scores = score_filters(model, "l1", coupling.layers)
+    assert plan_filters(model, scores, 0.3) == plan_filters(model, scores, 0.3, coupling=coupling)
+    with pytest.raises(PlanError, match="pass coupling="):
+        plan_filters(model.backbone, scores, 0.3)

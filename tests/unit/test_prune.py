@@ -11,14 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from networks import NETWORKS
 from torch import Tensor, nn
+from zeroing import planned_filters, zeroed
 
 from basisprune.basis.layers import BasisPair, basis_pairs
 from basisprune.basis.split import decompose, recompose
 from basisprune.errors import ModelError, PlanError
 from basisprune.importance import taylor_scores
 from basisprune.plan import PlanConfig, plan_basis
-from basisprune.prune import prune_basis
-from basisprune.types import BasisPlan, LayerPlan, LayerScores
+from basisprune.prune import prune_basis, prune_filters
+from basisprune.types import BasisPlan, FilterPlan, LayerPlan, LayerScores
 
 EASY = PlanConfig(min_share=0.0)
 
@@ -235,3 +236,55 @@ def test_scores_know_the_groups_of_a_pruned_layer():
     assert isinstance(again, LayerScores)
     assert again.groups == 4
     assert len(again.values) == basis_pairs(pruned)["3"].rank
+
+
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_pruned_network_computes_what_the_original_computes_with_those_filters_at_zero(name, split):
+    model, images, plan = planned_filters(name, 0.2, split=split)
+    assert plan.removed > 0
+    small = prune_filters(model, plan)
+    zeroed(model, plan)
+    with torch.no_grad():
+        assert torch.allclose(small(images), model(images), atol=1e-12)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_plan_survives_json_and_does_the_same(name):
+    model, images, plan = planned_filters(name, 0.2)
+    again = FilterPlan.from_json(plan.to_json())
+    assert again == plan
+    with torch.no_grad():
+        assert torch.equal(prune_filters(model, again)(images), prune_filters(model, plan)(images))
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_an_empty_plan_of_filters_changes_nothing(name):
+    model, _, plan = planned_filters(name, 0.0)
+    small = prune_filters(model, plan)
+    assert plan.removed == 0
+    assert all(torch.equal(value, model.state_dict()[key]) for key, value in small.state_dict().items())
+
+
+def test_parameters_after_pruning_equal_a_hand_count():
+    model, _, plan = planned_filters("plain", 0.5)
+    small = prune_filters(model, plan)
+    a, b, c = (small[index].out_channels for index in (0, 3, 6))
+    weights = 27 * a + a + 2 * a + 9 * a * b + b + 2 * b + b * c + c + 2 * c + 4 * c + 4
+    assert sum(parameter.numel() for parameter in small.parameters()) == weights
+    assert a + b + c == 26 - plan.removed == 13
+
+
+def test_a_plan_for_a_narrower_network_is_refused():
+    _, _, plan = planned_filters("plain", 0.3)
+    wider, _ = NETWORKS["plain"]()
+    wider[0] = nn.Conv2d(3, 16, 3, padding=1)
+    with pytest.raises(PlanError, match=r"0\.weight: the plan is for shape \(8, 3, 3, 3\), the model has \(16"):
+        prune_filters(wider, plan)
+
+
+def test_a_plan_for_another_network_is_refused():
+    _, _, plan = planned_filters("plain", 0.3)
+    other, _ = NETWORKS["residual"]()
+    with pytest.raises(PlanError, match=r"0\.weight: the plan is for shape \(8, 3, 3, 3\), the model has none"):
+        prune_filters(other, plan)

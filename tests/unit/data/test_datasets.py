@@ -1,6 +1,6 @@
-from __future__ import annotations
+"""Laws of labelled images in memory, in files and in datasets of others."""
 
-from pathlib import Path
+from __future__ import annotations
 
 import numpy as np
 import pytest
@@ -30,9 +30,6 @@ class Listing(Dataset):
     def __getitem__(self, index):
         self.reads += 1
         return self.items[index]
-
-
-# ---------------------------------------------------------------- ArrayImages
 
 
 @pytest.mark.parametrize("make", [lambda a: a, torch.from_numpy, lambda a: a.astype(np.int64)])
@@ -103,125 +100,14 @@ def test_labels_cannot_be_changed_by_accident():
         ArrayImages(COLOURS, LABELS).labels[0] = 1
 
 
-# --------------------------------------------------------------- FolderImages
-
-
-def one(path: Path, size: tuple[int, int] = (8, 8)) -> np.ndarray:
-    """The decoded image as (H, W, C)."""
-    image, label = FolderImages([(path, 0)], ("a",), size)[0]
-    assert image.dtype == torch.uint8
-    assert image.is_contiguous()
-    assert label == 0
-    return image.permute(1, 2, 0).numpy()
-
-
-def saved(path: Path, image: Image.Image, **options) -> Path:
-    image.save(path, **options)
-    return path
-
-
-def flat(mode: str, colour) -> Image.Image:
-    return Image.new(mode, (8, 8), colour)
-
-
 def test_files_are_decoded_when_asked_for_and_resized(tmp_path):
     path = tmp_path / "late.png"
     images = FolderImages([(path, 1)], ("a", "b"), (6, 9))
-    flat("RGB", (10, 20, 30)).save(path)
+    Image.new("RGB", (8, 8), (10, 20, 30)).save(path)
     image, label = images[0]
     assert label == 1
     assert image.shape == (3, 6, 9)
     assert image[:, 0, 0].tolist() == [10, 20, 30]
-
-
-@pytest.mark.parametrize(
-    ("image", "suffix", "colour"),
-    [
-        (flat("L", 77), "png", (77, 77, 77)),
-        (flat("1", 1), "png", (255, 255, 255)),
-        (flat("RGB", (255, 0, 0)).quantize(4), "gif", (255, 0, 0)),
-        (flat("RGBA", (255, 0, 0, 0)), "png", (255, 255, 255)),
-        (flat("RGBA", (0, 0, 0, 51)), "png", (204, 204, 204)),
-        (flat("LA", (0, 51)), "png", (204, 204, 204)),
-        (flat("CMYK", (0, 255, 255, 0)), "tif", (255, 0, 0)),
-        (Image.fromarray(np.full((8, 8), 128 * 257, dtype=np.uint16)), "png", (128, 128, 128)),
-        (Image.fromarray(np.full((8, 8), 65535, dtype=np.int32)), "tif", (255, 255, 255)),
-    ],
-    ids=["grey", "bits", "palette", "transparent", "translucent", "grey-alpha", "cmyk", "16-bit", "16-in-32-bit"],
-)
-def test_every_kind_of_image_becomes_rgb(tmp_path, image, suffix, colour):
-    pixels = one(saved(tmp_path / f"image.{suffix}", image))
-    assert (pixels == colour).all(), pixels[0, 0]
-
-
-def test_a_cmyk_jpeg_becomes_rgb(tmp_path):
-    pixels = one(saved(tmp_path / "image.jpg", flat("CMYK", (0, 255, 255, 0))))
-    assert np.abs(pixels.astype(int) - (255, 0, 0)).max() < 8
-
-
-def test_transparent_colours_of_palettes_and_greys_are_seen_on_white(tmp_path):
-    palette = Image.new("P", (8, 8), 1)
-    palette.putpalette([0, 0, 0, 9, 9, 9])
-    assert (one(saved(tmp_path / "p.png", palette, transparency=1)) == 255).all()
-    assert (one(saved(tmp_path / "q.png", palette, transparency=0)) == 9).all()
-    assert (one(saved(tmp_path / "b.png", palette, transparency=bytes([255, 0]))) == 255).all()
-    assert (one(saved(tmp_path / "l.png", flat("L", 7), transparency=7)) == 255).all()
-
-
-def test_exif_orientation_is_followed(tmp_path):
-    image = Image.fromarray(np.array([[250, 250, 0, 0]] * 2, dtype=np.uint8)).convert("RGB").resize((64, 32), 0)
-    exif = Image.Exif()
-    exif[0x0112] = 6  # to be turned a quarter clockwise: the left half comes to the top
-    pixels = one(saved(tmp_path / "turned.jpg", image, exif=exif), (64, 32))
-    assert pixels[:24].min() > 200
-    assert pixels[40:].max() < 50
-
-
-def test_a_large_photograph_keeps_its_content(tmp_path):
-    ramp = np.tile(np.linspace(0, 255, 640, dtype=np.uint8), (480, 1))
-    pixels = one(saved(tmp_path / "large.jpg", Image.fromarray(ramp), quality=95), (12, 16))
-    np.testing.assert_allclose(pixels[..., 0], np.tile(np.linspace(8, 247, 16), (12, 1)), atol=4)
-
-
-def test_a_truncated_image_is_refused_with_its_name_and_the_cause(tmp_path):
-    noise = Image.fromarray(RANDOM.integers(0, 256, (64, 64, 3), dtype=np.uint8))
-    for suffix in ("png", "jpg", "bmp"):
-        path = saved(tmp_path / f"cut.{suffix}", noise)
-        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-        with pytest.raises(DataError, match=rf"cut\.{suffix}: the image is damaged.*truncated"):
-            one(path)
-
-
-def test_a_damaged_image_is_refused_with_its_name(tmp_path):
-    path = saved(tmp_path / "bent.png", Image.fromarray(COLOURS[0]))
-    content = bytearray(path.read_bytes())
-    content[45:55] = bytes(10)
-    path.write_bytes(content)
-    with pytest.raises(DataError, match=r"bent\.png: the image is damaged"):
-        one(path)
-
-
-@pytest.mark.parametrize("content", [b"", b"not an image at all"])
-def test_what_is_no_image_is_refused_with_its_name(tmp_path, content):
-    path = tmp_path / "text.jpg"
-    path.write_bytes(content)
-    with pytest.raises(DataError, match=r"text\.jpg: not an image"):
-        one(path)
-
-
-def test_a_missing_file_is_refused_with_its_name(tmp_path):
-    with pytest.raises(DataError, match=r"gone\.jpg: there is no such file"):
-        one(tmp_path / "gone.jpg")
-
-
-@pytest.mark.parametrize("array", [np.zeros((8, 8), dtype=np.float32), np.full((8, 8), 70000, dtype=np.int32)])
-def test_pixels_of_unknown_range_are_refused(tmp_path, array):
-    path = saved(tmp_path / "deep.tif", Image.fromarray(array))
-    with pytest.raises(DataError, match=r"deep\.tif.*unknown range; convert"):
-        one(path)
-
-
-# ------------------------------------------------------------- WrappedDataset
 
 
 @pytest.mark.parametrize(
@@ -335,9 +221,6 @@ def test_a_tensor_dataset_works():
     wrapped = WrappedDataset(TensorDataset(torch.rand(4, 3, 5, 5), torch.tensor([0, 1, 1, 0])))
     assert wrapped.labels.tolist() == [0, 1, 1, 0]
     assert wrapped[1][1] == 1
-
-
-# ----------------------------------------------------------------------- take
 
 
 def test_taking_keeps_labels_and_classes_and_composes():

@@ -1,9 +1,13 @@
+"""Laws of the split into parts."""
+
 from __future__ import annotations
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sources import refused, sizes, write_images
 
+from basisprune.data import load_data
 from basisprune.data.split import limit_indices, split_indices
 
 labels_of = st.lists(st.integers(0, 4), min_size=1, max_size=120).map(np.array)
@@ -50,3 +54,16 @@ def test_another_seed_draws_another_split():
     labels = np.zeros(50, dtype=np.int64)
     drawn = {tuple(split_indices(labels, [0.2], seed)[1].tolist()) for seed in range(5)}
     assert len(drawn) == 5
+
+
+def test_the_description_has_a_line_for_each_part(tmp_path):
+    write_images(tmp_path, {"ant": 20, "bee": 10})
+    train, val = load_data(tmp_path, test_fraction=0).describe().splitlines()
+    assert train == "train: 27 images, smallest class 'bee' (9), largest 'ant' (18)"
+    assert val == "val: 3 images, smallest class 'bee' (1), largest 'ant' (2)"
+
+
+def test_classes_too_small_to_split_are_refused(tmp_path):
+    write_images(tmp_path, {"ant": 1, "bee": 1})
+    refused(tmp_path, str(tmp_path), "val part", "val_fraction=0")
+    assert sizes(load_data(tmp_path, val_fraction=0, test_fraction=0)) == {"train": 2}

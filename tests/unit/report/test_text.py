@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from networks import NETWORKS
 from torch import nn
 
@@ -50,3 +51,14 @@ def test_frameworks_are_compared_with_the_first():
 
 def test_a_table_without_rows_is_its_header():
     assert text_table(("a", "bb"), [], left={0}) == "a  bb\n-  --"
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_the_table_names_every_layer(network):
+    model, x = NETWORKS[network]()
+    report = measure(decompose(model), tuple(x.shape[1:]))
+    lines = layer_table(report).splitlines()
+    for layer, line in zip(report.layers, lines[2:], strict=False):
+        assert line.startswith(layer.name)
+        assert f"{layer.parameters:,}" in line
+        assert f"{layer.macs:,}" in line

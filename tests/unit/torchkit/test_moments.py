@@ -11,7 +11,6 @@ from torch import nn
 
 from basisprune.errors import DataError, LayerError
 from basisprune.torchkit.moments import output_statistics
-from basisprune.torchkit.running import images_of, mode
 from basisprune.torchkit.surgery import TORCH_CONVS, find_layers
 
 
@@ -85,9 +84,6 @@ def test_hooks_and_modes_are_taken_back_after_an_error():
         output_statistics(model, ["0"], [x[:, :1]])
     assert not model[0]._forward_hooks
     assert model.training
-    with pytest.raises(ZeroDivisionError), mode(model, training=False):
-        _ = 1 / 0
-    assert model.training
 
 
 class Unused(nn.Module):
@@ -107,25 +103,3 @@ def test_what_cannot_be_measured_is_refused_by_name():
         output_statistics(Unused(), ["used", "unused"], [x])
     with pytest.raises(LayerError, match=r"^used: puts out NaN"):
         output_statistics(Unused(), ["used"], [x, x / 0])
-
-
-@pytest.mark.parametrize(
-    ("batch", "kind"),
-    [
-        (torch.zeros(2, 3, 4, 4, dtype=torch.uint8), "torch.uint8 tensor"),
-        ((torch.zeros(2, dtype=torch.int64), 1), "torch.int64 tensor"),
-        ("images", "str"),
-        ([], "list"),
-        ({"image": torch.zeros(2)}, "dict"),
-    ],
-)
-def test_batches_that_hold_no_prepared_images_are_refused(batch, kind):
-    with pytest.raises(DataError, match=f"a {kind} given"):
-        images_of(batch)
-
-
-def test_images_are_the_batch_or_its_first_part():
-    x = torch.randn(2, 3, 4, 4)
-    assert images_of(x) is x
-    assert images_of((x, torch.zeros(2))) is x
-    assert images_of([x]) is x

@@ -12,7 +12,6 @@ from torch import nn
 
 from basisprune.data import Augment
 from basisprune.errors import CheckpointError
-from basisprune.files import write_text
 from basisprune.training.checkpoint import load_checkpoint, save_checkpoint
 from basisprune.training.config import TrainConfig
 
@@ -152,11 +151,3 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(saved, monkeypa
         save_checkpoint(saved, *network(), CONFIG, [])
     assert saved.read_bytes() == before
     assert list(saved.parent.iterdir()) == [saved]
-
-
-def test_text_is_written_whole_into_a_folder_that_may_not_exist(tmp_path):
-    path = tmp_path / "a" / "b.json"
-    write_text(path, "Grüße\n")
-    write_text(path, "{}\n")
-    assert path.read_text() == "{}\n"
-    assert list(path.parent.iterdir()) == [path]

@@ -155,20 +155,6 @@ def test_the_same_seed_gives_the_same_weights_and_another_gives_others():
     assert differing(one, trained(augmentation=augmentation, seed=1))
 
 
-@pytest.mark.parametrize("warmup", [0.0, 1e-5, 0.2])
-def test_the_learning_rate_warms_up_and_then_falls_along_half_a_cosine(warmup):
-    config = TrainConfig(lr=0.1, min_lr=1e-3, warmup=warmup)
-    rates = [learning_rate(config, step / 1000) for step in range(1001)]
-    top = int(warmup * 1000)
-    assert max(rates) == pytest.approx(0.1)
-    assert rates[-1] == pytest.approx(1e-3)
-    assert all(earlier >= later for earlier, later in zip(rates[top:], rates[top + 1 :], strict=False))
-    assert learning_rate(config, (1 + warmup) / 2) == pytest.approx((0.1 + 1e-3) / 2)
-    if warmup == 0.2:
-        assert learning_rate(config, 0.1) == pytest.approx(0.05)
-        assert 0 < rates[0] < rates[2]
-
-
 def test_the_rates_of_a_run_are_those_of_the_schedule():
     history = fit(tiny_decomposed(), tiny_images(), None, tiny_training(epochs=2)).history
     config = tiny_training(epochs=2)

@@ -6,8 +6,6 @@ import pytest
 import torch
 from torchmetrics import MeanMetric
 
-from basisprune.runs.estimate import Estimate, expected_candidates
-from basisprune.search import Budget, SearchConfig
 from basisprune.training.progress import SearchProgress, TrainingProgress
 
 
@@ -72,11 +70,3 @@ def test_a_training_that_shall_not_be_seen_is_no_part_of_a_search():
         assert TrainingProgress(1, 1, show=False).search is None
         assert TrainingProgress(1, 1).search is search
     assert TrainingProgress(1, 1).search is None
-
-
-def test_more_is_expected_of_two_kinds_of_pruning_and_of_a_finer_search():
-    accuracy = Budget(max_drop=0.01)
-    one, two = (expected_candidates(SearchConfig(framework=name), accuracy) for name in ("basis", "basis+l1"))
-    assert one < two < expected_candidates(SearchConfig(framework="basis+l1", tolerance=0.01), accuracy)
-    assert expected_candidates(SearchConfig(framework="taylor"), None) == 1
-    assert Estimate(reference=10, candidates=3, candidate=5).total == 25

@@ -1,0 +1,76 @@
+"""Laws of `basisprune compress`."""
+
+from __future__ import annotations
+
+import json
+
+from commands import compress_into, invoke
+
+from basisprune.errors import MissingExtraError
+
+
+def test_json_is_all_that_stdout_holds(compressed):
+    folder, done = compressed
+    assert json.loads(done.stdout) == json.loads((folder / "summary.json").read_text())
+    assert "unpruned: accuracy" in done.stderr
+
+
+def test_the_configuration_beside_the_result_repeats_the_run(compressed, tmp_path):
+    folder, done = compressed
+    again = invoke(
+        "compress", "--config", folder / "config.yaml", "--output", tmp_path / "again", "--no-onnx", "--json"
+    )
+    assert again.exit_code == 0, again.output
+    one, other = json.loads(done.stdout), json.loads(again.stdout)
+    keys = ("verdict", "reference", "candidates", "test", "classes")
+    for summary in (one, other):
+        for row in (summary["reference"], *summary["candidates"], *summary["test"].values()):
+            row.pop("latency_ms")
+    assert [one[key] for key in keys] == [other[key] for key in keys]
+
+
+def test_an_output_of_other_settings_is_refused_with_the_difference(compressed, photos):
+    folder, _ = compressed
+    before = (folder / "config.yaml").read_text()
+    refused = compress_into(folder, photos, "--max-drop", "3%", "--epochs", 5)
+    assert refused.exit_code == 1
+    assert "max_drop: 0.02 -> 0.03" in refused.stderr
+    assert "recipe.train.epochs: 4 -> 5" in refused.stderr
+    assert (folder / "config.yaml").read_text() == before
+
+
+def test_options_on_the_command_line_go_before_the_file(compressed, tmp_path):
+    folder, _ = compressed
+    words = ("compress", "--config", folder / "config.yaml", "--output", tmp_path / "x", "--dry-run", "--json")
+    plan = json.loads(invoke(*words, "--target-params", "1k", "--epochs", 7).stdout)
+    assert plan["goal"] == {"target_params": 1000}
+    assert (plan["recipe"]["train"]["epochs"], plan["recipe"]["finetune"]["epochs"]) == (7, 7)
+    assert json.loads(invoke(*words).stdout)["goal"] == {"max_drop": 0.02}
+
+
+def test_fixed_ratios_need_no_budget(photos, tmp_path):
+    result = compress_into(
+        tmp_path / "out", photos, "--basis-ratio", "50%", "--no-onnx", "--framework", "basis", "--json"
+    )
+    assert result.exit_code == 0, result.output
+    assert [row["basis_ratio"] for row in json.loads(result.stdout)["candidates"]] == [0.0, 0.5]
+    both = compress_into(tmp_path / "out", photos, "--basis-ratio", "50%", "--max-drop", "1%")
+    assert (both.exit_code, "leave one of them out" in both.stderr) == (1, True)
+
+
+def test_no_report_is_announced_where_none_was_written(photos, tmp_path, monkeypatch):
+    def missing(*_given):
+        raise MissingExtraError("plotly", extra="report")
+
+    monkeypatch.setattr("basisprune.runs.deliver.write_report", missing)
+    result = compress_into(tmp_path / "out", photos, "--basis-ratio", "50%", "--no-onnx", "--epochs", 1)
+    assert result.exit_code == 0, result.output
+    assert "report.html is not written" in result.stderr
+    assert "report.html" not in result.stdout
+
+
+def test_what_cannot_be_kept_to_has_an_exit_code_of_its_own(photos, tmp_path):
+    result = compress_into(tmp_path / "out", photos, "--target-params", 1, "--no-onnx", "--epochs", 1)
+    assert result.exit_code == 3, result.output
+    assert "still larger than asked for" in result.stdout
+    assert (tmp_path / "out" / "model" / "config.json").exists()

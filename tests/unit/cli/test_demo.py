@@ -1,0 +1,25 @@
+"""Laws of `basisprune demo`."""
+
+from __future__ import annotations
+
+import json
+
+from commands import invoke
+
+
+def test_the_demo_ends_with_a_table_and_files_that_can_be_used(tiny_demo, tmp_path):
+    result = invoke("demo", "--output", tmp_path / "run")
+    assert result.exit_code == 0, result.output
+    for word in ("before", "test accuracy", "parameters", "multiply-adds", "file size", "latency", "report.html"):
+        assert word in result.stdout
+    assert f"next: basisprune predict {tmp_path / 'run'} {tmp_path / 'run' / 'digits'}" in result.stdout
+    predicted = invoke("predict", tmp_path / "run", tmp_path / "run" / "digits", "--json")
+    assert len(json.loads(predicted.stdout)) == 3
+    assert (tmp_path / "run" / "config.yaml").read_text().startswith("model: ")  # no command repeats it from there
+    refused = invoke("evaluate", tmp_path / "run")
+    assert (refused.exit_code, "handwritten digits', the run's data" in refused.stderr) == (1, True)
+    assert "pass --data" in refused.stderr
+    again = invoke("demo", "--output", tmp_path / "run")
+    keys = ("test accuracy", "parameters", "multiply-adds")
+    rows = [[line.split() for line in run.stdout.splitlines() if line.startswith(keys)] for run in (result, again)]
+    assert rows[0] == rows[1]

@@ -1,0 +1,21 @@
+"""Laws of `basisprune compress --dry-run`."""
+
+from __future__ import annotations
+
+from commands import compress_into
+
+
+def test_a_dry_run_says_what_would_be_done_and_writes_nothing(photos, tmp_path):
+    result = compress_into(tmp_path / "out", photos, "--dry-run")
+    assert result.exit_code == 0, result.output
+    for word in (
+        "parameters",
+        "train: 78 images",
+        "max_drop 0.01",
+        "basis+taylor",
+        "candidates",
+        "time ",
+        "report.html",
+    ):
+        assert word in result.stdout
+    assert list(tmp_path.iterdir()) == []

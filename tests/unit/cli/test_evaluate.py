@@ -1,0 +1,49 @@
+"""Laws of `basisprune evaluate`."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from commands import invoke
+from PIL import Image
+
+
+def test_evaluating_a_result_gives_the_accuracy_of_its_summary(compressed, photos):
+    folder, done = compressed
+    expected = json.loads(done.stdout)
+    found = json.loads(invoke("evaluate", folder, "--json").stdout)
+    assert (found["part"], found["images"]) == ("test", 12)
+    assert found["accuracy"] == pytest.approx(expected["test"]["after"]["accuracy"])
+    assert found["interval"] == pytest.approx(expected["test"]["after"]["interval"])
+    assert "with 95 % confidence" in invoke("evaluate", folder).stdout
+
+
+def test_every_form_of_a_result_is_judged_by_the_images_that_its_run_held_out(compressed, photos, tmp_path):
+    folder, done = compressed
+    known = json.loads(done.stdout)
+    after, int8 = known["test"]["after"]["accuracy"], known["files"]["model.int8.onnx"]["accuracy"]
+    for form, accuracy in (("model", after), ("model.onnx", after), ("model.int8.onnx", int8)):
+        for more in ((), ("--data", f"{photos}/"), ("--data", photos / "red" / "..", "--part", "test")):
+            found = json.loads(invoke("evaluate", folder / form, *more, "--json").stdout)
+            assert (found["part"], found["images"]) == ("test", 12)
+            assert found["accuracy"] == pytest.approx(accuracy)
+    moved = tmp_path / "model.onnx"
+    moved.write_bytes((folder / "model.onnx").read_bytes())
+    assert json.loads(invoke("evaluate", moved, "--data", photos, "--json").stdout)["part"] == "all"
+    for part in ("train", "val", "test"):
+        refused = invoke("evaluate", moved, "--data", photos, "--part", part)
+        assert (refused.exit_code, "held out is unknown" in refused.stderr) == (1, True)
+    (tmp_path / "split").mkdir()
+    for name in ("train", "test"):
+        (tmp_path / "split" / name).symlink_to(photos)
+    whole = invoke("evaluate", moved, "--data", tmp_path / "split", "--part", "test", "--json")
+    assert json.loads(whole.stdout)["images"] == 120  # the data says itself which are its test images
+
+
+def test_evaluating_on_classes_that_the_model_does_not_know_is_refused(compressed, photos, tmp_path):
+    for name in ("red", "violet"):
+        (tmp_path / name).mkdir()
+        Image.new("RGB", (16, 16)).save(tmp_path / name / "1.png")
+    result = invoke("evaluate", compressed[0], "--data", tmp_path)
+    assert (result.exit_code, "'violet'" in result.stderr) == (1, True)

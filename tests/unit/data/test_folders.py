@@ -1,0 +1,80 @@
+"""Laws of folders of class folders."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PIL import Image
+from sources import SHADES, refused, sizes, write_images
+
+from basisprune.data import load_data
+
+
+def test_class_folders_become_three_parts(tmp_path):
+    splits = load_data(write_images(tmp_path, {"cat": 10, "ant": 20, "bee": 3}), size=(8, 9))
+    assert splits.classes == ("ant", "bee", "cat")
+    assert splits.num_classes == 3
+    assert sizes(splits) == {"train": 16 + 1 + 8, "val": 2 + 1 + 1, "test": 2 + 1 + 1}
+    for part in splits.parts.values():
+        assert part.classes == splits.classes
+        for image, label in part:
+            assert image.shape == (3, 8, 9)
+            assert image.unique().tolist() == [SHADES[splits.classes[label]]]
+
+
+@pytest.mark.parametrize("val", ["val", "valid", "validation"])
+def test_part_folders_are_taken_as_they_are(tmp_path, val):
+    for part, count in (("train", 5), (val, 2), ("test", 3)):
+        write_images(tmp_path / part, {"ant": count, "bee": count})
+    write_images(tmp_path / "extra", {"dog": 2})
+    splits = load_data(tmp_path)
+    assert sizes(splits) == {"train": 10, "val": 4, "test": 6}
+    assert splits.classes == ("ant", "bee")
+
+
+def test_a_class_may_be_called_train(tmp_path):
+    assert load_data(write_images(tmp_path, {"bus": 4, "train": 4})).classes == ("bus", "train")
+
+
+def test_nested_images_are_found_and_hidden_or_other_files_passed_over(tmp_path):
+    write_images(tmp_path, {"ant": 3, "bee": 3})
+    write_images(tmp_path / "ant", {"deep": 1, ".cache": 1})
+    write_images(tmp_path, {".git": 2})
+    (tmp_path / "bee" / "notes.txt").write_text("x")
+    (tmp_path / "bee" / "._0.png").write_text("x")
+    (tmp_path / "bee" / "3.PNG").write_bytes((tmp_path / "bee" / "0.png").read_bytes())
+    splits = load_data(tmp_path, val_fraction=0, test_fraction=0)
+    assert np.bincount(splits.train.labels).tolist() == [4, 4]
+
+
+def test_an_empty_folder_is_refused(tmp_path):
+    refused(tmp_path, str(tmp_path), "no class folders")
+    Image.new("RGB", (4, 4)).save(tmp_path / "loose.png")
+    refused(tmp_path, str(tmp_path), "no class folders")
+
+
+@pytest.mark.parametrize("extra", [(), ("a.txt", "b.txt")])
+def test_a_class_without_images_is_refused(tmp_path, extra):
+    write_images(tmp_path, {"ant": 3, "bee": 0})
+    for name in extra:
+        (tmp_path / "bee" / name).write_text("x")
+    refused(tmp_path, str(tmp_path / "bee"), "no image", "2 other files, such as a.txt" if extra else "it is empty")
+
+
+def test_one_class_only_is_refused(tmp_path):
+    refused(write_images(tmp_path, {"ant": 3}), str(tmp_path), "one class only (ant)")
+
+
+@pytest.mark.parametrize("part", ["val", "test"])
+def test_parts_that_differ_in_classes_are_refused(tmp_path, part):
+    write_images(tmp_path / "train", {"ant": 3, "bee": 3})
+    write_images(tmp_path / part, {"ant": 3, "cat": 3})
+    refused(tmp_path, str(tmp_path), f"only in train/: bee; only in {part}/: cat")
+
+
+def test_two_validation_folders_or_no_training_folder_are_refused(tmp_path):
+    for name in ("val", "valid"):
+        write_images(tmp_path / name, {"ant": 1, "bee": 1})
+    refused(tmp_path, str(tmp_path), "no train/")
+    write_images(tmp_path / "train", {"ant": 3, "bee": 3})
+    refused(tmp_path, str(tmp_path), "both val and valid")

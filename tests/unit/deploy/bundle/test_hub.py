@@ -1,0 +1,99 @@
+"""Laws of bundles on the hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import torch
+from bundles import refused, same
+from huggingface_hub import ModelCard
+from tiny import tiny_decomposed, tiny_model
+
+from basisprune.deploy.bundle import from_pretrained, push_to_hub, save_pretrained
+from basisprune.errors import BundleError, ConfigError
+from basisprune.transfer.model import transfer_model
+
+
+def test_a_bundle_comes_from_the_hub_by_its_id(saved, monkeypatch, tmp_path):
+    asked = []
+
+    def download(repo_id, *, revision, allow_patterns):
+        asked.append((repo_id, revision))
+        return str(saved)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("basisprune.deploy.bundle.hub.snapshot_download", download)
+    assert same(from_pretrained("owner/name", revision="v1"), tiny_decomposed(), torch.randn(2, 3, 16, 16))
+    assert asked == [("owner/name", "v1")]
+
+    def fail(*_, **__):
+        raise OSError("offline")
+
+    monkeypatch.setattr("basisprune.deploy.bundle.hub.snapshot_download", fail)
+    with pytest.raises(BundleError, match=r"owner/name: no such folder, and the hub .*offline"):
+        from_pretrained("owner/name")
+
+
+def test_a_factory_that_a_bundle_from_the_hub_names_is_called_only_if_it_is_trusted(tmp_path, monkeypatch):
+    folder = save_pretrained(transfer_model("networks:Residual", 3, input_size=16), tmp_path / "b")
+    monkeypatch.setattr("basisprune.deploy.bundle.hub.snapshot_download", lambda *_, **__: str(folder))
+    with pytest.raises(BundleError, match="pass factory='networks:Residual'"):
+        from_pretrained("owner/name")
+    from_pretrained("owner/name", factory="networks:Residual")
+
+
+class Commit:
+    commit_url, repo_id = "hub/owner/name/commit/1", "owner/name"
+
+
+class Hub:
+    calls: ClassVar[list[tuple]] = []
+
+    def __init__(self, token=None):
+        Hub.calls = []
+
+    def create_repo(self, repo_id, *, private, exist_ok):
+        self.calls.append(("create", repo_id, private, exist_ok))
+        return Commit()
+
+    def upload_folder(self, *, repo_id, folder_path, **_):
+        files = {path.name: path.read_text(errors="ignore") for path in Path(folder_path).iterdir()}
+        self.calls.append(("upload", repo_id, files))
+        return Commit()
+
+
+def test_a_network_or_a_folder_is_pushed_with_a_card_made_from_its_metrics(saved, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.hub_mixin.HfApi", Hub)
+    assert push_to_hub(saved, "owner/name") == Commit.commit_url
+    assert Hub.calls[0] == ("create", "owner/name", False, True)
+    files = Hub.calls[1][2]
+    assert files.keys() == {"config.json", "model.safetensors", "plans.json", "README.md"}
+    assert "| accuracy | 0.9 |" in files["README.md"]
+    assert "red, green, blue" in files["README.md"]
+    assert ModelCard(files["README.md"]).data.library_name == "basisprune"
+
+    (saved / "README.md").unlink()
+    push_to_hub(saved, "owner/name")
+    assert "| accuracy | 0.9 |" in Hub.calls[1][2]["README.md"]
+    assert not (saved / "README.md").exists()
+
+    push_to_hub(tiny_model(), "owner/name", private=True, metrics={"test": {"accuracy": 0.7}})
+    assert Hub.calls[0] == ("create", "owner/name", True, True)
+    assert "| test.accuracy | 0.7 |" in Hub.calls[1][2]["README.md"]
+
+
+def test_a_push_that_cannot_work_is_refused_before_the_hub_is_asked(saved, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.hub_mixin.HfApi", None)
+    with pytest.raises(ConfigError, match="write 'owner/name'"):
+        push_to_hub(saved, "name")
+    with pytest.raises(ConfigError, match="are for a network"):
+        push_to_hub(saved, "owner/name", metrics={})
+    (saved / "plans.json").unlink()
+    with pytest.raises(BundleError, match=r"plans\.json"):
+        push_to_hub(saved, "owner/name")
+
+
+def test_a_missing_folder_is_refused(tmp_path):
+    refused(tmp_path / "nothing", "no such folder")
