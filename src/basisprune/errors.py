@@ -13,16 +13,52 @@
     └── MissingExtraError    (ImportError)    an optional package is needed; the message names the extra
 
 Each is also the matching builtin, so that code which knows nothing of basisprune can catch it. A message
-says where, what was given, what is allowed and what to do.
+says where, what was given, what is allowed and what to do. Code reads `where` and `faults`, people the message, which
+is made of them in one place.
 """
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable
+from typing import ClassVar, Self
+
+_MOST_LINES = 20
 
 
 class BasisPruneError(Exception):
-    """The base of every error that basisprune raises on purpose."""
+    """The base of every error that basisprune raises on purpose: the `faults` found, and `where`.
+
+    >>> error = ConfigError("epochs: 0 given, at least 1 is needed", "lr: -1 given", where="TrainConfig")
+    >>> print(error)
+    TrainConfig: 2 faults
+      - epochs: 0 given, at least 1 is needed
+      - lr: -1 given
+    >>> error.faults[1]
+    'lr: -1 given'
+    """
+
+    listed_as: ClassVar[str] = "faults"
+    """What the message calls them where there are several."""
+
+    def __init__(self, *faults: str, where: str = "") -> None:
+        super().__init__(*faults)
+        self.where = where
+        self.faults = faults
+
+    @classmethod
+    def of(cls, where: str, faults: Iterable[str]) -> Self:
+        """One error that lists every fault found in `where`."""
+        return cls(*faults, where=where)
+
+    def __str__(self) -> str:
+        if len(self.faults) == 1:
+            return f"{self.where}: {self.faults[0]}" if self.where else self.faults[0]
+        head = f"{len(self.faults)} {self.listed_as}"
+        lines = [f"{self.where}: {head}" if self.where else head, *self.faults[:_MOST_LINES]]
+        if len(self.faults) > _MOST_LINES:
+            lines.append(f"and {len(self.faults) - _MOST_LINES} more")
+        return "\n  - ".join(lines)
 
 
 class ConfigError(BasisPruneError, ValueError):
@@ -31,14 +67,6 @@ class ConfigError(BasisPruneError, ValueError):
     >>> str(ConfigError.of("TrainConfig", ["epochs: 0 given, at least 1 is needed"]))
     'TrainConfig: epochs: 0 given, at least 1 is needed'
     """
-
-    @classmethod
-    def of(cls, where: str, faults: Iterable[str]) -> ConfigError:
-        """One error that lists every fault found in `where`."""
-        listed = list(faults)
-        if len(listed) == 1:
-            return cls(f"{where}: {listed[0]}")
-        return cls("\n  - ".join([f"{where}: {len(listed)} faults", *listed]))
 
 
 class DataError(BasisPruneError, ValueError):
@@ -57,8 +85,9 @@ class LayerError(ModelError):
     """
 
     def __init__(self, layer: str, message: str) -> None:
+        super().__init__(message, where=layer or "(root module)")
+        self.args = (layer, message)  # what a pickle of it calls the class with
         self.layer = layer
-        super().__init__(f"{layer or '(root module)'}: {message}")
 
 
 class PlanError(BasisPruneError, ValueError):
@@ -70,7 +99,9 @@ class TooMuchError(PlanError):
 
 
 class CheckpointError(BasisPruneError, ValueError):
-    """A file of ours that is damaged, or that belongs to another run."""
+    """A file of ours that is damaged, or that belongs to another run; lists what differs."""
+
+    listed_as = "differences"
 
 
 class BundleError(BasisPruneError, ValueError):
@@ -88,7 +119,21 @@ class MissingExtraError(BasisPruneError, ImportError):
     "the package 'mlflow' is needed for this; install it with: pip install 'basisprune[mlflow]'"
     """
 
-    def __init__(self, package: str, *, extra: str) -> None:
+    def __init__(self, package: str, extra: str) -> None:
         super().__init__(
             f"the package {package!r} is needed for this; install it with: pip install 'basisprune[{extra}]'"
         )
+        self.args = (package, extra)  # what a pickle of it calls the class with
+
+
+def nearest(name: str, allowed: Iterable[str], *, most: int = 1) -> str:
+    """A hint at the allowed names that were probably meant, whatever their case; empty where none is near.
+
+    >>> nearest("tylor", ["taylor", "l1"])
+    " Did you mean 'taylor'?"
+    >>> nearest("cifar1", ["CIFAR10", "CIFAR100", "MNIST"], most=3)
+    " Did you mean 'CIFAR10' or 'CIFAR100'?"
+    """
+    known = {each.lower(): each for each in allowed}
+    close = [repr(known[each]) for each in difflib.get_close_matches(name.lower(), known, n=most)]
+    return f" Did you mean {' or '.join(filter(None, [', '.join(close[:-1]), close[-1]]))}?" if close else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +20,7 @@ from basisprune.basis.split import decompose
 from basisprune.costs import measure
 from basisprune.coupling import trace_coupling
 from basisprune.data import LabelledImages, PreparedBatches, Splits, load_data, take
-from basisprune.errors import ConfigError, DataError
+from basisprune.errors import ConfigError, DataError, nearest
 from basisprune.files import write_text
 from basisprune.importance import score_filters, taylor_scores
 from basisprune.plan import plan_basis, plan_filters
@@ -353,9 +352,8 @@ def _check_framework(framework: str, iterations: int) -> None:
     allowed = get_args(Framework)
     faults = []
     if framework not in allowed:
-        close = difflib.get_close_matches(framework, allowed, n=1)
-        hint = f". Did you mean {close[0]!r}?" if close else ""
-        faults.append(f"framework: {framework!r} given; allowed are {', '.join(allowed)}{hint}")
+        hint = nearest(framework, allowed)
+        faults.append(f"framework: {framework!r} given; allowed are {', '.join(allowed)}.{hint}")
     if iterations < 1:
         faults.append(f"iterations: {iterations} given; at least 1 is needed")
     if faults:

@@ -4,11 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 from basisprune.errors import ConfigError, PlanError
+
+
+def dotted(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Each value in nested mappings under its dotted name; an empty mapping is a value.
+
+    >>> list(dotted({"train": {"epochs": 3}, "data": "photos"}))
+    [('train.epochs', 3), ('data', 'photos')]
+    """
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from dotted(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 class JsonValue:

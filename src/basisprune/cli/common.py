@@ -93,8 +93,8 @@ def read_config(ctx: typer.Context, path: Path | None) -> Path | None:
     if path is None:
         return None
     with told_errors():
-        from basisprune.errors import ConfigError
-        from basisprune.runs.settings import nearest, read_settings
+        from basisprune.errors import ConfigError, nearest
+        from basisprune.runs.settings import read_settings
 
         given = {key.replace("-", "_"): value for key, value in read_settings(path).items() if key not in _IGNORED}
         options = _options(ctx.command)
@@ -134,8 +134,7 @@ def _faults_of(key: str, value: Any, annotated: Any) -> list[str]:
             return fault_of(value, kind, key)
         check(value)
     except ConfigError as error:
-        _, *more = str(error).split("\n  - ")
-        return [f"{key}: {fault}" for fault in more] or [str(error)]
+        return [f"{key}: {fault}" for fault in error.faults]
     except typer.BadParameter as error:
         return [f"{key}: {error.message}"]
     return []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module, resources
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from basisprune.report.figures import (
     target_of,
     training_plots,
 )
+from basisprune.types import dotted
 
 _NEEDED = (
     *("title", "command", "config", "seed", "versions", "device", "created", "verdict"),
@@ -71,7 +72,7 @@ def render_report(result: Mapping[str, Any]) -> str:
         too_many_classes=len(plain["classes"]) > _MOST_CLASSES and bool(result.get("confusion")),
         speeds=_speeds(plain),
         changed=plain.get("changed"),
-        settings=list(_flat(plain["config"])),
+        settings=[(name, _said(value)) for name, value in dotted(plain["config"])],
         palette=PALETTE,
         font=FONT,
         plotly=resources.files(__package__).joinpath("templates/plotly-basic.min.js").read_text(encoding="utf-8"),
@@ -178,17 +179,8 @@ def _plain(value: Any) -> Any:
     return value if value is None or isinstance(value, str | int) else str(value)
 
 
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """The settings one by one, with dotted names.
-
-    >>> list(_flat({"train": {"epochs": 3}, "data": "photos"}))
-    [('train.epochs', '3'), ('data', 'photos')]
-    """
-    for key, value in settings.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+def _said(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _environment() -> Any:

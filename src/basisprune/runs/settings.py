@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import yaml  # type: ignore[import-untyped]
 
-from basisprune.errors import CheckpointError, ConfigError
+from basisprune.errors import CheckpointError, ConfigError, nearest
 from basisprune.files import write_text
 from basisprune.recipes import RECIPES, Recipe, find_recipe
 from basisprune.search import SearchConfig
+from basisprune.types import dotted
 
 CONFIG = "config.yaml"
 VERSIONS = "versions"
@@ -24,16 +24,6 @@ _BASE = "base"
 # What may change from one start of a run to the next: the files at its end, not how it comes to them.
 _FREE = frozenset({"onnx", "int8"})
 T = TypeVar("T")
-
-
-def nearest(name: str, allowed: Iterable[str]) -> str:
-    """A hint at the allowed name that was probably meant; empty where none is near.
-
-    >>> nearest("tylor", ["taylor", "l1"])
-    " Did you mean 'taylor'?"
-    """
-    close = difflib.get_close_matches(name, list(allowed), n=1)
-    return f" Did you mean {close[0]!r}?" if close else ""
 
 
 def read_settings(path: str | Path) -> dict[str, Any]:
@@ -62,7 +52,7 @@ def recipe_of(given: str | Mapping[str, Any] | Recipe) -> Recipe:
         return find_recipe(given)
     base = given.get(_BASE, "quick")
     if not isinstance(base, str):
-        raise ConfigError(f"recipe: base: {base!r} given; allowed are {', '.join(RECIPES)}")
+        raise ConfigError.of("recipe", [f"base: {base!r} given; allowed are {', '.join(RECIPES)}"])
     return changed(find_recipe(base), {key: value for key, value in given.items() if key != _BASE}, "recipe")
 
 
@@ -111,8 +101,7 @@ def _changed(base: T, given: Any, prefix: str, faults: list[str]) -> T:
     try:
         return replace(base, **values)  # type: ignore[type-var]
     except ConfigError as error:
-        first, *more = str(error).split("\n  - ")
-        faults += [prefix + fault for fault in more or [first.partition(": ")[2]]]
+        faults += [prefix + fault for fault in error.faults]
         return base
 
 
@@ -148,26 +137,13 @@ def _exactly(value: Any, kind: type) -> Any:
     return value
 
 
-def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The settings one by one, with dotted names.
-
-    >>> list(flat({"train": {"epochs": 3}, "data": "photos"}))
-    [('train.epochs', 3), ('data', 'photos')]
-    """
-    for key, value in settings.items():
-        if isinstance(value, Mapping) and value:
-            yield from flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """What changed from the old settings to the new ones, each as 'name: old -> new'.
 
     >>> differences({"a": {"b": 1}, "c": 2}, {"a": {"b": 3}, "c": 2})
     ['a.b: 1 -> 3']
     """
-    before, after = dict(flat(old)), dict(flat(new))
+    before, after = dict(dotted(old)), dict(dotted(new))
     return [
         f"{key}: {before.get(key, 'not set')} -> {after.get(key, 'not set')}"
         for key in {**before, **after}
@@ -211,7 +187,7 @@ class ResultFolder:
             lines = [line for line in differences(old, plain) if line.partition(":")[0] not in _FREE]
             if lines:
                 said = f"{self.path}: belongs to a run with other settings; use another folder"
-                raise CheckpointError("\n  - ".join([said, *lines]))
+                raise CheckpointError.of(said, lines)
         else:
             self._refuse_foreign()
         text = yaml.safe_dump({**plain, VERSIONS: dict(versions)}, sort_keys=False, allow_unicode=True)
