@@ -23,6 +23,8 @@ import difflib
 from collections.abc import Iterable
 from typing import ClassVar, Self
 
+_MOST_LINES = 20
+
 
 class BasisPruneError(Exception):
     """The base of every error that basisprune raises on purpose: the `faults` found, and `where`.
@@ -53,7 +55,10 @@ class BasisPruneError(Exception):
         if len(self.faults) == 1:
             return f"{self.where}: {self.faults[0]}" if self.where else self.faults[0]
         head = f"{len(self.faults)} {self.listed_as}"
-        return "\n  - ".join([f"{self.where}: {head}" if self.where else head, *self.faults])
+        lines = [f"{self.where}: {head}" if self.where else head, *self.faults[:_MOST_LINES]]
+        if len(self.faults) > _MOST_LINES:
+            lines.append(f"and {len(self.faults) - _MOST_LINES} more")
+        return "\n  - ".join(lines)
 
 
 class ConfigError(BasisPruneError, ValueError):

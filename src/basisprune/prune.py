@@ -45,7 +45,7 @@ def prune_basis(
         untold = [_untold(name, pairs[name], known.get(name)) for name, layer in plan.layers.items() if layer.removed]
         faults = [fault for fault in untold if fault]
     if faults:
-        raise PlanError("\n  - ".join(["the plan does not fit this model:", *faults]))
+        raise PlanError.of("the plan does not fit this model", faults)
     pruned = {
         name: _pruned_pair(pairs[name], layer, compensate, known.get(name))
         for name, layer in plan.layers.items()
@@ -150,5 +150,5 @@ def prune_filters(model: nn.Module, plan: FilterPlan, *, inplace: bool = False) 
         if shapes.get(name) != wanted
     ]
     if faults:
-        raise PlanError("\n  - ".join(["the plan does not fit this model; make a new one:", *faults[:10]]))
+        raise PlanError.of("the plan does not fit this model; make a new one", faults)
     return cut(model, plan.coupling, {name: group.keep for name, group in plan.groups.items()}, inplace=inplace)

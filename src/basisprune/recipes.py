@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, field, replace
 from typing import get_args
 
 from basisprune.basis.split import Basis
 from basisprune.data.augment import Augment
-from basisprune.errors import ConfigError
+from basisprune.errors import ConfigError, nearest
 from basisprune.plan import PlanConfig
 from basisprune.prune import Compensation
 from basisprune.training.config import TrainConfig
@@ -116,6 +115,4 @@ def find_recipe(recipe: str | Recipe) -> Recipe:
     if name == "paper" and dataset in PAPER_DATASETS:
         training = replace(_PAPER_TRAINING, augmentation=PAPER_DATASETS[dataset][1])
         return replace(RECIPES["paper"], train=training, finetune=training)
-    close = difflib.get_close_matches(recipe, RECIPES, n=1)
-    hint = f". Did you mean {close[0]!r}?" if close else ""
-    raise ConfigError(f"recipe: {recipe!r} given; allowed are {', '.join(RECIPES)}{hint}")
+    raise ConfigError.of("recipe", [f"{recipe!r} given; allowed are {', '.join(RECIPES)}.{nearest(recipe, RECIPES)}"])

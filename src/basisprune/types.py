@@ -11,6 +11,19 @@ from typing import Any, Self
 from basisprune.errors import ConfigError, PlanError
 
 
+def dotted(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Each value in nested mappings under its dotted name; an empty mapping is a value.
+
+    >>> list(dotted({"train": {"epochs": 3}, "data": "photos"}))
+    [('train.epochs', 3), ('data', 'photos')]
+    """
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from dotted(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
 class JsonValue:
     """A dataclass that can be written as JSON text and read back equal to itself."""
 
@@ -306,16 +319,3 @@ class FilterPlan(JsonValue):
         coupling = Coupling.from_json(json.dumps(values["coupling"]))
         shapes = {name: tuple(shape) for name, shape in values["shapes"].items()}
         return cls(groups, coupling, shapes, values["total"], values["pruning_ratio"], values["options"])
-
-
-def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The values one by one, with dotted names.
-
-    >>> list(flat({"train": {"epochs": 3}, "data": "photos"}))
-    [('train.epochs', 3), ('data', 'photos')]
-    """
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value

@@ -46,5 +46,5 @@ def test_a_recipe_is_found_by_name_or_is_itself():
     assert find_recipe(own) is own
     with pytest.raises(ConfigError, match=r"'quik' given; allowed are paper, quick\. Did you mean 'quick'\?"):
         find_recipe("quik")
-    with pytest.raises(ConfigError, match=r"'xyz' given; allowed are paper, quick$"):
+    with pytest.raises(ConfigError, match=r"'xyz' given; allowed are paper, quick\.$"):
         find_recipe("xyz")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from basisprune.errors import ConfigError, PlanError
-from basisprune.types import BasisPlan, InputSpec, LayerPlan, LayerScores, Scores
+from basisprune.types import BasisPlan, InputSpec, LayerPlan, LayerScores, Scores, dotted
 
 floats = st.floats(allow_nan=False, allow_infinity=False)
 means = st.none() | st.lists(floats, max_size=4).map(tuple)
@@ -79,3 +79,8 @@ def test_an_input_spec_tells_the_shape_of_an_image():
 def test_an_input_that_cannot_be_is_refused_with_all_its_faults():
     with pytest.raises(ConfigError, match="3 faults"):
         InputSpec(size=(0, 8), mean=(0.5, 0.5), std=(0.0,))
+
+
+def test_dotted_names_lead_to_every_value_and_empty_mappings_are_values():
+    nested = {"a": {"b": {"c": 1}, "d": {}}, "e": [2, {"f": 3}]}
+    assert dict(dotted(nested)) == {"a.b.c": 1, "a.d": {}, "e": [2, {"f": 3}]}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from basisprune.data.datasets import ArrayImages, LabelledImages, WrappedDataset
 from basisprune.data.split import Splits
-from basisprune.errors import DataError
+from basisprune.errors import DataError, nearest
 
 # How each one names its parts: the arguments beside `root` and `download`.
 _BY_FLAG: dict[str, dict[str, Any]] = {"train": {"train": True}, "test": {"train": False}}
@@ -52,10 +51,8 @@ def read_builtin(name: str, size: tuple[int, int]) -> Splits:
     Raises DataError for an unknown name, with the nearest valid ones, and if the files cannot be had.
     """
     if name not in ARGUMENTS:
-        near = difflib.get_close_matches(name.lower(), [known.lower() for known in ARGUMENTS])
-        nearest = [known for known in ARGUMENTS if known.lower() in near]
-        hint = f"did you mean {' or '.join(nearest)}?" if nearest else f"known are {', '.join(sorted(ARGUMENTS))}"
-        raise DataError(f"torchvision:{name}: there is no such dataset; {hint}")
+        hint = nearest(name, ARGUMENTS, most=3) or f" Known are {', '.join(sorted(ARGUMENTS))}"
+        raise DataError(f"torchvision:{name}: there is no such dataset.{hint}")
     arguments = dict(ARGUMENTS[name])
     train = _read_part(name, arguments.pop("train"), size, None)
     parts = {part: _read_part(name, given, size, train.classes) for part, given in arguments.items()}

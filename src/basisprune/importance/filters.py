@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, TypeAlias, get_args
@@ -12,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from basisprune.basis.layers import BasisScalingConv
-from basisprune.errors import ConfigError, DataError
+from basisprune.errors import ConfigError, DataError, nearest
 from basisprune.importance.gradients import average_over_processes, mean_square_products
 from basisprune.importance.hrank import mean_ranks
 from basisprune.torchkit.running import images_of, mode
@@ -45,9 +44,9 @@ def score_filters(
     All but "l1" and "random" need `batches` of prepared images, "taylor" with labels. No layers have no scores.
     """
     if method not in get_args(FilterMethod):
-        close = difflib.get_close_matches(str(method), get_args(FilterMethod), n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise ConfigError(f"method: {method!r} given; allowed are {', '.join(get_args(FilterMethod))}{hint}")
+        allowed = get_args(FilterMethod)
+        hint = nearest(str(method), allowed)
+        raise ConfigError(f"method: {method!r} given; allowed are {', '.join(allowed)}.{hint}")
     if not layers:  # a network of which every filter is frozen
         values: dict[str, torch.Tensor] = {}
     elif method == "random":

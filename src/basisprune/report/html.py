@@ -26,7 +26,7 @@ from basisprune.report.figures import (
     training_plots,
 )
 from basisprune.results import CandidateRow, Interval, RunSummary, Side
-from basisprune.types import flat
+from basisprune.types import dotted
 
 # A matrix of more classes than this cannot be read; the ones most often confused are shown.
 _MATRIX = 20
@@ -85,7 +85,7 @@ def render_report(summary: RunSummary) -> str:
         confusion=_matrices(summary),
         too_many_classes=too_many,
         speeds=_speeds(summary),
-        settings=[(name, _as_text(value)) for name, value in flat(summary.config)],
+        settings=[(name, _as_text(value)) for name, value in dotted(summary.config)],
         palette=PALETTE,
         font=FONT,
         plotly=resources.files(__package__).joinpath("templates/plotly-basic.min.js").read_text(encoding="utf-8"),

@@ -20,7 +20,7 @@ from basisprune.runs.load import Loaded
 from basisprune.runs.output import is_loadable
 from basisprune.training.intervals import wilson_interval
 from basisprune.training.predict import predict
-from basisprune.types import flat
+from basisprune.types import dotted
 
 _SPLITTING = ("seed", "val_fraction", "test_fraction", "limit")
 Part: TypeAlias = Literal["train", "val", "test", "all"]
@@ -123,4 +123,4 @@ def _hits(loaded: Loaded, images: LabelledImages) -> tuple[npt.NDArray[np.bool_]
 
 def _is_prepared(loaded: Loaded) -> bool:
     """Whether the run's images are normalised floats already."""
-    return dict(flat(loaded.settings)).get("recipe.train.prepared") is True
+    return dict(dotted(loaded.settings)).get("recipe.train.prepared") is True

@@ -75,9 +75,9 @@ class OutputFolder:
             then = old.pop(VERSIONS, {})  # type: ignore[assignment]
             changes = {name: change for name, change in differences(old, plain).items() if name not in _FREE}
             if changes:
-                raise CheckpointError(
+                raise CheckpointError.of(
                     f"{self.path}: belongs to a run with other settings; use another folder",
-                    *(f"{name}: {change}" for name, change in changes.items()),
+                    [f"{name}: {change}" for name, change in changes.items()],
                 )
         else:
             self._refuse_foreign()

@@ -17,7 +17,7 @@ from basisprune.errors import ConfigError, nearest
 from basisprune.recipes import RECIPES, Recipe, find_recipe
 from basisprune.results import Settings
 from basisprune.search import SearchConfig
-from basisprune.types import flat
+from basisprune.types import dotted
 
 _BASE = "base"
 _KINDS = {
@@ -158,7 +158,7 @@ def differences(old: Settings, new: Settings) -> dict[str, str]:
     >>> differences({"a": {"b": 1}, "c": 2}, {"a": {"b": 3}, "c": 2})
     {'a.b': '1 -> 3'}
     """
-    before, after = dict(flat(old)), dict(flat(new))
+    before, after = dict(dotted(old)), dict(dotted(new))
     return {
         key: f"{before.get(key, 'not set')} -> {after.get(key, 'not set')}"
         for key in {**before, **after}

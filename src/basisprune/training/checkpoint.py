@@ -68,9 +68,7 @@ def load_checkpoint(
         if old.get(key) != new.get(key)
     ]
     if differing:
-        raise CheckpointError(
-            "\n  - ".join([f"{path}: belongs to a run with another configuration; use another path", *differing])
-        )
+        raise CheckpointError.of(f"{path}: belongs to a run with another configuration; use another path", differing)
     shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     if shapes != found:
         odd = sorted(name for name in {*shapes, *found} if shapes.get(name) != found.get(name))

@@ -31,6 +31,7 @@ from basisprune.training.checkpoint import load_checkpoint, save_checkpoint
 from basisprune.training.config import TrainConfig, learning_rate
 from basisprune.training.progress import TrainingProgress
 from basisprune.transfer.model import spec_of
+from basisprune.types import dotted
 
 logger = logging.getLogger(__name__)
 
@@ -274,7 +275,7 @@ class _Run:
     def tracked(self) -> Iterator[None]:
         """The tracker runs, if there is one; afterwards the model is rid of what Accelerate put on it."""
         if self.config.tracker:
-            self.accelerator.init_trackers("basisprune", config=_flat(asdict(self.config)))
+            self.accelerator.init_trackers("basisprune", config=_as_shown(asdict(self.config)))
         try:
             yield
         finally:
@@ -380,11 +381,6 @@ def _seeded(seed: int) -> Iterator[None]:
         yield
 
 
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat = {}
-    for key, value in values.items():
-        if isinstance(value, dict):
-            flat.update(_flat(value, f"{prefix}{key}."))
-        else:
-            flat[prefix + key] = value if isinstance(value, int | float | str | bool) else str(value)
-    return flat
+def _as_shown(config: dict[str, Any]) -> dict[str, int | float | str]:
+    """The settings as trackers take them: numbers and texts under dotted names."""
+    return {key: value if isinstance(value, int | float | str) else str(value) for key, value in dotted(config)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import importlib
 import pickle
 from collections.abc import Collection, Mapping
@@ -15,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from basisprune.errors import ModelError
+from basisprune.errors import ModelError, nearest
 
 _PICKLED = (".pth", ".pt", ".bin")
 _LISTED = 5
@@ -67,10 +66,9 @@ def load_weights(model: nn.Module, path: str | Path, *, optional: Collection[str
     unknown = [key for key in state if key not in own and key not in optional and not _is_auxiliary(key)]
     faults = {"missing": missing, "of another shape": sorted(wrong), "unknown": unknown}
     if any(faults.values()):
-        listed = "; ".join(f"{len(keys)} {fault}: {_first(keys)}" for fault, keys in faults.items() if keys)
-        raise ModelError(
-            f"{path}: the weights do not fit {type(model).__name__}: {listed}; "
-            "pass the file that belongs to this network"
+        raise ModelError.of(
+            f"{path}: the weights do not fit {type(model).__name__}; pass the file that belongs to this network",
+            [f"{len(keys)} {fault}: {_first(keys)}" for fault, keys in faults.items() if keys],
         )
     model.load_state_dict({key: value for key, value in state.items() if key in own}, strict=False)
 
@@ -92,9 +90,8 @@ def _copy(module: nn.Module) -> nn.Module:
 def _from_timm(name: str, pretrained: bool, size: tuple[int, int] | None) -> nn.Module:
     # With its old classifier, so that weight files of the whole network fit; `extract_body` drops it.
     if not timm.is_model(name):
-        near = difflib.get_close_matches(name.partition(".")[0], timm.list_models(), n=_LISTED)
-        hint = f"did you mean {', '.join(near)}?" if near else "see timm.list_models()"
-        raise ModelError(f"timm has no model {name!r}; {hint} Modules and 'package.module:factory' work too")
+        hint = nearest(name.partition(".")[0], timm.list_models(), most=_LISTED) or " See timm.list_models()."
+        raise ModelError(f"timm has no model {name!r}.{hint} Modules and 'package.module:factory' work too")
     # A few models take only an int, and all take one for squares.
     sized = {} if size is None else {"img_size": size[0] if size[0] == size[1] else size}
     try:

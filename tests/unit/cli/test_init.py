@@ -37,8 +37,8 @@ def test_the_version_is_shown():
     [
         (("comprss",), 2, "Did you mean 'compress'"),
         (("inspect", "resnet18", "--szie", 3), 2, "--size"),
-        (("inspect", "rsnet18"), 1, "did you mean resnet18"),
-        (("compress", "--model", "x", "--data", "torchvision:CIFAR1", "--output", "x"), 1, "did you mean CIFAR10"),
+        (("inspect", "rsnet18"), 1, "Did you mean 'resnet18'"),
+        (("compress", "--model", "x", "--data", "torchvision:CIFAR1", "--output", "x"), 1, "Did you mean 'CIFAR10'"),
         (("compress", "--model", "x", "--data", "x", "--output", "x", "--recipe", "quik"), 1, "Did you mean 'quick'"),
         (("compress", "--model", "x", "--data", "x", "--output", "x", "--framework", "taylr"), 1, "'taylor'"),
         (("compress", "--model", "x", "--data", "x", "--output", "x", "--max-drop", "much"), 2, "a percentage such as"),

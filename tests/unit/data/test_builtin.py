@@ -103,9 +103,9 @@ def test_every_known_name_is_one_of_torchvision():
 
 
 def test_an_unknown_name_is_refused_with_the_nearest():
-    refused("cifar10", "torchvision:cifar10", "did you mean", "CIFAR10")
+    refused("cifar10", "torchvision:cifar10", "Did you mean", "CIFAR10")
     refused("FashonMNIST", "FashionMNIST")
-    refused("zzzzzz", "known are", *ARGUMENTS)
+    refused("zzzzzz", "Known are", *ARGUMENTS)
 
 
 def test_a_failed_download_says_where_to_put_the_files(tmp_path, monkeypatch):

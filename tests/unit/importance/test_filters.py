@@ -101,7 +101,7 @@ def test_every_method_scores_every_filter_and_leaves_the_model_alone(name, metho
 
 def test_an_unknown_method_is_answered_with_the_nearest():
     model, _ = NETWORKS["plain"]()
-    with pytest.raises(ConfigError, match="did you mean 'taylor'"):
+    with pytest.raises(ConfigError, match="Did you mean 'taylor'"):
         score_filters(model, "tailor", ["0"])
 
 

@@ -14,6 +14,7 @@ from networks import NETWORKS
 from safetensors.torch import save_file
 from torch import nn
 
+from basisprune.errors import ModelError
 from basisprune.transfer.model import transfer_model
 
 
@@ -70,8 +71,14 @@ def test_a_truncated_file_is_refused(suffix: str, tmp_path: Path) -> None:
 def test_weights_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> None:
     state = {"conv.weight": torch.zeros(6, 3, 5, 5), "conv2.weight": torch.zeros(1)}
     save_file(state, tmp_path / "w.safetensors")
-    wrong = r"1 missing: conv\.bias; 1 of another shape: conv\.weight is 6x3x5x5, wanted 6x3x3x3; 1 unknown: conv2\."
-    refused(wrong, Tiny(), weights=tmp_path / "w.safetensors")
+    path = tmp_path / "w.safetensors"
+    with pytest.raises(ModelError, match="weights do not fit Tiny; pass the file that belongs") as caught:
+        transfer_model(Tiny(), 3, weights=path)
+    assert caught.value.faults == (
+        "1 missing: conv.bias",
+        "1 of another shape: conv.weight is 6x3x5x5, wanted 6x3x3x3",
+        "1 unknown: conv2.weight",
+    )
 
 
 def test_files_of_other_kinds_are_refused(tmp_path: Path) -> None:
@@ -83,8 +90,8 @@ def test_files_of_other_kinds_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_misspelt_name_is_met_with_the_nearest_ones() -> None:
-    refused("no model 'resnet5O'; did you mean .*resnet50", "resnet5O")
-    refused("no model 'qqqqqqqqqqqq'; see timm.list_models", "qqqqqqqqqqqq")
+    refused(r"no model 'resnet5O'\. Did you mean .*'resnet50'", "resnet5O")
+    refused(r"no model 'qqqqqqqqqqqq'\. See timm.list_models", "qqqqqqqqqqqq")
 
 
 def test_a_failed_download_names_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from huggingface_hub import ModelCard, ModelCardData, ModelHubMixin, snapshot_do
 
 from basisprune.deploy.bundle.files import CONFIG, NAMES
 from basisprune.errors import BundleError
+from basisprune.types import dotted
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
@@ -60,7 +61,7 @@ def model_card(config: Mapping[str, Any]) -> str:
     classes = config["classes"]
     tags = ["basisprune", "compression", "pruning"]
     about = ModelCardData(library_name="basisprune", pipeline_tag="image-classification", tags=tags)
-    rows = [f"| {name} | {value} |" for name, value in _flat(config["metrics"])]
+    rows = [f"| {name} | {value} |" for name, value in dotted(config["metrics"])]
     table = ["| metric | value |", "|---|---|", *rows] if rows else ["No metrics were given."]
     return "\n".join(
         [
@@ -86,13 +87,3 @@ def model_card(config: Mapping[str, Any]) -> str:
             "",
         ]
     )
-
-
-def _flat(metrics: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
-    for name, value in metrics.items():
-        if isinstance(value, Mapping):
-            found += _flat(value, f"{prefix}{name}.")
-        else:
-            found.append((f"{prefix}{name}", value))
-    return found

@@ -1,0 +1,82 @@
+"""Laws of the errors: faults are data, and the message is made of them."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from basisprune.errors import (
+    BasisPruneError,
+    BundleError,
+    CheckpointError,
+    ConfigError,
+    DataError,
+    LayerError,
+    MissingExtraError,
+    ModelError,
+    PlanError,
+    TooMuchError,
+    TrainingError,
+    nearest,
+)
+
+LISTING = [ConfigError, DataError, ModelError, PlanError, TooMuchError, CheckpointError, BundleError, TrainingError]
+BUILTINS = dict.fromkeys(LISTING, ValueError) | {TrainingError: RuntimeError}
+words = st.text(min_size=1)
+
+
+@pytest.mark.parametrize("kind", LISTING)
+@given(where=words, faults=st.lists(words, min_size=1, max_size=4))
+def test_an_error_keeps_its_faults_as_data_and_names_each_in_its_message(kind, where, faults):
+    error = kind.of(where, faults)
+    assert isinstance(error, BUILTINS[kind])
+    assert (error.where, error.faults) == (where, tuple(faults))
+    assert str(error).startswith(where)
+    assert all(fault in str(error) for fault in faults)
+
+
+def test_a_message_alone_is_the_one_fault():
+    error = DataError("photo.png: is no image")
+    assert (str(error), error.where, error.faults) == ("photo.png: is no image", "", ("photo.png: is no image",))
+
+
+def test_several_faults_are_counted_and_listed():
+    assert str(ConfigError.of("Recipe", ["a", "b"])) == "Recipe: 2 faults\n  - a\n  - b"
+    assert str(ConfigError("a", "b")) == "2 faults\n  - a\n  - b"
+    assert str(CheckpointError.of("run: other settings", ["a", "b"])).startswith("run: other settings: 2 differences\n")
+
+
+def test_a_long_list_is_whole_as_data_and_cut_short_in_the_message():
+    error = PlanError.of("the plan", [f"layer {i}" for i in range(200)])
+    assert len(error.faults) == 200
+    assert str(error).endswith("layer 19\n  - and 180 more")
+
+
+def test_the_error_of_a_layer_starts_with_its_name():
+    error = LayerError("conv1", "has hooks")
+    assert (str(error), error.layer, error.where, error.faults) == (
+        *("conv1: has hooks", "conv1", "conv1"),
+        ("has hooks",),
+    )
+    assert str(LayerError("", "has hooks")) == "(root module): has hooks"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ConfigError.of("here", ["a", "b"]), PlanError("a"), LayerError("conv1", "b"), MissingExtraError("onnx", "onnx")],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_error_survives_copies_and_pickles(error: BasisPruneError):
+    for twin in (copy.copy(error), pickle.loads(pickle.dumps(error))):
+        assert (type(twin), str(twin), twin.where, twin.faults) == (type(error), str(error), error.where, error.faults)
+
+
+def test_the_hint_names_what_is_near_and_nothing_else():
+    assert nearest("tailor", ["taylor", "l1"]) == " Did you mean 'taylor'?"
+    assert nearest("XYZ", ["taylor", "l1"]) == ""
+    assert nearest("CIFAR", ["cifar10"]) == " Did you mean 'cifar10'?"
+    assert nearest("ab1", ["ab2", "ab3", "ab4"], most=3).count("ab") == 3
