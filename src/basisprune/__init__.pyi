@@ -28,6 +28,8 @@ from .deploy.fold import fold as fold
 from .deploy.latency import LatencyReport as LatencyReport
 from .deploy.latency import measure_latency as measure_latency
 from .errors import BasisPruneError as BasisPruneError
+from .importance import basis_loss as basis_loss
+from .importance import loss_scores as loss_scores
 from .importance import score_filters as score_filters
 from .importance import taylor_scores as taylor_scores
 from .listener import Listener as Listener

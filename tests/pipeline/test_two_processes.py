@@ -9,6 +9,9 @@ import sys
 from pathlib import Path
 
 import torch
+from networks import NETWORKS
+
+from basisprune.torchkit.moments import loss_statistics
 
 SCRIPT = """
 import sys
@@ -28,16 +31,31 @@ state = {"fit": result.model.state_dict(), "pruned": pruned.model.state_dict(), 
 torch.save(state, f"{sys.argv[1]}/{sys.argv[2]}.pt")
 """
 
+METRICS = """
+import sys
+import torch
+torch.set_num_threads(1)
+from networks import NETWORKS
+from basisprune.torchkit.moments import loss_statistics
 
-def run_both(folder: Path) -> list[dict]:
+torch.distributed.init_process_group("gloo")
+model, x = NETWORKS["residual"]()
+batches = [[(x, torch.tensor([0, 1]))], [(2 * x - 1, torch.tensor([3, 2]))]]
+found = loss_statistics(model, ["conv1", "conv3"], batches[int(sys.argv[2])])
+torch.save({name: vars(one) for name, one in found.items()}, f"{sys.argv[1]}/{sys.argv[2]}.pt")
+"""
+
+
+def run_both(folder: Path, script: str = SCRIPT) -> list[dict]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    shared |= {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
+    paths = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    shared |= {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
     runs = [
         subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, str(folder), str(rank)],
+            [sys.executable, "-c", script, str(folder), str(rank)],
             env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
             stderr=subprocess.PIPE,
             text=True,
@@ -57,3 +75,13 @@ def test_two_processes_end_with_one_network(tmp_path):
             torch.testing.assert_close(value, second[stage][name], rtol=0, atol=0)
     assert first["accuracy"] == second["accuracy"]
     assert (tmp_path / "fit.pt").exists()
+
+
+def test_the_metric_of_the_loss_is_that_of_the_images_of_both(tmp_path):
+    first, second = run_both(tmp_path, METRICS)
+    model, x = NETWORKS["residual"]()
+    whole = loss_statistics(model, ["conv1", "conv3"], [(x, torch.tensor([0, 1])), (2 * x - 1, torch.tensor([3, 2]))])
+    for name, found in whole.items():
+        for part, value in vars(found).items():
+            torch.testing.assert_close(first[name][part], value)
+            assert torch.equal(first[name][part], second[name][part])

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, TypeAlias, get_args
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from basisprune.basis.layers import BasisPair, BasisScalingConv, basis_pairs
-from basisprune.basis.split import merge_pair
-from basisprune.torchkit.moments import OutputStatistics, output_statistics
+from basisprune.basis.metric import balanced, metric_roots
+from basisprune.basis.split import to_matrix, with_matrix
+from basisprune.errors import ConfigError
+from basisprune.torchkit.moments import LossStatistics, OutputStatistics, loss_statistics, output_statistics
+from basisprune.torchkit.running import Loss
 from basisprune.torchkit.surgery import replace_module
 
 RIDGE = 1e-3
 """What is added to the variance of every feature, as a fraction of it, so that a few images are not fitted too well."""
+
+Axes: TypeAlias = Literal["outputs", "loss"]
 
 _SMALL_SCALE = 1e-4
 
@@ -31,26 +38,54 @@ def basis_statistics(model: nn.Module, batches: Iterable[object]) -> dict[str, O
     >>> found[""].mean.shape, found[""].covariance.shape
     (torch.Size([3]), torch.Size([1, 3, 3]))
     """
-    places = {name: f"{name}.basis" if name else "basis" for name in basis_pairs(model)}
-    found = output_statistics(model, list(places.values()), batches)
-    return {name: found[place] for name, place in places.items()}
+    found = output_statistics(model, [_part(name, "basis") for name in basis_pairs(model)], batches)
+    return {name: found[_part(name, "basis")] for name in basis_pairs(model)}
 
 
-def rebase(model: nn.Module, batches: Iterable[object], *, inplace: bool = False) -> nn.Module:
+def loss_basis_statistics(
+    model: nn.Module, batches: Iterable[object], *, loss: Loss = F.cross_entropy
+) -> dict[str, LossStatistics]:
+    """Like `basis_statistics`, with the metric of the loss at each pair's output; one forward and backward pass.
+
+    `batches` are prepared images with labels. The metric is (groups, c_o / groups, c_o / groups).
+    """
+    pairs = basis_pairs(model)
+    bases, scalings = ([_part(name, part) for name in pairs] for part in ("basis", "scaling"))
+    found = loss_statistics(model, bases, batches, loss=loss, gradients_at=scalings)
+    return {name: found[_part(name, "basis")] for name in pairs}
+
+
+def _part(pair: str, part: str) -> str:
+    return f"{pair}.{part}" if pair else part
+
+
+def rebase(
+    model: nn.Module,
+    batches: Iterable[object],
+    *,
+    basis: Axes = "outputs",
+    loss: Loss = F.cross_entropy,
+    inplace: bool = False,
+) -> nn.Module:
     """The model with every pair turned to the principal axes of what it puts out on `batches`, scales at 1.
 
     The output is unchanged, as are the ranks (but for a pair with more basis vectors than outputs, which loses
     those that are too many); the features along the new basis vectors are uncorrelated, in descending order of
     their variance. This is what `decompose(basis="outputs")` does for a dense layer: after pruning and training
-    the old axes are no longer principal ones, and scores act on each axis alone. Because no output changes,
-    one forward pass is enough for all layers. `batches` are as in `basis_statistics`.
+    the old axes are no longer principal ones, and scores act on each axis alone. `basis="loss"` is the same for
+    `decompose(basis="loss")`: principal axes in the metric of the loss, in descending order of their worth, the
+    factors balanced; its batches need labels. Because no output changes, one pass is enough for all layers.
+    `batches` are as in `basis_statistics`.
 
     >>> from basisprune.basis.split import decompose
     >>> rebase(decompose(nn.Conv2d(3, 8, 1)), [torch.randn(4, 3, 5, 5)]).scaling.scale.tolist()
     [1.0, 1.0, 1.0]
     """
-    found = basis_statistics(model, batches)
-    turned = {name: _turned(pair, found[name].covariance) for name, pair in basis_pairs(model).items()}
+    if basis not in get_args(Axes):
+        raise ConfigError(f"basis: {basis!r} given; allowed are {', '.join(get_args(Axes))}")
+    found: Mapping[str, OutputStatistics]
+    found = loss_basis_statistics(model, batches, loss=loss) if basis == "loss" else basis_statistics(model, batches)
+    turned = {name: _turned(pair, found[name]) for name, pair in basis_pairs(model).items()}
     result = model if inplace else copy.deepcopy(model)
     for name, pair in turned.items():
         result = replace_module(result, name, pair)
@@ -58,16 +93,20 @@ def rebase(model: nn.Module, batches: Iterable[object], *, inplace: bool = False
 
 
 @torch.no_grad()
-def _turned(pair: BasisPair, covariance: Tensor) -> BasisPair:
-    old = pair.scaling
-    # V_s = space triangle; the outputs' covariance within that space is triangle C triangle^T.
-    space, triangle = torch.linalg.qr(_per_group(old))
-    _, axes = torch.linalg.eigh(triangle @ covariance @ triangle.mT)
+def _turned(pair: BasisPair, found: OutputStatistics) -> BasisPair:
+    old, columns = pair.scaling, _per_group(pair.scaling)
+    roots = metric_roots(found.metric) if isinstance(found, LossStatistics) else None
+    # G^1/2 V_s = space triangle; the outputs' covariance within that space is triangle C triangle^T.
+    space, triangle = torch.linalg.qr(columns if roots is None else roots[0] @ columns)
+    _, axes = torch.linalg.eigh(triangle @ found.covariance @ triangle.mT)
     axes = axes.flip(-1)
-    new_basis = merge_pair(BasisPair(pair.basis, _like(old, axes.mT @ triangle, None)))
-    scaling = _like(old, space @ axes, None if old.bias is None else old.bias.detach().clone())
+    first, second = to_matrix(pair.basis) @ triangle.mT @ axes, space @ axes
+    if roots is not None:
+        first, rows = balanced(first, (roots[1] @ second).mT)
+        second = rows.mT
+    scaling = _like(old, second, None if old.bias is None else old.bias.detach().clone())
     scaling.scale.requires_grad_(old.scale.requires_grad)
-    return BasisPair(new_basis, scaling)  # type: ignore[arg-type]
+    return BasisPair(with_matrix(pair.basis, first), scaling)
 
 
 @torch.no_grad()

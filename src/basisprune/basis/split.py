@@ -6,14 +6,17 @@ import copy
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from basisprune.basis.layers import BasisPair, BasisScalingConv, dense_weight
+from basisprune.basis.metric import loss_basis
 from basisprune.errors import ConfigError, LayerError
-from basisprune.torchkit.moments import OutputStatistics, output_statistics
+from basisprune.torchkit.moments import LossStatistics, OutputStatistics, loss_statistics, output_statistics
+from basisprune.torchkit.running import Loss
 from basisprune.torchkit.surgery import (
     TORCH_CONVS,
     Layer,
@@ -28,7 +31,7 @@ from basisprune.torchkit.surgery import (
     replace_module,
 )
 
-Basis: TypeAlias = Literal["weights", "outputs"]
+Basis: TypeAlias = Literal["weights", "outputs", "loss"]
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,7 @@ def decompose(
     scale_init: float = 0.5,
     basis: Basis = "weights",
     batches: Iterable[object] | None = None,
+    loss: Loss = F.cross_entropy,
     ignored_layers: LayerPatterns = (),
     linear: bool = False,
     inplace: bool = False,
@@ -84,7 +88,9 @@ def decompose(
 
     `basis="weights"` is the paper's: the singular vectors of the weight. `basis="outputs"` takes the
     principal axes of what the conv puts out on `batches` of prepared images (as tensors, or tuples that
-    start with them; a few hundred images are enough).
+    start with them; a few hundred images are enough). `basis="loss"` takes those that matter to the loss, the
+    eigenvectors of G^1/2 C G^1/2 (see `basis.metric`); its batches are (images, labels) of training data, `loss`
+    gives their mean loss.
 
     Raises LayerError, naming the layer, for a conv that cannot be reproduced; the model is then untouched.
 
@@ -95,17 +101,20 @@ def decompose(
     faults = []
     if not 0 < scale_init < float("inf"):
         faults.append(f"scale_init: {scale_init} given; it must be a positive number, such as 1.0 or 0.5")
-    if basis not in ("weights", "outputs"):
-        faults.append(f"basis: {basis!r} given; allowed are 'weights' and 'outputs'")
-    if (basis == "outputs") != (batches is not None):
-        faults.append("basis='outputs' and batches of prepared images go together; pass both or neither")
+    if basis not in get_args(Basis):
+        faults.append(f"basis: {basis!r} given; allowed are {', '.join(get_args(Basis))}")
+    if (basis in ("outputs", "loss")) != (batches is not None):
+        faults.append("basis='outputs' or 'loss' and batches of prepared images go together; pass both or neither")
     if faults:
         raise ConfigError.of("decompose", faults)
     choices = choose_layers(model, ignored_layers=ignored_layers, linear=linear)
     names = [choice.name for choice in choices if choice.left_alone is None]
     statistics: Mapping[str, OutputStatistics] = {}
     if batches is not None:
-        statistics = output_statistics(model, names, batches)
+        if basis == "loss":
+            statistics = loss_statistics(model, names, batches, loss=loss)
+        else:
+            statistics = output_statistics(model, names, batches)
     kinds: tuple[type[Layer], ...] = (*TORCH_CONVS, nn.Linear)
     layers = dict(find_layers(model, kinds))
     pairs = {name: _split(name, layers[name], scale_init, statistics.get(name)) for name in names}
@@ -142,11 +151,13 @@ def merge_pair(pair: BasisPair) -> nn.Module:
 def _split(name: str, layer: Layer, scale_init: float, statistics: OutputStatistics | None) -> BasisPair:
     plain = plain_linear(name, layer) if isinstance(layer, nn.Linear) else plain_conv(name, layer)
     groups, _, _ = _matrix_shape(plain)
-    matrix = _to_matrix(plain)
+    matrix = to_matrix(plain)
     if not bool(matrix.isfinite().all()):
         raise LayerError(name, "its weight holds NaN or infinite values; load the weights again")
     if statistics is None:
         first, second = weight_basis(matrix)
+    elif isinstance(statistics, LossStatistics):
+        first, second = loss_basis(matrix, statistics.covariance, statistics.metric)
     else:
         first, second = output_basis(matrix, statistics.covariance)
     like = plain.weight
@@ -158,7 +169,7 @@ def _split(name: str, layer: Layer, scale_init: float, statistics: OutputStatist
         bias=None if plain.bias is None else plain.bias.detach().clone(),
         groups=groups,
     )
-    return BasisPair(_with_matrix(plain, first), scaling)
+    return BasisPair(with_matrix(plain, first), scaling)
 
 
 def weight_basis(matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -206,7 +217,7 @@ def _matrix_shape(layer: Layer) -> tuple[int, int, int]:
     return layer.groups, fan_in, layer.out_channels // layer.groups
 
 
-def _to_matrix(layer: Layer) -> Tensor:
+def to_matrix(layer: Layer) -> Tensor:
     """The layer's weight in float64 as (groups, k, c_o / groups)."""
     weight = layer.weight.detach().double()
     shape = _matrix_shape(layer)
@@ -216,7 +227,7 @@ def _to_matrix(layer: Layer) -> Tensor:
     return weight.reshape(shape[0], shape[2], shape[1]).mT
 
 
-def _with_matrix(layer: Layer, matrix: Tensor) -> Layer:
+def with_matrix(layer: Layer, matrix: Tensor) -> Layer:
     """The layer without bias and with `matrix` (groups, k, r) for its weight, so with groups * r outputs."""
     groups, _, rank = matrix.shape
     old = layer.weight

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from basisprune.basis.layers import BasisScalingConv
 from basisprune.errors import ConfigError, DataError, nearest
-from basisprune.importance.gradients import average_over_processes, mean_square_products
+from basisprune.importance.gradients import mean_square_products
 from basisprune.importance.hrank import mean_ranks
-from basisprune.torchkit.running import images_of, mode
+from basisprune.torchkit.running import average_over_processes, images_of, mode
 from basisprune.torchkit.surgery import is_norm, is_transposed
 from basisprune.types import LayerScores, Scores
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeAlias
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from basisprune.errors import DataError, TrainingError
-from basisprune.torchkit.running import images_of, mode
-
-Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+from basisprune.torchkit.running import Loss, labelled, mode
 
 
 def mean_square_products(
@@ -33,9 +29,8 @@ def mean_square_products(
     count = 0
     with mode(model, training=False), _requiring_grad(tensors):
         for batch in batches:
-            if not isinstance(batch, tuple | list) or len(batch) < 2:
-                raise DataError(f"batches: (images, labels) are needed, {type(batch).__name__} given")
-            value = loss(model(images_of(batch).to(device)), batch[1].to(device))
+            images, labels = labelled(batch)
+            value = loss(model(images.to(device)), labels.to(device))
             if not bool(value.isfinite()):
                 raise TrainingError(f"the loss of batch {count} is {value.item()}; check the model and the images")
             gradients = iter(torch.autograd.grad(value, tensors, allow_unused=True))
@@ -47,14 +42,6 @@ def mean_square_products(
     if count == 0:
         raise DataError("batches: no batch came; give the validation data")
     return [total / count for total in totals]
-
-
-def average_over_processes(values: Tensor) -> Tensor:
-    """The mean of the values over all processes of a distributed run, so that each prunes the same."""
-    if dist.is_available() and dist.is_initialized():
-        dist.all_reduce(values)
-        values /= dist.get_world_size()
-    return values
 
 
 @contextmanager

@@ -12,8 +12,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from basisprune.basis.layers import BasisScalingConv
 from basisprune.errors import DataError
-from basisprune.importance.gradients import average_over_processes
-from basisprune.torchkit.running import mode
+from basisprune.torchkit.running import average_over_processes, mode
 
 _aten = torch.ops.aten
 _ACTIVATIONS = frozenset(

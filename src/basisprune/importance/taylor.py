@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from basisprune.basis.layers import BasisPair, basis_pairs
-from basisprune.importance.gradients import Loss, average_over_processes, mean_square_products
+from basisprune.importance.gradients import mean_square_products
+from basisprune.torchkit.running import Loss, average_over_processes
 from basisprune.torchkit.surgery import Layer, is_transposed
 from basisprune.types import LayerScores, Scores
 
@@ -32,24 +33,16 @@ def taylor_scores(
     In a distributed run every process gets the average over all processes. The model is not changed.
     """
     pairs = basis_pairs(model)
-    with _watched(model, pairs) as watches:
+    with watched(model, pairs) as watches:
         squares = mean_square_products(model, [[pair.scaling.scale] for pair in pairs.values()], batches, loss)
-    layers = {}
-    for (name, pair), square in zip(pairs.items(), squares, strict=True):
-        values, means = average_over_processes(square), average_over_processes(watches[name].means)
-        filters, columns = pair.basis.weight.numel() // pair.rank, pair.scaling.weight.numel() // pair.rank
-        positions = average_over_processes(watches[name].positions)
-        layers[name] = LayerScores(
-            tuple(values.tolist()),
-            pair.scaling.groups,
-            tuple(means.tolist()),
-            parameters=filters + columns,
-            macs=round(float(positions[0]) * filters + float(positions[1]) * columns),
-        )
+    layers = {
+        name: watches[name].scores(pair, average_over_processes(square))
+        for (name, pair), square in zip(pairs.items(), squares, strict=True)
+    }
     return Scores("taylor", layers)
 
 
-class _Watch:
+class Watch:
     """The mean basis features of a pair, and how often a filter and a column of it are used for one image."""
 
     def __init__(self, pair: BasisPair) -> None:
@@ -65,11 +58,23 @@ class _Watch:
         reads = args[0].numel() // args[0].shape[1] if is_transposed(basis) else features.shape[1]
         self.positions += self.positions.new_tensor([reads, features.shape[1]])
 
+    def scores(self, pair: BasisPair, values: Tensor) -> LayerScores:
+        """The values with means and costs beside them, those averaged over processes; `values` are taken as given."""
+        means, positions = average_over_processes(self.means), average_over_processes(self.positions)
+        filters, columns = pair.basis.weight.numel() // pair.rank, pair.scaling.weight.numel() // pair.rank
+        return LayerScores(
+            tuple(values.tolist()),
+            pair.scaling.groups,
+            tuple(means.tolist()),
+            parameters=filters + columns,
+            macs=round(float(positions[0]) * filters + float(positions[1]) * columns),
+        )
+
 
 @contextmanager
-def _watched(model: nn.Module, pairs: dict[str, BasisPair]) -> Iterator[dict[str, _Watch]]:
+def watched(model: nn.Module, pairs: dict[str, BasisPair]) -> Iterator[dict[str, Watch]]:
     """What each layer's basis puts out while the model runs, known at the end; zeros where a layer never ran."""
-    watches = {name: _Watch(pair) for name, pair in pairs.items()}
+    watches = {name: Watch(pair) for name, pair in pairs.items()}
     images = 0
 
     def count(_model: nn.Module, args: tuple[Any, ...]) -> None:

@@ -10,8 +10,6 @@ from importlib import import_module, resources
 from pathlib import Path
 from typing import Any
 
-from pydantic import JsonValue
-
 from basisprune.errors import MissingExtraError
 from basisprune.files import write_text
 from basisprune.report.figures import (
@@ -179,7 +177,7 @@ def _mistakes(matrix: Sequence[Sequence[int]], index: int) -> int:
     return sum(matrix[index]) + sum(row[index] for row in matrix) - 2 * matrix[index][index]
 
 
-def _as_text(value: JsonValue) -> str:
+def _as_text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 

@@ -1,16 +1,18 @@
-"""What layers put out on given images: means and covariances, gathered in one forward pass."""
+"""What layers put out on given images, and what the loss makes of it: moments, gathered in one pass."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from basisprune.errors import DataError, LayerError
-from basisprune.torchkit.running import images_of, mode
+from basisprune.errors import DataError, LayerError, ModelError, TrainingError
+from basisprune.torchkit.running import Loss, average_over_processes, images_of, labelled, mode
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,17 @@ class OutputStatistics:
     covariance: Tensor
 
 
+@dataclass(frozen=True)
+class LossStatistics(OutputStatistics):
+    """With `metric`, what the loss makes of a change: G = E[sum over positions of g g^T], per group, float64.
+
+    g is the gradient of one image's loss at one position of the output, E the mean over images. To second order, with
+    the positions taken for independent, noise of covariance D in the output costs tr(G D) / 2 of the loss.
+    """
+
+    metric: Tensor
+
+
 @torch.no_grad()
 def output_statistics(model: nn.Module, names: Sequence[str], batches: Iterable[object]) -> dict[str, OutputStatistics]:
     """The mean and covariance of the output of each layer named, over all images and positions, in eval mode.
@@ -28,20 +41,121 @@ def output_statistics(model: nn.Module, names: Sequence[str], batches: Iterable[
     The model is not changed. Raises DataError when there is no batch, LayerError for a layer that never ran
     or whose output is not finite.
     """
-    sums = {name: _Moments(model.get_submodule(name)) for name in names}
-    handles = [model.get_submodule(name).register_forward_hook(moments.hook) for name, moments in sums.items()]
+    with _watched(model, {name: _Moments(model.get_submodule(name)) for name in names}) as sums:
+        _run(model, batches)
+    return {name: moments.result(name) for name, moments in sums.items()}
+
+
+def loss_statistics(
+    model: nn.Module,
+    names: Sequence[str],
+    batches: Iterable[object],
+    *,
+    loss: Loss = F.cross_entropy,
+    gradients_at: Sequence[str] | None = None,
+) -> dict[str, LossStatistics]:
+    """Mean, covariance and loss metric of the output of each layer named, from one forward and backward pass.
+
+    `batches` are (images, labels), `loss` gives the mean over a batch. The metric is that of the layer itself, or
+    of the layer at the same place of `gradients_at`. Works in eval mode, whatever is frozen and under the caller's
+    `no_grad`; the model is not changed. In a distributed run every process gets what all of them saw.
+
+    Raises DataError when there is no batch or no label, TrainingError for a loss and LayerError for an output or
+    a gradient that is not finite, and for a layer that never ran or that no gradient can reach.
+    """
+    places = names if gradients_at is None else gradients_at
+    outputs = {name: _Moments(model.get_submodule(name)) for name in names}
+    gradients = {place: _GradientMoments(model.get_submodule(place)) for place in places}
+    with _watched(model, outputs), _watched(model, gradients):
+        images = _run_backward(model, batches, loss)
+    found = {}
+    for name, place in zip(names, places, strict=True):
+        local = outputs[name].result(name)
+        mean = average_over_processes(local.mean.clone())
+        shift = (local.mean - mean).view(len(local.covariance), -1, 1)
+        covariance = average_over_processes(local.covariance + shift @ shift.mT)
+        found[name] = LossStatistics(mean, covariance, gradients[place].result(place, images))
+    return found
+
+
+def gradient_moments(
+    model: nn.Module, names: Sequence[str], batches: Iterable[object], *, loss: Loss = F.cross_entropy
+) -> dict[str, Tensor]:
+    """The metric of `loss_statistics` alone for each layer named: (groups, c_o / groups, c_o / groups)."""
+    with _watched(model, {name: _GradientMoments(model.get_submodule(name)) for name in names}) as sums:
+        images = _run_backward(model, batches, loss)
+    return {name: moments.result(name, images) for name, moments in sums.items()}
+
+
+def _run(model: nn.Module, batches: Iterable[object]) -> None:
+    device = next(model.parameters()).device
+    count = 0
+    with mode(model, training=False):
+        for batch in batches:
+            model(images_of(batch).to(device))
+            count += 1
+    if count == 0:
+        raise DataError("batches: no batch came; a few hundred prepared images are needed")
+
+
+def _run_backward(model: nn.Module, batches: Iterable[object], loss: Loss) -> int:
+    """The number of images, after the gradients of each image's own loss have passed all layers."""
+    device = next(model.parameters()).device
+    count = 0
+    with mode(model, training=False), torch.inference_mode(False), torch.enable_grad():
+        for number, batch in enumerate(batches):
+            images, labels = labelled(batch)
+            # A path for gradients even where all parameters are frozen; the copy may be changed in place.
+            source = images.to(device, copy=True).requires_grad_(True)
+            value = loss(model(source.clone()), labels.to(device, copy=True))
+            if not bool(value.isfinite()):
+                raise TrainingError(f"the loss of batch {number} is {value.item()}; check the model and the images")
+            if not value.requires_grad:
+                raise ModelError(f"{type(model).__name__} lets no gradient through from its loss to its images")
+            # In eval mode images do not mix: the gradient of the sum is at each image that of its own loss.
+            torch.autograd.grad(value * len(images), source, allow_unused=True)
+            count += len(images)
+    if count == 0:
+        raise DataError("batches: no batch came; a few hundred prepared images with labels are needed")
+    return count
+
+
+class _Watching(Protocol):
+    def hook(self, _layer: nn.Module, _args: Any, output: Tensor) -> None: ...
+
+
+_Sums = TypeVar("_Sums", bound=Mapping[str, _Watching])
+
+
+@contextmanager
+def _watched(model: nn.Module, sums: _Sums) -> Iterator[_Sums]:
+    """The same sums, which see every output of their layers for a while."""
+    handles = [model.get_submodule(name).register_forward_hook(one.hook) for name, one in sums.items()]
     try:
-        with mode(model, training=False):
-            count = 0
-            for batch in batches:
-                model(images_of(batch).to(next(model.parameters()).device))
-                count += 1
+        yield sums
     finally:
         for handle in handles:
             handle.remove()
-    if count == 0:
-        raise DataError("batches: no batch came; a few hundred prepared images are needed")
-    return {name: moments.result(name) for name, moments in sums.items()}
+
+
+def _channels_last(layer: Any) -> bool:
+    """Whether the layer is a linear one, or half of one; convs have the channels on axis 1."""
+    last: bool = layer.weight.dim() == 2
+    return last
+
+
+def _rows(layer: Any, features: Tensor) -> Tensor:
+    """What a layer puts out, or its gradient, as rows (positions, channels), in single precision at least."""
+    rows = features.flatten(0, -2) if _channels_last(layer) else features.transpose(0, 1).flatten(1).mT
+    return rows.to(torch.promote_types(rows.dtype, torch.float32))  # half precision cannot hold a variance
+
+
+def _products(rows: Tensor, groups: int) -> Tensor:
+    """The sum over rows of x x^T for the part x of each group: (groups, c / groups, c / groups)."""
+    grouped = rows.unflatten(1, (groups, -1)).transpose(0, 1)
+    with torch.autocast(rows.device.type, enabled=False):
+        products: Tensor = grouped.mT @ grouped
+    return products
 
 
 class _Moments:
@@ -52,23 +166,19 @@ class _Moments:
 
     def __init__(self, layer: nn.Module) -> None:
         self.groups: int = getattr(layer, "groups", 1)
-        self.channels_last = isinstance(layer, nn.Linear)
         self.count = 0
         self.shift: Tensor | None = None
 
-    def hook(self, _layer: nn.Module, _args: Any, output: Tensor) -> None:
-        rows = output.flatten(0, -2) if self.channels_last else output.transpose(0, 1).flatten(1).mT
-        rows = rows.to(torch.promote_types(rows.dtype, torch.float32))  # half precision cannot hold a variance
+    def hook(self, layer: nn.Module, _args: Any, output: Tensor) -> None:
+        rows = _rows(layer, output.detach())
         if self.shift is None:
             self.shift = rows.mean(0)
             self.first = torch.zeros_like(self.shift, dtype=torch.float64)
             per_group = rows.shape[1] // self.groups
             self.second = self.first.new_zeros(self.groups, per_group, per_group)
         centred = rows - self.shift
-        grouped = centred.unflatten(1, (self.groups, -1)).transpose(0, 1)
         self.first += centred.sum(0, dtype=torch.float64)
-        with torch.autocast(rows.device.type, enabled=False):
-            self.second += grouped.mT @ grouped
+        self.second += _products(centred, self.groups)
         self.count += len(rows)
 
     def result(self, name: str) -> OutputStatistics:
@@ -79,3 +189,34 @@ class _Moments:
         mean = self.first / self.count
         grouped = mean.view(self.groups, -1, 1)
         return OutputStatistics(mean + self.shift, self.second / self.count - grouped @ grouped.mT)
+
+
+class _GradientMoments:
+    """The running sum of g g^T, with g the gradient at a layer's output; zero where the loss does not read it."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        self.layer = layer
+        self.groups: int = getattr(layer, "groups", 1)
+        self.sum: Tensor | None = None
+        self.reached = False
+
+    def hook(self, layer: Any, _args: Any, output: Tensor) -> None:
+        if self.sum is None:
+            width = output.shape[-1 if _channels_last(layer) else 1] // self.groups
+            self.sum = torch.zeros(self.groups, width, width, dtype=torch.float64, device=output.device)
+        if output.requires_grad:
+            self.reached = True
+            output.register_hook(self._add)
+
+    def _add(self, gradient: Tensor) -> None:
+        assert self.sum is not None
+        self.sum += _products(_rows(self.layer, gradient.detach()), self.groups)
+
+    def result(self, name: str, images: int) -> Tensor:
+        if self.sum is None:
+            raise LayerError(name, "never ran on the given images; add it to ignored_layers of decompose")
+        if not self.reached:
+            raise LayerError(name, "no gradient can reach it, as it runs under no_grad; add it to ignored_layers")
+        if not bool(self.sum.isfinite().all()):
+            raise LayerError(name, "the gradient of the loss there is NaN or infinite; check images and weights")
+        return average_over_processes(self.sum / images)

@@ -1,13 +1,18 @@
-"""What every run of a network needs: its mode for a while, and the images of a batch."""
+"""What every run of a network needs: its mode for a while, the images and labels of a batch, one answer for all."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeAlias
 
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from basisprune.errors import DataError
+
+Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""(the network's output, labels) -> the mean loss of the images, such as `F.cross_entropy`."""
 
 
 @contextmanager
@@ -32,3 +37,18 @@ def images_of(batch: object) -> Tensor:
             "basisprune.data.PreparedBatches makes them from any data"
         )
     return images
+
+
+def labelled(batch: object) -> tuple[Tensor, Tensor]:
+    """The images and labels of a batch, which is a tuple or list that starts with them."""
+    if not isinstance(batch, tuple | list) or len(batch) < 2:
+        raise DataError(f"batches: (images, labels) are needed, {type(batch).__name__} given")
+    return images_of(batch), batch[1]
+
+
+def average_over_processes(values: Tensor) -> Tensor:
+    """The mean of the values over all processes of a distributed run, so that each prunes the same; in place."""
+    if dist.is_available() and dist.is_initialized():
+        dist.all_reduce(values)
+        values /= dist.get_world_size()
+    return values

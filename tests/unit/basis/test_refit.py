@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from basisprune.basis.layers import BasisPair, BasisScalingConv, basis_pairs
 from basisprune.basis.refit import basis_statistics, rebase, refit_scaling
-from basisprune.basis.split import decompose, recompose
+from basisprune.basis.split import decompose, recompose, to_matrix
 from basisprune.errors import ConfigError, DataError, ModelError, PlanError
-from basisprune.importance import taylor_scores
+from basisprune.importance import loss_scores, taylor_scores
 from basisprune.plan import PlanConfig, plan_basis
 from basisprune.prune import prune_basis
 from basisprune.torchkit.moments import OutputStatistics
@@ -308,6 +308,37 @@ def test_new_axes_change_no_output_and_make_features_uncorrelated(network, linea
         variances = found.covariance.diagonal(dim1=-2, dim2=-1)
         assert_close(found.covariance, torch.diag_embed(variances), 1e-9 * float(variances.max()) + 1e-12)
         assert (variances.diff(dim=-1) <= 1e-9 * variances.max()).all()
+
+
+@pytest.mark.parametrize("pruned", [False, True])
+@pytest.mark.parametrize("linear", [False, True])
+@pytest.mark.parametrize("network", NETWORKS)
+def test_new_axes_in_the_metric_of_the_loss_change_no_output_and_fall_in_worth(network, linear, pruned):
+    model, batches = decomposed(network, linear=linear)
+    labels = [(batch, torch.arange(len(batch)) % 4) for batch in batches]
+    if pruned:
+        model = prune_basis(model, planned(model, batches))
+    turned = rebase(model, labels, basis="loss")
+    for x in (batches[0], 5 * batches[1].flip(-1)):
+        assert_close(turned(x), model(x))
+    assert str(turned) == str(model)
+    for layer in loss_scores(turned, labels).layers.values():
+        values = torch.tensor(layer.values).view(layer.groups, -1)
+        assert (values.diff(dim=1) <= 1e-7 * values.max()).all()
+    for name, found in basis_statistics(turned, batches).items():
+        pair = basis_pairs(turned)[name]
+        assert torch.equal(pair.scaling.scale, torch.ones_like(pair.scaling.scale))
+        deviations = found.covariance.diagonal(dim1=-2, dim2=-1).clamp_min(1e-20).sqrt()
+        correlations = found.covariance / (deviations[..., None] * deviations[:, None] + 1e-9 * deviations.max() ** 2)
+        assert_close(correlations.tril(-1), torch.zeros_like(correlations), 1e-4)
+        second = pair.scaling.weight.flatten(1).unflatten(0, (pair.scaling.groups, -1)).norm(dim=1)
+        assert_close(torch.linalg.vector_norm(to_matrix(pair.basis), dim=1), second, 1e-6)
+
+
+def test_new_axes_of_another_kind_are_refused():
+    model, batches = decomposed("plain")
+    with pytest.raises(ConfigError, match="basis: 'weights' given; allowed are outputs, loss"):
+        rebase(model, batches, basis="weights")
 
 
 def test_new_axes_twice_are_new_axes_once():

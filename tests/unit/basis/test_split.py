@@ -14,17 +14,23 @@ from networks import NETWORKS
 from torch import Tensor, nn
 
 from basisprune.basis.layers import BasisPair
-from basisprune.basis.split import choose_layers, decompose, output_basis, recompose, weight_basis
+from basisprune.basis.split import choose_layers, decompose, output_basis, recompose, to_matrix, weight_basis
 from basisprune.errors import ConfigError, DataError, LayerError, ModelError
 from basisprune.torchkit.surgery import TORCH_CONVS, find_layers
 
-BASES = ["weights", "outputs"]
+BASES = ["weights", "outputs", "loss"]
 FEW = settings(max_examples=40, deadline=None)
 
 
 def split(model: nn.Module, x: Tensor, basis: str = "weights", **options) -> nn.Module:
     options = {"scale_init": 1.0, **options}
-    return decompose(model, basis=basis, batches=[x] if basis == "outputs" else None, **options)
+    batches = {"weights": None, "outputs": [x], "loss": [(x, torch.arange(len(x)) % 4)]}
+    return decompose(model, basis=basis, batches=batches[basis], loss=any_loss, **options)
+
+
+def any_loss(output: Tensor, labels: Tensor) -> Tensor:
+    """A loss for outputs of any shape whose gradient differs from output to output."""
+    return (output.flatten(1).cumsum(1).sin() + labels[:, None]).square().mean()
 
 
 def pairs_of(model: nn.Module) -> dict[str, BasisPair]:
@@ -305,6 +311,8 @@ def test_wrong_settings_are_listed_all_at_once():
     assert all(word in str(caught.value) for word in ("scale_init: 0", "'weight' given", "go together"))
     with pytest.raises(ConfigError, match="go together"):
         decompose(nn.Conv2d(3, 4, 1), basis="outputs")
+    with pytest.raises(ConfigError, match="go together"):
+        decompose(nn.Conv2d(3, 4, 1), basis="loss")
 
 
 def test_the_output_basis_needs_prepared_images_that_reach_every_layer():
@@ -341,6 +349,20 @@ def test_the_basis_of_the_outputs_is_that_of_the_weights_for_whitened_inputs():
     vectors = torch.linalg.svd(conv.weight.detach().flatten(1) @ coloured).U
     ours = split(conv, x, "outputs").scaling.weight.detach().flatten(1)
     torch.testing.assert_close((ours.mT @ vectors).abs(), torch.eye(5, dtype=torch.float64), rtol=0, atol=1e-9)
+
+
+def test_the_loss_basis_needs_labels():
+    with pytest.raises(DataError, match=r"\(images, labels\) are needed, Tensor given"):
+        decompose(nn.Conv2d(3, 4, 1), basis="loss", batches=[torch.randn(2, 3, 4, 4)])
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_the_factors_of_the_loss_basis_are_balanced(network):
+    model, x = NETWORKS[network]()
+    for pair in pairs_of(split(model, x, "loss", linear=True)).values():
+        first = torch.linalg.vector_norm(to_matrix(pair.basis), dim=1).flatten()
+        second = pair.scaling.weight.flatten(1).unflatten(0, (pair.scaling.groups, -1)).norm(dim=1).flatten()
+        assert_close(first, second)
 
 
 def test_a_decomposed_model_is_not_decomposed_inside_its_pairs():

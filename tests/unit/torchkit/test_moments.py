@@ -8,9 +8,11 @@ import pytest
 import torch
 from networks import NETWORKS
 from torch import nn
+from torch.nn import functional as F
 
-from basisprune.errors import DataError, LayerError
-from basisprune.torchkit.moments import output_statistics
+from basisprune.errors import DataError, LayerError, ModelError, TrainingError
+from basisprune.torchkit.moments import gradient_moments, loss_statistics, output_statistics
+from basisprune.torchkit.running import images_of
 from basisprune.torchkit.surgery import TORCH_CONVS, find_layers
 
 
@@ -103,3 +105,128 @@ def test_what_cannot_be_measured_is_refused_by_name():
         output_statistics(Unused(), ["used", "unused"], [x])
     with pytest.raises(LayerError, match=r"^used: puts out NaN"):
         output_statistics(Unused(), ["used"], [x, x / 0])
+
+
+# The metric of the loss
+
+
+def labelled_batches(x: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return [(x, torch.tensor([0, 3])), (3 * x - 1, torch.tensor([2, 1])), (x[:1], torch.tensor([1]))]
+
+
+def gradients_of(model: nn.Module, name: str, batches) -> torch.Tensor:
+    """The gradients of every image's own loss at one layer's output, as rows (positions, channels)."""
+    caught = []
+    layer = model.get_submodule(name)
+
+    def note(_module, _args, output):
+        output.register_hook(lambda gradient: caught.append(gradient))
+
+    handle = layer.register_forward_hook(note)
+    for images, labels in batches:
+        for image, label in zip(images, labels, strict=True):
+            F.cross_entropy(model(image[None].clone().requires_grad_(True)), label[None]).backward()
+    handle.remove()
+    axis = -1 if isinstance(layer, nn.Linear) else 1
+    return torch.cat([gradient.movedim(axis, -1).flatten(0, -2) for gradient in caught])
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("network", NETWORKS)
+def test_the_metric_sums_over_positions_and_averages_over_images(network, frozen):
+    model, x = NETWORKS[network]()
+    batches = labelled_batches(x)
+    layers = dict(find_layers(model, (*TORCH_CONVS, nn.Linear)))
+    model.requires_grad_(not frozen)
+    with torch.no_grad():  # whatever the caller has switched off
+        found = loss_statistics(model.train(), list(layers), batches)
+        alone = gradient_moments(model, list(layers), batches)
+    assert model.training
+    assert all(value.grad is None and value.requires_grad is not frozen for value in model.parameters())
+    assert not any(module._forward_hooks for module in model.modules())
+    outputs = output_statistics(model.eval(), list(layers), batches)
+    for name, layer in layers.items():
+        groups = getattr(layer, "groups", 1)
+        rows = gradients_of(model, name, batches)
+        truth = torch.stack([part.mT @ part / 5 for part in rows.unflatten(1, (groups, -1)).unbind(1)])
+        torch.testing.assert_close(found[name].metric, truth)
+        torch.testing.assert_close(found[name].mean, outputs[name].mean)
+        torch.testing.assert_close(found[name].covariance, outputs[name].covariance)
+        assert torch.equal(alone[name], found[name].metric)
+
+
+def test_the_gradient_may_be_taken_at_another_layer():
+    model, x = NETWORKS["plain"]()
+    found = loss_statistics(model, ["0"], labelled_batches(x), gradients_at=["3"])["0"]
+    assert found.mean.shape == (8,)
+    assert torch.equal(found.metric, gradient_moments(model, ["3"], labelled_batches(x))["3"])
+
+
+def test_it_works_under_the_callers_inference_mode():
+    model, x = NETWORKS["vgg_like"]()  # whose activations work in place
+    expected = gradient_moments(model, ["0"], labelled_batches(x))["0"]
+    with torch.inference_mode():
+        found = gradient_moments(model, ["0"], labelled_batches(x.clone()))["0"]
+    assert torch.equal(found, expected)
+
+
+def test_a_layer_that_the_loss_does_not_read_has_a_metric_of_zero():
+    model = Unused()
+    model.forward = lambda x: (model.used(x), model.unused(x))[0].mean((2, 3))
+    batches = [(torch.randn(2, 3, 4, 4), torch.tensor([0, 1]))]
+    found = gradient_moments(model, ["used", "unused"], batches)
+    assert found["used"].any()
+    assert not found["unused"].any()
+
+
+class CutOff(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.early, self.late = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 2, 1)
+
+    def forward(self, x):
+        with torch.no_grad():
+            x = self.early(x)
+        return self.late(x).mean((2, 3))
+
+
+def test_metrics_that_cannot_be_measured_are_refused_by_name():
+    x, labels = torch.randn(2, 3, 4, 4), torch.tensor([0, 1])
+    model = nn.Sequential(Unused(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    with pytest.raises(DataError, match="no batch came"):
+        gradient_moments(model, ["0.used"], [])
+    with pytest.raises(DataError, match=r"\(images, labels\) are needed, Tensor given"):
+        gradient_moments(model, ["0.used"], [x])
+    with pytest.raises(LayerError, match=r"^0\.unused: never ran"):
+        gradient_moments(model, ["0.used", "0.unused"], [(x, labels)])
+    with pytest.raises(TrainingError, match="the loss of batch 1 is nan"):
+        gradient_moments(model, ["0.used"], [(x, labels), (x * torch.nan, labels)])
+    with pytest.raises(LayerError, match=r"^0\.used: the gradient of the loss there is NaN"):
+        gradient_moments(model, ["0.used"], [(x, labels)], loss=lambda out, _: (out - out).sum().sqrt())
+    with pytest.raises(LayerError, match=r"^early: no gradient can reach it"):
+        gradient_moments(CutOff(), ["early", "late"], [(x, labels)])
+    with pytest.raises(ModelError, match="CutOff lets no gradient through"):
+        gradient_moments(CutOff().requires_grad_(False), ["early"], [(x, labels)])
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize(
+    ("batch", "kind"),
+    [
+        (torch.zeros(2, 3, 4, 4, dtype=torch.uint8), "torch.uint8 tensor"),
+        ((torch.zeros(2, dtype=torch.int64), 1), "torch.int64 tensor"),
+        ("images", "str"),
+        ([], "list"),
+        ({"image": torch.zeros(2)}, "dict"),
+    ],
+)
+def test_batches_that_hold_no_prepared_images_are_refused(batch, kind):
+    with pytest.raises(DataError, match=f"a {kind} given"):
+        images_of(batch)
+
+
+def test_images_are_the_batch_or_its_first_part():
+    x = torch.randn(2, 3, 4, 4)
+    assert images_of(x) is x
+    assert images_of((x, torch.zeros(2))) is x
+    assert images_of([x]) is x

@@ -1,0 +1,60 @@
+"""What each basis vector is worth, in units of the loss (not in the paper)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from basisprune.basis.layers import BasisPair, basis_pairs
+from basisprune.basis.metric import with_ridge
+from basisprune.basis.refit import loss_basis_statistics
+from basisprune.importance.taylor import watched
+from basisprune.torchkit.moments import LossStatistics
+from basisprune.torchkit.running import Loss
+from basisprune.types import Scores
+
+
+@dataclass(frozen=True)
+class BasisLoss:
+    """The scores of all basis vectors, and the statistics of their features that `prune_basis` can refit with."""
+
+    scores: Scores
+    statistics: Mapping[str, LossStatistics]
+
+
+def loss_scores(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], *, loss: Loss = F.cross_entropy) -> Scores:
+    """var(z) v^T G v of every basis vector: twice what the loss is expected to rise when it goes, up to its mean.
+
+    z is the feature along the vector, v its column of the second factor, scale included, and G the second moment of
+    the loss gradient at the pair's output (see `LossStatistics`), with the ridge of the loss basis: the scores of a
+    fresh loss basis are the eigenvalues that it was chosen by. They serve every other basis, before and after training,
+    and compare across layers as they are.
+
+    `batches` are prepared training images with labels, a few hundred, seen once; means and costs come with the
+    scores as in `taylor_scores`. In a distributed run every process gets the same. The model is not changed.
+    """
+    return basis_loss(model, batches, loss=loss).scores
+
+
+def basis_loss(
+    model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], *, loss: Loss = F.cross_entropy
+) -> BasisLoss:
+    """`loss_scores` and the statistics for `prune_basis(compensate="refit")`, from the same single pass."""
+    pairs = basis_pairs(model)
+    with watched(model, pairs) as watches:
+        found = loss_basis_statistics(model, batches, loss=loss)
+    layers = {name: watches[name].scores(pair, _worth(pair, found[name])) for name, pair in pairs.items()}
+    return BasisLoss(Scores("loss", layers), found)
+
+
+@torch.no_grad()
+def _worth(pair: BasisPair, found: LossStatistics) -> Tensor:
+    columns = pair.scaling.scaled_weight().double().flatten(1).unflatten(0, (pair.scaling.groups, -1))
+    variances = found.covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0)  # rounding may leave less than nothing
+    lengths = (columns * (with_ridge(found.metric) @ columns)).sum(1)
+    worth: Tensor = (variances * lengths.clamp_min(0)).flatten()
+    return worth

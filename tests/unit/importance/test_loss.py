@@ -1,0 +1,229 @@
+"""Laws of what a basis vector is worth to the loss."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from networks import NETWORKS
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from basisprune.basis.layers import basis_pairs
+from basisprune.basis.metric import metric_roots, with_ridge
+from basisprune.basis.refit import basis_statistics, rebase
+from basisprune.basis.split import decompose
+from basisprune.errors import DataError, ModelError, TrainingError
+from basisprune.importance import basis_loss, loss_scores, taylor_scores
+from basisprune.plan import plan_basis
+from basisprune.prune import prune_basis
+from basisprune.torchkit.moments import loss_statistics
+from basisprune.types import BasisPlan, LayerPlan, Scores
+
+Batches = list[tuple[Tensor, Tensor]]
+
+
+def images_for(network: str, count: int = 24) -> tuple[nn.Module, Batches]:
+    model, x = NETWORKS[network]()
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randn(count, *x.shape[1:], generator=generator, dtype=x.dtype)
+    labels = torch.randint(4, (count,), generator=generator)
+    return model, list(zip(images.split(10), labels.split(10), strict=True))
+
+
+def by_hand(model: nn.Module, name: str, batches: Batches) -> Tensor:
+    """var(z) v^T G v with the gradients of every image by itself."""
+    pair = basis_pairs(model)[name]
+    axis = 1 if pair.scaling.spatial_dims else -1
+    features: list[Tensor] = []
+    gradients: list[Tensor] = []
+
+    def rows(tensor: Tensor) -> Tensor:
+        return tensor.movedim(axis, -1).flatten(0, -2)
+
+    def note(_module: nn.Module, args: tuple[Tensor], output: Tensor) -> None:
+        features.append(rows(args[0].detach()))
+        output.register_hook(lambda gradient: gradients.append(rows(gradient)))
+
+    handle = pair.scaling.register_forward_hook(note)
+    images = 0
+    for batch, labels in batches:
+        for image, label in zip(batch, labels, strict=True):
+            F.cross_entropy(model(image[None].clone().requires_grad_(True)), label[None]).backward()
+            images += 1
+    handle.remove()
+    model.zero_grad()
+    groups = pair.scaling.groups
+    variances = torch.cat(features).var(0, correction=0)
+    columns = pair.scaling.scaled_weight().detach().flatten(1).unflatten(0, (groups, -1))
+    parts = torch.cat(gradients).unflatten(1, (groups, -1)).unbind(1)
+    metric = with_ridge(torch.stack([part.mT @ part / images for part in parts]))
+    return variances * torch.einsum("gor,gop,gpr->gr", columns, metric, columns).flatten()
+
+
+@pytest.mark.parametrize("linear", [False, True])
+@pytest.mark.parametrize("network", NETWORKS)
+def test_scores_are_variance_times_the_length_of_the_column_in_the_metric(network, linear):
+    model, batches = images_for(network)
+    model = decompose(model, scale_init=0.8, linear=linear)
+    for pair in basis_pairs(model).values():
+        nn.init.uniform_(pair.scaling.scale, 0.0, 1.0)
+    before = copy.deepcopy(model.state_dict())
+    scores = loss_scores(model, batches)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert scores.method == "loss"
+    assert Scores.from_json(scores.to_json()) == scores
+    other = taylor_scores(model, batches)
+    for name, layer in scores.layers.items():
+        expected = by_hand(model, name, batches)
+        torch.testing.assert_close(torch.tensor(layer.values).double(), expected, rtol=1e-5, atol=1e-12)
+        beside = other.layers[name]
+        assert (layer.groups, layer.parameters, layer.macs) == (beside.groups, beside.parameters, beside.macs)
+        assert layer.means == pytest.approx(beside.means)
+
+
+@pytest.mark.parametrize("linear", [False, True])
+@pytest.mark.parametrize("network", NETWORKS)
+def test_the_scores_of_a_fresh_loss_basis_are_its_eigenvalues(network, linear):
+    model, batches = images_for(network)
+    scores = loss_scores(decompose(model, scale_init=1.0, basis="loss", batches=batches, linear=linear), batches)
+    found = loss_statistics(model, list(scores.layers), batches)
+    for name, layer in scores.layers.items():
+        root, _ = metric_roots(found[name].metric)
+        worth = torch.linalg.eigvalsh(root @ found[name].covariance @ root).flip(-1)
+        values = torch.tensor(layer.values, dtype=torch.float64).view(layer.groups, -1)
+        assert (values.diff(dim=1) <= 1e-9 * values.max()).all()
+        torch.testing.assert_close(values, worth[:, : values.shape[1]], rtol=1e-6, atol=1e-9 * float(worth.max()))
+
+
+def test_turned_to_the_loss_basis_a_network_has_its_scores():
+    model, batches = images_for("residual")
+    fresh = loss_scores(decompose(model, scale_init=1.0, basis="loss", batches=batches), batches)
+    turned = loss_scores(rebase(decompose(model, scale_init=1.0), batches, basis="loss"), batches)
+    for name, layer in fresh.layers.items():
+        assert turned.layers[name].values == pytest.approx(layer.values, rel=1e-6, abs=1e-9 * layer.values[0])
+
+
+def test_the_statistics_beside_the_scores_are_those_to_refit_with():
+    model, batches = images_for("grouped")
+    model = decompose(model, scale_init=0.7)
+    both = basis_loss(model, batches)
+    assert both.scores == loss_scores(model, batches)
+    for name, found in basis_statistics(model, batches).items():
+        torch.testing.assert_close(both.statistics[name].mean, found.mean)
+        torch.testing.assert_close(both.statistics[name].covariance, found.covariance)
+    plan = plan_basis(both.scores, 0.4)
+    assert prune_basis(model, plan, compensate="refit", statistics=both.statistics) is not model
+
+
+def test_a_vector_that_nothing_reads_or_that_never_changes_is_worth_nothing():
+    model, batches = images_for("plain")
+    model = decompose(model)
+    pair = basis_pairs(model)["3"]
+    pair.scaling.scale.data[2] = 0
+    pair.basis.weight.data[4] = 0
+    values = loss_scores(model, batches).layers["3"].values
+    assert values[2] == 0
+    assert values[4] == pytest.approx(0, abs=1e-15)
+    assert min(value for place, value in enumerate(values) if place not in (2, 4)) > 0
+
+
+def test_twice_the_loss_makes_four_times_the_scores():
+    model, batches = images_for("plain")
+    model = decompose(model)
+    doubled = loss_scores(model, batches, loss=lambda out, y: 2 * F.cross_entropy(out, y))
+    for name, layer in loss_scores(model, batches).layers.items():
+        assert doubled.layers[name].values == pytest.approx([4 * value for value in layer.values])
+
+
+def test_the_size_of_batches_does_not_matter():
+    model, batches = images_for("depthwise")
+    model = decompose(model)
+    images, labels = (torch.cat(part) for part in zip(*batches, strict=True))
+    whole = loss_scores(model, [(images, labels)])
+    for name, layer in loss_scores(model, batches).layers.items():
+        assert whole.layers[name].values == pytest.approx(layer.values)
+
+
+# What the scores say, on a network that has learnt something
+
+
+def learnt() -> tuple[nn.Module, Batches]:
+    """A small network trained on patterns under noise, and the images it has learnt."""
+    torch.manual_seed(0)
+    patterns = torch.randn(4, 3, 8, 8)
+    labels = torch.arange(256) % 4
+    images = patterns[labels] + 1.5 * torch.randn(256, 3, 8, 8)
+    model = nn.Sequential(
+        nn.Conv2d(3, 12, 3, padding=1), nn.ReLU(),
+        nn.Conv2d(12, 16, 3, stride=2, padding=1), nn.ReLU(),
+        nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(64, 4),
+    )  # fmt: skip
+    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
+    for _ in range(30):
+        optimizer.zero_grad()
+        F.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+    return model.double().eval(), [(images.double(), labels)]
+
+
+@torch.no_grad()
+def loss_of(model: nn.Module, batches: Batches) -> float:
+    ((images, labels),) = batches
+    return float(F.cross_entropy(model(images), labels))
+
+
+def ranks_agree(first: list[float], second: list[float]) -> float:
+    """Spearman's correlation."""
+    ranks = [np.argsort(np.argsort(values)) for values in (first, second)]
+    return float(np.corrcoef(*ranks)[0, 1])
+
+
+@pytest.mark.parametrize("basis", ["weights", "outputs", "loss"])
+def test_scores_predict_what_the_loss_does_when_a_vector_goes(basis):
+    model, batches = learnt()
+    given = {"weights": None, "outputs": batches, "loss": batches}[basis]
+    split = decompose(model, scale_init=1.0, basis=basis, batches=given)
+    scores, before = loss_scores(split, batches), loss_of(split, batches)
+    expected, measured = [], []
+    for name, layer in scores.layers.items():
+        rank = len(layer.values)
+        for gone in range(rank):
+            keep = tuple(place for place in range(rank) if place != gone)
+            pruned = prune_basis(split, BasisPlan({name: LayerPlan(keep, rank, layer.means)}, 0.1))
+            expected.append(layer.values[gone])
+            measured.append(loss_of(pruned, batches) - before)
+    assert ranks_agree(expected, measured) > 0.7
+
+
+def test_loss_basis_and_scores_lose_less_than_those_of_the_weights_at_every_ratio():
+    model, batches = learnt()
+    ways = {
+        "weights": decompose(model, scale_init=1.0),
+        "outputs": decompose(model, scale_init=1.0, basis="outputs", batches=batches),
+        "loss": decompose(model, scale_init=1.0, basis="loss", batches=batches),
+    }
+    for ratio in (0.3, 0.5, 0.7):
+        left = {}
+        for way, split in ways.items():
+            both = basis_loss(split, batches)
+            plan = plan_basis(both.scores, ratio)
+            left[way] = loss_of(prune_basis(split, plan, compensate="refit", statistics=both.statistics), batches)
+        assert left["loss"] <= min(left.values()) * 1.05
+
+
+def test_what_cannot_be_scored_is_refused():
+    model, batches = images_for("plain")
+    with pytest.raises(ModelError, match=r"call decompose\(model\) first"):
+        loss_scores(model, batches)
+    model = decompose(model)
+    with pytest.raises(DataError, match="no batch came"):
+        loss_scores(model, [])
+    with pytest.raises(DataError, match=r"\(images, labels\) are needed, Tensor given"):
+        loss_scores(model, [batches[0][0]])
+    images, labels = batches[0]
+    with pytest.raises(TrainingError, match="the loss of batch 1 is nan"):
+        loss_scores(model, [(images, labels), (images * torch.nan, labels)])
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
