@@ -15,7 +15,8 @@ from basisprune.importance.gradients import mean_square_products
 from basisprune.recipes import Recipe
 from basisprune.search import Budget, SearchConfig
 from basisprune.training.config import TrainConfig
-from basisprune.training.loop import evaluate, fit
+from basisprune.training.evaluation import evaluate
+from basisprune.training.loop import fit
 from basisprune.transfer.model import spec_of
 
 _STEPS = 3

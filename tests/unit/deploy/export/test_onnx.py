@@ -24,7 +24,7 @@ from basisprune.data import PreparedBatches
 from basisprune.deploy.export import evaluate_onnx, export_onnx, export_program
 from basisprune.deploy.fold import fold
 from basisprune.errors import ConfigError, DataError, LayerError, MissingExtraError, ModelError
-from basisprune.training.loop import evaluate
+from basisprune.training.evaluation import evaluate
 from basisprune.transfer.model import transfer_model
 
 NAMES = ["red", "green", "blue"]
