@@ -32,7 +32,7 @@ from basisprune import decompose, measure, set_trainable, transfer_model
 from basisprune.basis.layers import BasisScalingConv
 from basisprune.deploy.latency import interleaved, speedup
 from basisprune.torchkit.surgery import find_layers
-from basisprune.training.loop import project_scales
+from basisprune.training.trainable import project_scales
 
 
 def make_step(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> Callable[[], None]:

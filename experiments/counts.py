@@ -16,7 +16,7 @@ from torch import nn
 from basisprune import decompose, measure, transfer_model
 from basisprune.files import write_text
 from basisprune.torchkit.surgery import find_layers
-from basisprune.training.loop import set_trainable
+from basisprune.training.trainable import set_trainable
 
 COUNTS = Path(__file__).parent / "results" / "counts.json"
 

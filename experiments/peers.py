@@ -26,7 +26,7 @@ from basisprune import (
 from basisprune.basis.layers import basis_pairs
 from basisprune.pipeline import Enough, State
 from basisprune.search import Move
-from basisprune.training.loop import find_classifiers, set_trainable
+from basisprune.training.trainable import find_classifiers, set_trainable
 from basisprune.transfer.model import spec_of
 from basisprune.types import LayerScores, Scores
 

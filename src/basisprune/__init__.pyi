@@ -49,11 +49,11 @@ from .runs.compress import Compressed as Compressed
 from .runs.compress import compress as compress
 from .search import SearchConfig as SearchConfig
 from .training.config import TrainConfig as TrainConfig
-from .training.loop import evaluate as evaluate
+from .training.evaluation import evaluate as evaluate
 from .training.loop import fit as fit
-from .training.loop import set_trainable as set_trainable
 from .training.predict import Predictions as Predictions
 from .training.predict import predict as predict
+from .training.trainable import set_trainable as set_trainable
 from .transfer.model import TransferModel as TransferModel
 from .transfer.model import transfer_model as transfer_model
 from .types import BasisPlan as BasisPlan

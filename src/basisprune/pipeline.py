@@ -38,8 +38,10 @@ from basisprune.prune import prune_basis, prune_filters
 from basisprune.recipes import Recipe, find_recipe
 from basisprune.stage_store import StageStore, fingerprint
 from basisprune.training.config import TrainConfig
-from basisprune.training.loop import EpochRecord, classes_of, evaluate, fit, set_trainable
+from basisprune.training.evaluation import evaluate
+from basisprune.training.loop import EpochRecord, fit
 from basisprune.training.predict import predict
+from basisprune.training.trainable import classes_of, set_trainable
 from basisprune.transfer.model import spec_of
 from basisprune.types import OUTPUT, BasisPlan, FilterPlan
 

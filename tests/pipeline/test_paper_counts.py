@@ -18,7 +18,7 @@ from basisprune.basis.layers import BasisPair
 from basisprune.basis.split import choose_layers, decompose
 from basisprune.costs import measure
 from basisprune.torchkit.surgery import find_layers
-from basisprune.training.loop import set_trainable
+from basisprune.training.trainable import set_trainable
 from basisprune.transfer.model import TransferModel, transfer_model
 
 

@@ -40,6 +40,8 @@ def killed_after(epochs: int, monkeypatch) -> None:
 @pytest.mark.parametrize("settings", [
     {"optimizer": "sgd", "augmentation": Augment(shift=0.1, flip=True)},
     {"optimizer": "adamw", "lr": 0.01, "norm_statistics": "fixed", "warmup": 0.2},
+    {"optimizer": "adamw", "lr": 0.01, "train": "all", "head_first": 0.5, "warmup": 0.2, "clip_norm": 1.0},
+    {"optimizer": "sgd", "train": "all", "weight_lr": 0.1},
 ])  # fmt: skip
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_a_killed_run_ends_in_the_same_weights(settings, epochs, monkeypatch, tmp_path):

@@ -18,7 +18,8 @@ from basisprune.recipes import Recipe
 from basisprune.runs.config import RunConfig
 from basisprune.runs.job import Job
 from basisprune.training.config import TrainConfig
-from basisprune.training.loop import evaluate, fit
+from basisprune.training.evaluation import evaluate
+from basisprune.training.loop import fit
 from basisprune.transfer.model import spec_of
 
 _STEPS = 3

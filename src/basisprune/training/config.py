@@ -10,14 +10,9 @@ from basisprune.data.augment import Augment
 from basisprune.errors import ConfigError
 
 Optimizer = Literal["sgd", "adamw"]
-
-
+Trained = Literal["method", "all"]
 NormStatistics = Literal["batch", "fixed"]
-
-
 Precision = Literal["no", "fp16", "bf16"]
-
-
 Tracker = Literal["tensorboard", "mlflow", "wandb"]
 
 
@@ -29,6 +24,11 @@ class TrainConfig:
     trained; "batch" is ordinary BN. With `train_scales=False` the basis scaling factors stay as they are, as in
     a plain truncated SVD. `prepared` says that the images are normalised floats already. `distill` is the
     weight of what a teacher says, 0 to 1, at `distill_temperature` (Hinton et al., 2015); the labels have the rest.
+
+    With `train="all"` the weights learn too that the method keeps frozen: dense convs and the factors of pairs.
+    Norms, scales and classifier learn at `lr`, these weights at `weight_lr` of it, for adamw times the size of
+    each (`weight_share`). They join after the share `head_first` of all steps, when the classifier is no longer
+    random (LP-FT; Kumar et al., 2022), and warm up then. `clip_norm` bounds the norm of all gradients of a step.
 
     >>> TrainConfig(epochs=0, lr=-1)
     Traceback (most recent call last):
@@ -50,6 +50,10 @@ class TrainConfig:
     distill_temperature: float = 2.0
     norm_statistics: NormStatistics = "batch"
     train_scales: bool = True
+    train: Trained = "method"
+    weight_lr: float = 1.0
+    head_first: float = 0.0
+    clip_norm: float | None = None
     augmentation: Augment = field(default_factory=Augment)
     prepared: bool = False
     seed: int = 0
@@ -70,8 +74,13 @@ class TrainConfig:
             faults.append(f"min_lr: {self.min_lr} given, allowed is 0 to lr ({self.lr})")
         faults += [
             f"{name}: {getattr(self, name)} given, allowed is 0 <= {name} < 1"
-            for name in ("warmup", "momentum", "label_smoothing")
+            for name in ("warmup", "momentum", "label_smoothing", "head_first")
             if not 0 <= getattr(self, name) < 1
+        ]
+        faults += [
+            f"{name}: {getattr(self, name)} given, it must be positive"
+            for name in ("weight_lr", "clip_norm")
+            if getattr(self, name) is not None and not 0 < getattr(self, name) < math.inf
         ]
         if not 0 <= self.distill <= 1:
             faults.append(f"distill: {self.distill} given, allowed is 0 to 1")
@@ -82,6 +91,7 @@ class TrainConfig:
         choices = {
             "optimizer": get_args(Optimizer),
             "norm_statistics": get_args(NormStatistics),
+            "train": get_args(Trained),
             "mixed_precision": get_args(Precision),
             "tracker": (None, *get_args(Tracker)),
         }
@@ -105,3 +115,18 @@ def learning_rate(config: TrainConfig, done: float) -> float:
         return config.lr * min(1.0, max(done, 1e-3) / config.warmup)
     along = (done - config.warmup) / (1 - config.warmup)
     return config.min_lr + (config.lr - config.min_lr) * (1 + math.cos(math.pi * along)) / 2
+
+
+def weights_ramp(config: TrainConfig, done: float) -> float:
+    """How much of their rate the weights have that the method alone would not train: 0 until `head_first`, then
+    rising to 1 over as many steps as `warmup` is long.
+
+    >>> config = TrainConfig(train="all", head_first=0.25, warmup=0.1)
+    >>> [round(weights_ramp(config, done), 2) for done in (0, 0.24, 0.3, 0.35, 1)]
+    [0.0, 0.0, 0.5, 1.0, 1.0]
+    """
+    if done < config.head_first:
+        return 0.0
+    if config.head_first == 0 or config.warmup == 0:
+        return 1.0
+    return min(1.0, max(done - config.head_first, 1e-3) / config.warmup)

@@ -8,35 +8,31 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState
-from accelerate.utils import ProjectConfiguration
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy
 
-from basisprune.basis.layers import BasisPair, BasisScalingConv
 from basisprune.data import make_loader, prepare
-from basisprune.errors import ConfigError, DataError, MissingExtraError, ModelError, TrainingError
+from basisprune.errors import ConfigError, DataError, TrainingError
 from basisprune.torchkit.running import mode
-from basisprune.torchkit.surgery import find_layers, is_norm
+from basisprune.training.accelerating import as_shown, make_accelerator
 from basisprune.training.checkpoint import load_checkpoint, save_checkpoint
-from basisprune.training.config import TrainConfig, learning_rate
+from basisprune.training.config import TrainConfig, learning_rate, weights_ramp
+from basisprune.training.evaluation import Data, evaluate
 from basisprune.training.progress import TrainingProgress
+from basisprune.training.trainable import classes_of, make_optimizer, project_scales
 from basisprune.transfer.model import spec_of
-from basisprune.types import dotted
 
 logger = logging.getLogger(__name__)
 
-Data = Dataset[Any] | DataLoader[Any]
-Stop = Callable[[Sequence["EpochRecord"]], bool]
+Stop: TypeAlias = Callable[[Sequence["EpochRecord"]], bool]
 
 
 @dataclass(frozen=True)
@@ -59,59 +55,6 @@ class FitResult:
     history: tuple[EpochRecord, ...]
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """The mean loss and the fraction of `count` images that are classified correctly."""
-
-    loss: float
-    accuracy: float
-    count: int
-
-
-def set_trainable(model: nn.Module, *, scales: bool = True) -> list[nn.Parameter]:
-    """The parameters that the method trains: norm layers, basis scales, classifier; all others are frozen.
-
-    The classifier is the model's `classifier` (as in `transfer_model`), or what timm's `get_classifier` gives,
-    or else its last linear layer. Without `scales`, these are frozen too. Changes `requires_grad` in place.
-    """
-    chosen: dict[int, nn.Parameter] = {}
-    for module in model.modules():
-        if isinstance(module, BasisScalingConv):
-            chosen[id(module.scale)] = module.scale
-        elif is_norm(module):
-            chosen.update({id(parameter): parameter for parameter in module.parameters(recurse=False)})
-    for head in find_classifiers(model):
-        chosen.update({id(parameter): parameter for parameter in head.parameters()})
-    if not scales:
-        for _, scaling in find_layers(model, BasisScalingConv):
-            chosen.pop(id(scaling.scale))
-    for parameter in model.parameters():
-        parameter.requires_grad_(id(parameter) in chosen)
-    return list(chosen.values())
-
-
-def find_classifiers(model: nn.Module) -> list[nn.Module]:
-    """The module that gives the classes."""
-    if isinstance(getattr(model, "classifier", None), nn.Module):
-        return [model.classifier]  # type: ignore[list-item]
-    if callable(getattr(model, "get_classifier", None)):
-        return [model.get_classifier()]  # type: ignore[operator]
-    kinds: tuple[type[nn.Module], ...] = (nn.Linear, BasisPair)
-    found = [layer for _, layer in find_layers(model, kinds, opaque=BasisPair) if _is_linear(layer)]
-    return found[-1:]
-
-
-def _is_linear(layer: nn.Module) -> bool:
-    return isinstance(layer.basis if isinstance(layer, BasisPair) else layer, nn.Linear)
-
-
-def project_scales(model: nn.Module) -> None:
-    """Sets negative basis scaling factors to zero, in place: the paper constrains them to be non-negative."""
-    scales = [module.scale.data for module in model.modules() if isinstance(module, BasisScalingConv)]
-    if scales:
-        torch._foreach_clamp_min_(scales, 0.0)
-
-
 def fit(
     model: nn.Module,
     train: Data,
@@ -125,7 +68,7 @@ def fit(
     teacher: nn.Module | None = None,
     inplace: bool = False,
 ) -> FitResult:
-    """The model with norms, basis scales and classifier trained as `config` says; everything else is frozen.
+    """The model trained as `config` says: norms, basis scales and classifier, and with `train="all"` all weights.
 
     `train` and `val` are datasets (or loaders) of pixels; the model's `input_spec` tells how they are
     prepared. With `checkpoint`, the state is written there after each epoch, and a run that was killed goes
@@ -157,71 +100,9 @@ def fit(
             if path is not None and accelerator.is_main_process:
                 records = [asdict(past) for past in history]
                 save_checkpoint(path, run.model, run.optimizer, config, records, accelerator.scaler)
+    run.let_weights_wait(False)
     run.model.eval()
     return FitResult(run.model, tuple(history))
-
-
-def evaluate(
-    model: nn.Module,
-    data: Data,
-    *,
-    batch_size: int = 128,
-    prepared: bool = False,
-    accelerator: Accelerator | None = None,
-) -> Evaluation:
-    """The loss and accuracy of the model on the data, in eval mode.
-
-    The model is moved to the accelerator's device, and otherwise not changed.
-    """
-    accelerator = accelerator or Accelerator()
-    spec = spec_of(model)
-    loader = accelerator.prepare_data_loader(make_loader(data, batch_size))
-    device = accelerator.device
-    accuracy = MulticlassAccuracy(classes_of(model), average="micro", sync_on_compute=False).to(device)
-    loss = MeanMetric(sync_on_compute=False).to(device)
-    count = 0
-    model.to(device)
-    with torch.inference_mode(), mode(model, training=False), accelerator.autocast():
-        for images, labels in loader:
-            logits = model(prepare(images, spec, prepared=prepared)).float()
-            logits, labels = accelerator.gather_for_metrics((logits, labels))
-            accuracy.update(logits, labels)
-            loss.update(F.cross_entropy(logits, labels), len(labels))
-            count += len(labels)
-    if count == 0:
-        raise DataError("evaluate: the data holds no image")
-    return Evaluation(loss.compute().item(), accuracy.compute().item(), count)
-
-
-def make_accelerator(config: TrainConfig, checkpoint: str | Path | None = None) -> Accelerator:
-    """An Accelerator for the run: its precision and, by name, its tracker (whose logs lie by the checkpoint).
-
-    Raises MissingExtraError for a tracker that is not installed, ConfigError for a precision that the device
-    does not have.
-    """
-    if config.tracker is not None and find_spec(config.tracker) is None:
-        raise MissingExtraError(config.tracker, extra=config.tracker)
-    folder = str(Path(checkpoint).parent) if checkpoint is not None else "."
-    if AcceleratorState._shared_state and AcceleratorState().mixed_precision != config.mixed_precision:
-        AcceleratorState._reset_state()  # Accelerate keeps one precision per process, and refuses another
-    try:
-        return Accelerator(
-            mixed_precision=config.mixed_precision,
-            log_with=config.tracker,
-            project_config=ProjectConfiguration(folder, logging_dir=folder),
-        )
-    except ValueError as error:
-        AcceleratorState._reset_state()
-        raise ConfigError(f"mixed_precision: {config.mixed_precision!r} given; {error}") from error
-
-
-def classes_of(model: nn.Module) -> int:
-    """The number of classes that the model tells apart; raises ModelError where no linear layer ends it."""
-    kinds: tuple[type[nn.Module], ...] = (nn.Linear, BasisPair)
-    heads = [layer for head in find_classifiers(model) for _, layer in find_layers(head, kinds, opaque=BasisPair)]
-    if not heads:
-        raise ModelError(f"{type(model).__name__} has no linear classifier; build it with transfer_model")
-    return heads[-1].out_features  # type: ignore[return-value]
 
 
 def _checked_teacher(teacher: nn.Module | None, model: nn.Module, config: TrainConfig) -> nn.Module | None:
@@ -249,10 +130,9 @@ class _Run:
     ) -> None:
         self.config, self.accelerator, self.train, self.val = config, accelerator, train, val
         self.spec = spec_of(model)
-        self.parameters = set_trainable(model, scales=config.train_scales)
         if config.channels_last:
             model = model.to(memory_format=torch.channels_last)
-        self.optimizer = accelerator.prepare_optimizer(_optimizer(self.parameters, config))
+        self.optimizer = accelerator.prepare_optimizer(make_optimizer(model, config))
         self.model = model.to(accelerator.device)
         self.teacher = None if teacher is None else teacher.to(accelerator.device)
         self.wrapped = accelerator.prepare_model(model)
@@ -260,11 +140,12 @@ class _Run:
         self.accuracy = MulticlassAccuracy(classes_of(model), average="micro", sync_on_compute=False)
         self.loss = MeanMetric(sync_on_compute=False)
         self.accuracy.to(accelerator.device), self.loss.to(accelerator.device)
+        self.waiting = False
         self.steps = len(self._loader(0))
         if self.steps == 0:
             raise DataError("fit: the training data holds no batch")
 
-    def _loader(self, epoch: int) -> DataLoader[Any]:
+    def _loader(self, epoch: int) -> DataLoader[tuple[Tensor, Tensor]]:
         config = self.config
         loader = make_loader(
             self.train, config.batch_size, shuffle=True, seed=config.seed, epoch=epoch, workers=config.workers
@@ -275,7 +156,7 @@ class _Run:
     def tracked(self) -> Iterator[None]:
         """The tracker runs, if there is one; afterwards the model is rid of what Accelerate put on it."""
         if self.config.tracker:
-            self.accelerator.init_trackers("basisprune", config=_as_shown(asdict(self.config)))
+            self.accelerator.init_trackers("basisprune", config=as_shown(asdict(self.config)))
         try:
             yield
         finally:
@@ -299,15 +180,15 @@ class _Run:
         rate = config.lr
         with _seeded(seed), self._training_mode():
             for step, (images, labels) in enumerate(self._loader(epoch)):
-                rate = learning_rate(config, (epoch * self.steps + step) / (config.epochs * self.steps))
-                value = self._step(images, labels, rate, generator)
+                rate = self._set_rates((epoch * self.steps + step) / (config.epochs * self.steps))
+                value = self._step(images, labels, generator)
                 if not math.isfinite(value):
                     raise TrainingError(
                         f"epoch {epoch}, step {step}: the loss is {value} at learning rate {rate:.3g}; lower "
                         "lr, or check the images. The last checkpoint, if any, is untouched"
                     )
                 bar.step(epoch, len(labels) * self.accelerator.num_processes, self.loss, self.accuracy)
-        if not all(bool(parameter.isfinite().all()) for parameter in self.parameters):
+        if not all(bool(parameter.isfinite().all()) for parameter in self._parameters()):
             raise TrainingError(
                 f"epoch {epoch}: weights are no longer finite after learning rate {rate:.3g}; lower lr. The last "
                 "checkpoint, if any, is untouched"
@@ -321,10 +202,28 @@ class _Run:
         loss, accuracy = self.accelerator.reduce(local, reduction="mean").tolist()
         return EpochRecord(epoch, rate, loss, accuracy, *held_out)
 
-    def _step(self, images: Tensor, labels: Tensor, rate: float, generator: torch.Generator) -> float:
-        config = self.config
+    def _set_rates(self, done: float) -> float:
+        """The learning rate after the fraction `done` of all steps; each group has its share of it from now on."""
+        rate, ramp = learning_rate(self.config, done), weights_ramp(self.config, done)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group.get("share", 1.0) * (ramp if group.get("heavy") else 1.0)
+        self.let_weights_wait(ramp == 0)
+        return rate
+
+    def let_weights_wait(self, waiting: bool) -> None:
+        """Freezes the weights that join later, or lets them join."""
+        if waiting != self.waiting and self.accelerator.num_processes == 1:
+            for weight in self._parameters(heavy=True):
+                weight.requires_grad_(not waiting)
+        self.waiting = waiting
+
+    def _parameters(self, *, heavy: bool = False) -> list[nn.Parameter]:
+        """All that is trained, or the weights of it that the method alone would not train."""
+        groups = self.optimizer.param_groups
+        return [each for group in groups if not heavy or group.get("heavy") for each in group["params"]]
+
+    def _step(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> float:
+        config = self.config
         batch = prepare(
             images, self.spec, prepared=config.prepared, augmentation=config.augmentation, generator=generator
         )
@@ -336,6 +235,11 @@ class _Run:
         value = loss.item()
         if math.isfinite(value):
             self.accelerator.backward(loss)
+            if self.waiting:  # several processes must agree on the gradients, so that there they are formed
+                for weight in self._parameters(heavy=True):
+                    weight.grad = None
+            if config.clip_norm is not None:
+                self.accelerator.clip_grad_norm_(self._parameters(), config.clip_norm)
             self.optimizer.step()
             self.optimizer.zero_grad()
             if config.train_scales:
@@ -366,12 +270,6 @@ class _Run:
             yield
 
 
-def _optimizer(parameters: list[nn.Parameter], config: TrainConfig) -> torch.optim.Optimizer:
-    if config.optimizer == "adamw":
-        return torch.optim.AdamW(parameters, lr=config.lr, weight_decay=config.weight_decay)
-    return torch.optim.SGD(parameters, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
-
-
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
     """PyTorch's random numbers (dropout, stochastic depth) from this seed; the old state comes back."""
@@ -379,8 +277,3 @@ def _seeded(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
         yield
-
-
-def _as_shown(config: dict[str, Any]) -> dict[str, int | float | str]:
-    """The settings as trackers take them: numbers and texts under dotted names."""
-    return {key: value if isinstance(value, int | float | str) else str(value) for key, value in dotted(config)}

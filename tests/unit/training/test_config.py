@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from basisprune.errors import ConfigError
-from basisprune.training.config import TrainConfig, learning_rate
+from basisprune.training.config import TrainConfig, learning_rate, weights_ramp
 
 WRONG = [
     ({"epochs": 0}, "epochs: 0 given, at least 1 is needed"),
@@ -43,6 +45,21 @@ def test_all_faults_are_listed_at_once():
         TrainConfig(epochs=0, lr=-1, optimizer="adam", warmup=2)
 
 
+def test_all_faults_of_the_settings_are_listed_at_once():
+    wrong = {"epochs": 0, "train": "some", "weight_lr": 0.0, "head_first": 1.0, "clip_norm": -1.0, "optimizer": "adam"}
+    with pytest.raises(ConfigError) as caught:
+        TrainConfig(**wrong)
+    assert all(f"\n  - {name}: {value!r} given" in str(caught.value) for name, value in wrong.items())
+    assert "6 faults" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["lr", "weight_lr", "clip_norm", "distill_temperature"])
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_number_that_must_be_positive_is_named(name, value):
+    with pytest.raises(ConfigError, match=rf"TrainConfig: {name}: .* given, it must be positive"):
+        TrainConfig(**{name: value})
+
+
 @pytest.mark.parametrize("warmup", [0.0, 1e-5, 0.2])
 def test_the_learning_rate_warms_up_and_then_falls_along_half_a_cosine(warmup):
     config = TrainConfig(lr=0.1, min_lr=1e-3, warmup=warmup)
@@ -55,3 +72,13 @@ def test_the_learning_rate_warms_up_and_then_falls_along_half_a_cosine(warmup):
     if warmup == 0.2:
         assert learning_rate(config, 0.1) == pytest.approx(0.05)
         assert 0 < rates[0] < rates[2]
+
+
+@given(head_first=st.floats(0, 0.9), warmup=st.floats(0, 0.9), done=st.floats(0, 1), later=st.floats(0, 1))
+def test_weights_wait_for_the_classifier_and_then_rise_to_their_whole_rate(head_first, warmup, done, later):
+    config = TrainConfig(train="all", head_first=head_first, warmup=warmup)
+    ramp = weights_ramp(config, done)
+    assert (ramp == 0) == (done < head_first)
+    assert ramp <= weights_ramp(config, max(done, later)) <= 1
+    if done >= head_first + warmup + 1e-3:
+        assert ramp == 1

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-import math
 
 import numpy as np
 import pytest
-import timm
 import torch
 from networks import NETWORKS
 from tiny import differing, tiny_decomposed, tiny_images, tiny_model, tiny_training
@@ -15,12 +13,12 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import basisprune.training.loop
-from basisprune.basis.layers import basis_pairs
 from basisprune.basis.split import decompose
 from basisprune.data import ArrayImages, Augment
-from basisprune.errors import ConfigError, DataError, MissingExtraError, ModelError, TrainingError
-from basisprune.training.config import TrainConfig, learning_rate
-from basisprune.training.loop import classes_of, evaluate, fit, make_accelerator, project_scales, set_trainable
+from basisprune.errors import ConfigError, DataError, TrainingError
+from basisprune.training.config import learning_rate
+from basisprune.training.evaluation import evaluate
+from basisprune.training.loop import fit
 from basisprune.training.progress import TrainingProgress
 from basisprune.types import InputSpec
 
@@ -29,94 +27,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 def trained(model: nn.Module | None = None, **settings) -> nn.Module:
     return fit(model or tiny_decomposed(), tiny_images(), None, tiny_training(**settings)).model
-
-
-# What is trained
-
-
-def test_norms_scales_and_classifier_are_trained_and_nothing_else():
-    model = tiny_decomposed()
-    chosen = set_trainable(model)
-    names = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    assert names == {
-        *(f"backbone.{i}.scaling.scale" for i in (0, 3)),
-        *(f"backbone.{i}.{part}" for i in (1, 4) for part in ("weight", "bias")),
-        "classifier.weight",
-        "classifier.bias",
-    }
-    assert {id(parameter) for parameter in chosen} == {id(model.get_parameter(name)) for name in names}
-    statistics = {f"backbone.{i}.{s}" for i in (1, 4) for s in ("running_mean", "running_var", "num_batches_tracked")}
-    assert differing(trained(model), model) == names | statistics
-
-
-def test_frozen_scales_stay_as_they_are_and_all_else_is_trained():
-    model = tiny_decomposed()
-    next(iter(basis_pairs(model).values())).scaling.scale.data[0] = -0.1  # nor are they projected
-    changed = differing(trained(model, train_scales=False), model)
-    assert not any("scale" in name for name in changed)
-    assert {"backbone.1.weight", "classifier.weight"} <= changed
-
-
-def test_a_classifier_that_is_a_pair_has_frozen_scales_too():
-    model = decompose(NETWORKS["plain"]()[0], linear=True)
-    every, rest = set_trainable(model), set_trainable(model, scales=False)
-    scales = [pair.scaling.scale for pair in basis_pairs(model).values()]
-    assert len(every) == len(rest) + len(scales)
-    assert not any(scale.requires_grad for scale in scales)
-    assert model[-1].basis.weight.requires_grad
-
-
-def test_fixed_statistics_stay_as_they_are():
-    model = tiny_decomposed()
-    changed = differing(trained(model, norm_statistics="fixed"), model)
-    assert "backbone.1.weight" in changed
-    assert not any("running" in name or "tracked" in name for name in changed)
-
-
-@pytest.mark.parametrize("network", [name for name, table in NETWORKS.items() if len(table.shape) == 4])
-def test_in_a_bare_network_the_last_linear_layer_is_the_classifier(network):
-    model, _ = NETWORKS[network]()
-    for linear in (False, True):
-        decomposed = decompose(model, linear=linear)
-        set_trainable(decomposed)
-        assert classes_of(decomposed) == 4
-        last = list(decomposed.named_parameters())[-1]
-        assert last[1].requires_grad
-
-
-def test_timms_classifier_is_found_and_a_network_without_one_is_refused():
-    model = timm.create_model("resnet10t", num_classes=7)
-    set_trainable(model)
-    assert classes_of(model) == 7
-    assert model.fc.weight.requires_grad
-    assert not model.layer1[0].conv1.weight.requires_grad
-    with pytest.raises(ModelError, match="has no linear classifier"):
-        classes_of(nn.Sequential(nn.Conv2d(3, 4, 1)))
-
-
-def test_a_classifier_of_several_layers_gives_the_classes_of_its_last():
-    model = nn.Module()
-    model.classifier = nn.Sequential(nn.Linear(4, 9), nn.ReLU(), nn.Linear(9, 5))
-    assert classes_of(model) == 5
-
-
-def test_scales_never_become_negative():
-    model = tiny_decomposed()
-    for pair in basis_pairs(model).values():
-        nn.init.constant_(pair.scaling.scale, 1e-3)
-    result = trained(model, lr=0.5)
-    scales = torch.cat([pair.scaling.scale for pair in basis_pairs(result).values()])
-    assert scales.min() == 0
-    assert scales.max() > 0
-
-
-def test_projection_sets_negative_scales_to_zero_and_leaves_the_others():
-    model = tiny_decomposed()
-    scale = basis_pairs(model)["backbone.0"].scaling.scale
-    scale.data[:3] = torch.tensor([-1.0, -1e-9, 2.0])
-    project_scales(model)
-    assert scale[:4].tolist() == pytest.approx([0, 0, 2, 0.8])
-    project_scales(nn.ReLU())
 
 
 # The loop
@@ -188,36 +98,6 @@ def test_bfloat16_trains_and_leaves_an_ordinary_model():
     assert not differing(trained(), plain)  # and the next run is in full precision again
 
 
-def test_a_precision_that_the_device_lacks_is_refused(monkeypatch):
-    def lacking(**_settings):
-        raise ValueError("fp16 mixed precision requires another device")
-
-    monkeypatch.setattr(basisprune.training.loop, "Accelerator", lacking)
-    with pytest.raises(ConfigError, match=r"mixed_precision: 'fp16' given; .* requires another device"):
-        trained(mixed_precision="fp16")
-
-
-def test_evaluate_counts_every_image_once_and_changes_nothing():
-    model = tiny_decomposed().train()
-    before = copy.deepcopy(model)
-    images = tiny_images(50)
-    results = [evaluate(model, images, batch_size=size) for size in (1, 7, 16, 50, 64)]
-    assert {result.count for result in results} == {50}
-    assert len({result.accuracy for result in results}) == 1
-    assert [result.loss for result in results] == pytest.approx([results[0].loss] * 5, rel=1e-5)
-    assert not differing(model, before)
-    assert all(module.training for module in model.modules())
-
-
-def test_the_accuracy_is_the_fraction_that_is_right():
-    model = tiny_model()
-    nn.init.zeros_(model.classifier.weight)
-    model.classifier.bias.data = torch.tensor([0.0, 1.0, 0.0])
-    result = evaluate(model, tiny_images(48))
-    assert result.accuracy == pytest.approx(1 / 3)
-    assert result.loss == pytest.approx(math.log(2 + math.e) - 1 / 3, rel=1e-5)
-
-
 def test_what_cannot_be_trained_on_is_refused():
     with pytest.raises(TrainingError, match="does not say how its images are prepared"):
         fit(NETWORKS["plain"]()[0], tiny_images(), None, tiny_training())
@@ -232,6 +112,46 @@ def test_any_network_with_an_input_spec_can_be_trained():
     model, _ = NETWORKS["residual"](dtype=torch.float32)
     model.input_spec = InputSpec((16, 16), (0.5,) * 3, (0.5,) * 3)
     assert fit(decompose(model), tiny_images(), tiny_images(9), tiny_training(epochs=1)).history[0].val_loss > 0
+
+
+# All weights
+
+
+def stopped_after(passes: int, **settings) -> nn.Module:
+    config = tiny_training(**settings)
+    return fit(tiny_decomposed(), tiny_images(), None, config, stop=lambda past: len(past) >= passes).model
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_until_the_weights_join_a_training_is_that_of_the_method(optimizer):
+    settings = {"epochs": 4, "optimizer": optimizer, "weight_decay": 0.1}
+    expected = stopped_after(2, **settings)
+    result = stopped_after(2, train="all", head_first=0.5, **settings)
+    assert not differing(result, expected)
+    assert all(parameter.requires_grad for parameter in result.parameters())
+    assert "backbone.0.basis.weight" in differing(stopped_after(3, train="all", head_first=0.5, **settings), expected)
+
+
+@pytest.mark.parametrize("train", ["method", "all"])
+def test_gradients_are_clipped_to_their_norm(train):
+    settings = {"epochs": 1, "batch_size": 48, "lr": 0.5, "weight_lr": 1.0, "train": train, "momentum": 0.0}
+    model = without_dropout()
+    moved = [
+        torch.cat([(new - old).flatten() for new, old in zip(result.parameters(), model.parameters(), strict=True)])
+        for result in (trained(model, **settings), trained(model, clip_norm=0.01, **settings))
+    ]
+    assert moved[0].norm() > 0.5 * 0.01
+    assert moved[1].norm().item() == pytest.approx(0.5 * 0.01, rel=1e-3)
+    torch.testing.assert_close(moved[1], moved[0] * moved[1].norm() / moved[0].norm(), rtol=1e-2, atol=1e-6)
+
+
+def test_all_weights_learn_the_tiny_task_and_leave_less_loss_than_the_method_alone():
+    settings = {"epochs": 6, "optimizer": "adamw", "lr": 0.01, "norm_statistics": "fixed"}
+    losses = [
+        fit(tiny_decomposed(), tiny_images(), None, tiny_training(train=train, **settings)).history[-1].train_loss
+        for train in ("method", "all")
+    ]
+    assert losses[1] < losses[0]
 
 
 # A teacher
@@ -330,13 +250,6 @@ def test_tensorboard_gets_its_files_beside_the_checkpoint(tmp_path):
     result = fit(tiny_decomposed(), tiny_images(), tiny_images(9), config, checkpoint=tmp_path / "run.pt")
     assert not differing(result.model, trained(epochs=2))
     assert [file.name for file in tmp_path.rglob("events.out.tfevents*")]
-
-
-@pytest.mark.parametrize("tracker", ["mlflow", "wandb"])
-def test_a_tracker_that_is_not_installed_is_named_with_its_extra(tracker, monkeypatch):
-    monkeypatch.setattr(basisprune.training.loop, "find_spec", lambda name: None)
-    with pytest.raises(MissingExtraError, match=rf"basisprune\[{tracker}\]"):
-        make_accelerator(TrainConfig(tracker=tracker))
 
 
 def test_the_progress_bar_shows_loss_accuracy_and_speed(capsys):

@@ -14,7 +14,7 @@ from basisprune.data.loaders import make_loader
 from basisprune.deploy.export.common import PixelLayout
 from basisprune.deploy.export.runtime import GraphInput, graph_input, open_session, require_onnx, run_session
 from basisprune.errors import DataError
-from basisprune.training.loop import Data, Evaluation
+from basisprune.training.evaluation import Data, Evaluation
 from basisprune.types import InputSpec
 
 
