@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from basisprune.basis.refit import basis_statistics, rebase
+from basisprune.basis.refit import Axes, basis_statistics, rebase
 from basisprune.basis.split import decompose
 from basisprune.costs import measure
 from basisprune.coupling import trace_coupling
@@ -32,18 +32,20 @@ from basisprune.frameworks import (
     named,
 )
 from basisprune.importance import score_filters, taylor_scores
+from basisprune.importance.loss import basis_loss
 from basisprune.listener import Listener, Silence
 from basisprune.plan import plan_basis, plan_filters
 from basisprune.prune import prune_basis, prune_filters
 from basisprune.recipes import Recipe, find_recipe
 from basisprune.stage_store import StageStore, fingerprint
+from basisprune.torchkit.moments import OutputStatistics
 from basisprune.training.config import TrainConfig
 from basisprune.training.evaluation import evaluate
 from basisprune.training.loop import EpochRecord, fit
 from basisprune.training.predict import predict
 from basisprune.training.trainable import classes_of, set_trainable
 from basisprune.transfer.model import spec_of
-from basisprune.types import OUTPUT, BasisPlan, FilterPlan
+from basisprune.types import OUTPUT, BasisPlan, FilterPlan, Scores
 
 Plan = BasisPlan | FilterPlan
 
@@ -178,18 +180,26 @@ class Pipeline:
         return self._start(DENSE, lambda: self.model)
 
     def decomposed(self) -> State:
-        """The model decomposed and trained, where all frameworks with a basis start."""
+        """The model decomposed and trained, where all frameworks with a basis start.
 
-        def split() -> nn.Module:
-            self.listener.say("decomposing every conv")
-            return decompose(
-                self.model,
-                scale_init=self.settings.scale_init,
-                basis=self.settings.basis,
-                batches=self._basis_batches() if self.settings.basis == "outputs" else None,
-            )
+        A basis that needs the loss is found on the network that is trained already; the split changes nothing then.
+        """
+        if self.settings.basis == "loss":
+            return self._split_trained()
+        return self._start(DECOMPOSED, lambda: self._split(self.model))
 
-        return self._start(DECOMPOSED, split)
+    def _split(self, model: nn.Module) -> nn.Module:
+        self.listener.say("decomposing every conv")
+        batches = None if self.settings.basis == "weights" else self._basis_batches()
+        return decompose(model, scale_init=self.settings.scale_init, basis=self.settings.basis, batches=batches)
+
+    def _split_trained(self) -> State:
+        dense, steps = self.dense(), (DECOMPOSED,)
+        if steps not in self._known:
+            split = self._split(dense.model)
+            stage, hits = self._stage(named(steps), split)
+            self._known[steps] = State(steps, split, (*dense.stages, stage), hits=hits)
+        return self._known[steps]
 
     def adopt(self, state: State) -> None:
         """Takes over a network that another pipeline trained on the same images, instead of training it here."""
@@ -214,17 +224,27 @@ class Pipeline:
         known = self._known.get(steps)
         if known is not None and self._is_tuned(known, tuning):
             return known
-        self.listener.say("scoring the basis vectors on the validation images")
-        model = rebase(state.model, self._basis_batches()) if self.settings.rebase else state.model
-        with self._precision():
-            scores = taylor_scores(model, self.scoring_batches())
+        model, scores, statistics = self._scored(state.model)
         plan = self.store.plan(steps, plan_basis(scores, ratio, self.settings.plan))
         self.listener.say(f"removing {plan.removed} of {plan.total} basis vectors")
-        how = self.settings.compensate
-        statistics = basis_statistics(model, self._basis_batches()) if how == "refit" else None
-        pruned = prune_basis(model, plan, compensate=how, statistics=statistics)
+        pruned = prune_basis(model, plan, compensate=self.settings.compensate, statistics=statistics)
         self._known[steps] = self.tune(state, steps, pruned, plan, tuning=tuning)
         return self._known[steps]
+
+    def _scored(self, model: nn.Module) -> tuple[nn.Module, Scores, Mapping[str, OutputStatistics] | None]:
+        """The model in the basis that is scored, its scores, and the statistics where the recipe refits."""
+        recipe, refits = self.settings, self.settings.compensate == "refit"
+        if recipe.rebase:
+            axes: Axes = "loss" if recipe.basis == "loss" else "outputs"
+            model = rebase(model, self._basis_batches(), basis=axes)
+        if recipe.scores == "loss":
+            self.listener.say("scoring the basis vectors on the training images")
+            found = basis_loss(model, self._basis_batches())
+            return model, found.scores, found.statistics if refits else None
+        self.listener.say("scoring the basis vectors on the validation images")
+        with self._precision():
+            scores = taylor_scores(model, self.scoring_batches())
+        return model, scores, basis_statistics(model, self._basis_batches()) if refits else None
 
     def _is_tuned(self, state: State, tuning: Tuning) -> bool:
         """Whether a network that was tuned for another purpose would be tuned no longer for this one."""
@@ -329,6 +349,7 @@ class Pipeline:
             "score_images": recipe.score_images,
             "score_batch": recipe.score_batch,
             "rebase": recipe.rebase,
+            "scores": recipe.scores,
         }
         self.store.claim(common | fingerprint(self.model, self.splits))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import get_args
+from typing import Literal, TypeAlias, get_args
 
 from basisprune.basis.split import Basis
 from basisprune.data.augment import Augment
@@ -12,17 +12,21 @@ from basisprune.plan import PlanConfig
 from basisprune.prune import Compensation
 from basisprune.training.config import TrainConfig
 
+BasisScores: TypeAlias = Literal["taylor", "loss"]
+
 
 @dataclass(frozen=True)
 class Recipe:
     """All settings of a framework: how to decompose, train, plan, prune and train again.
 
-    `basis_images` is how many training images the basis "outputs" is found on. `score_images` sets so many
+    `basis_images` is how many training images the bases "outputs" and "loss" are found on. `score_images` sets so many
     validation images apart for the scores, at most half, so that networks are judged by images that had no say
     in them; with None all validation images do both, as in the paper. Scores are averages over batches of
     `score_batch` images: the smaller a batch, the more squares there are to average. `compensate` is what
     `prune_basis` does about the contribution of pruned basis vectors: "none", "mean" or "refit". With `rebase`,
-    every pair is turned to the principal axes of its outputs before its basis vectors are scored.
+    every pair is turned to the principal axes of its outputs, or in the metric of the loss if that is its basis,
+    before its basis vectors are scored. `scores` ranks the basis vectors: "taylor" is the paper's, on validation
+    images; "loss" is an estimate of the loss itself, on the training images that find the basis.
     """
 
     basis: Basis
@@ -36,11 +40,16 @@ class Recipe:
     score_images: int | None = None
     score_batch: int = 128
     rebase: bool = False
+    scores: BasisScores = "taylor"
 
     def __post_init__(self) -> None:
         faults = []
         if self.compensate not in get_args(Compensation):
             faults.append(f"compensate: {self.compensate!r} given; allowed are {', '.join(get_args(Compensation))}")
+        if self.basis == "loss" and self.scale_init != 1.0:
+            faults.append(
+                f"scale_init: {self.scale_init} given; the basis 'loss' is found on a trained network, 1.0 keeps it"
+            )
         for name in ("basis_images", "score_images", "score_batch"):
             count = getattr(self, name)
             if count is not None and count < 1:
