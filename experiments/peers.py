@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from basisprune import (
     Coupling,
+    FilterPlan,
     Pipeline,
     decompose,
     plan_basis,
@@ -24,29 +26,71 @@ from basisprune import (
     trace_coupling,
 )
 from basisprune.basis.layers import basis_pairs
-from basisprune.pipeline import Enough, State
-from basisprune.search import Move
+from basisprune.frameworks import Framework, Move, Step
+from basisprune.pipeline import FULLY, State, Tuning
 from basisprune.training.trainable import find_classifiers, set_trainable
 from basisprune.transfer.model import spec_of
 from basisprune.types import LayerScores, Scores
 
-
-def magnitude_move(pipeline: Pipeline) -> Move:
-    """Filters by torch-pruning's magnitudes of groups, compared over the whole network."""
-    return _torch_pruning_move(pipeline, "magnitude")
-
-
-def taylor_move(pipeline: Pipeline) -> Move:
-    """Filters by torch-pruning's Taylor importance of groups, compared over the whole network."""
-    return _torch_pruning_move(pipeline, "taylor")
+TRUNCATION = Move("basis", "singular values")
+INSIDE_MOVES = {Move("filters", f"{scores} inside blocks"): scores for scores in ("l1", "taylor", "hrank")}
+TORCH_PRUNING = {Move("filters", f"torch-pruning {method}"): method for method in ("magnitude", "taylor")}
+RIVALS = {move.scores: Framework(move.scores, "dense", (move,)) for move in (*INSIDE_MOVES, *TORCH_PRUNING)} | {
+    "truncated svd": Framework("truncated svd", "svd", (TRUNCATION,))
+}
+"""What people use instead, by name."""
 
 
-def _torch_pruning_move(pipeline: Pipeline, method: str) -> Move:
-    def prune(state: State, ratio: float, enough: Enough | None) -> State:
-        pruned = torch_pruned(state.model, method, ratio, pipeline.scoring_batches())
-        return pipeline.tune(state, f"{state.key}, torch-pruning {method} {ratio!r}", pruned, enough=enough)
+@dataclass
+class RivalPipeline(Pipeline):
+    """The pipeline, and the moves of the rivals beside its own."""
 
-    return Move("filters", prune)
+    def start(self, framework: Framework) -> State:
+        """The trained network that the framework prunes; for truncation it is split by its singular values."""
+        if framework.start != "svd":
+            return super().start(framework)
+        dense = self.dense()  # the same function, so nothing to train
+        return replace(dense, steps=(Step("svd"),), model=decompose(dense.model, basis="weights", scale_init=1.0))
+
+    def prune(self, state: State, move: Move, ratio: float, tuning: Tuning = FULLY) -> State:
+        """The state without the fraction `ratio` of what the move counts."""
+        steps = state.after(Step(move.scores, ratio))
+        plan: Any = None
+        if move == TRUNCATION:
+            plan = plan_basis(singular_values(state.model), ratio, self.settings.plan)
+            pruned = prune_basis(state.model, plan, compensate=self.settings.compensate)
+        elif move in INSIDE_MOVES:
+            plan = self._plan_inside(state.model, INSIDE_MOVES[move], ratio)
+            pruned = prune_filters(state.model, plan)
+        elif move in TORCH_PRUNING:
+            pruned = torch_pruned(state.model, TORCH_PRUNING[move], ratio, self.scoring_batches())
+        else:
+            return super().prune(state, move, ratio, tuning)
+        return self.tune(state, steps, pruned, plan, tuning=tuning)
+
+    def _plan_inside(self, model: nn.Module, method: str, ratio: float) -> FilterPlan:
+        """Filters by one of the paper's scores, those that skip connections tie together left alone."""
+        device = next(model.parameters()).device
+        coupling = untied(trace_coupling(model, torch.zeros(2, *self.spec.shape, device=device)))
+        scores = score_filters(model, method, coupling.layers, self.scoring_batches())  # type: ignore[arg-type]
+        return plan_filters(model, scores, ratio, self.settings.filter_plan, coupling=coupling)
+
+    def for_truncation(self) -> RivalPipeline:
+        """The pipeline with a recipe for plain truncation: nothing is made up for, scales are not trained."""
+        recipe = self.settings
+        recipe = replace(
+            recipe,
+            basis="weights",
+            scale_init=1.0,
+            compensate="none",
+            rebase=False,
+            finetune=replace(recipe.finetune, train_scales=False),
+            plan=replace(recipe.plan, normalise="max", per="vector"),
+        )
+        folder = None if self.checkpoints is None else Path(self.checkpoints) / "truncated-svd"
+        plain = replace(self, recipe=recipe, checkpoints=folder)
+        plain.adopt(self.dense())
+        return plain
 
 
 def torch_pruned(model: nn.Module, method: str, ratio: float, batches: Iterable[tuple[Tensor, Tensor]]) -> nn.Module:
@@ -79,58 +123,9 @@ def torch_pruned(model: nn.Module, method: str, ratio: float, batches: Iterable[
     return pruned
 
 
-def inside_move(pipeline: Pipeline, method: str) -> Move:
-    """Filters by one of the paper's scores, those that skip connections tie together left alone."""
-
-    def prune(state: State, ratio: float, enough: Enough | None) -> State:
-        device = next(state.model.parameters()).device
-        coupling = untied(trace_coupling(state.model, torch.zeros(2, *pipeline.spec.shape, device=device)))
-        scores = score_filters(state.model, method, coupling.layers, pipeline.scoring_batches())  # type: ignore[arg-type]
-        plan = plan_filters(state.model, scores, ratio, pipeline.settings.filter_plan, coupling=coupling)
-        pruned = prune_filters(state.model, plan)
-        return pipeline.tune(state, f"{state.key}, {method} inside {ratio!r}", pruned, plan, enough=enough)
-
-    return Move("filters", prune)
-
-
 def untied(coupling: Coupling) -> Coupling:
     """The coupling without the groups whose channels several layers make; ratios then are of what is left."""
     return replace(coupling, groups=tuple(group for group in coupling.groups if len(group.layers) == 1))
-
-
-def svd_pipeline(pipeline: Pipeline) -> Pipeline:
-    """The pipeline with a recipe for plain truncation: nothing is made up for, scaling factors are not trained."""
-    recipe = pipeline.settings
-    recipe = replace(
-        recipe,
-        basis="weights",
-        scale_init=1.0,
-        compensate="none",
-        rebase=False,
-        finetune=replace(recipe.finetune, train_scales=False),
-        plan=replace(recipe.plan, normalise="max", per="vector"),
-    )
-    folder = None if pipeline.checkpoints is None else Path(pipeline.checkpoints) / "truncated-svd"
-    plain = replace(pipeline, recipe=recipe, checkpoints=folder)
-    plain.adopt(pipeline.dense())
-    return plain
-
-
-def svd_start(pipeline: Pipeline) -> State:
-    """The trained network with every conv split by its singular values: the same function, so nothing to train."""
-    dense = pipeline.dense()
-    return replace(dense, key="svd", model=decompose(dense.model, basis="weights", scale_init=1.0))
-
-
-def svd_move(pipeline: Pipeline) -> Move:
-    """Truncation by singular values, each in relation to the largest of its layer; no scaling factors, no Taylor."""
-
-    def prune(state: State, ratio: float, enough: Enough | None) -> State:
-        plan = plan_basis(singular_values(state.model), ratio, pipeline.settings.plan)
-        pruned = prune_basis(state.model, plan, compensate=pipeline.settings.compensate)
-        return pipeline.tune(state, f"{state.key}, truncated {ratio!r}", pruned, plan, enough=enough)
-
-    return Move("basis", prune)
 
 
 def singular_values(model: nn.Module) -> Scores:

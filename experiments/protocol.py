@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from basisprune import PlanConfig, Recipe
+from basisprune.budget import Budget
 from basisprune.recipes import PAPER_DATASETS, RECIPES, find_recipe
-from basisprune.search import Budget, SearchConfig
+from basisprune.search import SearchConfig
 
 FRAMEWORKS = ("baseline", "l1", "taylor", "hrank", "basis", "basis+taylor", "basis+hrank")
 """The frameworks of the paper's tables, in their order."""

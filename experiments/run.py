@@ -25,15 +25,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peers import inside_move, magnitude_move, svd_move, svd_pipeline, svd_start, taylor_move
-from protocol import FRAMEWORKS, INSIDE, PROTOCOLS, ROWS, START, VARIANTS, Protocol
+from peers import RIVALS, RivalPipeline
+from protocol import FRAMEWORKS, PROTOCOLS, ROWS, START, VARIANTS, Protocol
 
-from basisprune import Pipeline, Recipe, measure, predict, taylor_scores
+from basisprune import Recipe, measure, predict, taylor_scores
 from basisprune.basis.layers import basis_pairs
+from basisprune.candidates import Found
 from basisprune.data import Splits, load_data, take
 from basisprune.files import write_text
+from basisprune.frameworks import Steps, named
+from basisprune.listener import Silence
 from basisprune.pipeline import State
-from basisprune.search import Found, Search
+from basisprune.search import Search
 from basisprune.training.intervals import paired_drop, wilson_interval
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
@@ -62,16 +65,16 @@ class Bench:
     def __init__(self, model: str, dataset: str, variant: str, seed: int, options: argparse.Namespace) -> None:
         self.protocol = PROTOCOLS[options.preset]
         self.dataset, self.variant, self.ratio = dataset, variant, options.ratio
-        self.known_hits: dict[str, Any] = {}
+        self.known_hits: dict[Steps, Any] = {}
         torch.manual_seed(seed)
         splits = load(dataset, options.assets, self.protocol, seed)
         network = build(model, options.assets, num_classes=splits.num_classes, input_size=self.protocol.side(dataset))
         recipe = seeded(VARIANTS[variant](self.protocol.recipe(dataset)), seed)
         folder = options.runs / options.preset / f"{model}-{dataset}-{seed}"
-        self.pipeline = Pipeline(network, splits, recipe, folder / variant.replace(" ", "-"), say=log)
+        self.pipeline = RivalPipeline(network, splits, recipe, folder / variant.replace(" ", "-"), listener=Log())
         for plainer in ("default", "weights"):  # what a variant does not change is trained only once
             shared = seeded(VARIANTS[plainer](self.protocol.recipe(dataset)), seed)
-            start = Pipeline(network, splits, shared, folder / plainer, say=log)
+            start = RivalPipeline(network, splits, shared, folder / plainer, listener=Log())
             if variant != plainer == "default":
                 self.pipeline.adopt(start.dense())
             if recipe.basis == shared.basis:
@@ -86,16 +89,8 @@ class Bench:
         if framework in FRAMEWORKS:
             return Search(pipeline, budget, replace(config, framework=framework), reference=reference)  # type: ignore[arg-type]
         if framework == "truncated svd":
-            plain = svd_pipeline(pipeline)
-            return Search(
-                plain, budget, config, moves=[svd_move(plain)], start=lambda: svd_start(plain), reference=reference
-            )
-        if framework in INSIDE:
-            move = inside_move(pipeline, framework.split()[0])
-        else:
-            peers = {"torch-pruning magnitude": magnitude_move, "torch-pruning taylor": taylor_move}
-            move = peers[framework](pipeline)
-        return Search(pipeline, budget, config, moves=[move], start=pipeline.dense, reference=reference)
+            pipeline = pipeline.for_truncation()
+        return Search(pipeline, budget, config, framework=RIVALS[framework], reference=reference)
 
     def config(self, framework: str) -> dict[str, Any]:
         """The settings that a framework or peer is run with, as JSON values."""
@@ -127,14 +122,17 @@ class Bench:
             "deployed_parameters": chosen.parameters,
             "deployed_macs": chosen.macs,
         }
-        return {"result": result, "candidates": [asdict(candidate) for candidate in found.candidates]}
+        return {
+            "result": result,
+            "candidates": [asdict(each) | {"name": named(each.steps)} for each in found.candidates],
+        }
 
     def pruned_at_once(self, framework: str) -> dict[str, Any]:
         """What is left after removing the ratio of basis vectors, filters or both, and tuning for all passes."""
         search = self.search(framework)
-        state = search.start()
-        for move in search.moves:
-            state = move.prune(state, self.ratio, None)
+        state = search.pipeline.start(search.framework)
+        for move in search.framework.moves:
+            state = search.pipeline.prune(state, move, self.ratio)
         untuned = state.stages[-2].accuracy
         return self.compared(state, self.pipeline.dense()) | {"ratio": self.ratio, "untuned_val_accuracy": untuned}
 
@@ -157,10 +155,10 @@ class Bench:
 
     def hits(self, state: State) -> Any:
         """Which test images the network gets right; asked for once."""
-        if state.key not in self.known_hits:
+        if state.steps not in self.known_hits:
             assert self.pipeline.splits.test is not None
-            self.known_hits[state.key] = predict(state.model, self.pipeline.splits.test).hits
-        return self.known_hits[state.key]
+            self.known_hits[state.steps] = predict(state.model, self.pipeline.splits.test).hits
+        return self.known_hits[state.steps]
 
     def scales(self) -> dict[str, Any]:
         """Scaling factors and Taylor scores of every decomposed layer, in the order of the basis."""
@@ -173,6 +171,13 @@ class Bench:
             }
             for name, pair in basis_pairs(model).items()
         }
+
+
+class Log(Silence):
+    """Writes each line of a run with the time."""
+
+    def say(self, line: str) -> None:
+        log(line)
 
 
 def log(line: str) -> None:

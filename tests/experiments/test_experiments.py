@@ -21,7 +21,7 @@ import summarise
 import timm
 import torch
 from cells import DATASETS, MODELS, PAPER, Cell
-from peers import inside_move, singular_values, torch_pruned
+from peers import RIVALS, RivalPipeline, singular_values, torch_pruned
 from protocol import FRAMEWORKS, INSIDE, PEERS, PROTOCOLS, ROWS, START, VARIANTS
 from tiny import CLASSES, differing, tiny_images, tiny_model, tiny_recipe, tiny_training
 from torch import nn
@@ -29,7 +29,8 @@ from torch import nn
 from basisprune.basis.split import decompose
 from basisprune.costs import measure
 from basisprune.data import load_data
-from basisprune.pipeline import Pipeline, State
+from basisprune.frameworks import DENSE
+from basisprune.pipeline import NOT_AT_ALL, State
 from basisprune.torchkit.surgery import find_layers
 from basisprune.transfer.model import transfer_model
 
@@ -301,7 +302,7 @@ def assets(tmp_path, monkeypatch):
 
     monkeypatch.setattr("backbones.load_file", random_weights)
     monkeypatch.setattr(timm, "create_model", without_download)
-    monkeypatch.setattr(Pipeline, "dense", lambda self: State("dense", self.model))
+    monkeypatch.setattr(RivalPipeline, "dense", lambda self: State((DENSE,), self.model))
     return tmp_path, asked
 
 
@@ -358,8 +359,9 @@ def test_the_scores_of_truncated_svd_are_the_singular_values():
 def test_filters_that_a_skip_connection_ties_are_left_alone_inside_blocks(method):
     torch.manual_seed(0)
     model = transfer_model("resnet18", CLASSES, input_size=16)
-    pipeline = Pipeline(model, load_data(tiny_images(40), val_fraction=0.5), tiny_recipe(tiny_training(epochs=1)))
-    pruned = inside_move(pipeline, method).prune(State("dense", model), 0.5, lambda _passes, _accuracy: True).model
+    pipeline = RivalPipeline(model, load_data(tiny_images(40), val_fraction=0.5), tiny_recipe(tiny_training(epochs=1)))
+    (move,) = RIVALS[f"{method} inside blocks"].moves
+    pruned = pipeline.prune(State((DENSE,), model), move, 0.5, NOT_AT_ALL).model
     before, after = (dict(find_layers(each, nn.Conv2d)) for each in (model, pruned))
     inside = {name for name in before if name.endswith("conv1") and "layer" in name}  # the first of two in a block
     assert len(inside) == 8
