@@ -85,7 +85,7 @@ def inside_move(pipeline: Pipeline, method: str) -> Move:
     def prune(state: State, ratio: float, enough: Enough | None) -> State:
         device = next(state.model.parameters()).device
         coupling = untied(trace_coupling(state.model, torch.zeros(2, *pipeline.spec.shape, device=device)))
-        scores = score_filters(state.model, method, coupling.layers, pipeline.scoring_batches())  # type: ignore[arg-type]
+        scores = score_filters(state.model, method, coupling.layers, pipeline.scoring_batches())
         plan = plan_filters(state.model, scores, ratio, pipeline.settings.filter_plan, coupling=coupling)
         pruned = prune_filters(state.model, plan)
         return pipeline.tune(state, f"{state.key}, {method} inside {ratio!r}", pruned, plan, enough=enough)
