@@ -72,7 +72,7 @@ class RivalPipeline(Pipeline):
         """Filters by one of the paper's scores, those that skip connections tie together left alone."""
         device = next(model.parameters()).device
         coupling = untied(trace_coupling(model, torch.zeros(2, *self.spec.shape, device=device)))
-        scores = score_filters(model, method, coupling.layers, self.scoring_batches())  # type: ignore[arg-type]
+        scores = score_filters(model, method, coupling.layers, self.scoring_batches())
         return plan_filters(model, scores, ratio, self.settings.filter_plan, coupling=coupling)
 
     def for_truncation(self) -> RivalPipeline:

@@ -260,7 +260,7 @@ class Pipeline:
         # Other scores than Taylor's are the same in batches of any size, and large ones are faster.
         batches = self.scoring_batches() if method == "taylor" else self._batches(self.scoring, shuffle=True)
         with self._precision():
-            scores = score_filters(state.model, method, coupling.layers, batches)  # type: ignore[arg-type]
+            scores = score_filters(state.model, method, coupling.layers, batches)
         plan = self.store.plan(
             steps, plan_filters(state.model, scores, ratio, self.settings.filter_plan, coupling=coupling)
         )

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, Self
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, Self, TypeAlias, TypeVar
 
 from basisprune.errors import ConfigError, PlanError
+
+if TYPE_CHECKING:
+    from pydantic import ConfigDict, TypeAdapter
+
+Option: TypeAlias = str | int | float | bool | None
+"""What a plan says of how it was made."""
+
+Value = TypeVar("Value", bound="JsonValue")
 
 
 def dotted(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
@@ -25,27 +31,35 @@ def dotted(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str
 
 
 class JsonValue:
-    """A dataclass that can be written as JSON text and read back equal to itself."""
+    """A frozen dataclass that can be written as JSON text and read back equal to itself."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = {"extra": "forbid", "ser_json_inf_nan": "constants"}
 
     def to_json(self) -> str:
         """The value as one JSON object."""
-        return json.dumps(dataclasses.asdict(self), sort_keys=True)  # type: ignore[call-overload]
+        return _adapter(type(self)).dump_json(self).decode()
 
     @classmethod
-    def from_json(cls, text: str) -> Self:
-        """The value that `to_json` wrote; raises PlanError when the text is not one."""
+    def from_json(cls, text: str | bytes) -> Self:
+        """The value that `to_json` wrote; raises PlanError, with all that is wrong, when the text is not one."""
+        from pydantic import ValidationError
+
         try:
-            return cls._from_dict(json.loads(text))
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise PlanError(f"{cls.__name__}: the JSON does not hold one ({error})") from error
+            return _adapter(cls).validate_json(text, strict=True)
+        except ValidationError as error:
+            found = error.errors(include_url=False, include_context=False, include_input=False)
+            faults = [": ".join(filter(None, [".".join(map(str, each["loc"])), each["msg"]])) for each in found]
+            raise PlanError.of(f"{cls.__name__}: the JSON does not hold one", faults) from error
 
-    @classmethod
-    def _from_dict(cls, values: Mapping[str, Any]) -> Self:
-        return cls(**values)
+
+def _adapter(kind: type[Value]) -> TypeAdapter[Value]:
+    from pydantic import TypeAdapter  # takes a while, which `basisprune --help` need not wait for
+
+    return TypeAdapter(kind)
 
 
 @dataclass(frozen=True)
-class InputSpec:
+class InputSpec(JsonValue):
     """How a network wants its images: a float tensor (N, channels, *size), `(pixel / 255 - mean) / std`.
 
     >>> InputSpec(size=(224, 224), mean=(0.5,) * 3, std=(0.5,) * 3).shape
@@ -111,10 +125,6 @@ class Scores(JsonValue):
     method: str
     layers: Mapping[str, LayerScores]
 
-    @classmethod
-    def _from_dict(cls, values: Mapping[str, Any]) -> Self:
-        return cls(values["method"], {name: LayerScores(**layer) for name, layer in values["layers"].items()})
-
 
 @dataclass(frozen=True)
 class LayerPlan:
@@ -147,7 +157,7 @@ class BasisPlan(JsonValue):
 
     layers: Mapping[str, LayerPlan]
     pruning_ratio: float
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Option] = field(default_factory=dict)
 
     @property
     def removed(self) -> int:
@@ -163,11 +173,6 @@ class BasisPlan(JsonValue):
     def fraction_removed(self) -> float:
         """The fraction of all basis vectors that goes."""
         return self.removed / self.total
-
-    @classmethod
-    def _from_dict(cls, values: Mapping[str, Any]) -> Self:
-        layers = {name: LayerPlan(**layer) for name, layer in values["layers"].items()}
-        return cls(layers, values["pruning_ratio"], values["options"])
 
 
 OUTPUT = "it is part of the network's output"
@@ -229,7 +234,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Coupling:
+class Coupling(JsonValue):
     """All groups of a network; what stays whole and why; the operations that were not understood.
 
     >>> Coupling.from_json(Coupling((), {"fc": "it makes the output"}, ()).to_json()).frozen
@@ -248,28 +253,6 @@ class Coupling:
     def __getitem__(self, name: str) -> Group:
         """The group of that name; a KeyError if there is none."""
         return {group.name: group for group in self.groups}[name]
-
-    def to_json(self) -> str:
-        """The coupling as a JSON document; `from_json` reads it back."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Coupling:
-        """The coupling that `to_json` wrote."""
-        data = json.loads(text)
-        groups = tuple(_group(entry) for entry in data["groups"])
-        return cls(groups, data["frozen"], tuple(data["unknown_ops"]))
-
-
-def _group(entry: dict[str, Any]) -> Group:
-    return Group(
-        name=entry["name"],
-        size=entry["size"],
-        filters=entry["filters"],
-        axes=tuple(Axis(axis["parameter"], axis["dim"], tuple(axis["index"])) for axis in entry["axes"]),
-        parts=tuple(map(tuple, entry["parts"])),
-        sizes=tuple(Size(**size) for size in entry["sizes"]),
-    )
 
 
 @dataclass(frozen=True)
@@ -297,7 +280,7 @@ class FilterPlan(JsonValue):
     shapes: Mapping[str, tuple[int, ...]]
     total: int
     pruning_ratio: float
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Option] = field(default_factory=dict)
 
     @property
     def removed(self) -> int:
@@ -312,10 +295,3 @@ class FilterPlan(JsonValue):
     def fraction_removed(self) -> float:
         """The fraction of all filters that goes."""
         return self.removed / self.total
-
-    @classmethod
-    def _from_dict(cls, values: Mapping[str, Any]) -> Self:
-        groups = {name: GroupPlan(**group) for name, group in values["groups"].items()}
-        coupling = Coupling.from_json(json.dumps(values["coupling"]))
-        shapes = {name: tuple(shape) for name, shape in values["shapes"].items()}
-        return cls(groups, coupling, shapes, values["total"], values["pruning_ratio"], values["options"])

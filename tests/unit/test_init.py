@@ -15,9 +15,9 @@ def run(code: str) -> str:
     return result.stdout.strip()
 
 
-@pytest.mark.parametrize("module", ["basisprune", "basisprune.cli", "basisprune.errors"])
+@pytest.mark.parametrize("module", ["basisprune", "basisprune.cli", "basisprune.errors", "basisprune.types"])
 def test_importing_does_not_import_the_heavy_packages(module):
-    heavy = "{'torch', 'timm', 'torchvision', 'accelerate', 'numpy', 'torchmetrics'}"
+    heavy = "{'torch', 'timm', 'torchvision', 'accelerate', 'numpy', 'torchmetrics', 'pydantic'}"
     assert run(f"import sys, {module}; print({heavy} & set(sys.modules))") == "set()"
 
 

@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from basisprune.errors import ConfigError, PlanError
-from basisprune.types import BasisPlan, InputSpec, LayerPlan, LayerScores, Scores, dotted
+from basisprune.types import (
+    Axis,
+    BasisPlan,
+    Coupling,
+    FilterPlan,
+    Group,
+    GroupPlan,
+    InputSpec,
+    LayerPlan,
+    LayerScores,
+    Scores,
+    Size,
+    dotted,
+)
 
 floats = st.floats(allow_nan=False, allow_infinity=False)
 means = st.none() | st.lists(floats, max_size=4).map(tuple)
@@ -18,7 +32,34 @@ layer_scores = st.builds(
     LayerScores, st.lists(floats, max_size=4).map(tuple), st.integers(1, 4), means, parameters=costs, macs=costs
 )
 layer_plans = st.builds(LayerPlan, st.lists(st.integers(0, 9), max_size=4).map(tuple), st.integers(0, 9), means)
-options = st.dictionaries(st.text(), st.none() | st.integers() | floats | st.text(), max_size=3)
+options = st.dictionaries(st.text(), st.none() | st.booleans() | st.integers() | floats | st.text(), max_size=3)
+places = st.lists(st.integers(0, 9), max_size=4).map(tuple)
+counts = st.integers(0, 99)
+groups = st.builds(
+    Group,
+    st.text(),
+    counts,
+    st.dictionaries(st.text(), counts, max_size=2),
+    st.lists(st.builds(Axis, st.text(), counts, places), max_size=2).map(tuple),
+    st.lists(places, max_size=2).map(tuple),
+    st.lists(st.builds(Size, st.text(), st.text(), st.none() | counts, counts, counts), max_size=2).map(tuple),
+)
+couplings = st.builds(
+    Coupling,
+    st.lists(groups, max_size=2).map(tuple),
+    st.dictionaries(st.text(), st.text(), max_size=2),
+    st.lists(st.text(), max_size=2).map(tuple),
+)
+filter_plans = st.builds(
+    FilterPlan,
+    st.dictionaries(st.text(), st.builds(GroupPlan, places, counts), max_size=2),
+    couplings,
+    st.dictionaries(st.text(), places, max_size=2),
+    counts,
+    floats,
+    options,
+)
+specs = st.just(InputSpec((4, 6), (0.5,), (0.25,), "bicubic"))
 
 
 @given(st.builds(Scores, st.text(), st.dictionaries(st.text(), layer_scores, max_size=3)))
@@ -31,7 +72,43 @@ def test_a_plan_survives_json(plan):
     assert BasisPlan.from_json(plan.to_json()) == plan
 
 
-@pytest.mark.parametrize("kind", [Scores, BasisPlan])
+@given(couplings | filter_plans | specs)
+def test_couplings_filter_plans_and_specs_survive_json(value):
+    assert type(value).from_json(value.to_json()) == value
+
+
+@given(filter_plans)
+def test_plans_written_with_sorted_names_by_older_versions_can_still_be_read(plan):
+    assert FilterPlan.from_json(json.dumps(dataclasses.asdict(plan), sort_keys=True)) == plan
+
+
+@given(st.dictionaries(st.text(), layer_scores, min_size=2, max_size=4))
+def test_layers_keep_their_order_in_json(layers):
+    assert list(Scores.from_json(Scores("l1", layers).to_json()).layers) == list(layers)
+
+
+def test_all_that_is_wrong_with_a_text_is_told_with_its_place():
+    text = '{"method": 3, "layers": {"a": {"values": [1.0, "x"], "rank": 2}}}'
+    with pytest.raises(PlanError, match=r"^Scores: the JSON does not hold one: 3 faults") as caught:
+        Scores.from_json(text)
+    assert [fault.partition(": ")[0] for fault in caught.value.faults] == [
+        "method",
+        "layers.a.values.1",
+        "layers.a.rank",
+    ]
+
+
+def test_numbers_in_quotes_are_no_numbers():
+    with pytest.raises(PlanError, match="pruning_ratio"):
+        BasisPlan.from_json('{"layers": {}, "pruning_ratio": "0.5"}')
+
+
+def test_a_spec_that_cannot_be_is_refused_when_read():
+    with pytest.raises(PlanError, match="one of each per channel"):
+        InputSpec.from_json('{"size": [4, 4], "mean": [0.5], "std": []}')
+
+
+@pytest.mark.parametrize("kind", [Scores, BasisPlan, FilterPlan, Coupling, InputSpec])
 @pytest.mark.parametrize(
     "text",
     ["", "{", "null", "[]", "3", '"text"', "{}", '{"layers": 3, "method": "x", "pruning_ratio": 1, "options": {}}',

@@ -68,7 +68,7 @@ def squash(ledger: Ledger, ids: Ids, keep: Sequence[int]) -> Ids:
     return base
 
 
-def compress(ids: Ids) -> Ids:
+def narrow(ids: Ids) -> Ids:
     """The field with every axis that it does not depend on reduced to length one."""
     for dim, size in enumerate(ids.shape):
         if size > 1:
@@ -179,14 +179,14 @@ def blocks(source: Sequence[int], target: Sequence[int]) -> Iterator[tuple[int, 
 
 def reshape(ids: Ids, source: Sequence[int], target: Sequence[int]) -> Ids:
     """The field of a tensor of shape `source` after it was viewed as `target`."""
-    wide, narrow = list(ids.shape), [1] * len(target)
+    wide, short = list(ids.shape), [1] * len(target)
     mixed = False
     for a, b, c, d in blocks(source, target):
         if any(ids.shape[dim] > 1 for dim in range(a, b)):
             wide[a:b] = source[a:b]
-            narrow[c:d] = target[c:d]
+            short[c:d] = target[c:d]
             mixed = mixed or b - a > 1 or d - c > 1
     if tuple(wide) != ids.shape:
         ids = np.broadcast_to(ids, wide)
-    shaped = ids.reshape(narrow)
-    return compress(shaped) if mixed else shaped
+    shaped = ids.reshape(short)
+    return narrow(shaped) if mixed else shaped

@@ -9,12 +9,13 @@ from torch import Tensor
 
 from basisprune.coupling.labels import Labels, join, squash, support, useful, vector
 from basisprune.coupling.ledger import Ids
-from basisprune.coupling.rules import Call, rule
+from basisprune.coupling.rules import Operation, RuleTable
 
+PRODUCTS = RuleTable()
 Operand = tuple[Labels, tuple[int, ...]]
 
 
-def _contract(call: Call, left: Operand, right: Operand) -> Labels:
+def _contract(call: Operation, left: Operand, right: Operand) -> Labels:
     """Labels of (b, n, k) @ (b, k, m); the channels along k meet and vanish."""
     (a, a_shape), (b, b_shape) = left, right
     rows = [ids.reshape(*ids.shape, 1) for ids in a.fields]
@@ -40,33 +41,33 @@ def _contract(call: Call, left: Operand, right: Operand) -> Labels:
     return join(call.ledger, operands, 3)
 
 
-def _batched(call: Call, tensor: Tensor) -> Operand:
+def _batched(call: Operation, tensor: Tensor) -> Operand:
     labels = call.labels_of(tensor)
     if tensor.ndim == 3:
         return labels, tuple(tensor.shape)
     return Labels(tuple(ids[None] for ids in labels.fields), labels.active), (1, *tensor.shape)
 
 
-def _product(call: Call, left: Tensor, right: Tensor) -> Labels:
+def _product(call: Operation, left: Tensor, right: Tensor) -> Labels:
     labels = _contract(call, _batched(call, left), _batched(call, right))
     if left.ndim == 3:
         return labels
     return Labels(tuple(ids[0] for ids in labels.fields), labels.active)
 
 
-@rule("mm", "bmm")
-def _mm(call: Call) -> Labels:
+@PRODUCTS.rule("mm", "bmm")
+def _mm(call: Operation) -> Labels:
     return _product(call, call.args[0], call.args[1])
 
 
-@rule("addmm", "baddbmm")
-def _addmm(call: Call) -> Labels:
+@PRODUCTS.rule("addmm", "baddbmm")
+def _addmm(call: Operation) -> Labels:
     bias, left, right = call.args[:3]
     result = (_product(call, left, right), tuple(call.out.shape))
     return join(call.ledger, [result, (call.labels_of(bias), tuple(bias.shape))], call.out.ndim)
 
 
-def _vector_along(call: Call, labels: Labels, dim: int, size: int, *, apart_from: int = 0) -> Ids:
+def _vector_along(call: Operation, labels: Labels, dim: int, size: int, *, apart_from: int = 0) -> Ids:
     """The ids of the channels along one axis (zeros where there are none); other axes are united.
 
     Fields that depend on the axis `apart_from`, too, belong to that one.
@@ -81,8 +82,8 @@ def _vector_along(call: Call, labels: Labels, dim: int, size: int, *, apart_from
     return found[0] if found else np.zeros(size, np.int64)
 
 
-@rule("convolution")
-def _convolution(call: Call) -> Labels:
+@PRODUCTS.rule("convolution")
+def _convolution(call: Operation) -> Labels:
     """Input channels meet the weight's, filters become channels; groups must be cut evenly."""
     x, weight, bias = call.args[:3]
     transposed, groups = call.args[6], call.args[8]
@@ -119,14 +120,14 @@ def _convolution(call: Call) -> Labels:
     return useful(call.ledger, fields, labels.active or kernel.active)
 
 
-def _depthwise(call: Call, inputs: Ids, outputs: Ids) -> None:
+def _depthwise(call: Operation, inputs: Ids, outputs: Ids) -> None:
     """One group per input channel: it goes with its filters."""
     call.ledger.unite(inputs, outputs)
     if not inputs.all():
         call.ledger.freeze(outputs, "it reads an axis that is no channel")
 
 
-def _fix_lonely(call: Call, inputs: Ids, consumed: Ids) -> None:
+def _fix_lonely(call: Operation, inputs: Ids, consumed: Ids) -> None:
     if not inputs.any():
         call.ledger.freeze(consumed, "it reads data that is no channel")
     elif not inputs.all():
@@ -135,7 +136,7 @@ def _fix_lonely(call: Call, inputs: Ids, consumed: Ids) -> None:
         call.ledger.freeze(inputs, "it is multiplied with data that is no channel")
 
 
-def _along_space(call: Call, x: Tensor, labels: Labels) -> list[Ids]:
+def _along_space(call: Operation, x: Tensor, labels: Labels) -> list[Ids]:
     """Fields of channels that lie along a spatial axis: they stay if the conv keeps the axis as it is."""
     kept = []
     for ids in labels.fields:
@@ -146,9 +147,6 @@ def _along_space(call: Call, x: Tensor, labels: Labels) -> list[Ids]:
         else:
             call.ledger.freeze(ids, "a convolution mixes its channels")
     return kept
-
-
-PRODUCTS = ("addmm", "baddbmm", "bmm", "convolution", "mm")
 
 
 def shape_only(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:

@@ -13,11 +13,16 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from basisprune.coupling.combining import COMBINING, elementwise
 from basisprune.coupling.labels import CONSTANT, Labels, attach, attached, support, vector
 from basisprune.coupling.ledger import Ledger
 from basisprune.coupling.products import PRODUCTS, shape_only
-from basisprune.coupling.rules import RULES, Call, Rule, elementwise
+from basisprune.coupling.rearranging import REARRANGING
+from basisprune.coupling.rules import Operation, Rule
 from basisprune.types import OUTPUT
+
+RULES: dict[str, Rule] = {**COMBINING, **REARRANGING, **PRODUCTS}
+"""What is known of operations; one that is not here and not element-wise by torch's own tags is unknown."""
 
 _NORMS = ("native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update", "cudnn_batch_norm")
 
@@ -57,7 +62,7 @@ class Tracer(TorchDispatchMode):
         labels = [self.labels_of(tensor) for tensor in tensors]
         if any(label.fields for label in labels):
             module = self.stack[-1][0] if self.stack else ""
-            call = Call(name, func, args, kwargs, out, module, self.ledger, self.labels_of)
+            call = Operation(name, func, args, kwargs, out, module, self.ledger, self.labels_of)
             _mark(out, self._apply(call, labels), self.ledger)
         elif any(label.active for label in labels):
             _mark(out, Labels((), active=True), self.ledger)
@@ -73,7 +78,7 @@ class Tracer(TorchDispatchMode):
             return args[0]
         return func(*args, **kwargs)
 
-    def _apply(self, call: Call, labels: list[Labels]) -> Labels | list[Labels]:
+    def _apply(self, call: Operation, labels: list[Labels]) -> Labels | list[Labels]:
         rule: Rule | None = RULES.get(call.name)
         if rule is None and torch.Tag.pointwise in getattr(call.func, "tags", ()):
             rule = elementwise

@@ -17,10 +17,10 @@ from torchvision.ops import StochasticDepth
 
 from basisprune.basis.layers import BasisPair
 from basisprune.basis.split import merge_pair
-from basisprune.deploy.dataflow import LAYERS, BatchNorm, Call, Run, observe
 from basisprune.deploy.folded import LAYER_ATTRIBUTES, traced
 from basisprune.deploy.latency import Backend, LayerTimer, in_channels_last, interleaved, onnx_layer_seconds
 from basisprune.errors import ConfigError, LayerError, ModelError
+from basisprune.torchkit.dataflow import Dataflow, LayerCall, dataflow_of
 from basisprune.torchkit.running import mode
 from basisprune.torchkit.surgery import (
     TORCH_CONVS,
@@ -35,6 +35,9 @@ from basisprune.transfer.norms import NormedConv
 from basisprune.types import InputSpec
 
 Preference: TypeAlias = Literal["macs", "params", "latency", "none"]
+BatchNorm: TypeAlias = nn.modules.batchnorm._BatchNorm
+
+LAYERS: tuple[type[nn.Module], ...] = (*TORCH_CONVS, nn.Linear, BasisPair)
 
 _PLAIN_LAYERS = (*LAYERS, Conv2dSame)
 _PLAIN_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, BatchNormAct2d)
@@ -77,7 +80,8 @@ def fold(
     inputs = example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
     original = copy.deepcopy(model) if inplace else model
     result = (model if inplace else copy.deepcopy(model)).eval()
-    run = observe(original, inputs)
+    layers = dict(find_layers(original, LAYERS, opaque=BasisPair))
+    run = dataflow_of(original, inputs, layers, dict(find_layers(original, BatchNorm)))
     norms = _foldable_norms(result, run)
     choices = _choices(result, run, norms, prefer)
     if prefer != "latency":
@@ -112,7 +116,7 @@ def deploy(model: nn.Module, spec: InputSpec, classes: Sequence[str]) -> nn.Modu
     return folded
 
 
-def _foldable_norms(model: nn.Module, run: Run) -> dict[str, str]:
+def _foldable_norms(model: nn.Module, run: Dataflow) -> dict[str, str]:
     """The batch norm that can go into each layer, by the layer's name."""
     found = {}
     for name, norm in find_layers(model, BatchNorm):
@@ -128,7 +132,9 @@ def _foldable_norms(model: nn.Module, run: Run) -> dict[str, str]:
     return found
 
 
-def _choices(model: nn.Module, run: Run, norms: Mapping[str, str], prefer: Preference) -> dict[str, list[nn.Module]]:
+def _choices(
+    model: nn.Module, run: Dataflow, norms: Mapping[str, str], prefer: Preference
+) -> dict[str, list[nn.Module]]:
     """The forms of each layer that does not stay as it is; raises LayerError where hooks would be lost."""
     choices = {}
     for name, layer in find_layers(model, LAYERS, opaque=BasisPair):
@@ -142,7 +148,7 @@ def _choices(model: nn.Module, run: Run, norms: Mapping[str, str], prefer: Prefe
     return choices
 
 
-def _forms(layer: Any, norm: Any, calls: list[Call], prefer: Preference) -> list[nn.Module]:
+def _forms(layer: Any, norm: Any, calls: list[LayerCall], prefer: Preference) -> list[nn.Module]:
     """The forms that the layer, with the norm in it, can take in the folded model, the simplest first."""
     if not isinstance(layer, BasisPair):
         forms = [_with_norm(layer, norm)]
@@ -258,12 +264,12 @@ def _answer_like(container: nn.Sequential, layer: Any, outputs: int) -> nn.Seque
     return container
 
 
-def _cheapest(choices: Mapping[str, list[nn.Module]], run: Run, prefer: Preference) -> dict[str, nn.Module]:
+def _cheapest(choices: Mapping[str, list[nn.Module]], run: Dataflow, prefer: Preference) -> dict[str, nn.Module]:
     """The form of each layer with the fewest multiply-adds or parameters, the simplest one of equals."""
     return {name: min(forms, key=partial(_cost, prefer, run.calls.get(name, []))) for name, forms in choices.items()}
 
 
-def _cost(prefer: Preference, calls: list[Call], form: nn.Module) -> int:
+def _cost(prefer: Preference, calls: list[LayerCall], form: nn.Module) -> int:
     """The parameters or multiply-adds of one layer or of two in a row."""
     parts: list[Any] = list(form) if isinstance(form, nn.Sequential) else [form]
     if prefer == "params" or not calls:
@@ -271,7 +277,7 @@ def _cost(prefer: Preference, calls: list[Call], form: nn.Module) -> int:
     return sum(part.weight.numel() * _places(part, call, parts[-1]) for part in parts for call in calls)
 
 
-def _places(part: Any, call: Call, last: Any) -> int:
+def _places(part: Any, call: LayerCall, last: Any) -> int:
     """At how many places the whole weight of a part is applied: those of its output, or input if transposed."""
     if is_transposed(part):
         return math.prod(call.shape) // int(part.in_channels)
@@ -312,7 +318,7 @@ def _eager_seconds(
     return {name: [timers[index].seconds(name) for index in range(len(forms))] for name, forms in choices.items()}
 
 
-def _onnx_seconds(choices: Mapping[str, list[nn.Module]], run: Run) -> dict[str, list[float]]:
+def _onnx_seconds(choices: Mapping[str, list[nn.Module]], run: Dataflow) -> dict[str, list[float]]:
     """How long each form of each layer that has several takes in onnxruntime."""
     open_ones = {name: forms for name, forms in choices.items() if len(forms) > 1 and run.calls.get(name)}
     return onnx_layer_seconds(open_ones, {name: run.calls[name][0].shape for name in open_ones}, _ROUNDS)
@@ -347,7 +353,7 @@ def _plain_structure(model: nn.Module) -> nn.Module:
 
 @torch.no_grad()
 def _check_same(
-    original: nn.Module, result: nn.Module, inputs: tuple[Any, ...], run: Run, skip: Collection[str]
+    original: nn.Module, result: nn.Module, inputs: tuple[Any, ...], run: Dataflow, skip: Collection[str]
 ) -> None:
     """Raises LayerError, with the first layer that differs, unless the result puts out what the original did."""
     expected = list(_tensors(run.output))

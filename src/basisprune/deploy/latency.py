@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from typing import Any, Literal, Self, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
@@ -56,11 +56,6 @@ class LatencyReport(JsonValue):
             if (row.model, row.backend, row.batch_size) == (model, backend, batch_size):
                 return row
         raise KeyError((model, backend, batch_size))
-
-    @classmethod
-    def _from_dict(cls, values: Mapping[str, Any]) -> Self:
-        rows = tuple(Latency(**row) for row in values["rows"])
-        return cls(rows, tuple(values["input_shape"]), values["threads"], values["repeats"], values["clock"])
 
 
 def measure_latency(

@@ -1,25 +1,43 @@
-"""Scores of filters by any method, under one interface (the paper's Section 3.4 and 4.2)."""
+"""Scores of filters by any method, under one interface (the paper's Section 3.4 and 4.2).
+
+A new score is a file with a function `(model, layers, batches, seed) -> {layer: scores}` and a line in `FILTER_SCORES`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, Literal, TypeAlias, get_args
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from basisprune.basis.layers import BasisScalingConv
 from basisprune.errors import ConfigError, DataError, nearest
-from basisprune.importance.gradients import mean_square_products
+from basisprune.importance.channels import Batches
+from basisprune.importance.gates import gate_taylor
 from basisprune.importance.hrank import mean_ranks
-from basisprune.torchkit.running import average_over_processes, images_of, mode
-from basisprune.torchkit.surgery import is_norm, is_transposed
+from basisprune.importance.magnitude import bn_scale, l1, random
 from basisprune.types import LayerScores, Scores
 
-FilterMethod: TypeAlias = Literal["l1", "taylor", "hrank", "bn_scale", "random"]
-Batches: TypeAlias = Iterable[tuple[Tensor, Tensor]]
+FilterMethod: TypeAlias = str
+"""The name of a filter score, a key of `FILTER_SCORES`."""
+
+
+@dataclass(frozen=True)
+class FilterScore:
+    """A way to score filters: one value, not negative, per output channel of each layer, and what that takes."""
+
+    values: Callable[[nn.Module, Sequence[str], Batches, int], dict[str, Tensor]]
+    needs_images: bool = False
+    needs_labels: bool = False
+
+
+FILTER_SCORES: dict[FilterMethod, FilterScore] = {
+    "l1": FilterScore(l1),
+    "taylor": FilterScore(gate_taylor, needs_images=True, needs_labels=True),
+    "hrank": FilterScore(mean_ranks, needs_images=True),
+    "bn_scale": FilterScore(bn_scale, needs_images=True),
+    "random": FilterScore(random),
+}
 
 
 def score_filters(
@@ -43,114 +61,14 @@ def score_filters(
 
     All but "l1" and "random" need `batches` of prepared images, "taylor" with labels. No layers have no scores.
     """
-    if method not in get_args(FilterMethod):
-        allowed = get_args(FilterMethod)
-        hint = nearest(str(method), allowed)
-        raise ConfigError(f"method: {method!r} given; allowed are {', '.join(allowed)}.{hint}")
+    score = FILTER_SCORES.get(method)
+    if score is None:
+        hint = nearest(str(method), FILTER_SCORES)
+        raise ConfigError(f"method: {method!r} given; allowed are {', '.join(FILTER_SCORES)}.{hint}")
     if not layers:  # a network of which every filter is frozen
-        values: dict[str, torch.Tensor] = {}
-    elif method == "random":
-        generator = torch.Generator().manual_seed(seed)
-        values = {name: torch.rand(len(_filters(model, name)), generator=generator) for name in layers}
-    elif method == "l1":
-        values = {name: _l1(model, name) for name in layers}
-    elif batches is None:
-        raise DataError(f"method {method!r} needs images; pass batches of prepared images, such as PreparedBatches")
-    elif method == "hrank":
-        values = mean_ranks(model, layers, (images_of(batch) for batch in batches))
-    elif method == "bn_scale":
-        norms = norms_behind(model, layers, _first_images(batches))
-        values = {name: norms[name].weight.detach().abs() if name in norms else _l1(model, name) for name in layers}
-    else:
-        values = _taylor(model, layers, batches)
+        return Scores(method, {})
+    if batches is None and (score.needs_images or score.needs_labels):
+        what = "images with labels" if score.needs_labels else "images"
+        raise DataError(f"method {method!r} needs {what}; pass batches of prepared images, such as PreparedBatches")
+    values = score.values(model, layers, () if batches is None else batches, seed)
     return Scores(method, {name: LayerScores(tuple(value.double().cpu().tolist())) for name, value in values.items()})
-
-
-def norms_behind(model: nn.Module, layers: Sequence[str], images: Tensor) -> dict[str, Any]:
-    """For each layer the affine norm layer that reads its output and nothing else, where there is one."""
-    outputs: dict[int, str] = {}
-    alive: list[Tensor] = []
-    found: dict[str, nn.Module] = {}
-
-    def remember(name: str) -> Callable[..., None]:
-        def hook(_module: nn.Module, _args: Any, output: Tensor) -> None:
-            outputs[id(output)] = name
-            alive.append(output)  # so that no other tensor gets its id
-
-        return hook
-
-    def look(norm: Any, args: tuple[Any, ...]) -> None:
-        name = outputs.get(id(args[0])) if args else None
-        if name is None or getattr(norm, "weight", None) is None or getattr(norm, "bias", None) is None:
-            return
-        # torch's own LayerNorm reads the last axis, which of a conv's output is not the channels.
-        by_channel = type(norm) is not nn.LayerNorm or isinstance(model.get_submodule(name), nn.Linear)
-        if by_channel and norm.weight.shape == (len(_filters(model, name)),):
-            found.setdefault(name, norm)
-
-    handles = [model.get_submodule(name).register_forward_hook(remember(name)) for name in layers]
-    handles += [module.register_forward_pre_hook(look) for module in model.modules() if is_norm(module)]
-    try:
-        with torch.no_grad(), mode(model, training=False):
-            model(images.to(next(model.parameters()).device))
-    finally:
-        for handle in handles:
-            handle.remove()
-    return found
-
-
-def _taylor(model: nn.Module, layers: Sequence[str], batches: Batches) -> dict[str, Tensor]:
-    norms = norms_behind(model, layers, _first_images(batches))
-    bare = [name for name in layers if name not in norms]
-    with _gates(model, bare) as gates:
-        pairs: dict[str, list[Tensor]] = {name: [norm.weight, norm.bias] for name, norm in norms.items()}
-        pairs |= {name: [gate] for name, gate in gates.items()}
-        sums = mean_square_products(model, list(pairs.values()), batches, F.cross_entropy)
-    values = dict(zip(pairs, sums, strict=True))
-    return {name: average_over_processes(values[name]) for name in layers}
-
-
-@contextmanager
-def _gates(model: nn.Module, layers: Sequence[str]) -> Iterator[dict[str, Tensor]]:
-    """A gate, a vector of ones, multiplied into the output channels of each layer for a while."""
-    gates = {}
-    handles = []
-    for name in layers:
-        layer = model.get_submodule(name)
-        like = next(layer.parameters())
-        gate = torch.ones(len(_filters(model, name)), device=like.device, dtype=like.dtype)
-        gates[name] = gate
-        last = isinstance(layer, nn.Linear) or (isinstance(layer, BasisScalingConv) and layer.spatial_dims == 0)
-
-        def hook(_module: nn.Module, _args: Any, output: Tensor, gate: Tensor = gate, last: bool = last) -> Tensor:
-            return output * (gate if last else gate.view(-1, *[1] * (output.dim() - 2)))
-
-        handles.append(layer.register_forward_hook(hook))
-    try:
-        yield gates
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-@torch.no_grad()
-def _filters(model: nn.Module, name: str) -> Tensor:
-    """The weights of each output channel of the layer, (c_o, -1); of a pair, of its second half, scales included."""
-    layer: Any = model.get_submodule(name)
-    if isinstance(layer, BasisScalingConv):
-        return layer.scaled_weight().flatten(1)
-    weight: Tensor = layer.weight.detach()
-    if is_transposed(layer):  # (c_i, c_o / groups, *)
-        weight = weight.unflatten(0, (layer.groups, -1)).transpose(1, 2).flatten(0, 1)
-    return weight.flatten(1)
-
-
-def _l1(model: nn.Module, name: str) -> Tensor:
-    norms: Tensor = torch.linalg.vector_norm(_filters(model, name), ord=1, dim=1)
-    return norms
-
-
-def _first_images(batches: Batches) -> Tensor:
-    for batch in batches:
-        return images_of(batch)
-    raise DataError("batches: no batch came; give the validation data")

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from basisprune.basis.layers import BasisScalingConv
 from basisprune.errors import DataError
-from basisprune.torchkit.running import average_over_processes, mode
+from basisprune.importance.channels import has_channels_last
+from basisprune.torchkit.running import average_over_processes, images_of, mode
 
 _aten = torch.ops.aten
 _ACTIVATIONS = frozenset(
@@ -30,7 +30,7 @@ _ELIMINATION_LIMIT = 64
 _CHUNK = 2**19  # numbers, so that they stay in the cache
 
 
-def mean_ranks(model: nn.Module, layers: Sequence[str], batches: Iterable[Tensor]) -> dict[str, Tensor]:
+def mean_ranks(model: nn.Module, layers: Sequence[str], batches: Iterable[object], _seed: int = 0) -> dict[str, Tensor]:
     """For each layer the mean rank, (c_o), of each channel's map behind the activation, in eval mode.
 
     The map is taken where the layer's output, by way of norms, additions and multiplications, meets its
@@ -38,7 +38,7 @@ def mean_ranks(model: nn.Module, layers: Sequence[str], batches: Iterable[Tensor
     share an activation, as at the end of a residual block, share their ranks.
     """
     totals: dict[str, Tensor] = {}
-    images = 0
+    count = 0
 
     def add(names: frozenset[str], maps: Tensor) -> None:
         ranks = matrix_ranks(maps.permute(2, 3, 0, 1).flatten(2)).view(maps.shape[:2]).sum(0, dtype=torch.float64)
@@ -48,16 +48,17 @@ def mean_ranks(model: nn.Module, layers: Sequence[str], batches: Iterable[Tensor
     device = next(model.parameters()).device
     with torch.no_grad(), mode(model, training=False):
         for batch in batches:
+            pictures = images_of(batch).to(device)
             with _FeatureMaps(model, layers, add) as taps:
-                model(batch.to(device))
+                model(pictures)
                 taps.flush()
-            images += len(batch)
-    if images == 0:
+            count += len(pictures)
+    if count == 0:
         raise DataError("batches: no batch came; give the validation data")
     missing = [name for name in layers if name not in totals]
     if missing:
         raise DataError(f"{missing[0]}: never ran on the given images; leave it out")
-    return {name: average_over_processes(totals[name] / images) for name in layers}
+    return {name: average_over_processes(totals[name] / count) for name in layers}
 
 
 def matrix_ranks(maps: Tensor) -> Tensor:
@@ -108,11 +109,8 @@ class _FeatureMaps(TorchDispatchMode):
         self.handles = [model.get_submodule(name).register_forward_hook(self._hook(name)) for name in layers]
 
     def _hook(self, name: str) -> Callable[..., None]:
-        def hook(layer: nn.Module, _args: Any, output: Tensor) -> None:
-            channels_last = isinstance(layer, nn.Linear) or (
-                isinstance(layer, BasisScalingConv) and layer.spatial_dims == 0
-            )
-            if channels_last:
+        def hook(layer: nn.Module, _args: object, output: Tensor) -> None:
+            if has_channels_last(layer):
                 self.use(frozenset({name}), _as_maps(output.movedim(-1, 1)))
             else:
                 self._carry(frozenset({name}), output)
@@ -124,7 +122,13 @@ class _FeatureMaps(TorchDispatchMode):
         for name in names:
             self.waiting[name] = tensor
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: OpOverload[..., object],
+        _types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         result = func(*args, **(kwargs or {}))
         tensors = [arg for arg in args if isinstance(arg, Tensor) and arg in self.names]
         output = result[0] if isinstance(result, tuple) else result
@@ -151,7 +155,7 @@ class _FeatureMaps(TorchDispatchMode):
             self.use(frozenset(names), _as_maps(self.waiting[next(iter(names))]))
         self.waiting.clear()
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         for handle in self.handles:
             handle.remove()

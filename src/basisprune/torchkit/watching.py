@@ -20,12 +20,12 @@ _ROOMY = 128  # leaves 2x2 positions behind a total stride of 64
 
 
 @dataclass(eq=False)
-class Call:
+class ModuleCall:
     """One call of a module; shapes are those of the first tensor that goes in or comes out."""
 
     name: str
     module: nn.Module
-    callers: tuple[Call, ...]
+    callers: tuple[ModuleCall, ...]
     input_shape: Shape = ()
     output_shape: Shape = ()
     nodes: tuple[Node, ...] = ()
@@ -38,10 +38,10 @@ class Call:
 
 
 @dataclass
-class DryRun:
+class WatchedRun:
     """All calls in the order in which they began, and what the network returned."""
 
-    calls: list[Call] = field(default_factory=list)
+    calls: list[ModuleCall] = field(default_factory=list)
     output: object = None
 
     @property
@@ -60,17 +60,17 @@ def features_of(model: nn.Module) -> Callable[[Tensor], Any]:
     return cast("Callable[[Tensor], Any]", getattr(model, "forward_features", model))
 
 
-def dry_run(model: nn.Module, example: Tensor, *, train: bool = False) -> DryRun:
+def watch_run(model: nn.Module, example: Tensor, *, train: bool = False) -> WatchedRun:
     """What happens when the model computes the features of `example`, with gradients enabled.
 
     Neither the model, with its statistics and caches, nor the global random state changes. Raises
     ModelError if the model does not run.
 
-    >>> run = dry_run(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), torch.zeros(1, 3, 8, 8))
+    >>> run = watch_run(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), torch.zeros(1, 3, 8, 8))
     >>> [(call.name, call.output_shape) for call in run.calls]
     [('', (1, 4, 6, 6)), ('0', (1, 4, 6, 6)), ('1', (1, 4, 6, 6))]
     """
-    run = DryRun()
+    run = WatchedRun()
     # The twin shares the parameters, so that its graph speaks of those of the model.
     twin = copy.deepcopy(model, {id(p): p for p in model.parameters()}).train(train)
     _record(model, twin, run)
@@ -86,18 +86,18 @@ def dry_run(model: nn.Module, example: Tensor, *, train: bool = False) -> DryRun
     return run
 
 
-def roomy_run(model: nn.Module, example: Tensor) -> DryRun:
-    """A dry run on an image of at least 128x128 if the network takes it, otherwise on `example`.
+def roomy_run(model: nn.Module, example: Tensor) -> WatchedRun:
+    """A run on an image of at least 128x128 if the network takes it, otherwise on `example`.
 
     On small images the last maps of a network shrink to 1x1 and look like pooled features.
     """
     height, width = (max(side, _ROOMY) for side in example.shape[-2:])
     if (height, width) != tuple(example.shape[-2:]):
         try:
-            return dry_run(model, example_input(model, (example.shape[1], height, width)))
+            return watch_run(model, example_input(model, (example.shape[1], height, width)))
         except ModelError:  # the network wants just its own size
             pass
-    return dry_run(model, example)
+    return watch_run(model, example)
 
 
 def example_input(model: nn.Module, shape: Shape) -> Tensor:
@@ -136,14 +136,14 @@ def parameters_of(nodes: Iterable[Node]) -> set[int]:
     return {id(node.variable) for node in nodes if hasattr(node, "variable")}
 
 
-def _record(model: nn.Module, twin: nn.Module, run: DryRun) -> None:
+def _record(model: nn.Module, twin: nn.Module, run: WatchedRun) -> None:
     """Hooks the twin to fill `run.calls` with the calls of the twin's modules, under the modules of the model."""
-    stack: list[Call] = []
+    stack: list[ModuleCall] = []
 
     def enter(name: str, module: nn.Module, _twin: nn.Module, args: tuple[object, ...]) -> None:
         for caller in stack[-1:]:
             caller.is_leaf = False
-        stack.append(Call(name, module, tuple(stack), input_shape=_shape(args)))
+        stack.append(ModuleCall(name, module, tuple(stack), input_shape=_shape(args)))
         run.calls.append(stack[-1])
 
     def leave(_twin: nn.Module, _args: tuple[object, ...], output: object) -> None:

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from basisprune.errors import ModelError
 from basisprune.torchkit.surgery import replace_module
-from basisprune.torchkit.watching import Call, DryRun, dry_run, is_map, parameters_of, roomy_run, upstream
+from basisprune.torchkit.watching import ModuleCall, WatchedRun, is_map, parameters_of, roomy_run, upstream, watch_run
 
 _POOLS = (
     nn.modules.pooling._MaxPoolNd,
@@ -50,7 +50,7 @@ def _silence_auxiliary_heads(model: nn.Module) -> None:
                     setattr(module, name, None)
 
 
-def _check_output(model: nn.Module, run: DryRun, mode: str) -> None:
+def _check_output(model: nn.Module, run: WatchedRun, mode: str) -> None:
     """Raises ModelError unless the run gave one tensor of features."""
     where = type(model).__name__ + (".forward_features" if hasattr(model, "forward_features") else "")
     if not isinstance(run.output, Tensor):
@@ -65,7 +65,7 @@ def _check_output(model: nn.Module, run: DryRun, mode: str) -> None:
         )
 
 
-def _body_and_rest(run: DryRun) -> tuple[list[Call], list[Call]]:
+def _body_and_rest(run: WatchedRun) -> tuple[list[ModuleCall], list[ModuleCall]]:
     """The leaf calls up to the last layer that gives a map, and the later ones that may be replaced.
 
     A layer also gives a map if it works inside a module that does: so do the gates of
@@ -78,12 +78,12 @@ def _body_and_rest(run: DryRun) -> tuple[list[Call], list[Call]]:
     return body, [call for call in leaves[last + 1 :] if id(call.module) not in shared]
 
 
-def _gives_map(call: Call) -> bool:
+def _gives_map(call: ModuleCall) -> bool:
     inside = (caller for caller in call.callers if caller.name)  # the network itself has no name
     return any(is_map(part.output_shape) for part in (call, *inside))
 
 
-def _closing_pools(run: DryRun) -> dict[str, nn.Module]:
+def _closing_pools(run: WatchedRun) -> dict[str, nn.Module]:
     """The pooling layers that end `forward_features`, as VGG's last max-pooling does."""
     if not is_map(run.output_shape):
         return {}
@@ -91,7 +91,7 @@ def _closing_pools(run: DryRun) -> dict[str, nn.Module]:
     return {call.name: nn.Identity() for call in rest if _is_pool(call.module) and _is_passage(call, body, run)}
 
 
-def _tail(model: nn.Module, run: DryRun) -> dict[str, nn.Module]:
+def _tail(model: nn.Module, run: WatchedRun) -> dict[str, nn.Module]:
     """What to put in the place of the modules behind the last map, by name."""
     body, rest = _body_and_rest(run)
     if not body:
@@ -108,12 +108,12 @@ def _tail(model: nn.Module, run: DryRun) -> dict[str, nn.Module]:
     return swaps
 
 
-def _may_start_tail(call: Call, body: list[Call], run: DryRun) -> bool:
+def _may_start_tail(call: ModuleCall, body: list[ModuleCall], run: WatchedRun) -> bool:
     ends_maps = isinstance(call.module, (nn.Flatten, nn.modules.dropout._DropoutNd)) or _is_pool(call.module)
     return (ends_maps or call.has_parameters) and _is_passage(call, body, run)
 
 
-def _is_passage(call: Call, body: list[Call], run: DryRun) -> bool:
+def _is_passage(call: ModuleCall, body: list[ModuleCall], run: WatchedRun) -> bool:
     """Whether all that the body computes goes through this call, which is then no side branch."""
     around = parameters_of(upstream(run.output_nodes, without=call.nodes))
     return not any(id(p) in around for part in body for p in part.module.parameters())
@@ -141,7 +141,7 @@ def _used(model: nn.Module, example: Tensor) -> tuple[set[int], set[int]]:
     modules: set[int] = set()
     parameters: set[int] = set()
     for train in (False, True):
-        run = dry_run(model, example, train=train)
+        run = watch_run(model, example, train=train)
         _check_output(model, run, "train" if train else "eval")
         _check_no_softmax(model, run)
         modules |= {id(call.module) for call in run.calls}
@@ -149,7 +149,7 @@ def _used(model: nn.Module, example: Tensor) -> tuple[set[int], set[int]]:
     return modules, parameters
 
 
-def _check_no_softmax(model: nn.Module, run: DryRun) -> None:
+def _check_no_softmax(model: nn.Module, run: WatchedRun) -> None:
     """Raises ModelError if forward ends in a functional softmax, which would spoil the features."""
     if any("Softmax" in node.name() for node in run.output_nodes):
         raise ModelError(f"{type(model).__name__} ends in a softmax inside its forward; {_WAY_OUT}")

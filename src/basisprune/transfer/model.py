@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from basisprune.errors import ConfigError, TrainingError
-from basisprune.torchkit.watching import Shape, dry_run, example_input, features_of
+from basisprune.torchkit.watching import Shape, example_input, features_of, watch_run
 from basisprune.transfer.backbones import build_backbone, load_weights
 from basisprune.transfer.body import extract_body
 from basisprune.transfer.norms import insert_norms
@@ -177,7 +177,7 @@ def _input_spec(model: nn.Module, size: tuple[int, int] | None) -> InputSpec:
 
 def _assemble(body: nn.Module, num_classes: int, dropout: float, spec: InputSpec, example: Tensor) -> TransferModel:
     """The body with a pool that suits its features and a classifier with small random weights."""
-    shape = dry_run(body, example).output_shape
+    shape = watch_run(body, example).output_shape
     layout = _layout(body, shape)
     channels = shape[1 if layout in ("NCHW", "NC") else -1]
     prefix_tokens = getattr(body, "num_prefix_tokens", 0) if layout == "NLC" else 0

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from basisprune.torchkit.surgery import TORCH_CONVS, Conv, is_norm, replace_module
-from basisprune.torchkit.watching import DryRun, is_map, roomy_run, upstream
+from basisprune.torchkit.watching import WatchedRun, is_map, roomy_run, upstream
 
 EPS = 1e-3
 """The epsilon of inserted norms, that of Keras' batch normalisation."""
@@ -76,8 +76,12 @@ def _normalises_otherwise(module: nn.Module) -> bool:
     return isinstance(module, _STANDARDISED) or (is_norm(module) and not is_batch_norm)
 
 
-def _bare_convs(run: DryRun) -> list[str]:
-    """The names of the convs that work on maps and meet no norm before the next layer."""
+def _bare_convs(run: WatchedRun) -> list[str]:
+    """The names of the convs that work on maps and meet no norm before the next layer.
+
+    Any path counts, through other operations too, so this asks autograd's graph; `torchkit.dataflow` tells which norm
+    reads a conv's output itself.
+    """
     edges = upstream(run.output_nodes)
     if any(name in node.name() for node in edges for name in _NORM_NODES[1:]):
         return []

@@ -11,7 +11,7 @@ from torch import nn
 from basisprune.basis.split import decompose
 from basisprune.errors import ConfigError, DataError
 from basisprune.importance import score_filters
-from basisprune.importance.filters import norms_behind
+from basisprune.importance.filters import FILTER_SCORES, FilterScore
 
 
 def convs(model: nn.Module) -> list[str]:
@@ -77,14 +77,7 @@ def test_random_is_repeatable_and_follows_its_seed():
     assert one != other
 
 
-def test_the_norm_behind_is_found_through_pairs():
-    model, images = NETWORKS["residual"]()
-    split = decompose(model)
-    found = norms_behind(split, ["conv1.scaling", "conv3.scaling"], images)
-    assert found == {"conv1.scaling": split.bn1}
-
-
-@pytest.mark.parametrize("method", ["l1", "taylor", "hrank", "bn_scale", "random"])
+@pytest.mark.parametrize("method", FILTER_SCORES)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_every_method_scores_every_filter_and_leaves_the_model_alone(name, method):
     model, images = NETWORKS[name]()
@@ -105,7 +98,7 @@ def test_an_unknown_method_is_answered_with_the_nearest():
         score_filters(model, "tailor", ["0"])
 
 
-@pytest.mark.parametrize("method", ["taylor", "hrank", "bn_scale"])
+@pytest.mark.parametrize("method", [name for name, score in FILTER_SCORES.items() if score.needs_images])
 def test_methods_that_need_images_say_so(method):
     model, _ = NETWORKS["plain"]()
     with pytest.raises(DataError, match="needs images"):
@@ -114,13 +107,18 @@ def test_methods_that_need_images_say_so(method):
         score_filters(model, method, ["0"], [])
 
 
-def test_a_norm_over_another_axis_is_not_taken_for_the_filters_gate():
-    model = nn.Sequential(nn.Conv1d(3, 8, 3, padding=1), nn.LayerNorm(8), nn.Flatten(), nn.Linear(64, 4)).double()
-    images = torch.randn(2, 3, 8, dtype=torch.float64)
-    assert norms_behind(model, ["0"], images) == {}
-    assert len(score_filters(model, "taylor", ["0"], [labelled(images)]).layers["0"].values) == 8
-
-
-@pytest.mark.parametrize("method", ["l1", "taylor", "hrank", "bn_scale", "random"])
+@pytest.mark.parametrize("method", FILTER_SCORES)
 def test_no_layers_have_no_scores(method):
     assert score_filters(nn.Conv2d(3, 4, 1), method, [], []).layers == {}
+
+
+def test_a_score_that_is_registered_is_a_method(monkeypatch):
+    def first(model, layers, batches, seed):
+        return {name: torch.arange(len(model.get_submodule(name).weight)) + seed for name in layers}
+
+    monkeypatch.setitem(FILTER_SCORES, "order", FilterScore(first))
+    model, _ = NETWORKS["plain"]()
+    scores = score_filters(model, "order", ["0"], seed=2)
+    assert (scores.method, scores.layers["0"].values[:3]) == ("order", (2.0, 3.0, 4.0))
+    with pytest.raises(ConfigError, match=r"l1, taylor, hrank, bn_scale, random, order\. Did you mean 'order'"):
+        score_filters(model, "oder", ["0"])

@@ -1,11 +1,7 @@
-"""What every export needs: an example, the spec of the input, a file that appears all at once."""
+"""What every export needs: an example, the spec of the input, the output to compare with."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Literal, TypeAlias
 
 import torch
@@ -76,17 +72,3 @@ def outputs_of(model: nn.Module, inputs: Tensor) -> Tensor:
         what = "NaN or infinite values" if isinstance(output, Tensor) else type(output).__name__
         raise ModelError(f"{type(model).__name__} puts out {what}; a network to export puts out one finite tensor")
     return output
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A path to write to, which takes the place of `path` at the end if all went well and is gone otherwise."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".partial-{os.getpid()}-{path.name}")
-    try:
-        yield partial
-        with open(partial, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)

@@ -18,12 +18,12 @@ from basisprune.deploy.export.common import (
     example_for,
     outputs_of,
     prepared_spec,
-    replacing,
 )
 from basisprune.deploy.export.differences import module_scopes, name_difference
 from basisprune.deploy.export.quantise import quantise
 from basisprune.deploy.export.runtime import INPUT, open_session, require_onnx, run_session, to_proto
 from basisprune.errors import ConfigError, DataError, ModelError
+from basisprune.files import atomic
 from basisprune.types import InputSpec
 
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 2e-2}
@@ -87,8 +87,8 @@ def export_onnx(
     difference = _compare(network, proto, checks)
     preparing = [node.name for node in proto.graph.node if layout and "network" not in module_scopes(node)]
     _strip(proto)
-    with replacing(path) as partial:
-        partial.write_bytes(proto.SerializeToString())
+    with atomic(path) as file:
+        file.write(proto.SerializeToString())
     report = OnnxReport(path, max(entry.version for entry in proto.opset_import), path.stat().st_size, difference)
     if calibration is None:
         return report

@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-from basisprune.deploy.export.common import replacing
 from basisprune.errors import ModelError
+from basisprune.files import replacing
 
 
 class _Batches:

@@ -7,9 +7,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from basisprune.deploy.export.common import example_for, outputs_of, prepared_spec, replacing
+from basisprune.deploy.export.common import example_for, outputs_of, prepared_spec
 from basisprune.deploy.export.onnx import relative_difference
 from basisprune.errors import ModelError
+from basisprune.files import replacing
 from basisprune.torchkit.running import mode
 
 

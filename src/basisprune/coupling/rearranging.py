@@ -9,13 +9,16 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from basisprune.coupling.labels import CONSTANT, Labels, attach, compress, join, reshape, support, useful
+from basisprune.coupling.combining import elementwise
+from basisprune.coupling.labels import CONSTANT, Labels, attach, join, narrow, reshape, support, useful
 from basisprune.coupling.ledger import Ids
-from basisprune.coupling.rules import Call, all_dims, elementwise, rule
+from basisprune.coupling.rules import Operation, RuleTable, all_dims
+
+REARRANGING = RuleTable()
 
 
-@rule("view", "reshape", "_unsafe_view", "_reshape_alias", "unflatten", "flatten")
-def _view(call: Call) -> Labels:
+@REARRANGING.rule("view", "reshape", "_unsafe_view", "_reshape_alias", "unflatten", "flatten")
+def _view(call: Operation) -> Labels:
     """The ids are viewed like the values; an axis of channels that falls apart must be cut evenly."""
     source, target = tuple(call.source.shape), tuple(call.out.shape)
     if call.source.numel() == 0:
@@ -34,40 +37,40 @@ def _view(call: Call) -> Labels:
     return useful(call.ledger, fields, call.labels.active)
 
 
-@rule("permute")
-def _permute(call: Call) -> Labels:
+@REARRANGING.rule("permute")
+def _permute(call: Operation) -> Labels:
     return call.each(lambda ids: ids.transpose([dim % ids.ndim for dim in call.args[1]]))
 
 
-@rule("transpose")
-def _transpose(call: Call) -> Labels:
+@REARRANGING.rule("transpose")
+def _transpose(call: Operation) -> Labels:
     return call.each(lambda ids: ids.swapaxes(call.args[1], call.args[2]) if ids.ndim else ids)
 
 
-@rule("t")
-def _t(call: Call) -> Labels:
+@REARRANGING.rule("t")
+def _t(call: Operation) -> Labels:
     return call.each(lambda ids: ids.T)
 
 
-@rule("unsqueeze")
-def _unsqueeze(call: Call) -> Labels:
+@REARRANGING.rule("unsqueeze")
+def _unsqueeze(call: Operation) -> Labels:
     return call.each(lambda ids: np.expand_dims(ids, call.args[1]))
 
 
-@rule("squeeze")
-def _squeeze(call: Call) -> Labels:
+@REARRANGING.rule("squeeze")
+def _squeeze(call: Operation) -> Labels:
     ndim = call.source.ndim
     dims = tuple(dim for dim in all_dims(call.get(1, "dim"), ndim) if call.source.shape[dim] == 1)
     return call.each(lambda ids: np.squeeze(ids, axis=dims))
 
 
-@rule("expand")
-def _expand(call: Call) -> Labels:
+@REARRANGING.rule("expand")
+def _expand(call: Operation) -> Labels:
     return call.each(lambda ids: ids.reshape((1,) * (call.out.ndim - ids.ndim) + ids.shape))
 
 
-@rule("select")
-def _select(call: Call) -> Labels:
+@REARRANGING.rule("select")
+def _select(call: Operation) -> Labels:
     dim, index = call.args[1] % call.source.ndim, call.args[2]
     return call.each(lambda ids: _taken(ids, dim, index))
 
@@ -77,8 +80,8 @@ def _taken(ids: Ids, dim: int, index: int) -> Ids:
     return taken
 
 
-@rule("slice")
-def _slice(call: Call) -> Labels:
+@REARRANGING.rule("slice")
+def _slice(call: Operation) -> Labels:
     dim, size = call.get(1, "dim", 0) % call.source.ndim, call.source.shape[call.get(1, "dim", 0)]
     start, end, step = slice(call.get(2, "start"), call.get(3, "end"), call.get(4, "step", 1)).indices(size)
 
@@ -94,8 +97,8 @@ def _slice(call: Call) -> Labels:
     return call.each(change)
 
 
-@rule("split", "split_with_sizes", "unsafe_split", "unsafe_split_with_sizes")
-def _split(call: Call) -> list[Labels]:
+@REARRANGING.rule("split", "split_with_sizes", "unsafe_split", "unsafe_split_with_sizes")
+def _split(call: Operation) -> list[Labels]:
     """Pieces of an axis; pieces of one size must stay of one size."""
     dim = call.get(2, "dim", 0) % call.source.ndim
     sizes = [piece.shape[dim] for piece in call.out]
@@ -118,8 +121,8 @@ def _split(call: Call) -> list[Labels]:
     return [piece(start, end) for start, end in pairwise(edges)]
 
 
-@rule("unbind")
-def _unbind(call: Call) -> list[Labels]:
+@REARRANGING.rule("unbind")
+def _unbind(call: Operation) -> list[Labels]:
     dim = call.get(1, "dim", 0) % call.source.ndim
 
     def piece(place: int) -> Labels:
@@ -128,8 +131,8 @@ def _unbind(call: Call) -> list[Labels]:
     return [piece(place) for place in range(len(call.out))]
 
 
-@rule("cat", "stack", "concatenate")
-def _cat(call: Call) -> Labels:
+@REARRANGING.rule("cat", "stack", "concatenate")
+def _cat(call: Operation) -> Labels:
     """Channels stand side by side along the axis; along all other axes the pieces must match."""
     dim = call.get(1, "dim", 0) % call.out.ndim
     stacked = call.name == "stack"
@@ -152,7 +155,7 @@ def _cat(call: Call) -> Labels:
     return useful(call.ledger, fields, joined.active)
 
 
-def _side_by_side(call: Call, along: list[list[Ids]], shapes: list[tuple[int, ...]], dim: int) -> list[Ids]:
+def _side_by_side(call: Operation, along: list[list[Ids]], shapes: list[tuple[int, ...]], dim: int) -> list[Ids]:
     if not any(along):
         return []
     for found in along:
@@ -170,15 +173,15 @@ def _side_by_side(call: Call, along: list[list[Ids]], shapes: list[tuple[int, ..
     return [np.concatenate(wide, axis=dim)]
 
 
-@rule("index_select")
-def _index_select(call: Call) -> Labels:
+@REARRANGING.rule("index_select")
+def _index_select(call: Operation) -> Labels:
     dim, index = call.args[1] % call.source.ndim, call.args[2].cpu().numpy()
     return call.each(lambda ids: ids.take(index, axis=dim) if ids.shape[dim] > 1 else ids)
 
 
-@rule("roll", "flip", "constant_pad_nd", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d",
+@REARRANGING.rule("roll", "flip", "constant_pad_nd", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d",
       "replication_pad1d", "replication_pad2d", "replication_pad3d")  # fmt: skip
-def _spatial_move(call: Call) -> Labels:
+def _spatial_move(call: Operation) -> Labels:
     """Values move along some axes; channels that lie along others are not concerned."""
     touched = _touched(call)
     if all(ids.shape[dim] == 1 for ids in call.labels.fields for dim in touched):
@@ -186,7 +189,7 @@ def _spatial_move(call: Call) -> Labels:
     return as_data(call)
 
 
-def _touched(call: Call) -> list[int]:
+def _touched(call: Operation) -> list[int]:
     ndim = call.source.ndim
     if call.name in ("roll", "flip"):
         return all_dims(call.get(2, "dims") if call.name == "roll" else call.args[1], ndim)
@@ -194,9 +197,9 @@ def _touched(call: Call) -> list[int]:
     return [ndim - 1 - place // 2 for place, width in enumerate(pad) if width]
 
 
-@rule("index", "repeat", "pixel_shuffle", "pixel_unshuffle", "native_channel_shuffle", "channel_shuffle",
+@REARRANGING.rule("index", "repeat", "pixel_shuffle", "pixel_unshuffle", "native_channel_shuffle", "channel_shuffle",
       "unfold", "im2col", "tril", "triu", "diagonal")  # fmt: skip
-def as_data(call: Call) -> Labels:
+def as_data(call: Operation) -> Labels:
     """The ids go through the operation as if they were the values."""
     args = tree_map_only(Tensor, Tensor.cpu, call.args[1:])
     fields = []
@@ -204,19 +207,19 @@ def as_data(call: Call) -> Labels:
         # float64 holds every id exactly, and every operation that moves values has a kernel for it
         wide = torch.from_numpy(np.broadcast_to(ids, tuple(call.source.shape)).astype(np.float64))
         moved = call.func(wide, *args, **call.kwargs)
-        fields.append(compress(moved.numpy().astype(np.int64)))
+        fields.append(narrow(moved.numpy().astype(np.int64)))
     return useful(call.ledger, fields, call.labels.active)
 
 
-@rule("new_empty", "new_full", "new_ones", "new_zeros", "new_empty_strided")
-def _new(call: Call) -> Labels:
+@REARRANGING.rule("new_empty", "new_full", "new_ones", "new_zeros", "new_empty_strided")
+def _new(call: Operation) -> Labels:
     """A new tensor has only the kind of the old one."""
     del call
     return CONSTANT
 
 
-@rule("copy")
-def _copy(call: Call) -> Labels:
+@REARRANGING.rule("copy")
+def _copy(call: Operation) -> Labels:
     """What is written into a part of a tensor labels the whole, if its channels lie along whole axes."""
     target, source = call.args[:2]
     written, whole = call.labels_of(source), target._base
@@ -236,8 +239,8 @@ def _copy(call: Call) -> Labels:
     return result
 
 
-@rule("as_strided")
-def _as_strided(call: Call) -> Labels:
+@REARRANGING.rule("as_strided")
+def _as_strided(call: Operation) -> Labels:
     if call.out.shape == call.source.shape:
         return call.labels
     for ids in call.labels.fields:

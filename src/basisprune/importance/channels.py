@@ -1,0 +1,76 @@
+"""What scores ask of a layer: the weights of its filters, the norm right behind it, where its channels lie."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from basisprune.basis.layers import BasisScalingConv
+from basisprune.errors import DataError, LayerError
+from basisprune.torchkit.dataflow import dataflow_of
+from basisprune.torchkit.running import images_of
+from basisprune.torchkit.surgery import is_norm
+
+Batches: TypeAlias = Iterable[tuple[Tensor, Tensor]]
+"""Prepared images with their labels."""
+
+
+@dataclass(frozen=True)
+class Affine:
+    """The weight and bias of a norm, one of each per channel."""
+
+    weight: Tensor
+    bias: Tensor
+
+
+@torch.no_grad()
+def filter_weights(model: nn.Module, name: str) -> Tensor:
+    """The weights of each output channel of the layer, (c_o, -1); of a pair, of its second half, scales included."""
+    layer = model.get_submodule(name)
+    if isinstance(layer, BasisScalingConv):
+        return layer.scaled_weight().flatten(1)
+    weight = getattr(layer, "weight", None)
+    if not isinstance(weight, Tensor):
+        raise LayerError(name, f"{type(layer).__name__} has no weight to score; name convs and linear layers")
+    if getattr(layer, "transposed", False):  # (c_i, c_o / groups, *)
+        weight = weight.unflatten(0, (int(getattr(layer, "groups", 1)), -1)).transpose(1, 2).flatten(0, 1)
+    return weight.detach().flatten(1)
+
+
+def has_channels_last(layer: nn.Module) -> bool:
+    """Whether the layer's output channels are on the last axis, as those of a linear layer are, not on axis 1."""
+    return isinstance(layer, nn.Linear) or (isinstance(layer, BasisScalingConv) and layer.spatial_dims == 0)
+
+
+def norms_behind(model: nn.Module, layers: Sequence[str], batches: Iterable[object]) -> dict[str, Affine]:
+    """For each layer the affine norm with a weight per channel that reads its output, the first if several do.
+
+    Layers without one are left out. Found in a run on the first of the batches; raises DataError if there is none.
+    """
+    images = next((images_of(batch) for batch in batches), None)
+    if images is None:
+        raise DataError("batches: no batch came; give the validation data")
+    norms = {name: module for name, module in model.named_modules() if is_norm(module)}
+    watched = {name: model.get_submodule(name) for name in layers}
+    flow = dataflow_of(model, [images.to(next(model.parameters()).device)], watched, norms)
+    found: dict[str, Affine] = {}
+    for norm, sources in flow.sources.items():
+        for name in sources:
+            affine = None if name is None else _affine(norms[norm], model, name)
+            if name is not None and affine is not None:
+                found.setdefault(name, affine)
+    return found
+
+
+def _affine(norm: nn.Module, model: nn.Module, name: str) -> Affine | None:
+    """The norm's weight and bias, if it has one of each per filter of the layer."""
+    weight, bias = getattr(norm, "weight", None), getattr(norm, "bias", None)
+    # torch's own LayerNorm reads the last axis, which of a conv's output is not the channels.
+    by_channel = type(norm) is not nn.LayerNorm or isinstance(model.get_submodule(name), nn.Linear)
+    if not (by_channel and isinstance(weight, Tensor) and isinstance(bias, Tensor)):
+        return None
+    return Affine(weight, bias) if weight.shape == (len(filter_weights(model, name)),) else None
