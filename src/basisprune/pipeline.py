@@ -30,7 +30,8 @@ from basisprune.recipes import Recipe, find_recipe
 from basisprune.stage_store import RunFolder
 from basisprune.training.config import TrainConfig
 from basisprune.training.evaluation import evaluate
-from basisprune.training.loop import EpochRecord, fit
+from basisprune.training.history import EpochRecord
+from basisprune.training.loop import Session, fit
 from basisprune.training.predict import predict
 from basisprune.training.trainable import classes_of, set_trainable
 from basisprune.transfer.model import spec_of
@@ -247,8 +248,7 @@ class Pipeline:
             config,
             checkpoint=path,
             progress=self.progress,
-            stop=stop,
-            teacher=None if start is None else start.model,
+            session=Session(teacher=None if start is None else start.model, stop=stop),
         )
         stage, hits = self._stage(state.key, result.model, result.history)
         return State(state.key, result.model, (*state.stages, stage), state.plans, hits)

@@ -15,8 +15,8 @@ from basisprune.deploy.fold import deploy
 from basisprune.deploy.latency import Backend, measure_latency
 from basisprune.errors import ConfigError, TooMuchError
 from basisprune.pipeline import Enough, Framework, Pipeline, State
+from basisprune.training.history import EpochRecord
 from basisprune.training.intervals import paired_drop, wilson_interval
-from basisprune.training.loop import EpochRecord
 from basisprune.types import BasisPlan
 
 Axis: TypeAlias = Literal["basis", "filters"]
