@@ -2,17 +2,17 @@
 
     python benchmarks/all_weights.py --assets DIR [--models resnet50 ...] [--ways method all ...] [--seeds 0 1 ...]
 
-CIFAR-10, 2,000 training images at 64x64, 2,000 test images, one thread. Each network is trained from its ImageNet weights
-("unpruned"); or trained by the method for six passes, 80 % of its basis vectors removed by the recipe `quick`, and
-tuned for two passes ("pruned"). DIR is described in benchmarks/backbones.py. Goes on where it was stopped; writes
-results/all_weights.json.
+CIFAR-10, 2,000 training images at 64x64, 2,000 test images, one thread. Each network is trained from its ImageNet
+weights ("unpruned"); or trained by the method for six passes, 80 % of its basis vectors removed by the recipe
+`quick`, and tuned for two passes ("pruned"). The number in the name of a way is its `weight_lr`. DIR is described in
+benchmarks/backbones.py. Goes on where it was stopped; writes results/all_weights.json.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -59,13 +59,12 @@ WAYS = {
 }
 
 
-def pruned(model: nn.Module, splits: Splits, seed: int, folder: Path) -> tuple[nn.Module, nn.Module]:
+def pruned(model: nn.Module, splits: Splits, seed: int, file: Path) -> tuple[nn.Module, nn.Module]:
     """The network after six passes of the method, and what is left of it without most of its basis vectors."""
-    config = replace(METHOD, epochs=6, seed=seed)
-    dense = fit(model, splits.train, None, config, checkpoint=folder / "dense.pt").model
-    file = folder / "pruned.pt"
     if file.exists():
-        return dense, torch.load(file, weights_only=False)
+        dense, small = torch.load(file, weights_only=False)
+        return dense, small
+    dense = fit(model, splits.train, None, replace(METHOD, epochs=6, seed=seed)).model
 
     def batches(part: LabelledImages, size: int, limit: int) -> PreparedBatches:
         return PreparedBatches(part, dense.input_spec, batch_size=size, limit=limit, shuffle=True)  # type: ignore[arg-type]
@@ -75,7 +74,8 @@ def pruned(model: nn.Module, splits: Splits, seed: int, folder: Path) -> tuple[n
     plan = plan_basis(taylor_scores(split, batches(splits.val, 8, 500)), RATIO)
     statistics = basis_statistics(split, batches(splits.train, 128, 512))
     small = prune_basis(split, plan, compensate="refit", statistics=statistics)
-    torch.save(small, file)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    torch.save((dense, small), file)
     return dense, small
 
 
@@ -83,9 +83,10 @@ def trained(name: str, start: str, config: TrainConfig, options: argparse.Namesp
     """How good the network gets that way, and in how many seconds of the processor."""
     torch.manual_seed(config.seed)
     splits, test = data("cifar10", options.assets, images=2000, test_images=2000, seed=config.seed)
-    model, teacher = build(name, options.assets, num_classes=10, input_size=64), None
+    model: nn.Module = build(name, options.assets, num_classes=10, input_size=64)
+    teacher = None
     if start == "pruned":
-        teacher, model = pruned(model, splits, config.seed, options.runs / f"{name}-{config.seed}")
+        teacher, model = pruned(model, splits, config.seed, options.runs / f"{name}-{config.seed}.pt")
     before = time.process_time()
     result = fit(model, splits.train, None, config, session=Session(teacher=teacher))
     seconds = time.process_time() - before
@@ -110,7 +111,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     options = parser.parse_args()
     torch.set_num_threads(1)
-    cells = Cells("all_weights", {"ratio": RATIO, "method": asdict(METHOD)})
+    cells = Cells("all_weights", {"ratio": RATIO, "images": 2000, "test images": 2000, "size": 64})
     for seed in options.seeds:
         for name in options.models:
             for start in options.starts:

@@ -100,6 +100,8 @@ def augment(images: Tensor, settings: Augment, generator: torch.Generator | None
             f"augment: a {images.dtype} tensor of shape {tuple(images.shape)} given, "
             "a float tensor (N, C, H, W) is needed; convert pixels with images.float() / 255"
         )
+    if len(images) == 0:
+        return images
     if settings.moves:
         images = _moved(images, settings, generator)
     if settings.colour:
