@@ -53,7 +53,7 @@ class TrainConfig:
     norm_statistics: NormStatistics = "batch"
     train_scales: bool = True
     train: Trained = "method"
-    weight_lr: float = 1.0
+    weight_lr: float = 0.3
     head_first: float = 0.0
     clip_norm: float | None = None
     patience: int | None = None
