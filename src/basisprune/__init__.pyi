@@ -50,6 +50,7 @@ from .runs.compress import compress as compress
 from .search import SearchConfig as SearchConfig
 from .training.config import TrainConfig as TrainConfig
 from .training.evaluation import evaluate as evaluate
+from .training.loop import Session as Session
 from .training.loop import fit as fit
 from .training.predict import Predictions as Predictions
 from .training.predict import predict as predict

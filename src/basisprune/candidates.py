@@ -11,8 +11,8 @@ from torch import nn
 from basisprune.budget import Budget
 from basisprune.frameworks import POLISHED, Axis, Steps
 from basisprune.pipeline import State
+from basisprune.training.history import EpochRecord
 from basisprune.training.intervals import paired_drop, wilson_interval
-from basisprune.training.loop import EpochRecord
 from basisprune.types import BasisPlan
 
 Shares: TypeAlias = Mapping[Axis, float]

@@ -41,7 +41,8 @@ from basisprune.stage_store import StageStore, fingerprint
 from basisprune.torchkit.moments import OutputStatistics
 from basisprune.training.config import TrainConfig
 from basisprune.training.evaluation import evaluate
-from basisprune.training.loop import EpochRecord, fit
+from basisprune.training.history import EpochRecord
+from basisprune.training.loop import Session, fit
 from basisprune.training.predict import predict
 from basisprune.training.trainable import classes_of, set_trainable
 from basisprune.transfer.model import spec_of
@@ -301,8 +302,7 @@ class Pipeline:
             config,
             checkpoint=self.store.path(state.steps, ".pt"),
             progress=self.progress,
-            stop=stop,
-            teacher=None if start is None else start.model,
+            session=Session(teacher=None if start is None else start.model, stop=stop),
         )
         stage, hits = self._stage(state.name, result.model, result.history)
         return State(state.steps, result.model, (*state.stages, stage), state.plans, hits)

@@ -15,9 +15,13 @@ from tiny import differing, tiny_decomposed, tiny_images, tiny_model, tiny_train
 import basisprune.training.loop
 from basisprune.data import Augment
 from basisprune.errors import CheckpointError, TrainingError
+from basisprune.training.evaluation import Evaluation
 from basisprune.training.loop import fit
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+PHOTOGRAPHS = Augment(flip=True, crop=0.5, colour=0.3, policy="rand", mixup=0.5, cutmix=1.0)
 
 
 class Killed(BaseException):
@@ -42,6 +46,7 @@ def killed_after(epochs: int, monkeypatch) -> None:
     {"optimizer": "adamw", "lr": 0.01, "norm_statistics": "fixed", "warmup": 0.2},
     {"optimizer": "adamw", "lr": 0.01, "train": "all", "head_first": 0.5, "warmup": 0.2, "clip_norm": 1.0},
     {"optimizer": "sgd", "train": "all", "weight_lr": 0.1},
+    {"optimizer": "adamw", "lr": 0.02, "train": "all", "augmentation": PHOTOGRAPHS, "patience": 2},
 ])  # fmt: skip
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_a_killed_run_ends_in_the_same_weights(settings, epochs, monkeypatch, tmp_path):
@@ -59,6 +64,36 @@ def test_a_killed_run_ends_in_the_same_weights(settings, epochs, monkeypatch, tm
     states = [torch.load(file, weights_only=True)["optimizer"]["state"] for file in (path, tmp_path / "whole.pt")]
     assert all(torch.equal(states[0][key][part], value[part]) for key, value in states[1].items()
                for part in value if part != "step")  # fmt: skip
+
+
+@pytest.mark.parametrize("killed", [1, 2, 3])
+def test_a_run_that_is_killed_before_it_stops_early_has_the_same_best_weights(killed, monkeypatch, tmp_path):
+    accuracies = [0.3, 0.9, 0.5, 0.4, 0.95]  # it stops after the fourth, with the weights of the second
+    config = tiny_training(epochs=5, train="all", optimizer="adamw", augmentation=PHOTOGRAPHS, patience=2, lr=0.01)
+
+    def run(path):
+        return fit(tiny_decomposed(), tiny_images(), tiny_images(9), config, checkpoint=path)
+
+    def judged_from(epoch):
+        left = (Evaluation(1.0, accuracy, 9) for accuracy in accuracies[epoch:])
+        monkeypatch.setattr(basisprune.training.loop, "evaluate", lambda *_, **__: next(left))
+
+    judged_from(0)
+    expected = run(tmp_path / "whole.pt")
+    judged_from(0)
+    with monkeypatch.context() as patch:
+        killed_after(killed, patch)
+        with pytest.raises(Killed):
+            run(tmp_path / "killed.pt")
+    judged_from(killed)
+    resumed = run(tmp_path / "killed.pt")
+    assert not differing(resumed.model, expected.model)
+    assert resumed.history == expected.history
+    assert len(resumed.history) == 4
+    last = torch.load(tmp_path / "killed.pt", weights_only=True)["model"]
+    assert any(not torch.equal(value, resumed.model.state_dict()[key]) for key, value in last.items())
+    killed_after(0, monkeypatch)  # nothing is left to train
+    assert not differing(run(tmp_path / "killed.pt").model, expected.model)
 
 
 def test_a_finished_run_is_not_trained_again(monkeypatch, tmp_path):

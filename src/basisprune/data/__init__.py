@@ -1,12 +1,12 @@
 """Images of a user, in whatever form -> batches that a network can be trained on.
 
 `load_data` makes the training, validation and test parts, `make_loader` the batches of one part, and `prepare`
-turns a batch of pixels into the network's input, moved at random by `Augment` if asked.
+turns a batch of pixels into the network's input, changed at random by `Augment` if asked.
 """
 
 from __future__ import annotations
 
-from basisprune.data.augment import Augment, augment
+from basisprune.data.augment import Augment, augment, blend
 from basisprune.data.batches import PreparedBatches
 from basisprune.data.datasets import ArrayImages, FolderImages, LabelledImages, WrappedDataset, take
 from basisprune.data.load import Splits, load_data
@@ -22,6 +22,7 @@ __all__ = [
     "Splits",
     "WrappedDataset",
     "augment",
+    "blend",
     "load_data",
     "make_loader",
     "prepare",

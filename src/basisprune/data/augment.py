@@ -1,48 +1,95 @@
-"""Random shifts, flips and rotations of whole batches of pixels."""
+"""Random changes of whole batches of pixels: where they lie, their colours, and blends of two images."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torchvision.transforms import InterpolationMode, v2
 
 from basisprune.errors import ConfigError, DataError
+
+Policy = Literal["trivial", "rand"]
+_ASPECT = 4 / 3  # of a crop, at most, as in torchvision
 
 
 @dataclass(frozen=True)
 class Augment:
-    """How far training images are moved at random; by default not at all.
+    """How training images are changed at random; by default not at all.
 
     `shift` is a fraction of height and width (uniform in ±shift, drawn apart for each), `flip` mirrors left
     and right with probability one half, `rotation` is in degrees (uniform in ±rotation).
 
+    Photographs bear more: `crop` is the smallest part of an image's area that is cut out and enlarged, at random up
+    to all of it (torchvision's RandomResizedCrop), `colour` how far brightness, contrast and saturation may
+    go from 1 (its ColorJitter), `policy` its TrivialAugmentWide or RandAugment. `mixup` and `cutmix` blend the
+    images of a batch and their labels, by the parameter of their Beta distribution; with both, each batch
+    is blended by either.
+
     >>> Augment(shift=0.15, flip=True)
     Augment(shift=0.15, flip=True, rotation=0.0)
+    >>> Augment(flip=True, crop=0.5, policy="trivial")
+    Augment(shift=0.0, flip=True, rotation=0.0, crop=0.5, policy='trivial')
     """
 
     shift: float = 0.0
     flip: bool = False
     rotation: float = 0.0
+    crop: float = 1.0
+    colour: float = 0.0
+    policy: Policy | None = None
+    mixup: float = 0.0
+    cutmix: float = 0.0
 
     def __post_init__(self) -> None:
-        faults = []
-        if not _is_number(self.shift) or not 0 <= self.shift < 1:
-            faults.append(f"shift: {self.shift!r} given, a fraction of the image size in [0, 1) is needed")
-        if not isinstance(self.flip, bool):
-            faults.append(f"flip: {self.flip!r} given, True or False is needed")
-        if not _is_number(self.rotation) or not 0 <= self.rotation <= 180:
-            faults.append(f"rotation: {self.rotation!r} given, degrees in [0, 180] are needed")
+        ranges = {
+            "shift": (0 <= _number(self.shift) < 1, "a fraction of the image size in [0, 1) is needed"),
+            "flip": (isinstance(self.flip, bool), "True or False is needed"),
+            "rotation": (0 <= _number(self.rotation) <= 180, "degrees in [0, 180] are needed"),
+            "crop": (0 < _number(self.crop) <= 1, "a fraction of the image's area in (0, 1] is needed"),
+            "colour": (0 <= _number(self.colour) <= 1, "a number in [0, 1] is needed"),
+            "policy": (self.policy in (None, *get_args(Policy)), f"allowed are None, {', '.join(get_args(Policy))}"),
+            "mixup": (0 <= _number(self.mixup) < math.inf, "a number that is not negative is needed"),
+            "cutmix": (0 <= _number(self.cutmix) < math.inf, "a number that is not negative is needed"),
+        }
+        faults = [f"{name}: {getattr(self, name)!r} given, {rule}" for name, (fits, rule) in ranges.items() if not fits]
         if faults:
             raise ConfigError.of("Augment", faults)
 
+    def __repr__(self) -> str:
+        always = ("shift", "flip", "rotation")
+        values = [(field, getattr(self, field.name)) for field in fields(self)]
+        shown = [f"{field.name}={value!r}" for field, value in values if field.name in always or value != field.default]
+        return f"Augment({', '.join(shown)})"
+
+    @property
+    def moves(self) -> bool:
+        """Whether pixels move."""
+        return bool(self.shift or self.flip or self.rotation or self.crop < 1)
+
+    @property
+    def paints(self) -> bool:
+        """Whether pixels change their colours, which they cannot when they are normalised."""
+        return bool(self.colour or self.policy)
+
+    @property
+    def blends(self) -> bool:
+        """Whether images, and with them labels, are blended."""
+        return bool(self.mixup or self.cutmix)
+
 
 def augment(images: Tensor, settings: Augment, generator: torch.Generator | None = None) -> Tensor:
-    """The images (N, C, H, W), each moved at random; the same tensor if there is nothing to do.
+    """The images (N, C, H, W), each changed at random; the same tensor if there is nothing to do.
 
-    The images are floats; what moves in from outside has the colour of the border. The random numbers come
-    from a CPU generator (None: PyTorch's global one), the same for the same state on every device.
+    The images are floats, in [0, 1] if their colours change too; what moves in from outside has the colour of
+    the border (with a policy: black). The random numbers come from a CPU generator (None: PyTorch's global
+    one), the same for the same state on every device. Blending is for `blend`.
 
     >>> images = torch.rand(2, 3, 8, 8)
     >>> augment(images, Augment()) is images
@@ -53,21 +100,48 @@ def augment(images: Tensor, settings: Augment, generator: torch.Generator | None
             f"augment: a {images.dtype} tensor of shape {tuple(images.shape)} given, "
             "a float tensor (N, C, H, W) is needed; convert pixels with images.float() / 255"
         )
-    if settings == Augment():
+    if len(images) == 0:
         return images
+    if settings.moves:
+        images = _moved(images, settings, generator)
+    if settings.colour:
+        draws = torch.rand(3, len(images), generator=generator).to(images.device, images.dtype)
+        images = paint(images, *(1 + settings.colour * (2 * draws - 1)))
+    if settings.policy is not None:
+        images = _by_policy(images, settings.policy, generator)
+    return images
+
+
+def _moved(images: Tensor, settings: Augment, generator: torch.Generator | None) -> Tensor:
     draws = torch.rand(4, len(images), generator=generator).to(images.device, images.dtype)
     flip = (draws[0] < 0.5) & settings.flip
-    if settings.shift == 0 and settings.rotation == 0:
+    if settings.shift == 0 and settings.rotation == 0 and settings.crop == 1:
         return torch.where(flip.view(-1, 1, 1, 1), images.flip(3), images)
     around_zero = 2 * draws[1:] - 1
-    return move(images, shift=settings.shift * around_zero[:2].T, degrees=settings.rotation * around_zero[2], flip=flip)
+    window = None if settings.crop == 1 else _windows(torch.rand(4, len(images), generator=generator), settings.crop)
+    return move(
+        images,
+        shift=settings.shift * around_zero[:2].T,
+        degrees=settings.rotation * around_zero[2],
+        flip=flip,
+        window=None if window is None else window.to(images.device, images.dtype),
+    )
 
 
-def move(images: Tensor, *, shift: Tensor, degrees: Tensor, flip: Tensor) -> Tensor:
-    """The images flipped, then rotated about their centre, then shifted, sampled once (bilinear).
+def _windows(draws: Tensor, smallest: float) -> Tensor:
+    """From draws (4, N) in [0, 1): windows (N, 4) of any area down to the smallest, of any place in the image."""
+    area = smallest + (1 - smallest) * draws[0]
+    aspect = _ASPECT ** (2 * draws[1] - 1)
+    size = torch.stack([(area * aspect).sqrt(), (area / aspect).sqrt()]).clamp(max=1)
+    return torch.cat([(1 - size) * (2 * draws[2:] - 1), size]).T
+
+
+def move(images: Tensor, *, shift: Tensor, degrees: Tensor, flip: Tensor, window: Tensor | None = None) -> Tensor:
+    """The images flipped, then rotated about their centre, then shifted, then cropped; sampled once (bilinear).
 
     `shift` (N, 2) holds fractions of the width (to the right) and of the height (downwards); `degrees` (N,)
-    turn counterclockwise; `flip` (N,) is boolean.
+    turn counterclockwise; `flip` (N,) is boolean. `window` (N, 4) holds what is cut out and enlarged: x and y of
+    its centre, from -1 to 1, and its width and height as fractions.
 
     >>> image = torch.tensor([[[[1.0, 2.0, 3.0]]]])
     >>> third, zero, no = torch.tensor([[1 / 3, 0.0]]), torch.zeros(1), torch.tensor([False])
@@ -83,12 +157,88 @@ def move(images: Tensor, *, shift: Tensor, degrees: Tensor, flip: Tensor) -> Ten
     rows = [side * cos, -side * sin * (height / width), sin * (width / height), cos]
     linear = torch.stack(rows, dim=1).view(-1, 2, 2)
     offset = linear @ (-2 * shift).unsqueeze(2)
+    if window is not None:
+        offset = offset + linear @ window[:, :2].unsqueeze(2)
+        linear = linear * window[:, 2:].unsqueeze(1)
     grid = F.affine_grid(torch.cat([linear, offset], dim=2), list(images.shape), align_corners=False)
     moved = F.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
-    if images.is_contiguous(memory_format=torch.channels_last):
-        return moved.contiguous(memory_format=torch.channels_last)
-    return moved
+    return _laid_out(moved, like=images)
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def paint(images: Tensor, brightness: Tensor, contrast: Tensor, saturation: Tensor) -> Tensor:
+    """The images (N, C, H, W) in [0, 1] with their colours changed by one factor each (N,), as torchvision does it.
+
+    Brightness blends an image with black, contrast with its mean grey, saturation each pixel with its own grey.
+    Grey images have no saturation.
+
+    >>> one, half = torch.ones(1), torch.full((1,), 0.5)
+    >>> paint(torch.tensor([0.2, 0.6]).view(1, 1, 1, 2), one, half, one).flatten()
+    tensor([0.3000, 0.5000])
+    """
+    brightness, contrast, saturation = (factor.view(-1, 1, 1, 1) for factor in (brightness, contrast, saturation))
+    images = (images * brightness).clamp(0, 1)
+    mean = _grey(images).mean((1, 2, 3), keepdim=True)
+    images = (mean + (images - mean) * contrast).clamp(0, 1)
+    if images.shape[1] != 3:
+        return images
+    grey = _grey(images)
+    return (grey + (images - grey) * saturation).clamp(0, 1)
+
+
+def _grey(images: Tensor) -> Tensor:
+    grey: Tensor = v2.functional.rgb_to_grayscale(images) if images.shape[1] == 3 else images
+    return grey
+
+
+def _by_policy(images: Tensor, policy: Policy, generator: torch.Generator | None) -> Tensor:
+    if images.shape[1] not in (1, 3):
+        raise DataError(f"augment: policy {policy!r} knows grey and colour images; {images.shape[1]} channels given")
+    kind = v2.TrivialAugmentWide if policy == "trivial" else v2.RandAugment
+    transform = kind(interpolation=InterpolationMode.BILINEAR)
+    pixels = (images * 255).round_().to(torch.uint8)
+    with _seeded_by(generator):
+        changed: Tensor = torch.stack([transform(image) for image in pixels]).to(images.dtype) / 255
+    return _laid_out(changed, like=images)
+
+
+def blend(
+    images: Tensor, labels: Tensor, settings: Augment, *, classes: int, generator: torch.Generator | None = None
+) -> tuple[Tensor, Tensor]:
+    """The images (N, C, H, W) blended with one another, and the share (N, classes) that each class has in them.
+
+    With nothing to blend, these are the same images and the labels one-hot. Blending comes after normalising,
+    with which it commutes.
+
+    >>> blend(torch.rand(2, 3, 8, 8), torch.tensor([0, 2]), Augment(), classes=3)[1]
+    tensor([[1., 0., 0.],
+            [0., 0., 1.]])
+    """
+    if not settings.blends:
+        return images, F.one_hot(labels, classes).to(images.dtype)
+    with _seeded_by(generator):
+        by_mixup = torch.rand(()).item() < 0.5 if settings.mixup and settings.cutmix else settings.mixup > 0
+        kind, alpha = (v2.MixUp, settings.mixup) if by_mixup else (v2.CutMix, settings.cutmix)
+        blended, shares = kind(alpha=alpha, num_classes=classes)(images, labels)
+    return _laid_out(blended, like=images), shares
+
+
+@contextmanager
+def _seeded_by(generator: torch.Generator | None) -> Iterator[None]:
+    """PyTorch's global random numbers on the CPU, from which torchvision draws, are the generator's for a while."""
+    seed = int(torch.randint(2**62, (), generator=generator))
+    state = torch.default_generator.get_state()
+    try:
+        torch.default_generator.manual_seed(seed)
+        yield
+    finally:
+        torch.default_generator.set_state(state)
+
+
+def _laid_out(result: Tensor, *, like: Tensor) -> Tensor:
+    last = like.is_contiguous(memory_format=torch.channels_last)
+    return result.contiguous(memory_format=torch.channels_last) if last else result
+
+
+def _number(value: object) -> float:
+    """The value as a number, NaN if it is none."""
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan

@@ -27,9 +27,11 @@ def prepare(
 
     `images` (N, C, H, W) are uint8 in 0..255 or floats in [0, 1]; grey becomes colour or colour grey as the
     spec asks. They are resized, then augmented, then normalised. With `prepared` they are normalised floats
-    of the right size already; only their shape is checked. The input is not modified.
+    of the right size already; only their shape is checked. The input is not modified. Blending images is left to
+    `blend`.
 
-    Raises DataError for images that do not fit, ConfigError for an unknown `spec.interpolation`.
+    Raises DataError for images that do not fit, ConfigError for an unknown `spec.interpolation`, or for other
+    colours in images that are normalised.
 
     >>> spec = InputSpec(size=(2, 2), mean=(0.5,), std=(0.5,))
     >>> prepare(torch.tensor([[[[0, 0], [255, 255]]]], dtype=torch.uint8), spec).tolist()
@@ -41,6 +43,8 @@ def prepare(
         ready = _checked_prepared(images, spec).float()
         # Moving pixels commutes with normalising them, since what moves in from outside is the border.
         if augmentation is not None:
+            if augmentation.paints:
+                raise ConfigError("augmentation: colour and policy need pixels, but prepared=True given")
             ready = augment(ready, augmentation, generator)
     else:
         pixels = _resized(_with_channels(_unit_pixels(images), spec.channels), spec)

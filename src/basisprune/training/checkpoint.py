@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from basisprune.data.augment import Augment
 from basisprune.errors import CheckpointError
 from basisprune.files import atomic
 from basisprune.training.config import TrainConfig
+from basisprune.training.history import EpochRecord
 
 FORMAT = 1
 # What may differ between a run and its continuation without changing the outcome.
 _FREE = frozenset({"workers", "tracker"})
+
+
+@dataclass(frozen=True)
+class Past:
+    """What a training has behind it: a record for each epoch and, if it stops early, its best weights so far."""
+
+    history: tuple[EpochRecord, ...] = ()
+    best: Mapping[str, Tensor] | None = None
 
 
 def save_checkpoint(
@@ -24,7 +34,7 @@ def save_checkpoint(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     config: TrainConfig,
-    history: list[dict[str, Any]],
+    past: Past,
     scaler: torch.amp.GradScaler | None = None,
 ) -> None:
     """Writes the state of a training to `path`; a reader sees the old file or the new one, never a part.
@@ -34,10 +44,11 @@ def save_checkpoint(
     state = {
         "format": FORMAT,
         "config": json.dumps(asdict(config)),
-        "history": json.dumps(history),
+        "history": json.dumps([asdict(record) for record in past.history]),
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict(),
         "scaler": {} if scaler is None else scaler.state_dict(),
+        "best": None if past.best is None else dict(past.best),
     }
     with atomic(path) as file:
         torch.save(state, file)
@@ -49,18 +60,64 @@ def load_checkpoint(
     optimizer: torch.optim.Optimizer,
     config: TrainConfig,
     scaler: torch.amp.GradScaler | None = None,
-) -> list[dict[str, Any]]:
-    """The history of the training in `path`, whose state goes into model, optimizer and scaler.
+) -> Past:
+    """The past of the training in `path`, whose state goes into model, optimizer and scaler.
 
     Raises CheckpointError for a file that is damaged, of another format, or of a run with another
     configuration or network; model and optimizer are then untouched.
     """
     state = _read(path)
+    _refuse_other_run(path, state.config, config)
+    for weights in (state.model, state.past.best):
+        if weights is not None:
+            _refuse_other_network(path, weights, model)
     try:
-        old, history = json.loads(state["config"]), json.loads(state["history"])
-        found = {name: tuple(value.shape) for name, value in state["model"].items()}
+        optimizer.load_state_dict(state.optimizer)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path}: its optimizer does not fit ({error}); use another path") from error
+    model.load_state_dict(state.model)
+    if scaler is not None and state.scaler:
+        scaler.load_state_dict(state.scaler)
+    return state.past
+
+
+@dataclass(frozen=True)
+class _State:
+    """The parts of a checkpoint."""
+
+    config: dict[str, object]
+    past: Past
+    model: dict[str, Tensor]
+    optimizer: dict[str, object]
+    scaler: dict[str, object]
+
+
+def _read(path: Path) -> _State:
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged file fails in many ways
+        raise CheckpointError(f"{path}: cannot be read as a checkpoint ({error}); delete it to start anew") from error
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        found = state.get("format") if isinstance(state, dict) else type(state).__name__
+        raise CheckpointError(f"{path}: format {found} found, {FORMAT} is needed; delete it to start anew")
+    try:
+        history = tuple(EpochRecord(**record) for record in json.loads(state["history"]))
+        best = None if state.get("best") is None else dict(state["best"])
+        config, weights = json.loads(state["config"]), dict(state["model"])
+        return _State(_completed(config), Past(history, best), weights, state["optimizer"], state.get("scaler", {}))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{path}: parts are missing ({error!r}); delete it to start anew") from error
+
+
+def _completed(config: dict[str, object]) -> dict[str, object]:
+    """The configuration with the defaults of settings that did not exist when it was written."""
+    changes = config.get("augmentation", {})
+    if not isinstance(changes, Mapping):
+        raise TypeError(f"augmentation: {changes!r}")
+    return {**asdict(TrainConfig()), **config, "augmentation": {**asdict(Augment()), **changes}}
+
+
+def _refuse_other_run(path: Path, old: Mapping[str, object], config: TrainConfig) -> None:
     new = json.loads(json.dumps(asdict(config)))
     differing = [
         f"{key}: {old.get(key)!r} there, {new.get(key)!r} now"
@@ -69,28 +126,14 @@ def load_checkpoint(
     ]
     if differing:
         raise CheckpointError.of(f"{path}: belongs to a run with another configuration; use another path", differing)
-    shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+
+
+def _refuse_other_network(path: Path, weights: Mapping[str, Tensor], model: nn.Module) -> None:
+    found, shapes = (
+        {name: tuple(value.shape) for name, value in each.items()} for each in (weights, model.state_dict())
+    )
     if shapes != found:
         odd = sorted(name for name in {*shapes, *found} if shapes.get(name) != found.get(name))
         raise CheckpointError(
             f"{path}: belongs to another network ({len(odd)} tensors differ, first {odd[0]}); use another path"
         )
-    try:
-        optimizer.load_state_dict(state["optimizer"])
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path}: its optimizer does not fit ({error}); use another path") from error
-    model.load_state_dict(state["model"])
-    if scaler is not None and state.get("scaler"):
-        scaler.load_state_dict(state["scaler"])
-    return history  # type: ignore[no-any-return]
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged file fails in many ways
-        raise CheckpointError(f"{path}: cannot be read as a checkpoint ({error}); delete it to start anew") from error
-    if not isinstance(state, dict) or state.get("format") != FORMAT:
-        found = state.get("format") if isinstance(state, dict) else type(state).__name__
-        raise CheckpointError(f"{path}: format {found} found, {FORMAT} is needed; delete it to start anew")
-    return state

@@ -29,6 +29,8 @@ class TrainConfig:
     Norms, scales and classifier learn at `lr`, these weights at `weight_lr` of it, for adamw times the size of
     each (`weight_share`). They join after the share `head_first` of all steps, when the classifier is no longer
     random (LP-FT; Kumar et al., 2022), and warm up then. `clip_norm` bounds the norm of all gradients of a step.
+    With `patience`, the training ends after so many epochs without a better accuracy on the validation images, and
+    keeps the best weights; that accuracy was chosen for being high, so that it flatters.
 
     >>> TrainConfig(epochs=0, lr=-1)
     Traceback (most recent call last):
@@ -51,9 +53,10 @@ class TrainConfig:
     norm_statistics: NormStatistics = "batch"
     train_scales: bool = True
     train: Trained = "method"
-    weight_lr: float = 1.0
+    weight_lr: float = 0.3
     head_first: float = 0.0
     clip_norm: float | None = None
+    patience: int | None = None
     augmentation: Augment = field(default_factory=Augment)
     prepared: bool = False
     seed: int = 0
@@ -65,8 +68,8 @@ class TrainConfig:
     def __post_init__(self) -> None:
         faults = [
             f"{name}: {getattr(self, name)} given, at least 1 is needed"
-            for name in ("epochs", "batch_size")
-            if getattr(self, name) < 1
+            for name in ("epochs", "batch_size", "patience")
+            if getattr(self, name) is not None and getattr(self, name) < 1
         ]
         if not 0 < self.lr < math.inf:
             faults.append(f"lr: {self.lr} given, it must be positive")
@@ -88,6 +91,8 @@ class TrainConfig:
             faults.append(f"distill_temperature: {self.distill_temperature} given, it must be positive")
         if self.weight_decay < 0 or self.workers < 0:
             faults.append(f"weight_decay, workers: {self.weight_decay}, {self.workers} given; not negative")
+        if self.prepared and self.augmentation.paints:
+            faults.append("augmentation: colour and policy need pixels; prepared=True given")
         choices = {
             "optimizer": get_args(Optimizer),
             "norm_statistics": get_args(NormStatistics),

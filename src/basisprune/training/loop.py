@@ -19,32 +19,21 @@ from torch.utils.data import DataLoader
 from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy
 
-from basisprune.data import make_loader, prepare
+from basisprune.data import blend, make_loader, prepare
 from basisprune.errors import ConfigError, DataError, TrainingError
 from basisprune.torchkit.running import mode
 from basisprune.training.accelerating import as_shown, make_accelerator
-from basisprune.training.checkpoint import load_checkpoint, save_checkpoint
+from basisprune.training.checkpoint import Past, load_checkpoint, save_checkpoint
 from basisprune.training.config import TrainConfig, learning_rate, weights_ramp
 from basisprune.training.evaluation import Data, evaluate
+from basisprune.training.history import EpochRecord, best_epoch, out_of_patience
 from basisprune.training.progress import TrainingProgress
 from basisprune.training.trainable import classes_of, make_optimizer, project_scales
 from basisprune.transfer.model import spec_of
 
 logger = logging.getLogger(__name__)
 
-Stop: TypeAlias = Callable[[Sequence["EpochRecord"]], bool]
-
-
-@dataclass(frozen=True)
-class EpochRecord:
-    """What one pass over the training images showed; the accuracies are fractions."""
-
-    epoch: int
-    learning_rate: float
-    train_loss: float
-    train_accuracy: float
-    val_loss: float | None
-    val_accuracy: float | None
+Stop: TypeAlias = Callable[[Sequence[EpochRecord]], bool]
 
 
 @dataclass(frozen=True)
@@ -55,6 +44,27 @@ class FitResult:
     history: tuple[EpochRecord, ...]
 
 
+@dataclass(frozen=True)
+class Session:
+    """What a training may have around it.
+
+    `teacher` is another network for the same images and classes, `stop` is asked after each epoch, with the
+    records so far, whether to end early, and `accelerator` is the one that carries the training (None: a new
+    one by the configuration).
+    """
+
+    teacher: nn.Module | None = None
+    stop: Stop | None = None
+    accelerator: Accelerator | None = None
+
+    def ends(self, past: Past, config: TrainConfig) -> bool:
+        """Whether the training is over after the epochs in the past."""
+        history = past.history
+        if len(history) >= config.epochs or out_of_patience(history, config.patience):
+            return True
+        return bool(history) and self.stop is not None and self.stop(history)
+
+
 def fit(
     model: nn.Module,
     train: Data,
@@ -62,54 +72,52 @@ def fit(
     config: TrainConfig,
     *,
     checkpoint: str | Path | None = None,
-    accelerator: Accelerator | None = None,
     progress: bool | None = None,
-    stop: Stop | None = None,
-    teacher: nn.Module | None = None,
     inplace: bool = False,
+    session: Session | None = None,
 ) -> FitResult:
     """The model trained as `config` says: norms, basis scales and classifier, and with `train="all"` all weights.
 
     `train` and `val` are datasets (or loaders) of pixels; the model's `input_spec` tells how they are
     prepared. With `checkpoint`, the state is written there after each epoch, and a run that was killed goes
-    on from it and ends in the same weights. `progress=None` shows a bar in a terminal only. `stop` is asked
-    after each epoch, with the records so far, whether to end early. Accelerate carries the training: run it
-    under `accelerate launch` for several GPUs or nodes.
+    on from it and ends in the same weights. `progress=None` shows a bar in a terminal only. Accelerate carries
+    the training: run it under `accelerate launch` for several GPUs or nodes.
 
-    With `config.distill`, the model also learns what `teacher`, another network for the same images and
-    classes, says of each augmented batch in eval mode. The teacher moves to the device of the training and is
+    With `config.patience`, the training ends when so many epochs brought no better accuracy on `val`, and the
+    model has the weights of the best one. With `config.distill`, it also learns what the `teacher` of the
+    session says of each augmented batch in eval mode. The teacher moves to the device of the training and is
     otherwise not changed; with `distill=0` it is not asked at all. A run that is resumed needs the same one.
 
     Raises TrainingError when the loss is no longer finite (the last checkpoint stays), CheckpointError when
-    the checkpoint belongs to another run, ConfigError when there is no teacher to learn from, or a wrong one.
+    the checkpoint belongs to another run, ConfigError when there is no teacher to learn from, or a wrong one,
+    or nothing to be patient about.
     """
+    session = session or Session()
+    if config.patience is not None and val is None:
+        raise ConfigError(f"patience: {config.patience} given, but no validation images to judge by; pass val")
+    teacher = _checked_teacher(session.teacher, model, config)
     model = model if inplace else copy.deepcopy(model)
-    accelerator = accelerator or make_accelerator(config, checkpoint)
-    run = _Run(model, train, val, config, accelerator, _checked_teacher(teacher, model, config))
+    accelerator = session.accelerator or make_accelerator(config, checkpoint)
+    run = _Run(model, train, val, config, accelerator, teacher)
     path = None if checkpoint is None else Path(checkpoint)
-    history = run.resume(path) if path is not None and path.exists() else []
+    past = run.resume(path) if path is not None and path.exists() else Past()
     show = progress if accelerator.is_main_process else False
     with run.tracked(), TrainingProgress(config.epochs, run.steps, show=show) as bar:
-        for epoch in range(len(history), config.epochs):
-            if stop is not None and history and stop(history):
-                break
-            record = run.epoch(epoch, bar)
-            history.append(record)
-            logger.info("%s", record)
-            accelerator.log({key: v for key, v in asdict(record).items() if v is not None}, step=epoch)
+        while not session.ends(past, config):
+            past = run.after(past, run.epoch(len(past.history), bar))
             if path is not None and accelerator.is_main_process:
-                records = [asdict(past) for past in history]
-                save_checkpoint(path, run.model, run.optimizer, config, records, accelerator.scaler)
-    run.let_weights_wait(False)
-    run.model.eval()
-    return FitResult(run.model, tuple(history))
+                save_checkpoint(path, run.model, run.optimizer, config, past, accelerator.scaler)
+    run.finish(past)
+    return FitResult(run.model, past.history)
 
 
 def _checked_teacher(teacher: nn.Module | None, model: nn.Module, config: TrainConfig) -> nn.Module | None:
     if config.distill == 0:
         return None
     if teacher is None:
-        raise ConfigError(f"distill: {config.distill} given, but no teacher; pass fit(..., teacher=), or distill=0")
+        raise ConfigError(
+            f"distill: {config.distill} given, but no teacher; pass session=Session(teacher=...) to fit, or distill=0"
+        )
     spec, wanted = spec_of(model), getattr(teacher, "input_spec", None)
     if wanted not in (None, spec):
         raise ConfigError(f"teacher: it wants images as {wanted}, the model as {spec}; both are shown the same")
@@ -137,7 +145,8 @@ class _Run:
         self.teacher = None if teacher is None else teacher.to(accelerator.device)
         self.wrapped = accelerator.prepare_model(model)
         # Only the main process shows them on the way, so they must not wait for the others.
-        self.accuracy = MulticlassAccuracy(classes_of(model), average="micro", sync_on_compute=False)
+        self.classes = classes_of(model)
+        self.accuracy = MulticlassAccuracy(self.classes, average="micro", sync_on_compute=False)
         self.loss = MeanMetric(sync_on_compute=False)
         self.accuracy.to(accelerator.device), self.loss.to(accelerator.device)
         self.waiting = False
@@ -165,10 +174,28 @@ class _Run:
             for name in ("forward", "_original_forward", "_is_accelerate_prepared"):
                 self.model.__dict__.pop(name, None)
 
-    def resume(self, path: Path) -> list[EpochRecord]:
-        history = load_checkpoint(path, self.model, self.optimizer, self.config, self.accelerator.scaler)
-        logger.info("%s: goes on after epoch %d", path, len(history))
-        return [EpochRecord(**record) for record in history]
+    def resume(self, path: Path) -> Past:
+        past = load_checkpoint(path, self.model, self.optimizer, self.config, self.accelerator.scaler)
+        logger.info("%s: goes on after epoch %d", path, len(past.history))
+        return past
+
+    def after(self, past: Past, record: EpochRecord) -> Past:
+        """The past with one more epoch, which the tracker is told of."""
+        logger.info("%s", record)
+        numbers = {key: value for key, value in asdict(record).items() if value is not None}
+        self.accelerator.log(numbers, step=record.epoch)
+        history = (*past.history, record)
+        if self.config.patience is None:
+            return Past(history)
+        is_best = best_epoch(history) == len(past.history)
+        return Past(history, copy.deepcopy(self.model.state_dict()) if is_best else past.best)
+
+    def finish(self, past: Past) -> None:
+        """Leaves the model in eval mode, with its best weights if it was trained with patience."""
+        if past.best is not None:
+            self.model.load_state_dict(past.best)
+        self._let_weights_wait(False)
+        self.model.eval()
 
     def epoch(self, epoch: int, bar: TrainingProgress) -> EpochRecord:
         """One pass over the training images, then the accuracy on the validation images."""
@@ -207,10 +234,10 @@ class _Run:
         rate, ramp = learning_rate(self.config, done), weights_ramp(self.config, done)
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group.get("share", 1.0) * (ramp if group.get("heavy") else 1.0)
-        self.let_weights_wait(ramp == 0)
+        self._let_weights_wait(ramp == 0)
         return rate
 
-    def let_weights_wait(self, waiting: bool) -> None:
+    def _let_weights_wait(self, waiting: bool) -> None:
         """Freezes the weights that join later, or lets them join."""
         if waiting != self.waiting and self.accelerator.num_processes == 1:
             for weight in self._parameters(heavy=True):
@@ -227,9 +254,13 @@ class _Run:
         batch = prepare(
             images, self.spec, prepared=config.prepared, augmentation=config.augmentation, generator=generator
         )
+        truth = labels
+        if config.augmentation.blends:
+            batch, truth = blend(batch, labels, config.augmentation, classes=self.classes, generator=generator)
+            labels = truth.argmax(1)
         with self.accelerator.autocast():
             logits = self.wrapped(batch)
-        loss = F.cross_entropy(logits.float(), labels, label_smoothing=config.label_smoothing)
+        loss = F.cross_entropy(logits.float(), truth, label_smoothing=config.label_smoothing)
         if self.teacher is not None:
             loss = (1 - config.distill) * loss + config.distill * self._distance(self.teacher, batch, logits)
         value = loss.item()

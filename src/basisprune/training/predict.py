@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
 
 from basisprune.data import PreparedBatches
 from basisprune.errors import DataError
 from basisprune.torchkit.running import mode
+from basisprune.training.evaluation import Data
 from basisprune.transfer.model import spec_of
 
 
@@ -38,9 +37,7 @@ class Predictions:
 
 
 @torch.inference_mode()
-def predict(
-    model: nn.Module, data: Dataset[Any] | DataLoader[Any], *, batch_size: int = 128, prepared: bool = False
-) -> Predictions:
+def predict(model: nn.Module, data: Data, *, batch_size: int = 128, prepared: bool = False) -> Predictions:
     """The model's predictions for all images of the data, in order, in eval mode; the model is not changed."""
     device = next(model.parameters()).device
     classes, probabilities, labels = [], [], []

@@ -136,3 +136,21 @@ def test_augmentation_comes_after_resizing_and_before_normalising():
     plain = prepare(images, COLOUR)
     again = prepare(plain, COLOUR, prepared=True, augmentation=settings, generator=seeded())
     torch.testing.assert_close(again, result, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("changes", [{"colour": 0.2}, {"policy": "rand"}])
+def test_images_that_are_normalised_keep_their_colours(changes):
+    with pytest.raises(ConfigError, match="colour and policy need pixels, but prepared=True"):
+        prepare(torch.zeros(1, 3, 8, 6), COLOUR, prepared=True, augmentation=Augment(**changes))
+    with_crop = prepare(torch.zeros(1, 3, 8, 6), COLOUR, prepared=True, augmentation=Augment(crop=0.5))
+    assert with_crop.shape == (1, 3, 8, 6)
+
+
+def test_grey_images_are_augmented_for_a_network_of_colours():
+    settings = Augment(crop=0.5, colour=0.3, policy="rand", flip=True)
+    images = pixels(3, 1, 16, 12)
+    results = [
+        prepare(images, COLOUR, augmentation=settings, generator=torch.Generator().manual_seed(5)) for _ in range(2)
+    ]
+    assert results[0].shape == (3, *COLOUR.shape)
+    assert torch.equal(*results)

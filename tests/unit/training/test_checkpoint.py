@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,11 +14,12 @@ from torch import nn
 
 from basisprune.data import Augment
 from basisprune.errors import CheckpointError
-from basisprune.training.checkpoint import load_checkpoint, save_checkpoint
+from basisprune.training.checkpoint import Past, load_checkpoint, save_checkpoint
 from basisprune.training.config import TrainConfig
+from basisprune.training.history import EpochRecord
 
 CONFIG = TrainConfig(epochs=3, lr=0.05, augmentation=Augment(shift=0.1))
-HISTORY = [{"epoch": 0, "train_loss": 0.1 + 0.2, "val_loss": None}]
+PAST = Past((EpochRecord(0, 0.05, 0.1 + 0.2, 0.5, None, None),))
 
 
 def network(width: int = 4, seed: int = 0) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -31,7 +34,7 @@ def network(width: int = 4, seed: int = 0) -> tuple[nn.Module, torch.optim.Optim
 @pytest.fixture
 def saved(tmp_path) -> Path:
     path = tmp_path / "run" / "state.pt"
-    save_checkpoint(path, *network(), CONFIG, HISTORY)
+    save_checkpoint(path, *network(), CONFIG, PAST)
     return path
 
 
@@ -56,13 +59,13 @@ def refused(path: Path, message: str, *, config: TrainConfig = CONFIG, width: in
 
 def test_what_is_loaded_is_what_was_saved(saved):
     model, optimizer = network(seed=1)
-    assert load_checkpoint(saved, model, optimizer, CONFIG) == HISTORY
+    assert load_checkpoint(saved, model, optimizer, CONFIG) == PAST
     assert same(state_of(model, optimizer), state_of(*network()))
 
 
 def test_the_scale_of_the_loss_goes_on_where_it_was(tmp_path, saved):
     path = tmp_path / "half.pt"
-    save_checkpoint(path, *network(), CONFIG, HISTORY, torch.amp.GradScaler("cpu", init_scale=128.0))
+    save_checkpoint(path, *network(), CONFIG, PAST, torch.amp.GradScaler("cpu", init_scale=128.0))
     scaler = torch.amp.GradScaler("cpu")
     load_checkpoint(path, *network(), CONFIG, scaler)
     assert scaler.get_scale() == 128.0
@@ -70,9 +73,38 @@ def test_the_scale_of_the_loss_goes_on_where_it_was(tmp_path, saved):
     assert scaler.get_scale() == 128.0
 
 
+def test_the_best_weights_so_far_are_kept_with_the_last_ones(tmp_path):
+    best, (model, optimizer) = network(seed=2)[0].state_dict(), network(seed=1)
+    past = Past(PAST.history, best)
+    save_checkpoint(tmp_path / "best.pt", *network(), CONFIG, past)
+    found = load_checkpoint(tmp_path / "best.pt", model, optimizer, CONFIG)
+    assert found.history == past.history
+    assert found.best is not None
+    assert same(dict(found.best), best)
+    assert same(state_of(model, optimizer), state_of(*network()))
+
+
+def test_a_checkpoint_from_before_a_setting_existed_has_its_default(saved):
+    state = torch.load(saved, weights_only=True)
+    config = json.loads(state["config"])
+    for name in ("train", "weight_lr", "head_first", "clip_norm", "patience"):
+        del config[name]
+    config["augmentation"] = {"shift": 0.1, "flip": False, "rotation": 0.0}
+    del state["best"]
+    torch.save({**state, "config": json.dumps(config)}, saved)
+    assert load_checkpoint(saved, *network(seed=1), CONFIG) == PAST
+    refused(saved, "train: 'method' there, 'all' now", config=replace(CONFIG, train="all"))
+
+
+def test_best_weights_of_another_network_are_refused(tmp_path):
+    path = tmp_path / "best.pt"
+    save_checkpoint(path, *network(), CONFIG, Past(PAST.history, network(5)[0].state_dict()))
+    refused(path, "belongs to another network")
+
+
 def test_settings_that_do_not_change_the_outcome_may_differ(saved):
     free = TrainConfig(epochs=3, lr=0.05, augmentation=Augment(shift=0.1), workers=2, tracker="tensorboard")
-    assert load_checkpoint(saved, *network(seed=1), free) == HISTORY
+    assert load_checkpoint(saved, *network(seed=1), free) == PAST
 
 
 def test_a_checkpoint_of_another_configuration_is_refused_with_every_difference(saved):
@@ -125,6 +157,13 @@ def test_a_file_that_holds_an_object_is_refused_and_not_unpickled(saved, monkeyp
         ({"format": 1}, "parts are missing"),
         ({"format": 1, "config": "no json", "history": "[]", "model": {}, "optimizer": {}}, "parts are missing"),
         ({"format": 1, "config": "{}", "history": "[]", "model": 3, "optimizer": {}}, "parts are missing"),
+        ({"format": 1, "config": "[]", "history": "[]", "model": {}, "optimizer": {}}, "parts are missing"),
+        ({"format": 1, "config": "{}", "history": "[{}]", "model": {}, "optimizer": {}}, "parts are missing"),
+        ({"format": 1, "config": "{}", "history": "[]", "model": {}, "optimizer": {}, "best": 3}, "parts are missing"),
+        (
+            {"format": 1, "config": '{"augmentation": 3}', "history": "[]", "model": {}, "optimizer": {}},
+            "parts are missing",
+        ),
     ],
 )
 def test_other_content_is_refused(saved, content, message):
@@ -148,6 +187,6 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(saved, monkeypa
 
     monkeypatch.setattr(torch, "save", fail)
     with pytest.raises(OSError, match="the disk is full"):
-        save_checkpoint(saved, *network(), CONFIG, [])
+        save_checkpoint(saved, *network(), CONFIG, Past())
     assert saved.read_bytes() == before
     assert list(saved.parent.iterdir()) == [saved]

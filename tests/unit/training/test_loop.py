@@ -14,11 +14,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import basisprune.training.loop
 from basisprune.basis.split import decompose
-from basisprune.data import ArrayImages, Augment
+from basisprune.data import ArrayImages, Augment, blend
 from basisprune.errors import ConfigError, DataError, TrainingError
 from basisprune.training.config import learning_rate
-from basisprune.training.evaluation import evaluate
-from basisprune.training.loop import fit
+from basisprune.training.evaluation import Evaluation, evaluate
+from basisprune.training.loop import Session, fit
 from basisprune.training.progress import TrainingProgress
 from basisprune.types import InputSpec
 
@@ -119,7 +119,9 @@ def test_any_network_with_an_input_spec_can_be_trained():
 
 def stopped_after(passes: int, **settings) -> nn.Module:
     config = tiny_training(**settings)
-    return fit(tiny_decomposed(), tiny_images(), None, config, stop=lambda past: len(past) >= passes).model
+    return fit(
+        tiny_decomposed(), tiny_images(), None, config, session=Session(stop=lambda past: len(past) >= passes)
+    ).model
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
@@ -154,6 +156,105 @@ def test_all_weights_learn_the_tiny_task_and_leave_less_loss_than_the_method_alo
     assert losses[1] < losses[0]
 
 
+# Blended images
+
+
+def test_blended_images_have_the_loss_of_their_shares(monkeypatch):
+    model = without_dropout()
+    images, labels = torch.randn(7, 3, 16, 16), torch.arange(7) % 3
+    seen = []
+
+    def spy(*args, **kwargs):
+        seen.append(blend(*args, **kwargs))
+        return seen[-1]
+
+    monkeypatch.setattr(basisprune.training.loop, "blend", spy)
+    augmentation = Augment(mixup=1.0, cutmix=1.0)
+    config = tiny_training(
+        epochs=1, prepared=True, norm_statistics="fixed", label_smoothing=0.1, augmentation=augmentation
+    )
+    record = fit(model, TensorDataset(images, labels), None, config).history[0]
+    ((blended, shares),) = seen
+    with torch.no_grad():
+        said = model.eval()(blended)
+    expected = nn.functional.cross_entropy(said, shares, label_smoothing=0.1)
+    assert record.train_loss == pytest.approx(expected.item(), rel=1e-5)
+    assert record.train_accuracy == pytest.approx((said.argmax(1) == shares.argmax(1)).float().mean().item())
+
+
+def test_teacher_and_student_see_the_same_augmented_and_blended_images():
+    class Seeing(nn.Module):
+        def __init__(self, network):
+            super().__init__()
+            self.network, self.classifier, self.input_spec = network, network.classifier, network.input_spec
+            self.seen = []
+
+        def forward(self, x):
+            self.seen.append(x.clone())
+            return self.network(x)
+
+    student, teacher = Seeing(tiny_decomposed()), Seeing(tiny_model(1))
+    augmentation = Augment(shift=0.1, flip=True, rotation=9.0, crop=0.5, colour=0.3, policy="trivial", mixup=0.3)
+    config = tiny_training(epochs=2, distill=0.5, augmentation=augmentation)
+    fit(student, tiny_images(), None, config, session=Session(teacher), inplace=True)
+    assert len(student.seen) == len(teacher.seen) == 6
+    assert all(torch.equal(one, other) for one, other in zip(student.seen, teacher.seen, strict=True))
+    assert not torch.equal(student.seen[0], student.seen[3])
+
+
+def test_a_student_that_equals_its_teacher_learns_nothing_from_blended_images_either():
+    model = without_dropout()
+    config = tiny_training(distill=1.0, norm_statistics="fixed", channels_last=False, augmentation=Augment(cutmix=1.0))
+    result = fit(model, tiny_images(), None, config, session=Session(model))
+    assert result.history[-1].train_loss == pytest.approx(0, abs=1e-6)
+
+
+# Patience
+
+
+class Judge:
+    """Validation accuracies that were decided beforehand, and the weights that got each."""
+
+    def __init__(self, accuracies, monkeypatch):
+        self.accuracies, self.weights = accuracies, []
+        monkeypatch.setattr(basisprune.training.loop, "evaluate", self.judged)
+
+    def judged(self, model, data, **_settings):
+        self.weights.append(copy.deepcopy(model))
+        return Evaluation(1.0, self.accuracies[len(self.weights) - 1], 9)
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "patience", "epochs", "best"),
+    [
+        ([0.5, 0.4, 0.4, 0.9], 2, 3, 0),
+        ([0.5, 0.4, 0.6, 0.5], 2, 4, 2),
+        ([0.5, 0.5, 0.5, 0.5], 1, 2, 0),
+        ([0.1, 0.2, 0.3, 0.4], 1, 4, 3),
+        ([0.5, 0.4, 0.3, 0.2], 9, 4, 0),
+    ],
+)
+def test_a_training_out_of_patience_ends_and_keeps_its_best_weights(accuracies, patience, epochs, best, monkeypatch):
+    judge = Judge(accuracies, monkeypatch)
+    config = tiny_training(epochs=4, patience=patience)
+    result = fit(tiny_decomposed(), tiny_images(), tiny_images(9), config)
+    assert [record.val_accuracy for record in result.history] == accuracies[:epochs]
+    assert not differing(result.model, judge.weights[best])
+    assert not result.model.training
+
+
+def test_patience_that_never_ends_changes_nothing_on_the_way(monkeypatch):
+    judge = Judge([0.1, 0.2, 0.3], monkeypatch)
+    result = fit(tiny_decomposed(), tiny_images(), tiny_images(9), tiny_training(patience=3))
+    assert not differing(result.model, trained())
+    assert len(judge.weights) == 3
+
+
+def test_patience_without_validation_images_is_refused():
+    with pytest.raises(ConfigError, match="patience: 2 given, but no validation images to judge by"):
+        trained(patience=2)
+
+
 # A teacher
 
 
@@ -168,7 +269,7 @@ def without_dropout() -> nn.Module:
 def test_a_student_that_equals_its_teacher_has_nothing_to_learn_from_it():
     model = without_dropout()
     settings = {"distill": 1.0, "norm_statistics": "fixed", "channels_last": False}
-    result = fit(model, tiny_images(), None, tiny_training(**settings), teacher=model)
+    result = fit(model, tiny_images(), None, tiny_training(**settings), session=Session(model))
     assert result.history[-1].train_loss == pytest.approx(0, abs=1e-6)
     changed = differing(result.model, model)
     for key in changed:
@@ -182,7 +283,7 @@ def test_the_loss_is_that_of_the_labels_and_that_of_the_softened_teacher_by_weig
     config = tiny_training(
         distill=0.3, distill_temperature=4.0, prepared=True, norm_statistics="fixed", epochs=1, label_smoothing=0.1
     )
-    history = fit(model, TensorDataset(images, labels), None, config, teacher=teacher).history
+    history = fit(model, TensorDataset(images, labels), None, config, session=Session(teacher)).history
     with torch.no_grad():
         said, taught = model.eval()(images), teacher.eval()(images)
     truth = (taught / 4).softmax(1)
@@ -196,7 +297,7 @@ def test_a_teacher_without_labels_teaches_its_student_what_it_knows():
     before = copy.deepcopy(teacher)
     wrong = ArrayImages(tiny_images().images.permute(0, 2, 3, 1), np.zeros(48, dtype=np.int64))
     config = tiny_training(epochs=8, distill=1.0)
-    student = fit(tiny_decomposed(1), wrong, None, config, teacher=teacher.train()).model
+    student = fit(tiny_decomposed(1), wrong, None, config, session=Session(teacher.train())).model
     assert evaluate(student, tiny_images(30, seed=1)).accuracy == 1
     assert not differing(teacher, before)
     assert all(module.training for module in teacher.modules())
@@ -208,7 +309,7 @@ def test_a_teacher_that_has_no_weight_is_not_asked():
         def forward(self, x):
             raise AssertionError("asked")
 
-    taught = fit(tiny_decomposed(), tiny_images(), None, tiny_training(), teacher=Silent()).model
+    taught = fit(tiny_decomposed(), tiny_images(), None, tiny_training(), session=Session(Silent())).model
     assert not differing(taught, trained())
 
 
@@ -219,7 +320,7 @@ def test_a_run_with_a_teacher_goes_on_from_its_checkpoint_to_the_same_weights(tm
         for count in stops:
             result = fit(
                 tiny_decomposed(), tiny_images(), tiny_images(9), config, checkpoint=tmp_path / name,
-                teacher=tiny_model(1), stop=lambda history, count=count: len(history) >= count,
+                session=Session(tiny_model(1), lambda history, count=count: len(history) >= count),
             )  # fmt: skip
         runs.append(result)
     assert not differing(runs[0].model, runs[1].model)
@@ -230,9 +331,9 @@ def test_a_run_with_a_teacher_goes_on_from_its_checkpoint_to_the_same_weights(tm
 
 def test_a_teacher_that_is_missing_or_does_not_fit_is_refused():
     def taught_by(teacher):
-        return fit(tiny_decomposed(), tiny_images(), None, tiny_training(distill=0.5), teacher=teacher)
+        return fit(tiny_decomposed(), tiny_images(), None, tiny_training(distill=0.5), session=Session(teacher))
 
-    with pytest.raises(ConfigError, match=r"distill: 0\.5 given, but no teacher; pass fit\(\.\.\., teacher=\)"):
+    with pytest.raises(ConfigError, match=r"distill: 0\.5 given, but no teacher; pass session=Session\(teacher="):
         taught_by(None)
     with pytest.raises(ConfigError, match=r"teacher: puts out \(16, 9\) where the model puts out \(16, 3\)"):
         taught_by(nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 9)))
