@@ -1,11 +1,20 @@
-# `make demo` and `make test` need Python 3.11, make and git; they set up .venv by themselves.
-PYTHON ?= python3.11
+# `make demo` and `make test` need make, git and any Python from 3.11 on; they set up .venv by themselves.
+# The first Python that runs, is new enough and can make environments is taken; PYTHON=... names another.
+PYTHONS := python3.11 python3.12 python3.13 python3.14 python3 python
+CAN_RUN := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
+PYTHON ?= $(shell for each in $(PYTHONS); do $$each -c '$(CAN_RUN)' >/dev/null 2>&1 && { echo $$each; break; }; done)
 BIN := .venv/bin
 
 .PHONY: demo test check format clean
 .DEFAULT_GOAL := test
 
 .venv/installed: pyproject.toml requirements.txt
+	@test -n "$(PYTHON)" || { \
+	  echo "No Python 3.11 or newer with the module venv was found (tried: $(PYTHONS))."; \
+	  echo "Install one and run make again: 'apt-get install python3 python3-venv' on Debian and Ubuntu,"; \
+	  echo "'dnf install python3' on Fedora, 'brew install python' on a Mac, or from https://www.python.org/downloads."; \
+	  echo "If you have one elsewhere, name it: make PYTHON=/path/to/python"; \
+	  exit 1; } >&2
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode --constraint requirements.txt --editable '.[dev]'
@@ -15,13 +24,14 @@ demo: .venv/installed
 	$(BIN)/basisprune demo
 
 test: .venv/installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --durations=25
 
 check: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tools/count.py
 	$(MAKE) test
 
 format: .venv/installed
