@@ -1,17 +1,41 @@
-"""The one way a file is written: a reader sees the old file or the new one, never a part."""
+"""How files are written and read: whole or not at all, with a checksum where one is wanted, never more than is sound.
+
+write_text, atomic                one file; a reader sees the old one or the new one, never a part
+write_together, settle, current   several files that belong together, in a folder that may hold other files too
+write_checked, read_checked       a file that ends in its checksum, so that a flipped bit is noticed
+read_bytes, parse_json, user_path what comes from outside, within bounds
+"""
 
 from __future__ import annotations
 
+import errno
+import hashlib
+import io
+import json
+import math
 import os
-import uuid
-from collections.abc import Iterator
+import re
+import shutil
+import stat
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NoReturn, TypeAlias
+
+from basisprune.errors import CheckpointError, ConfigError
+
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
+
+_MOST_BYTES = 4 << 30
+_DEEPEST = 200  # levels of JSON
+_LONGEST_PATH = 4096
+_PARTIAL, _NEW, _READY = ".partial", ".new", ".ready"
+_SEAL = re.compile(rb"\nsha256 ([0-9a-f]{64})\n")
+_SEAL_LENGTH = 73
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes the text to `path`, all of it or nothing."""
+    """Writes the text to `path`; a reader sees the old file or the new one, never a part."""
     with atomic(path) as file:
         file.write(text.encode())
 
@@ -23,30 +47,292 @@ def atomic(path: Path) -> Iterator[BinaryIO]:
         yield file
 
 
+def clear_leftovers(folder: Path) -> None:
+    """Removes what writers that were killed left in the folder, and ends what they had ready.
+
+    Files of a writer that is still at work stay.
+    """
+    for entry in _entries(folder):
+        if entry.name.startswith(".") and _PARTIAL in entry.name and not _is_at_work(entry, _PARTIAL):
+            entry.unlink(missing_ok=True)
+    settle(folder)
+
+
+# ------------------------------------------------------------------------------------------- with a checksum
+
+
+def write_checked(path: Path, content: bytes) -> None:
+    """Writes the content and its checksum to `path`, for `read_checked`; whole or not at all."""
+    with checked(path) as file:
+        file.write(content)
+
+
+@contextmanager
+def checked(path: Path) -> Iterator[BinaryIO]:
+    """A file to write the whole of, as `atomic` gives, whose checksum is added at the end."""
+    with replacing(path) as partial, _Summing(open(partial, "wb", buffering=0)) as file:
+        yield file
+        file.write(b"\nsha256 " + file.sum.hexdigest().encode() + b"\n")
+        _flush(file)
+
+
+def read_checked(path: Path, *, most: int = _MOST_BYTES) -> bytes:
+    """The content of a file that `write_checked` or `checked` wrote.
+
+    Raises CheckpointError for a file whose checksum is wrong or missing, OSError for one that cannot be read.
+    """
+    data = read_bytes(path, most=most)
+    content, seal = data[:-_SEAL_LENGTH], _SEAL.fullmatch(data[-_SEAL_LENGTH:])
+    if seal is None or hashlib.sha256(content).hexdigest().encode() != seal[1]:
+        said = "has no checksum at its end" if seal is None else "its checksum is wrong"
+        raise CheckpointError(f"{path}: is damaged, or was not written by this version: {said}; remove it")
+    return content
+
+
+def sound_or_aside(path: Path, say: Callable[[str], None], *, most: int = _MOST_BYTES) -> bytes | None:
+    """What `read_checked` gives; None where there is no file, and where it is damaged.
+
+    A damaged one is set aside under another name and `say` is told, so that it can be made again.
+    """
+    try:
+        return read_checked(path, most=most)
+    except FileNotFoundError:
+        return None
+    except CheckpointError as error:
+        say(f"{error.args[0]} (it is now {set_aside(path).name}, and is made again)")
+        return None
+
+
+def set_aside(path: Path) -> Path:
+    """The name in the same folder that a damaged file has now, so that nothing takes it for a sound one."""
+    for number in range(1, 1000):
+        aside = path.with_name(f"{path.name}.damaged{number if number > 1 else ''}")
+        if not os.path.lexists(aside):
+            path.rename(aside)
+            return aside
+    raise CheckpointError(f"{path}: is damaged, and so are 999 others beside it; the disk may be failing")
+
+
+class _Summing(io.BufferedWriter):
+    """A file that knows the checksum of what was written to it."""
+
+    def __init__(self, raw: io.FileIO) -> None:
+        super().__init__(raw)
+        self.sum = hashlib.sha256()
+
+    def write(self, content: bytes | bytearray | memoryview, /) -> int:  # type: ignore[override]
+        """The number of bytes, which are all written."""
+        self.sum.update(content)
+        return super().write(content)
+
+
+# ------------------------------------------------------------------------------------------- files that belong together
+
+
+def write_together(folder: Path, files: Mapping[str, bytes], check: Callable[[Path], object]) -> None:
+    """Puts the files into the folder, all or none of them, after `check` has seen them in a folder of their own.
+
+    Files by other names stay as they are. Until the very moment in which all are ready, the folder holds what it
+    held; from then on it holds the new files, even if whoever writes is killed: `current` finds them, and `settle`,
+    which the next writer calls, puts them in place.
+    """
+    is_new = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    clear_leftovers(folder)
+    staging = folder / f".{os.getpid()}{_NEW}"
+    try:
+        staging.mkdir()
+        for name, content in files.items():
+            with open(staging / name, "wb") as file:
+                file.write(content)
+                _flush(file)
+        check(staging)
+        _sync(staging)
+        staging.rename(folder / _READY)  # the moment
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+        if is_new and not _entries(folder):
+            folder.rmdir()
+    _sync(folder)
+    settle(folder)
+    _sync(folder.parent)
+
+
+def settle(folder: Path) -> None:
+    """Puts files that a killed writer had ready in their places, and removes those that it had not."""
+    ready = folder / _READY
+    for entry in _entries(ready):
+        os.replace(entry, folder / entry.name)
+    if ready.is_dir():
+        ready.rmdir()
+        _sync(folder)
+    for entry in _entries(folder):
+        if entry.name.endswith(_NEW) and entry.is_dir() and not _is_at_work(entry, _NEW):
+            shutil.rmtree(entry, ignore_errors=True)
+
+
+def current(folder: Path, name: str) -> Path:
+    """Where the file of that name lies now, which is in its place unless a writer was stopped at the end."""
+    ready = folder / _READY / name
+    return ready if ready.is_file() else folder / name
+
+
+# ------------------------------------------------------------------------------------------- what comes from outside
+
+
+def read_bytes(path: Path, *, most: int = _MOST_BYTES) -> bytes:
+    """The content of a file of at most so many bytes; raises OSError for any other, and for what is no file at all.
+
+    Nothing is opened that could make the reader wait, as a pipe would, or never end, as a device would.
+    """
+    with open_file(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most or len(content := file.read(most + 1)) > most:
+            raise OSError(errno.EFBIG, f"it has {size:,} bytes, and at most {most:,} are read", str(path))
+    return content
+
+
+def open_file(path: Path) -> BinaryIO:
+    """The file, open for reading; raises OSError for a folder, a pipe, a device or a socket."""
+    _refuse_special(path, os.stat(path).st_mode)
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0)))  # noqa: SIM115
+    try:
+        _refuse_special(path, os.fstat(file.fileno()).st_mode)  # it may have been changed in between
+    except OSError:
+        file.close()
+        raise
+    return file
+
+
+def parse_json(content: bytes) -> Json:
+    """The value in JSON text; raises ValueError for what is none, or is too deep, or holds no finite numbers.
+
+    >>> parse_json(b'{"a": [1, 2.5]}')
+    {'a': [1, 2.5]}
+    >>> parse_json(b"[1e999]")
+    Traceback (most recent call last):
+    ValueError: the number 1e999 is too large
+    """
+    try:
+        value: Json = json.loads(content.decode(), parse_constant=_refuse_number, parse_float=_finite)
+        json.dumps(value, ensure_ascii=False).encode()  # or half of a surrogate pair is met where it cannot be printed
+    except RecursionError:
+        raise ValueError(f"it is nested more than {_DEEPEST} levels deep") from None
+    level = [value]
+    for _ in range(_DEEPEST):
+        level = [inner for outer in level for inner in _inner(outer)]
+        if not level:
+            return value
+    raise ValueError(f"it is nested more than {_DEEPEST} levels deep")
+
+
+def user_path(given: object, where: str) -> Path:
+    """The path that somebody names, with `~` for a home folder; raises ConfigError for what is none.
+
+    >>> user_path(3, "load_data")
+    Traceback (most recent call last):
+    basisprune.errors.ConfigError: load_data: 3 given, a path is needed
+    """
+    if not isinstance(given, str | os.PathLike) or not isinstance(os.fspath(given), str):
+        raise ConfigError.of(where, [f"{given!r} given, a path is needed"])
+    text = str(os.fspath(given))
+    if not text or "\0" in text or len(os.fsencode(text)) > _LONGEST_PATH:
+        shown = text if len(text) < 100 else f"{text[:60]}... ({len(text):,} characters)"
+        raise ConfigError.of(where, [f"{shown!r} given, which cannot be a path"])
+    try:
+        path = Path(text).expanduser()
+    except RuntimeError as error:
+        raise ConfigError.of(where, [f"{text!r} given: {error}"]) from error
+    try:
+        os.lstat(path)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
+            raise ConfigError.of(where, [f"{text[:60]}... given: {error.strerror}"]) from error
+    return path
+
+
+# ------------------------------------------------------------------------------------------- inside
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A path to write a whole file to; that takes the place of `path` when the block ends well, and goes otherwise.
+    """Where to write what takes the place of `path` at the end, if all goes well; otherwise it is removed.
 
-    It lies beside `path`, hidden and with the same suffix, for what writes by name and looks at the suffix. The folder
-    of `path` is made if it is missing. What took its place is on the disk, even if the machine stops a moment later.
+    It lies beside `path`, hidden and with the same suffix, for what writes by name and looks at the suffix.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".partial-{uuid.uuid4().hex[:8]}-{path.name}")
+    partial = path.with_name(f".{path.stem}.{os.getpid()}{_PARTIAL}{path.suffix}")
     try:
         yield partial
-        sync(partial)
+        with open(partial, "rb") as file:
+            os.fsync(file.fileno())
         os.replace(partial, path)
-        sync(path.parent)
+        _sync(path.parent)
     finally:
         partial.unlink(missing_ok=True)
 
 
-def sync(path: Path) -> None:
-    """Has the system bring a file, or the names in a folder, to the disk; where folders cannot be opened, nothing."""
-    if os.name != "posix" and path.is_dir():
-        return
-    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+def _flush(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _sync(folder: Path) -> None:
+    """Has the disk keep what names are in the folder."""
+    if os.name != "posix":
+        return  # elsewhere a folder cannot be opened
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except PermissionError:
+        return  # to write into, not to list
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def _is_at_work(entry: Path, kind: str) -> bool:
+    """Whether the process whose number is in the name of the file or folder still runs; true for other names."""
+    match = re.search(rf"\.(\d{{1,10}}){re.escape(kind)}(\.[^.]*)?$", entry.name)
+    if match is None or os.name != "posix":  # elsewhere asking for a process would end it
+        return True
+    if int(match[1]) == os.getpid():
+        return False  # nothing that this process writes is left when it starts to write anew
+    try:
+        os.kill(int(match[1]), 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
+    return True
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _refuse_special(path: Path, mode: int) -> None:
+    if stat.S_ISREG(mode):
+        return
+    kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+    raise OSError(errno.EINVAL, f"it is {kinds.get(stat.S_IFMT(mode), 'a device')}, no file", str(path))
+
+
+def _inner(value: Json) -> list[Json]:
+    return list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"the number {text[:20]} is too large")
+    return value
+
+
+def _refuse_number(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no number")

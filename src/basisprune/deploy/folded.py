@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypedDict, cast
 
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from basisprune.errors import LayerError
-from basisprune.transfer.model import GlobalPool, ModelSource, TransferModel
+from basisprune.transfer.model import GlobalPool, Layout, ModelSource, TransferModel
 from basisprune.types import InputSpec
 
 LAYER_ATTRIBUTES = (
@@ -20,14 +20,62 @@ LAYER_ATTRIBUTES = (
 """What the code around a layer may read of it, and a container in its place has too."""
 
 
+class _Spec(TypedDict):
+    size: tuple[int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    interpolation: str
+
+
+class _Source(TypedDict):
+    backbone: str | None
+    insert_norm: bool
+
+
+class _Pool(TypedDict):
+    layout: Layout
+    prefix_tokens: int
+
+
+class About(TypedDict):
+    """What a folded model knows of itself, as plain data; `pool` is None where it is in the graph alone."""
+
+    input_spec: _Spec
+    source: _Source
+    pool: _Pool | None
+    classes: tuple[str, ...] | None
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """The value that the step of this number gave."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One node of a graph; `done` are the steps whose values nobody reads any more."""
+
+    op: str
+    target: str | Callable[..., object]
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
+    done: tuple[int, ...]
+
+
 class FoldedModel(fx.GraphModule):
     """What `fold` makes of a TransferModel: a graph of calls of its parts, which keep their names.
 
-    What it knows of itself lies in `about` as plain data. Pickled, it becomes torch's own GraphModule, with that
-    data, so that whoever reads it needs torch and whatever package the backbone's blocks come from, not this one.
+    The graph is walked when it runs, step by step; no source is generated and compiled, as torch's own GraphModule
+    does, so that nothing in a file can become code. What it knows of itself lies in `about` as plain data. Pickled, it
+    becomes torch's own GraphModule, with that data, so that whoever reads it needs torch and whatever package the
+    backbone's blocks come from, not this one.
     """
 
-    about: dict[str, Any]
+    about: About
+    _steps: tuple[_Step, ...]
+    _lineno_map, _prologue_start = None, 0  # torch.compile asks a GraphModule where in its source each node is
 
     @property
     def input_spec(self) -> InputSpec:
@@ -42,17 +90,99 @@ class FoldedModel(fx.GraphModule):
     @property
     def classes(self) -> tuple[str, ...] | None:
         """The names of its classes, if it was given any."""
-        names: tuple[str, ...] | None = self.about["classes"]
-        return names
+        return self.about["classes"]
 
     @classes.setter
     def classes(self, names: Sequence[str] | None) -> None:
         self.about["classes"] = None if names is None else tuple(names)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> FoldedModel:
-        result: FoldedModel = super().__deepcopy__(memo)  # type: ignore[assignment]
+    @property
+    def code(self) -> str:
+        """Its graph as source, to be read."""
+        return self._graph.python_code("self").src
+
+    def recompile(self) -> None:  # type: ignore[override]
+        """Takes over a graph that was changed."""
+        self._steps = _steps(self._graph)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The scores (N, classes), before any softmax."""
+        values: list[object] = [None] * len(self._steps)
+        for number, step in enumerate(self._steps):
+            if step.op == "placeholder":
+                values[number] = x
+            elif step.op == "output":
+                return cast(Tensor, _filled(step.args[0], values))
+            else:
+                args = [_filled(value, values) for value in step.args]
+                kwargs = {name: _filled(value, values) for name, value in step.kwargs.items()}
+                values[number] = self._run(step, args, kwargs)
+            for old in step.done:
+                values[old] = None
+        raise LayerError("", "the graph has no output")
+
+    def _run(self, step: _Step, args: list[object], kwargs: dict[str, object]) -> object:
+        if not isinstance(step.target, str):
+            return step.target(*args, **kwargs)
+        if step.op == "call_method":
+            return getattr(args[0], step.target)(*args[1:], **kwargs)
+        *path, leaf = step.target.split(".")
+        home: nn.Module = self
+        for name in path:
+            home = home._modules[name]  # type: ignore[assignment]
+        part: Callable[..., object] = getattr(home, leaf)
+        return part(*args, **kwargs) if step.op == "call_module" else part
+
+    def __str__(self) -> str:
+        return self.__repr__()
+
+    def __deepcopy__(self, memo: dict[int, object]) -> FoldedModel:
+        result = cast(FoldedModel, super().__deepcopy__(memo))
         result.about = copy.deepcopy(self.about, memo)  # torch keeps only what the graph refers to
         return result
+
+    def __reduce__(self) -> tuple[object, ...]:
+        plain = fx.GraphModule(self, copy.deepcopy(self._graph), class_name="FoldedModel")
+        plain.about = self.about  # type: ignore[assignment]
+        return plain.__reduce__()
+
+
+def _steps(graph: fx.Graph) -> tuple[_Step, ...]:
+    numbers = {node: number for number, node in enumerate(graph.nodes)}
+    done: dict[int, list[int]] = {}
+    for node, number in numbers.items():
+        done.setdefault(max([number, *(numbers[user] for user in node.users)]), []).append(number)
+    return tuple(
+        _Step(
+            node.op,
+            node.target,
+            tuple(_slotted(value, numbers) for value in node.args),
+            {name: _slotted(value, numbers) for name, value in node.kwargs.items()},
+            tuple(done.get(number, ())),
+        )
+        for node, number in numbers.items()
+    )
+
+
+def _slotted(value: object, numbers: dict[fx.Node, int]) -> object:
+    """The argument with a slot in the place of each node."""
+    return _replaced(value, lambda leaf: _Slot(numbers[leaf]) if isinstance(leaf, fx.Node) else leaf)
+
+
+def _filled(value: object, values: list[object]) -> object:
+    """The argument with what the steps gave in the place of each slot."""
+    return _replaced(value, lambda leaf: values[leaf.number] if isinstance(leaf, _Slot) else leaf)
+
+
+def _replaced(value: object, leaf: Callable[[object], object]) -> object:
+    if isinstance(value, (tuple, list)):
+        items = [_replaced(item, leaf) for item in value]
+        return items if isinstance(value, list) else tuple(items)
+    if isinstance(value, dict):
+        return {key: _replaced(item, leaf) for key, item in value.items()}
+    if isinstance(value, slice):
+        return slice(*(_replaced(item, leaf) for item in (value.start, value.stop, value.step)))
+    return leaf(value)
 
 
 class _OuterTracer(fx.Tracer):
@@ -73,38 +203,58 @@ def traced(name: str, model: TransferModel) -> FoldedModel:
             f"{type(model.backbone).__name__}.forward_features cannot be traced ({error}); give the backbone a "
             "forward_features that only calls modules and torch functions",
         ) from error
-    graph._tracer_cls = None  # or a pickle of the result would ask for this class
-    result = FoldedModel(model, graph, class_name="FoldedModel")
-    result.about = {
-        "input_spec": asdict(model.input_spec),
-        "source": asdict(model.source or ModelSource(None)),
-        "pool": {"layout": model.pool.layout, "prefix_tokens": model.pool.prefix_tokens},
-        "classes": None,
-    }
-    result.classes = getattr(model, "classes", None)
+    classes: Sequence[str] | None = getattr(model, "classes", None)
+    pool = _Pool(layout=model.pool.layout, prefix_tokens=model.pool.prefix_tokens)
+    return folded(model, graph, about(model.input_spec, model.source, classes, pool))
+
+
+def about(
+    spec: InputSpec, source: ModelSource | None, classes: Sequence[str] | None, pool: _Pool | None = None
+) -> About:
+    """What a folded model with this input, source and these classes knows of itself."""
+    source = source or ModelSource(None)
+    return About(
+        input_spec=_Spec(size=spec.size, mean=spec.mean, std=spec.std, interpolation=spec.interpolation),
+        source=_Source(backbone=source.backbone, insert_norm=source.insert_norm),
+        pool=pool,
+        classes=None if classes is None else tuple(classes),
+    )
+
+
+def folded(parts: nn.Module, graph: fx.Graph, known: About) -> FoldedModel:
+    """The folded model of a graph, on the parts that it names, which are shared."""
+    graph._tracer_cls = None  # or a pickle of the result would ask for the tracer's class
+    result = FoldedModel(parts, graph, class_name="FoldedModel")
+    result.about = known
     return result
 
 
 def untraced(model: FoldedModel, fresh: nn.Module | None) -> TransferModel:
     """A TransferModel that does what the graph does, on the parts of the graph, which are shared.
 
-    A file need not hold a graph then, which would be code: the architecture is traced anew instead. `fresh` is
-    that architecture with any weights, and is used up; it is None where the backbone is one part of the graph.
-    Raises LayerError if it is not.
+    A file need not hold a graph then: the architecture is traced anew instead. `fresh` is that architecture with any
+    weights, and is used up; it is None where the backbone is one part of the graph. Raises LayerError if it is not.
     """
     if isinstance(fresh, TransferModel):
         _adopt(fresh, model)
         fresh.input_spec, fresh.source = model.input_spec, model.source
         return fresh.eval()
-    parts: dict[str, Any] = dict(model.named_children())
-    if type(parts["backbone"]) is nn.Module:
+    parts, pool = dict(model.named_children()), model.about["pool"]
+    backbone, dropout, classifier = (parts.get(name) for name in ("backbone", "dropout", "classifier"))
+    if backbone is None or type(backbone) is nn.Module or dropout is None or classifier is None or pool is None:
         raise LayerError(
             "backbone",
             "was handed over as a module, and only its parts are left; pass factory='package.module:function' "
             "(or a timm name), which builds it",
         )
-    pool = GlobalPool(**model.about["pool"])
-    return TransferModel(**parts, pool=pool, input_spec=model.input_spec, source=model.source).eval()
+    return TransferModel(
+        backbone,
+        GlobalPool(**pool),
+        cast(nn.Dropout, dropout),
+        cast(nn.Linear, classifier),
+        model.input_spec,
+        model.source,
+    ).eval()
 
 
 def _adopt(place: nn.Module, graph: nn.Module) -> None:

@@ -18,8 +18,8 @@ from basisprune.results import Accuracy, Settings
 from basisprune.runs.job import Job
 from basisprune.runs.output import BUNDLE, SUMMARY, OutputFolder, versions
 from basisprune.stage_store import StageStore, fingerprint
-from basisprune.training.intervals import wilson_interval
 from basisprune.training.history import EpochRecord
+from basisprune.training.intervals import wilson_interval
 from basisprune.training.loop import fit
 from basisprune.training.predict import predict
 

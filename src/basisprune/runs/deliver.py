@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
 from accelerate import PartialState
+from pydantic import JsonValue
 from torch import Tensor, nn
 
 from basisprune.data import LabelledImages, Splits, make_loader, prepare
 from basisprune.deploy.bundle import save_pretrained
-from basisprune.deploy.bundle.files import CONFIG as BUNDLE_CONFIG
-from basisprune.deploy.bundle.files import NAMES as BUNDLE_FILES
 from basisprune.deploy.export import OnnxReport, evaluate_onnx, export_onnx
 from basisprune.deploy.export.evaluating import as_pixels
 from basisprune.deploy.export.runtime import has_onnx
@@ -62,8 +60,8 @@ class Delivery:
 def deliver(summary: RunSummary, delivery: Delivery, folder: Path, listener: Listener) -> RunSummary:
     """The summary with what was written into the folder and how fast it runs; it is written there last.
 
-    A form that the model cannot take is left out, and the listener hears the reason. What an earlier start of the
-    run delivered is gone.
+    A form that the model cannot take is left out, and the listener hears the reason. Each file of an earlier start
+    of the run stays until the new one is whole; files of somebody else stay in any case.
     """
     if delivery.onnx is None and not has_onnx():
         listener.say(f"{ONNX} is not written: {MissingExtraError('onnx', extra='onnx')}")
@@ -73,8 +71,9 @@ def deliver(summary: RunSummary, delivery: Delivery, folder: Path, listener: Lis
         return summary
     folder.mkdir(parents=True, exist_ok=True)
     summary = replace(summary, latency=_latency(delivery, listener))
-    _clear(folder)
+    (folder / SUMMARY).unlink(missing_ok=True)  # it vouches for the others
     summary = replace(summary, files=_write_models(summary, delivery, folder, listener))
+    _remove_stale(folder, summary.files)
     try:
         write_report(summary, folder / REPORT)
     except MissingExtraError as error:
@@ -97,13 +96,11 @@ def _write_models(
     return files
 
 
-def _clear(folder: Path) -> None:
-    """Removes what was delivered before: the summary, which vouches for the others, first."""
-    bundle = [folder / BUNDLE / name for name in (BUNDLE_CONFIG, *sorted(BUNDLE_FILES))]
-    for path in (folder / SUMMARY, *bundle, folder / ONNX, folder / INT8, folder / REPORT):
-        path.unlink(missing_ok=True)
-    with suppress(OSError):  # not there, or with files of somebody else, which saving tells of
-        (folder / BUNDLE).rmdir()
+def _remove_stale(folder: Path, files: Mapping[str, DeliveredFile]) -> None:
+    """Removes the files of an earlier start of the run that this one did not write again."""
+    for name in (ONNX, INT8, REPORT):
+        if name not in files:
+            (folder / name).unlink(missing_ok=True)
 
 
 def _written(name: str, listener: Listener, write: Callable[[], T]) -> T | None:
@@ -128,9 +125,9 @@ def _save_bundle(summary: RunSummary, delivery: Delivery, folder: Path) -> Path:
     )
 
 
-def _plain(value: object) -> dict[str, object]:
+def _plain(value: object) -> dict[str, JsonValue]:
     """JSON values: what is written and read back."""
-    plain: dict[str, object] = json.loads(json.dumps(value))
+    plain: dict[str, JsonValue] = json.loads(json.dumps(value))
     return plain
 
 

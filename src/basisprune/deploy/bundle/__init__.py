@@ -1,5 +1,15 @@
 """Save and load a network without pickle: its tensors as safetensors, all else as JSON."""
 
-from basisprune.deploy.bundle.saving import Bundle, from_pretrained, load_bundle, push_to_hub, save_pretrained
+from basisprune.deploy.bundle.files import check_folder, holds_bundle
+from basisprune.deploy.bundle.loading import Bundle, from_pretrained, load_bundle
+from basisprune.deploy.bundle.saving import push_to_hub, save_pretrained
 
-__all__ = ["Bundle", "from_pretrained", "load_bundle", "push_to_hub", "save_pretrained"]
+__all__ = [
+    "Bundle",
+    "check_folder",
+    "from_pretrained",
+    "holds_bundle",
+    "load_bundle",
+    "push_to_hub",
+    "save_pretrained",
+]

@@ -5,30 +5,45 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
-import uuid
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
+from torch import Tensor
+
+from basisprune.deploy.bundle.config import Config, Plan, parse_config, parse_plans
+from basisprune.deploy.bundle.tensors import read_tensors
 from basisprune.errors import BundleError
+from basisprune.files import current, parse_json, read_bytes, write_together
 
-FORMAT = 1
+FORMAT = 2  # 1 had no networks that stand alone
 CONFIG, TENSORS, PLANS, CARD = "config.json", "model.safetensors", "plans.json", "README.md"
 NAMES = frozenset({CONFIG, TENSORS, PLANS, CARD})
+_MARK = "basisprune_bundle"
+_MOST = {CONFIG: 64 << 20, PLANS: 256 << 20, TENSORS: 4 << 30}  # bytes
 _DENSE = (",", ":")
+_T = TypeVar("_T")
 
 
-def write_folder(
-    folder: Path, config: Mapping[str, Any], files: Mapping[str, bytes], check: Callable[[Path], None]
-) -> Path:
-    """The folder with the config and the files, after `check` has seen them in a folder beside it.
+@dataclass(frozen=True)
+class Stored:
+    """All that the files of a bundle say; every name and number in it was checked."""
 
-    An older bundle of that name is replaced. Raises BundleError for a folder that holds anything else.
+    config: Config
+    tensors: dict[str, Tensor]
+    plans: tuple[Plan, ...]
+
+
+def write_folder(folder: Path, config: Config, files: Mapping[str, bytes], check: Callable[[Path], object]) -> Path:
+    """The folder with the config and the files, after `check` has seen them in a folder of their own.
+
+    An older bundle is replaced in that moment and not before; files by other names stay. Raises BundleError for a
+    folder that `check_folder` refuses.
     """
-    _refuse_foreign(folder)
+    check_folder(folder)
     sums = {name: _digest(content) for name, content in files.items() if name != CARD}
-    full = {"basisprune_bundle": FORMAT, **config, "files": sums}
+    full = {_MARK: FORMAT, **asdict(config), "files": sums}
     try:
         entries = {**full, "checksum": _config_digest(full)}.items()
         lines = (
@@ -39,105 +54,92 @@ def write_folder(
         raise BundleError(
             f"{folder}: its metrics or classes are no JSON ({error}); pass numbers, texts, lists"
         ) from error
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    tag = uuid.uuid4().hex[:8]
-    new, old = (folder.with_name(f".{folder.name}.{tag}.{kind}") for kind in ("new", "old"))
-    try:
-        new.mkdir()
-        for name, content in {**files, CONFIG: text.encode()}.items():
-            _write(new / name, content)
-        check(new)
-        _sync(new)
-        if folder.exists():
-            folder.rename(old)
-        try:
-            new.rename(folder)
-        except OSError:
-            if old.exists():
-                old.rename(folder)
-            raise
-        _sync(folder.parent)
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
-        if folder.exists():
-            shutil.rmtree(old, ignore_errors=True)
+    write_together(folder, {**files, CONFIG: text.encode()}, check)
     return folder
 
 
-def read_folder(folder: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """The config and the files of a bundle, every checksum compared.
+def read_folder(folder: Path) -> Stored:
+    """What the files of a bundle say, every checksum compared.
 
-    Raises BundleError that says which file is missing, damaged or newer than this package.
+    Raises BundleError that says which file is missing, damaged, newer than this package or not what it should be.
     """
+    where = folder / CONFIG
     try:
-        config = json.loads(_read(folder / CONFIG))
-    except (ValueError, RecursionError) as error:
-        raise BundleError(f"{folder / CONFIG}: is damaged, no JSON ({error}); fetch it again") from error
-    if not isinstance(config, dict) or not isinstance(config.get("basisprune_bundle"), int):
-        raise BundleError(f"{folder / CONFIG}: is not that of a basisprune bundle; save one with save_pretrained")
-    if config["basisprune_bundle"] > FORMAT:
+        said = parse_json(_read(folder, CONFIG))
+    except ValueError as error:
+        raise BundleError(f"{where}: is damaged, no JSON ({error}); fetch it again") from error
+    if not isinstance(said, dict) or not isinstance(number := said.pop(_MARK, None), int):
+        raise BundleError(f"{where}: is not that of a basisprune bundle; save one with save_pretrained")
+    if number > FORMAT:
         raise BundleError(
-            f"{folder}: format {config['basisprune_bundle']} is newer than {FORMAT}, which this version reads; "
-            "update basisprune"
+            f"{folder}: format {number} is newer than {FORMAT}, which this version reads; update basisprune"
         )
-    if config.get("checksum") != _config_digest(config):
-        raise BundleError(f"{folder / CONFIG}: is damaged or was changed, its checksum is wrong; fetch it again")
-    sums = config.get("files")
-    files = {}
+    sums, checksum = said.get("files"), said.pop("checksum", None)
+    if checksum != _config_digest({_MARK: number, **said}):
+        raise BundleError(f"{where}: is damaged or was changed, its checksum is wrong; fetch it again")
+    content = {}
     for name in (TENSORS, PLANS):
-        files[name] = _read(folder / name)
-        if not isinstance(sums, dict) or _digest(files[name]) != sums.get(name):
+        content[name] = _read(folder, name)
+        if not isinstance(sums, dict) or _digest(content[name]) != sums.get(name):
             raise BundleError(f"{folder / name}: is damaged or was changed, its checksum is wrong; fetch it again")
-    return config, files
+    del said["files"]
+    return Stored(
+        _named(where, parse_config, json.dumps(said).encode()),
+        _named(folder / TENSORS, read_tensors, content[TENSORS]),
+        _named(folder / PLANS, parse_plans, content[PLANS]),
+    )
 
 
-def _refuse_foreign(folder: Path) -> None:
-    """Raises BundleError unless the folder is missing, empty, or a bundle and nothing but."""
-    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-        raise BundleError(f"{folder}: is a file or a link; name a folder that is new, empty or a bundle")
-    names = {path.name for path in folder.iterdir()} if folder.exists() else set()
-    foreign = sorted(names - NAMES)
-    if foreign or (names and not _is_bundle(folder)):
-        held = f"holds {', '.join(foreign[:3])}" if foreign else "is no bundle"
-        raise BundleError(f"{folder}: {held}, which saving would remove; name a folder that is new, empty or a bundle")
-
-
-def _is_bundle(folder: Path) -> bool:
+def holds_bundle(folder: Path) -> bool:
+    """Whether the folder holds a bundle, sound or not."""
     try:
-        return "basisprune_bundle" in json.loads((folder / CONFIG).read_bytes())
-    except (OSError, ValueError, TypeError, RecursionError):
+        with open(current(folder, CONFIG), "rb") as file:
+            return _MARK.encode() in file.read(4096)
+    except OSError:
         return False
 
 
-def _read(path: Path) -> bytes:
+def check_folder(folder: Path) -> None:
+    """Raises BundleError unless a bundle can be written there, and nothing of anybody else would be lost.
+
+    The folder may be missing, empty, or hold a bundle or files by other names, which stay.
+    """
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        raise BundleError(f"{folder}: is a file or a link; name a folder that is new, empty or a bundle")
+    held = sorted(name for name in NAMES if os.path.lexists(folder / name))
+    if held and not holds_bundle(folder):
+        raise BundleError(f"{folder}: is no bundle, and saving would replace its {held[0]}; name another folder")
+    if odd := [name for name in held if (folder / name).is_symlink() or not (folder / name).is_file()]:
+        raise BundleError(f"{folder / odd[0]}: is a link or a folder, which saving would replace; move it away")
+    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise BundleError(f"{folder}: {there} is no folder that one may write into; name another folder")
+
+
+def _named(path: Path, parse: Callable[[bytes], _T], content: bytes) -> _T:
+    """What the file says; an error starts with its name."""
     try:
-        return path.read_bytes()
+        return parse(content)
+    except BundleError as error:
+        raise BundleError(f"{path}: {error}") from error
+
+
+def _read(folder: Path, name: str) -> bytes:
+    try:
+        try:
+            return read_bytes(current(folder, name), most=_MOST[name])
+        except FileNotFoundError:
+            return read_bytes(folder / name, most=_MOST[name])  # a writer has just put it in its place
     except OSError as error:
-        raise BundleError(f"{path}: cannot be read ({error.strerror or error}); a bundle needs this file") from error
-
-
-def _write(path: Path, content: bytes) -> None:
-    with open(path, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync(folder: Path) -> None:
-    if os.name != "posix":
-        return  # elsewhere a folder cannot be opened
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        raise BundleError(
+            f"{folder / name}: cannot be read ({error.strerror or error}); a bundle needs this file"
+        ) from error
 
 
 def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _config_digest(config: Mapping[str, Any]) -> str:
+def _config_digest(config: Mapping[str, object]) -> str:
     """The checksum of what the config says, however it is laid out."""
-    said = {key: value for key, value in config.items() if key != "checksum"}
-    return _digest(json.dumps(said, sort_keys=True, separators=_DENSE).encode())
+    return _digest(json.dumps(config, sort_keys=True, separators=_DENSE).encode())

@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Mapping
-from typing import Any, TypeAlias, TypeGuard
 
 import timm.layers
 import torch
+from pydantic import JsonValue
 from torch import nn
 
 from basisprune.basis.layers import BasisPair, BasisScalingConv
+from basisprune.deploy.bundle.config import Node
+from basisprune.deploy.bundle.limits import Bounded
+from basisprune.deploy.bundle.values import Plain, decode, encode, is_plain
 from basisprune.deploy.folded import LAYER_ATTRIBUTES
 from basisprune.errors import BundleError, LayerError
 from basisprune.torchkit.surgery import TORCH_CONVS
 from basisprune.transfer.model import GlobalPool, TransferModel
 from basisprune.transfer.norms import NormedConv
 
-Node: TypeAlias = dict[str, Any]
-"""One module: `class` and `args`, or `take` (a module of the fresh network), or `same` (one met before), if it
-is not the fresh network's module of that name; and the `attributes`, `parameters`, `buffers`, `order` of
-children and `children` that differ from there. `answers` names the child whose attributes a container has too."""
-
 # Only these namespaces are searched for a class that a file names; none of their constructors runs foreign code.
 _SPACES = {"torch.nn": nn, "timm.layers": timm.layers}
 _OURS = {kind.__name__: kind for kind in (BasisPair, BasisScalingConv, GlobalPool, NormedConv, TransferModel)}
 _INTERNAL = frozenset(vars(nn.Module())) | {"input_spec", "source", "classes"}
+_MOST_PARTS = 100_000
 
 
 def describe(model: nn.Module, fresh: nn.Module | None = None) -> Node:
@@ -55,9 +53,9 @@ def rebuild(node: Node, fresh: nn.Module | None = None) -> nn.Module:
     """
     try:
         return _Rebuilder(fresh).module(node, fresh, "")
-    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-        if isinstance(error, BundleError):
-            raise
+    except BundleError:
+        raise
+    except Exception as error:  # constructors and attributes that do not go together fail in many ways
         raise BundleError(f"its structure does not fit the architecture ({type(error).__name__}: {error})") from error
 
 
@@ -97,7 +95,7 @@ class _Describer:
 
     def _start(self, module: nn.Module, path: str) -> tuple[nn.Module, Node]:
         """A module to describe this one from, and the node that leads to it."""
-        name, args = _class_name(type(module)), _arguments(module)
+        name, args = class_name(type(module)), _arguments(module)
         if name is not None and args is not None:
             try:
                 return _construct(name, args), {"class": name, **({"args": args} if args else {})}
@@ -117,18 +115,17 @@ class _Rebuilder:
     def __init__(self, fresh: nn.Module | None) -> None:
         self.fresh = dict(fresh.named_modules()) if fresh is not None else {}
         self.done: dict[str, nn.Module] = {}
+        self.parts: dict[nn.Module, int] = {}  # the modules in each that is built, those met again counted again
 
     def module(self, node: Node, fresh: nn.Module | None, path: str) -> nn.Module:
-        if "same" in node:
-            return self.done[node["same"]]
-        base = fresh
-        if "class" in node:
-            base = _construct(node["class"], node.get("args", {}))
-        elif "take" in node:
-            base = self.fresh[node["take"]]
+        base = self._start(node, fresh)
         if base is None:
-            raise BundleError(f"{path}: the architecture has no such module")
-        self.done[path] = base
+            raise BundleError(f"{path or 'structure'}: the architecture has no such module")
+        if "same" in node:
+            return base
+        if self.parts.get(base) == 0:
+            raise BundleError(f"{path}: is inside itself")
+        self.done[path], self.parts[base] = base, 0
         _apply_own(base, node)
         children = node.get("children", {})
         order = node.get("order", list(base._modules))
@@ -137,15 +134,35 @@ class _Rebuilder:
         built: dict[str, nn.Module | None] = {}
         for name in order:
             start = _fresh_child(base, name, fresh)
-            inner = children.get(name, {})
-            empty = inner is None or (name in base._modules and start is None and not inner)
-            built[name] = None if empty else self.module(inner, start, f"{path}.{name}" if path else name)
+            inner = children.get(name, Node())
+            if inner is None or (name in base._modules and start is None and not inner):
+                built[name] = None
+            else:
+                built[name] = self.module(inner, start, f"{path}.{name}" if path else name)
         base._modules.clear()
         for name, child in built.items():
             base.register_module(name, child)
         if "answers" in node:
             vars(base).update(_layer_attributes(base.get_submodule(node["answers"])))
+        self._count(base)
         return base
+
+    def _start(self, node: Node, fresh: nn.Module | None) -> nn.Module | None:
+        """The module that the node describes changes of."""
+        if "same" in node:
+            earlier = self.done.get(node["same"])
+            if earlier is not None and self.parts[earlier] == 0:
+                raise BundleError(f"{node['same']}: is inside itself")
+            return earlier
+        if "class" in node:
+            return _construct(node["class"], node.get("args", {}))
+        return self.fresh.get(node["take"]) if "take" in node else fresh
+
+    def _count(self, base: nn.Module) -> None:
+        # A module may be met again as often as one likes, and what walks a network meets it as often.
+        self.parts[base] = 1 + sum(self.parts[child] for child in base._modules.values() if child is not None)
+        if self.parts[base] > _MOST_PARTS:
+            raise BundleError(f"its network has more than {_MOST_PARTS:,} parts")
 
 
 def _fresh_child(base: nn.Module, name: str, fresh: nn.Module | None) -> nn.Module | None:
@@ -160,9 +177,10 @@ def _own_differences(module: nn.Module, base: nn.Module) -> Node:
     changed = {name: value for name, value in _plain_attributes(module).items() if known.get(name, ...) != value}
     if changed:
         node["attributes"] = changed
-    for kind, names in _tensor_names(module).items():
-        if names != _tensor_names(base)[kind]:
-            node[kind] = names
+    if (parameters := _parameter_names(module)) != _parameter_names(base):
+        node["parameters"] = parameters
+    if (buffers := _buffer_names(module)) != _buffer_names(base):
+        node["buffers"] = buffers
     return node
 
 
@@ -176,7 +194,7 @@ def _shorten_answers(module: nn.Module, node: Node) -> None:
             return
 
 
-def _layer_attributes(layer: nn.Module) -> dict[str, Any]:
+def _layer_attributes(layer: nn.Module) -> dict[str, object]:
     return {name: vars(layer)[name] for name in LAYER_ATTRIBUTES if name in vars(layer)}
 
 
@@ -184,7 +202,7 @@ def _apply_own(module: nn.Module, node: Node) -> None:
     for name, value in node.get("attributes", {}).items():
         if name in _INTERNAL or name.startswith("__"):
             raise BundleError(f"attribute {name!r} is not one that a bundle may set")
-        vars(module)[name] = _decode(value)
+        vars(module)[name] = decode(value)
     if "parameters" in node:
         module._parameters.clear()
         module._parameters.update({name: _unset_parameter(there) for name, there in node["parameters"].items()})
@@ -199,16 +217,19 @@ def _unset_parameter(there: bool) -> nn.Parameter | None:
     return nn.Parameter(torch.empty(0, device="meta")) if there else None
 
 
-def _tensor_names(module: nn.Module) -> dict[str, dict[str, Any]]:
-    """The module's own parameters and buffers: which are there, and which buffers are persistent."""
+def _parameter_names(module: nn.Module) -> dict[str, bool]:
+    """The module's own parameters, and which are there."""
+    return {name: value is not None for name, value in module._parameters.items()}
+
+
+def _buffer_names(module: nn.Module) -> dict[str, tuple[bool, bool]]:
+    """The module's own buffers: which are there, and which are persistent."""
     hidden = module._non_persistent_buffers_set
-    return {
-        "parameters": {name: value is not None for name, value in module._parameters.items()},
-        "buffers": {name: [value is not None, name not in hidden] for name, value in module._buffers.items()},
-    }
+    return {name: (value is not None, name not in hidden) for name, value in module._buffers.items()}
 
 
-def _class_name(kind: type[nn.Module]) -> str | None:
+def class_name(kind: type[nn.Module]) -> str | None:
+    """What a file calls the class; None for a class that it may not name."""
     if _OURS.get(kind.__name__) is kind:
         return f"basisprune.{kind.__name__}"
     spaces = (f"{space}.{kind.__name__}" for space, home in _SPACES.items() if vars(home).get(kind.__name__) is kind)
@@ -223,26 +244,26 @@ def _find_class(name: str) -> type[nn.Module]:
     return kind
 
 
-def _arguments(module: nn.Module) -> dict[str, Any] | None:
+def _arguments(module: nn.Module) -> dict[str, JsonValue] | None:
     """What the module's constructor was given, as far as its attributes tell; None if they do not."""
-    args = {}
+    args: dict[str, JsonValue] = {}
     if type(module) in _OURS.values():
-        return {}
+        return args
     for parameter in inspect.signature(type(module)).parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or parameter.name in ("device", "dtype"):
             continue
         value = getattr(module, parameter.name, ...)
         if parameter.name == "bias":
             value = value is not None
-        if _is_plain(value):
+        if is_plain(value):
             if not _is_default(value, parameter.default):
-                args[parameter.name] = _encode(value)
+                args[parameter.name] = encode(value)
         elif parameter.default is parameter.empty:
             return None
     return args
 
 
-def _is_default(value: Any, default: Any) -> bool:
+def _is_default(value: Plain, default: object) -> bool:
     """Whether the value is what a constructor makes of its default: convs make (1, 1) of a stride of 1.
 
     Where another constructor does not, the attribute differs from that of the module built, and is noted there.
@@ -252,39 +273,16 @@ def _is_default(value: Any, default: Any) -> bool:
     return bool(value == default) and type(value) is type(default)
 
 
-def _construct(name: str, args: Mapping[str, Any]) -> nn.Module:
+def _construct(name: str, args: Mapping[str, JsonValue]) -> nn.Module:
     """A module of the class, without memory for its weights; of our own classes a shell without attributes."""
     kind = _find_class(name)
     if kind in _OURS.values():
         hollow = kind.__new__(kind)
         nn.Module.__init__(hollow)
         return hollow
-    with torch.device("meta"):
-        return kind(**{key: _decode(value) for key, value in args.items()})
+    with torch.device("meta"), Bounded():
+        return kind(**{key: decode(value) for key, value in args.items()})
 
 
-def _plain_attributes(module: nn.Module) -> dict[str, Any]:
-    return {name: _encode(value) for name, value in vars(module).items() if name not in _INTERNAL and _is_plain(value)}
-
-
-def _is_plain(value: object) -> TypeGuard[Any]:
-    if isinstance(value, (tuple, list)):
-        return type(value) in (tuple, list, torch.Size) and all(map(_is_plain, value))
-    return value is None or type(value) in (bool, int, float, str)
-
-
-def _encode(value: Any) -> Any:
-    """The value as JSON that tells tuples from lists, and has no NaN or infinity."""
-    if isinstance(value, (tuple, list)):
-        items = [_encode(item) for item in value]
-        return items if isinstance(value, list) else {"tuple": items}
-    if isinstance(value, float) and not math.isfinite(value):
-        return {"float": repr(value)}
-    return value
-
-
-def _decode(value: Any) -> Any:
-    if isinstance(value, dict):
-        ((kind, inner),) = value.items()
-        return float(inner) if kind == "float" else tuple(_decode(item) for item in inner)
-    return [_decode(item) for item in value] if isinstance(value, list) else value
+def _plain_attributes(module: nn.Module) -> dict[str, JsonValue]:
+    return {name: encode(value) for name, value in vars(module).items() if name not in _INTERNAL and is_plain(value)}

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor, nn
 
+from basisprune.deploy.bundle.config import TensorFacts, check_names
 from basisprune.errors import BundleError
 from basisprune.torchkit.surgery import find_layers, named_tensors
 
-_ALL = "all"
 
-
-def collect_tensors(model: nn.Module, fresh: nn.Module | None) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def collect_tensors(model: nn.Module, fresh: nn.Module | None) -> tuple[dict[str, Tensor], TensorFacts]:
     """Each tensor under its first name, contiguous; and their other names, layouts, and which are frozen.
 
     Buffers that `fresh`, or any new norm, makes anyway, bit for bit, and that are no part of a state dict are left
@@ -26,57 +21,71 @@ def collect_tensors(model: nn.Module, fresh: nn.Module | None) -> tuple[dict[str
     lasting = set(model.state_dict(keep_vars=True))
     first: dict[int, str] = {}
     tensors: dict[str, Tensor] = {}
-    about: dict[str, Any] = {"shared": {}, "frozen": [], "channels_last": [], "aliases": {}}
+    shared: dict[str, str] = {}
+    frozen: list[str] = []
+    channels_last: list[str] = []
     for name, tensor in named_tensors(model):
         if name not in lasting and name in made and _identical(tensor, made[name]):
             continue
         if id(tensor) in first:
-            about["shared"][name] = first[id(tensor)]
+            shared[name] = first[id(tensor)]
             continue
         first[id(tensor)] = name
         _refuse_nan(name, tensor)
         tensors[name] = _usual(tensor.detach())
         if isinstance(tensor, nn.Parameter) and not tensor.requires_grad:
-            about["frozen"].append(name)
+            frozen.append(name)
         if _is_channels_last(tensor):
-            about["channels_last"].append(name)
+            channels_last.append(name)
+    is_frozen = not any(parameter.requires_grad for parameter in model.parameters())
+    facts = TensorFacts(shared, "all" if is_frozen else frozen, channels_last, _aliases(model, first))
+    return _unaliased(tensors), facts
+
+
+def _aliases(model: nn.Module, first: dict[int, str]) -> dict[str, str]:
+    """Plain attributes that are somebody's parameter, and whose: `.name` is that of one inside the same module."""
+    found = {}
     for path, module in model.named_modules(remove_duplicate=False):
-        for name, value in vars(module).items():  # a plain attribute that is somebody's parameter
+        for name, value in vars(module).items():
             if isinstance(value, Tensor) and id(value) in first:
                 origin = first[id(value)]
-                inside = path and origin.startswith(f"{path}.")  # then the name goes on from the module
-                about["aliases"][f"{path}.{name}" if path else name] = origin.removeprefix(path) if inside else origin
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        about["frozen"] = _ALL
-    return _unaliased(tensors), about
+                inside = path and origin.startswith(f"{path}.")
+                found[f"{path}.{name}" if path else name] = origin.removeprefix(path) if inside else origin
+    return found
 
 
-def assign_tensors(model: nn.Module, content: bytes, about: Mapping[str, Any]) -> None:
-    """Gives the network the tensors of a safetensors file, in place.
-
-    Raises BundleError that names what is missing, too many or not a number.
-    """
+def read_tensors(content: bytes) -> dict[str, Tensor]:
+    """The tensors of a safetensors file by name; raises BundleError for what cannot be read, named or used."""
     try:
         tensors = load(content)
-    except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
-        raise BundleError(f"its tensors cannot be read ({error}); fetch it again") from error
-    shared, channels_last = about["shared"], set(about["channels_last"])
-    frozen = set(tensors if about["frozen"] == _ALL else about["frozen"])
-    given: dict[str, Tensor] = {}
+    except Exception as error:  # a damaged header fails in many ways
+        raise BundleError(f"cannot be read ({type(error).__name__}: {error}); fetch it again") from error
+    check_names(tensors)
     for name, tensor in tensors.items():
         _refuse_nan(name, tensor)
+    return tensors
+
+
+def assign_tensors(model: nn.Module, tensors: dict[str, Tensor], facts: TensorFacts) -> None:
+    """Gives the network the tensors, in place; raises BundleError that names what is missing or too many."""
+    shared, channels_last = facts.shared, set(facts.channels_last)
+    frozen = set(tensors if facts.frozen == "all" else facts.frozen)
+    given: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
         if name in channels_last:
             tensor = torch.empty_like(tensor, memory_format=torch.channels_last).copy_(tensor)
         is_parameter = name.rpartition(".")[2] in _home(model, name)._parameters
         given[name] = nn.Parameter(tensor, requires_grad=name not in frozen) if is_parameter else tensor
-    for name, tensor in {**given, **{name: given[origin] for name, origin in shared.items()}}.items():
+    for name, tensor in {**given, **{name: _of(given, origin) for name, origin in shared.items()}}.items():
         _put(model, name, tensor)
     for name, tensor in _new_statistics(model).items():
         if name not in given and name not in shared:
             _put(model, name, tensor)
-    for name, origin in about["aliases"].items():
+    for name, origin in facts.aliases.items():
         path, _, leaf = name.rpartition(".")
-        vars(_home(model, name))[leaf] = given[path + origin if origin.startswith(".") else origin]
+        if hasattr(type(home := _home(model, name)), leaf):
+            raise BundleError(f"{name}: is no attribute that a bundle may set")
+        vars(home)[leaf] = _of(given, path + origin if origin.startswith(".") else origin)
     lasting = set(model.state_dict(keep_vars=True))
     left = ((name, tensor) for name, tensor in named_tensors(model) if name not in given and name not in shared)
     unset = [name for name, tensor in left if name in lasting or tensor.is_meta]
@@ -92,6 +101,12 @@ def _new_statistics(model: nn.Module) -> dict[str, Tensor]:
         for leaf, value in (("running_mean", 0), ("running_var", 1))
         if leaf in norm._non_persistent_buffers_set and norm._buffers[leaf] is not None and norm.weight is not None
     }
+
+
+def _of(tensors: dict[str, Tensor], name: str) -> Tensor:
+    if name not in tensors:
+        raise BundleError(f"{name}: there is no such tensor")
+    return tensors[name]
 
 
 def _put(model: nn.Module, name: str, tensor: Tensor) -> None:

@@ -1,0 +1,137 @@
+"""A folder (or the hub) -> the network in it, checked, without running anything that the folder holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+from pydantic import JsonValue
+from torch import Tensor, nn
+
+from basisprune.deploy.bundle.arguments import check_loading
+from basisprune.deploy.bundle.config import Architecture, Config, Plan
+from basisprune.deploy.bundle.files import Stored, read_folder
+from basisprune.deploy.bundle.graph import from_steps, try_out
+from basisprune.deploy.bundle.hub import fetch
+from basisprune.deploy.bundle.limits import Bounded
+from basisprune.deploy.bundle.running import check_fingerprint, fixed_input, run
+from basisprune.deploy.bundle.structure import rebuild
+from basisprune.deploy.bundle.tensors import assign_tensors
+from basisprune.deploy.folded import about, folded, traced
+from basisprune.errors import BundleError, ModelError
+from basisprune.transfer.backbones import build_backbone
+from basisprune.transfer.model import ModelSource, TransferModel, transfer_model
+from basisprune.types import InputSpec
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A saved network in eval mode, and what is known of it."""
+
+    model: nn.Module
+    input_shape: tuple[int, ...]
+    input_spec: InputSpec | None = None
+    classes: tuple[str, ...] | None = None
+    metrics: Mapping[str, JsonValue] = field(default_factory=dict)
+    plans: tuple[Plan, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+
+def from_pretrained(
+    folder: str | Path, *, factory: str | None = None, revision: str | None = None, trust_remote_code: bool = False
+) -> nn.Module:
+    """The network in a folder that `save_pretrained` wrote, in eval mode; see `load_bundle` for all else.
+
+    `folder` may be the id of a model on the Hugging Face hub, as `"owner/name"`, with its `revision`.
+    """
+    return load_bundle(folder, factory=factory, revision=revision, trust_remote_code=trust_remote_code).model
+
+
+def load_bundle(
+    folder: str | Path, *, factory: str | None = None, revision: str | None = None, trust_remote_code: bool = False
+) -> Bundle:
+    """The network in the folder, or on the hub, with its classes, preprocessing, metrics and plans.
+
+    Nothing that the bundle holds is run, and every byte, name, tensor and the output are checked. A network that is
+    not built by timm and has not been folded may need the function that made its backbone: that one is imported and
+    called only with `trust_remote_code=True`, or if you name it yourself as `factory`, which takes its place. Raises
+    BundleError for a bundle that is missing, damaged, tampered with, newer than this package, of another architecture
+    or that asks for code; ConfigError for arguments of wrong types.
+    """
+    check_loading(factory, revision, trust_remote_code)
+    path = fetch(folder, revision)
+    return assemble(read_folder(path), str(folder), factory=factory, trust_remote_code=trust_remote_code)
+
+
+def assemble(stored: Stored, where: str, *, factory: str | None = None, trust_remote_code: bool = False) -> Bundle:
+    """The bundle that the files called `where` describe."""
+    config = stored.config
+    architecture = config.architecture
+    if factory is not None and architecture.builder is not None:
+        architecture = replace(architecture, backbone=factory)
+    elif architecture.builder is not None and not architecture.is_timm and not trust_remote_code:
+        raise BundleError(
+            f"{where}: is built by {architecture.builder!r}, which would be imported and run; if you trust whoever "
+            "made this bundle, pass trust_remote_code=True (--trust-code on the command line), or a function of your "
+            "own as factory=; a folded network does not need it"
+        )
+    classes = None if config.classes is None else tuple(config.classes)
+    try:
+        with Bounded():
+            model = _network(stored, architecture)
+            output = run(model, fixed_input(model, config.input.shape))
+        check_fingerprint(output, config.fingerprint, config.versions)
+        _check_classes(classes, output)
+    except BundleError as error:
+        raise BundleError(f"{where}: {error}") from error
+    except ModelError as error:
+        raise BundleError(f"{where}: its architecture cannot be built: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise BundleError(f"{where}: does not make sense ({type(error).__name__}: {error}); fetch it again") from error
+    known = config.input
+    return Bundle(model, known.shape, known.spec, classes, config.metrics, stored.plans, config.versions)
+
+
+def fresh_network(architecture: Architecture, spec: InputSpec | None) -> nn.Module | None:
+    """The architecture with random weights, or None where the structure says all."""
+    if architecture.builder is None:
+        return None
+    with torch.random.fork_rng():
+        if architecture.insert_norm is None:
+            return build_backbone(architecture.builder)
+        return transfer_model(architecture.builder, 1, input_spec=spec, insert_norm=architecture.insert_norm)
+
+
+def _network(stored: Stored, architecture: Architecture) -> nn.Module:
+    """The network in eval mode, with what it knows of itself, as a graph if it was one."""
+    config, spec = stored.config, stored.config.input.spec
+    model = rebuild(config.structure, fresh_network(architecture, spec))
+    assign_tensors(model, stored.tensors, config.tensors)
+    source = ModelSource(architecture.backbone, bool(architecture.insert_norm))
+    if architecture.graph is not None:
+        return _from_graph(model, config, source)
+    known = {"input_spec": spec, "classes": None if config.classes is None else tuple(config.classes)}
+    if isinstance(model, TransferModel):
+        model.source = source
+    for name, value in known.items():
+        if value is not None:
+            setattr(model, name, value)
+    is_traced = isinstance(model, TransferModel) and architecture.traced
+    return (traced("", model) if is_traced else model).eval()  # type: ignore[arg-type]
+
+
+def _from_graph(parts: nn.Module, config: Config, source: ModelSource) -> nn.Module:
+    if config.input.spec is None or config.architecture.graph is None:
+        raise BundleError("a graph needs to know its input")
+    known = about(config.input.spec, source, config.classes)
+    model = folded(parts, from_steps(config.architecture.graph), known)
+    model.eval()
+    try_out(model, fixed_input(model, config.input.shape))
+    return model
+
+
+def _check_classes(classes: tuple[str, ...] | None, output: Tensor) -> None:
+    if classes is not None and (output.dim() < 2 or output.shape[-1] != len(classes)):
+        raise BundleError(f"it names {len(classes)} classes and puts out {tuple(output.shape)[1:]} numbers")

@@ -1,0 +1,87 @@
+"""A network on one fixed input: does it run, what does it put out, and is that what it was."""
+
+from __future__ import annotations
+
+import math
+import platform
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+
+import torch
+from torch import Tensor, nn
+
+from basisprune.deploy.bundle.config import Fingerprint
+from basisprune.errors import BundleError
+from basisprune.torchkit.running import mode
+
+_VALUES = 64
+_GOLDEN = (math.sqrt(5) - 1) / 2
+
+
+def fixed_input(model: nn.Module, shape: Sequence[int]) -> Tensor:
+    """One input in [-1, 1] that looks random and is the same on every machine and in every version."""
+    like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
+    steps = torch.arange(math.prod(shape), dtype=torch.float64) * _GOLDEN % 1
+    return (2 * steps - 1).reshape(1, *shape).to(like.dtype)
+
+
+def run(model: nn.Module, images: Tensor) -> Tensor:
+    """What the network puts out in eval mode; raises BundleError unless it is one tensor of finite numbers."""
+    with torch.no_grad(), mode(model, training=False):
+        try:
+            output = model(images)
+        except BundleError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise BundleError(
+                f"the network does not run on an input of shape {tuple(images.shape)}: {type(error).__name__}: {error}"
+            ) from error
+    if not isinstance(output, Tensor) or not bool(output.isfinite().all()):
+        what = "values that are not finite" if isinstance(output, Tensor) else type(output).__name__
+        raise BundleError(f"the network puts out {what}; one tensor of finite numbers is needed")
+    return output
+
+
+def fingerprint(output: Tensor) -> Fingerprint:
+    """What is kept of the output, to be compared when the network is loaded."""
+    values = output.double().flatten()
+    return Fingerprint(list(output.shape), values[:_VALUES].tolist(), values.norm().item())
+
+
+def check_fingerprint(output: Tensor, wanted: Fingerprint, versions: Mapping[str, str]) -> None:
+    """Raises BundleError unless the network puts out what it did when it was saved, but for rounding."""
+    found, root = fingerprint(output), math.sqrt(max(1, output.numel()))
+    coarse = torch.finfo(output.dtype).bits < 32
+    tolerance = (5e-2 if coarse else 2e-3) * found.norm / root + 1e-6
+    if (
+        found.shape == wanted.shape
+        and len(found.values) == len(wanted.values)
+        and all(abs(a - b) <= tolerance for a, b in zip(found.values, wanted.values, strict=True))
+        and abs(found.norm - wanted.norm) <= tolerance * root
+    ):
+        return
+    here = package_versions()
+    others = ", ".join(
+        f"{name} {versions.get(name)} then, {here[name]} now" for name in here if versions.get(name) != here[name]
+    )
+    raise BundleError(
+        "the network does not put out what it did when it was saved; it was tampered with, or its architecture "
+        f"is another one now ({others or 'all versions are the same'})"
+    )
+
+
+def check_same(model: nn.Module, loaded: nn.Module, shape: Sequence[int]) -> None:
+    """Raises BundleError unless both put out the same for two random inputs, bit for bit."""
+    like = fixed_input(model, shape)
+    images = torch.randn(2, *shape, generator=torch.Generator().manual_seed(1)).to(like.dtype)
+    if not torch.equal(run(model, images), run(loaded, images)):
+        raise BundleError(
+            "what was loaded does not put out what the network does, so nothing was saved; it keeps something in an "
+            "attribute that is no number, text or tensor: build that in a factory='package.module:function'"
+        )
+
+
+def package_versions() -> dict[str, str]:
+    """The versions of what a saved network depends on."""
+    packages = ("basisprune", "torch", "timm", "safetensors")
+    return {"python": platform.python_version(), **{name: version(name) for name in packages}}
