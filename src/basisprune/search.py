@@ -131,7 +131,7 @@ class Search:
             try:
                 tried = self.pipeline.prune(source, move, round(1 - share / done, 4), tuning)
             except TooMuchError:
-                self.pipeline.listener.say(f"{1 - share / done:.0%} cannot be removed; trying less")
+                self.pipeline.hearer.say(f"{1 - share / done:.0%} cannot be removed; trying less")
                 failed = share
                 continue
             if _removes_nothing(tried):
@@ -214,7 +214,7 @@ class Search:
                 return on("onnxruntime")
             except Exception as error:  # torch's exporter raises anything for a network that it does not take
                 said = f"latency is measured in PyTorch, ONNX Runtime cannot take the network: {error}"
-                self.pipeline.listener.say(said)
+                self.pipeline.hearer.say(said)
         return on("eager")
 
     def _judge(self, state: State, kept: Shares) -> Candidate:
@@ -225,7 +225,7 @@ class Search:
         if isinstance(self.goal, Budget) and (self.trials or not self.goal.is_about_accuracy):
             candidate = candidate.judged(self.goal, reference)
         self.trials.append(Trial(candidate, state, deployed))
-        self.pipeline.listener.judged(candidate)
+        self.pipeline.hearer.judged(candidate)
         return candidate
 
     def _best(self) -> int:
