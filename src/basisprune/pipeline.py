@@ -302,7 +302,7 @@ class Pipeline:
             config,
             checkpoint=self.store.path(state.steps, ".pt"),
             progress=self.progress,
-            session=Session(teacher=None if start is None else start.model, stop=stop),
+            session=Session(None if start is None else start.model, stop, listener=self.listener),
         )
         stage, hits = self._stage(state.name, result.model, result.history)
         return State(state.steps, result.model, (*state.stages, stage), state.plans, hits)

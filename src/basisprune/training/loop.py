@@ -21,6 +21,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from basisprune.data import blend, make_loader, prepare
 from basisprune.errors import ConfigError, DataError, TrainingError
+from basisprune.listener import Listener
 from basisprune.torchkit.running import mode
 from basisprune.training.accelerating import as_shown, make_accelerator
 from basisprune.training.checkpoint import Past, load_checkpoint, save_checkpoint
@@ -49,13 +50,14 @@ class Session:
     """What a training may have around it.
 
     `teacher` is another network for the same images and classes, `stop` is asked after each epoch, with the
-    records so far, whether to end early, and `accelerator` is the one that carries the training (None: a new
-    one by the configuration).
+    records so far, whether to end early, `accelerator` is the one that carries the training (None: a new one by
+    the configuration), and `listener` hears how far it is.
     """
 
     teacher: nn.Module | None = None
     stop: Stop | None = None
     accelerator: Accelerator | None = None
+    listener: Listener | None = None
 
     def ends(self, past: Past, config: TrainConfig) -> bool:
         """Whether the training is over after the epochs in the past."""
@@ -102,7 +104,7 @@ def fit(
     path = None if checkpoint is None else Path(checkpoint)
     past = run.resume(path) if path is not None and path.exists() else Past()
     show = progress if accelerator.is_main_process else False
-    with run.tracked(), TrainingProgress(config.epochs, run.steps, show=show) as bar:
+    with run.tracked(), TrainingProgress(config.epochs, run.steps, session.listener, show=show) as bar:
         while not session.ends(past, config):
             past = run.after(past, run.epoch(len(past.history), bar))
             if path is not None and accelerator.is_main_process:

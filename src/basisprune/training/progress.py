@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from torchmetrics import Metric
 
-from basisprune.listener import Tried
+from basisprune.listener import Listener, Tried
 
 _Clock = Callable[[], float]
 
@@ -119,11 +119,23 @@ _open_search: ContextVar[SearchProgress | None] = ContextVar("search", default=N
 
 
 class TrainingProgress:
-    """Shows how far a training is; with `show=None` only in a terminal. Inside a search it is one of its bars."""
+    """Shows how far a training is; with `show=None` only in a terminal. Inside a search it is one of its bars.
 
-    def __init__(self, epochs: int, steps: int, *, show: bool | None = None, clock: _Clock = time.monotonic) -> None:
+    The `listener` hears of each step, by default the search.
+    """
+
+    def __init__(
+        self,
+        epochs: int,
+        steps: int,
+        listener: Listener | None = None,
+        *,
+        show: bool | None = None,
+        clock: _Clock = time.monotonic,
+    ) -> None:
         self.epochs, self.steps, self.clock = epochs, steps, clock
         self.search = _open_search.get() if show is not False else None
+        self.listener = listener or self.search
         if self.search is not None:
             self.visible, self.progress = self.search.visible, self.search.progress
         else:
@@ -150,14 +162,14 @@ class TrainingProgress:
         """One more batch of `images` is done; loss and accuracy are those of the epoch so far."""
         self.done += 1
         self.images += images
-        if not self.visible and self.search is None:
+        if not self.visible and self.listener is None:
             return
         seconds = self.clock() - self.start
         total = self.epochs * self.steps
         before = epoch * self.steps + (self.done - 1) % self.steps + 1 - self.done  # by a run that was killed
         share = self.done / max(total - before, 1)
-        if self.search is not None:
-            self.search.trained(self.epochs - before / self.steps, share, seconds)
+        if self.listener is not None:
+            self.listener.trained(self.epochs - before / self.steps, share, seconds)
         if self.visible:
             rate = self.images / max(seconds, 1e-9)
             self.progress.update(

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import ClassVar
+
 import pytest
 import torch
 from torchmetrics import MeanMetric
 
+from basisprune.listener import Silence
 from basisprune.training.progress import SearchProgress, TrainingProgress
 
 
@@ -28,7 +32,7 @@ def test_the_time_left_is_what_the_last_candidates_took_times_those_expected():
         assert search.left() is None
         for seconds in (100, 10, 20):  # the first one is the unpruned network
             clock.now += seconds
-            search.candidate_done("judged")
+            search.judged(SimpleNamespace(summary="judged"))
         assert search.left() == pytest.approx(2 * 15)
     assert lines == ["judged", "judged; about 30 s left", "judged; about 30 s left"]
 
@@ -50,7 +54,7 @@ def test_more_candidates_than_expected_leave_nothing():
     with SearchProgress(1, 2, lambda _: None, show=False, clock=clock) as search:
         for _ in range(3):
             clock.now += 1
-            search.candidate_done("judged")
+            search.judged(SimpleNamespace(summary="judged"))
         assert search.left() == 0
 
 
@@ -70,3 +74,18 @@ def test_a_training_that_shall_not_be_seen_is_no_part_of_a_search():
         assert TrainingProgress(1, 1, show=False).search is None
         assert TrainingProgress(1, 1).search is search
     assert TrainingProgress(1, 1).search is None
+
+
+def test_a_listener_hears_how_far_a_training_is_whether_it_is_seen_or_not():
+    class Ears(Silence):
+        heard: ClassVar[list[tuple[float, float, float]]] = []
+
+        def trained(self, epochs: float, share: float, seconds: float) -> None:
+            self.heard.append((epochs, share, seconds))
+
+    clock = Clock()
+    with TrainingProgress(2, 2, Ears(), show=False, clock=clock) as bar:
+        for step in range(4):
+            clock.now += 3
+            bar.step(step // 2, 8, metric(), metric())
+    assert Ears.heard == [(2, 0.25, 3), (2, 0.5, 6), (2, 0.75, 9), (2, 1, 12)]
