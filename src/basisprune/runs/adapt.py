@@ -20,7 +20,7 @@ from basisprune.runs.output import BUNDLE, SUMMARY, OutputFolder, versions
 from basisprune.stage_store import StageStore, fingerprint
 from basisprune.training.history import EpochRecord
 from basisprune.training.intervals import wilson_interval
-from basisprune.training.loop import Session, fit
+from basisprune.training.loop import fit
 from basisprune.training.predict import predict
 
 
@@ -56,8 +56,7 @@ def adapt(job: Job, output: Path, listener: Listener, *, command: str = "") -> T
     StageStore(output).claim(fingerprint(job.network, splits))  # the same names may stand for other weights or images
     listener.say(splits.describe())
     listener.say(f"training for {training.epochs} epochs")
-    session = Session(listener=listener)
-    trained = fit(job.network, splits.train, splits.val, training, checkpoint=output / "training.pt", session=session)
+    trained = fit(job.network, splits.train, splits.val, training, checkpoint=output / "training.pt")
     size = measure(trained.model)
     validation, test = (_accuracy(trained.model, part, training.prepared) for part in (splits.val, splits.test))
     summary = TrainSummary(
