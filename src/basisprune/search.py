@@ -79,6 +79,7 @@ class Search:
         self.framework = framework or find_framework(self.config.framework)
         self.reference = reference
         self.trials: list[Trial] = []
+        self._last_folded: tuple[State, nn.Module] | None = None
 
     def run(self) -> Found:
         """The smallest network that keeps to the budget; the unpruned one where none does.
@@ -192,7 +193,11 @@ class Search:
         return budget.allows(size.parameters, size.macs, size.latency_ms)
 
     def _deployed(self, state: State) -> nn.Module:
-        return deploy(state.model, self.pipeline.spec, self.pipeline.splits.classes)
+        """The state's network as it is deployed; asked twice in a row for the same state, it is folded once."""
+        if self._last_folded is None or self._last_folded[0] is not state:
+            folded = deploy(state.model, self.pipeline.spec, self.pipeline.splits.classes)
+            self._last_folded = state, folded
+        return self._last_folded[1]
 
     def _size(self, state: State, deployed: nn.Module) -> Size:
         report = measure(deployed, self.pipeline.spec.shape)
