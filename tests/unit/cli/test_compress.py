@@ -55,7 +55,7 @@ def test_fixed_ratios_need_no_budget(photos, tmp_path):
     assert result.exit_code == 0, result.output
     assert [row["basis_ratio"] for row in json.loads(result.stdout)["candidates"]] == [0.0, 0.5]
     both = compress_into(tmp_path / "out", photos, "--basis-ratio", "50%", "--max-drop", "1%")
-    assert (both.exit_code, "leave one of them out" in both.stderr) == (1, True)
+    assert (both.exit_code, "one budget, or the ratios to remove, is needed" in both.stderr) == (1, True)
 
 
 def test_no_report_is_announced_where_none_was_written(photos, tmp_path, monkeypatch):
