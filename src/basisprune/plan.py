@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -265,15 +265,15 @@ def _unit_scores(model: nn.Module, group: Group, scores: Scores, config: PlanCon
 
 def _channels(model: nn.Module, group: Group, layer: str) -> npt.NDArray[np.int64]:
     """The output channels (size, n) of the layer that each unit of the group holds."""
-    module: Any = model.get_submodule(layer)
-    transposed = getattr(module, "transposed", False)
-    place = (f"{layer}.weight", 1 if transposed else 0)
+    module = model.get_submodule(layer)
+    conv = module if isinstance(module, TORCH_CONVS) and module.transposed else None
+    place = (f"{layer}.weight", 0 if conv is None else 1)
     axis = next((axis for axis in group.axes if (axis.parameter, axis.dim) == place), None)
     if axis is None:
         raise PlanError(f"{layer}: its filters cannot be told apart; add it to ignored_layers of trace_coupling")
     index = np.asarray(axis.index, dtype=np.int64).reshape(group.size, -1)
-    if not transposed:
+    if conv is None:
         return index
     # A transposed conv has one column for the channels at the same place in each of its groups.
-    width = module.weight.shape[1]
-    return np.concatenate([index + width * place for place in range(module.groups)], axis=1)
+    width = conv.weight.shape[1]
+    return np.concatenate([index + width * place for place in range(conv.groups)], axis=1)
