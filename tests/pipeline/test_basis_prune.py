@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny import tiny_images, tiny_model, tiny_recipe, tiny_training
+from tiny import differing, tiny_images, tiny_model, tiny_recipe, tiny_training
 
 import basisprune.training.loop
 from basisprune.basis.layers import basis_pairs
@@ -18,6 +18,7 @@ from basisprune.demo import demo_data, demo_model
 from basisprune.errors import CheckpointError, ConfigError, DataError, MissingExtraError, PlanError
 from basisprune.pipeline import Pipeline, run
 from basisprune.recipes import RECIPES, Recipe
+from basisprune.training.evaluation import evaluate
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -32,7 +33,7 @@ def data() -> Splits:
 
 
 def same_weights(one: torch.nn.Module, other: torch.nn.Module) -> bool:
-    return all(torch.equal(value, other.state_dict()[key]) for key, value in one.state_dict().items())
+    return not differing(one, other)
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -57,7 +58,7 @@ def test_basis_pruning_removes_what_was_asked_and_tells_its_story(name, tmp_path
     report = measure(result.model)
     assert (report.parameters, report.trainable, report.macs) == (tuned.parameters, tuned.trainable, tuned.macs)
     assert tuned.accuracy == pytest.approx(tuned.history[-1].val_accuracy)
-    assert 0 <= result.test_accuracy <= 1
+    assert result.test_accuracy == evaluate(result.model, data().test).accuracy
     assert "removing 8 of 20 basis vectors" in told
     result.save_summary(tmp_path / "summary.json")
     summary = json.loads((tmp_path / "summary.json").read_text())
