@@ -102,6 +102,11 @@ def test_flipped_cut_and_swapped_bytes_never_load_silently_wrong(saved, name):
     assert not damaged_or_equal(saved)
 
 
+def test_what_is_rewritten_without_a_change_is_loaded(saved):
+    rewrite(saved)
+    assert not damaged_or_equal(saved)
+
+
 @pytest.mark.parametrize("sealed", [False, True])
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
 def test_files_of_two_bundles_do_not_go_together(saved, tmp_path, name, sealed):

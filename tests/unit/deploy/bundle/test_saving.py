@@ -103,10 +103,14 @@ def test_a_network_that_would_be_loaded_otherwise_is_not_saved(tmp_path):
     with pytest.raises(LayerError, match=r"Odd is neither in the architecture.* factory="):
         save_pretrained(model, tmp_path / "b", input_shape=(4,))
     save_pretrained(model, tmp_path / "b", factory=f"{__name__}:Odd", input_shape=(4,))
+    before = copy.deepcopy(model)
     model.act = torch.sigmoid
+    model.layer.weight.data *= 2
     with pytest.raises(BundleError, match="does not put out what"):
         save_pretrained(model, tmp_path / "b", factory=f"{__name__}:Odd", input_shape=(4,))
-    assert same(from_pretrained(tmp_path / "b"), from_pretrained(tmp_path / "b"), torch.randn(2, 4))
+    loaded, x = from_pretrained(tmp_path / "b"), torch.randn(2, 4)
+    assert same(loaded, before, x)
+    assert not same(loaded, model, x)
     assert [path.name for path in tmp_path.iterdir()] == ["b"]
 
 
