@@ -2,7 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
+
+
+@dataclass(frozen=True)
+class TrainingStep:
+    """How far a training is: in `epoch`, counted from 0, of `epochs`, with `done` of all `steps` done.
+
+    `share` and `epochs_here` speak of what is left to do since this start alone, which took `seconds` so far; loss and
+    accuracy are those of the epoch until now.
+    """
+
+    epoch: int
+    epochs: int
+    done: int
+    steps: int
+    share: float
+    epochs_here: float
+    seconds: float
+    images: int
+    loss: float
+    accuracy: float
 
 
 class Tried(Protocol):
@@ -23,8 +44,8 @@ class Listener(Protocol):
     def judged(self, candidate: Tried) -> None:
         """One more candidate of a search is tried and judged."""
 
-    def trained(self, epochs: float, share: float, seconds: float) -> None:
-        """A training of this many epochs has done this share of them, in this many seconds."""
+    def trained(self, step: TrainingStep) -> None:
+        """A training has seen one more batch."""
 
 
 class Silence:
@@ -36,5 +57,5 @@ class Silence:
     def judged(self, candidate: Tried) -> None:
         """Nothing."""
 
-    def trained(self, epochs: float, share: float, seconds: float) -> None:
+    def trained(self, step: TrainingStep) -> None:
         """Nothing."""

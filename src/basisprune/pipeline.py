@@ -127,7 +127,8 @@ class Pipeline:
     """Runs frameworks on one model and one dataset, and trains what they share only once.
 
     `model` comes from `transfer_model` and is not changed; `data` is anything that `load_data` takes. With
-    `checkpoints`, a folder, a run that was killed resumes where it was. `listener` hears of each step.
+    `checkpoints`, a folder, a run that was killed resumes where it was. `listener` hears of each step;
+    without one, trainings show a bar, with `progress=None` in a terminal only.
     """
 
     model: nn.Module
@@ -135,11 +136,12 @@ class Pipeline:
     recipe: str | Recipe = "quick"
     checkpoints: str | Path | None = None
     progress: bool | None = None
-    listener: Listener = field(default_factory=Silence)
+    listener: Listener | None = None
     _known: dict[Steps, State] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.settings = find_recipe(self.recipe)
+        self.hearer: Listener = self.listener or Silence()
         self.spec = spec_of(self.model)
         self.splits = load_data(self.data, size=self.spec.size)
         self.val, self.scoring = self._judging_and_scoring(self._check_data())
@@ -190,7 +192,7 @@ class Pipeline:
         return self._start(DECOMPOSED, lambda: self._split(self.model))
 
     def _split(self, model: nn.Module) -> nn.Module:
-        self.listener.say("decomposing every conv")
+        self.hearer.say("decomposing every conv")
         batches = None if self.settings.basis == "weights" else self._basis_batches()
         return decompose(model, scale_init=self.settings.scale_init, basis=self.settings.basis, batches=batches)
 
@@ -227,7 +229,7 @@ class Pipeline:
             return known
         model, scores, statistics = self._scored(state.model)
         plan = self.store.plan(steps, plan_basis(scores, ratio, self.settings.plan))
-        self.listener.say(f"removing {plan.removed} of {plan.total} basis vectors")
+        self.hearer.say(f"removing {plan.removed} of {plan.total} basis vectors")
         pruned = prune_basis(model, plan, compensate=self.settings.compensate, statistics=statistics)
         self._known[steps] = self.tune(state, steps, pruned, plan, tuning=tuning)
         return self._known[steps]
@@ -239,10 +241,10 @@ class Pipeline:
             axes: Axes = "loss" if recipe.basis == "loss" else "outputs"
             model = rebase(model, self._basis_batches(), basis=axes)
         if recipe.scores == "loss":
-            self.listener.say("scoring the basis vectors on the training images")
+            self.hearer.say("scoring the basis vectors on the training images")
             found = basis_loss(model, self._basis_batches())
             return model, found.scores, found.statistics if refits else None
-        self.listener.say("scoring the basis vectors on the validation images")
+        self.hearer.say("scoring the basis vectors on the validation images")
         with self._precision():
             scores = taylor_scores(model, self.scoring_batches())
         return model, scores, basis_statistics(model, self._basis_batches()) if refits else None
@@ -255,7 +257,7 @@ class Pipeline:
     def prune_filters(self, state: State, method: str, ratio: float, tuning: Tuning = FULLY) -> State:
         """The state without the fraction `ratio` of its filters by the method's scores."""
         steps = state.after(Step(method, ratio))
-        self.listener.say(f"scoring the filters by {method}")
+        self.hearer.say(f"scoring the filters by {method}")
         device = next(state.model.parameters()).device
         coupling = trace_coupling(state.model, torch.zeros(2, *self.spec.shape, device=device))
         # Other scores than Taylor's are the same in batches of any size, and large ones are faster.
@@ -265,10 +267,10 @@ class Pipeline:
         plan = self.store.plan(
             steps, plan_filters(state.model, scores, ratio, self.settings.filter_plan, coupling=coupling)
         )
-        self.listener.say(f"removing {plan.removed} of {plan.total} filters")
+        self.hearer.say(f"removing {plan.removed} of {plan.total} filters")
         for name, reason in plan.coupling.frozen.items():
             if not name.endswith(".basis") and reason != OUTPUT:
-                self.listener.say(f"  {name} keeps its filters: {reason}")
+                self.hearer.say(f"  {name} keeps its filters: {reason}")
         return self.tune(state, steps, prune_filters(state.model, plan), plan, tuning=tuning)
 
     def polish(self, state: State) -> State:
@@ -287,7 +289,7 @@ class Pipeline:
         return self._train(after, self.settings.finetune, tuning)
 
     def _train(self, state: State, config: TrainConfig, tuning: Tuning = FULLY) -> State:
-        self.listener.say(f"{state.name}: training for {config.epochs} epochs")
+        self.hearer.say(f"{state.name}: training for {config.epochs} epochs")
 
         def stop(history: Sequence[EpochRecord]) -> bool:
             accuracy = history[-1].val_accuracy
@@ -302,7 +304,7 @@ class Pipeline:
             config,
             checkpoint=self.store.path(state.steps, ".pt"),
             progress=self.progress,
-            session=Session(teacher=None if start is None else start.model, stop=stop),
+            session=Session(teacher=None if start is None else start.model, stop=stop, listener=self.listener),
         )
         stage, hits = self._stage(state.name, result.model, result.history)
         return State(state.steps, result.model, (*state.stages, stage), state.plans, hits)

@@ -124,4 +124,4 @@ def find_recipe(recipe: str | Recipe) -> Recipe:
     if name == "paper" and dataset in PAPER_DATASETS:
         training = replace(_PAPER_TRAINING, augmentation=PAPER_DATASETS[dataset][1])
         return replace(RECIPES["paper"], train=training, finetune=training)
-    raise ConfigError.of("recipe", [f"{recipe!r} given; allowed are {', '.join(RECIPES)}.{nearest(recipe, RECIPES)}"])
+    raise ConfigError(f"recipe: {recipe!r} given; allowed are {', '.join(RECIPES)}.{nearest(recipe, RECIPES)}")

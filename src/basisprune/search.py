@@ -79,6 +79,7 @@ class Search:
         self.framework = framework or find_framework(self.config.framework)
         self.reference = reference
         self.trials: list[Trial] = []
+        self._last_folded: tuple[State, nn.Module] | None = None
 
     def run(self) -> Found:
         """The smallest network that keeps to the budget; the unpruned one where none does.
@@ -131,7 +132,7 @@ class Search:
             try:
                 tried = self.pipeline.prune(source, move, round(1 - share / done, 4), tuning)
             except TooMuchError:
-                self.pipeline.listener.say(f"{1 - share / done:.0%} cannot be removed; trying less")
+                self.pipeline.hearer.say(f"{1 - share / done:.0%} cannot be removed; trying less")
                 failed = share
                 continue
             if _removes_nothing(tried):
@@ -192,7 +193,11 @@ class Search:
         return budget.allows(size.parameters, size.macs, size.latency_ms)
 
     def _deployed(self, state: State) -> nn.Module:
-        return deploy(state.model, self.pipeline.spec, self.pipeline.splits.classes)
+        """The state's network as it is deployed; asked twice in a row for the same state, it is folded once."""
+        if self._last_folded is None or self._last_folded[0] is not state:
+            folded = deploy(state.model, self.pipeline.spec, self.pipeline.splits.classes)
+            self._last_folded = state, folded
+        return self._last_folded[1]
 
     def _size(self, state: State, deployed: nn.Module) -> Size:
         report = measure(deployed, self.pipeline.spec.shape)
@@ -214,7 +219,7 @@ class Search:
                 return on("onnxruntime")
             except Exception as error:  # torch's exporter raises anything for a network that it does not take
                 said = f"latency is measured in PyTorch, ONNX Runtime cannot take the network: {error}"
-                self.pipeline.listener.say(said)
+                self.pipeline.hearer.say(said)
         return on("eager")
 
     def _judge(self, state: State, kept: Shares) -> Candidate:
@@ -225,7 +230,7 @@ class Search:
         if isinstance(self.goal, Budget) and (self.trials or not self.goal.is_about_accuracy):
             candidate = candidate.judged(self.goal, reference)
         self.trials.append(Trial(candidate, state, deployed))
-        self.pipeline.listener.judged(candidate)
+        self.pipeline.hearer.judged(candidate)
         return candidate
 
     def _best(self) -> int:

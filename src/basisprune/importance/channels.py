@@ -1,4 +1,4 @@
-"""What scores ask of a layer: the weights of its filters, the norm right behind it, where its channels lie."""
+"""What scores ask of a layer: the weights of its filters, and the norm right behind it."""
 
 from __future__ import annotations
 
@@ -67,11 +67,6 @@ def first_images(model: nn.Module, batches: Iterable[object]) -> Tensor:
     if images is None:
         raise DataError("batches: no batch came; give the validation data")
     return images.to(next(model.parameters()).device)
-
-
-def has_channels_last(layer: nn.Module) -> bool:
-    """Whether the layer's output channels are on the last axis, as those of a linear layer are, not on axis 1."""
-    return isinstance(layer, nn.Linear) or (isinstance(layer, BasisScalingConv) and layer.spatial_dims == 0)
 
 
 def norms_behind(model: nn.Module, layers: Sequence[str], batches: Iterable[object]) -> dict[str, Affine]:

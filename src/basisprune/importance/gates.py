@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,11 +15,11 @@ from basisprune.importance.channels import (
     filter_values,
     filter_weights,
     first_images,
-    has_channels_last,
     norms_behind,
 )
 from basisprune.importance.gradients import mean_square_products
-from basisprune.torchkit.running import average_over_processes
+from basisprune.torchkit.running import average_over_processes, hooked
+from basisprune.torchkit.surgery import has_channels_last
 
 
 def gate_taylor(model: nn.Module, layers: Sequence[str], batches: Batches, _seed: int) -> dict[str, Tensor]:
@@ -66,7 +65,7 @@ def _read_through(
     for name, parts in readers.items():
         places = {group: torch.from_numpy(index).to(gates[group].device) for group, index in parts.items()}
 
-        def hook(layer: nn.Module, args: tuple[Any, ...], places: dict[str, Tensor] = places) -> tuple[Any, ...]:
+        def hook(layer: nn.Module, args: tuple[Tensor, ...], places: dict[str, Tensor] = places) -> tuple[Tensor, ...]:
             last = has_channels_last(layer)
             read = args[0].shape[-1 if last else 1]
             gate = torch.ones(read, device=args[0].device, dtype=args[0].dtype)
@@ -75,11 +74,8 @@ def _read_through(
             return (args[0] * (gate if last else gate.view(-1, *[1] * (args[0].dim() - 2))), *args[1:])
 
         handles.append(model.get_submodule(name).register_forward_pre_hook(hook))
-    try:
+    with hooked(handles):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextmanager
@@ -98,8 +94,5 @@ def _gates(model: nn.Module, layers: Sequence[str]) -> Iterator[dict[str, Tensor
             return output * (gate if last else gate.view(-1, *[1] * (output.dim() - 2)))
 
         handles.append(layer.register_forward_hook(hook))
-    try:
+    with hooked(handles):
         yield gates
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import TypedDict, get_type_hints
+from typing import TypedDict, cast, get_args, get_type_hints
 
 from pydantic import JsonValue
 
 from basisprune.budget import Budget, Goal, Ratios
 from basisprune.errors import ConfigError, nearest
-from basisprune.frameworks import FrameworkName
+from basisprune.frameworks import Axis, Framework, FrameworkName, find_framework
 from basisprune.recipes import Recipe
 from basisprune.runs.settings import faults_of, recipe_of, search_of
 from basisprune.search import SearchConfig
@@ -87,7 +87,7 @@ def configure(options: Options) -> RunConfig:
     Traceback (most recent call last):
     basisprune.errors.ConfigError: compress: max_dorp: no such setting. Did you mean 'max_drop'?
     """
-    given = {name: value for name, value in options.items() if value is not None}
+    given = cast("Options", {name: value for name, value in options.items() if value is not None})
     faults: list[str] = []
     hints = get_type_hints(Options)
     for name, value in given.items():
@@ -97,20 +97,21 @@ def configure(options: Options) -> RunConfig:
             faults += faults_of(value, hints[name], name)
     if faults:
         raise ConfigError.of("compress", faults)
-    recipe, search = _recipe_of(options, faults), _search_of(options, faults)
-    goal = _goal_of(given, faults)
+    recipe, search, goal = _recipe_of(given, faults), _search_of(given, faults), _goal_of(given, faults)
+    if search is not None and isinstance(goal, Ratios):
+        faults += _without_a_move(goal, find_framework(search.framework))
     if faults or recipe is None or search is None or goal is None:
         raise ConfigError.of("compress", faults)
-    images = ImageOptions(**{each.name: given[each.name] for each in fields(ImageOptions) if each.name in given})  # type: ignore[arg-type]
+    images = ImageOptions(**{each.name: given[each.name] for each in fields(ImageOptions) if each.name in given})  # type: ignore[literal-required]
     return RunConfig(
         goal,
         recipe,
         search,
         images,
-        pretrained=options.get("pretrained", True),
-        onnx=options.get("onnx"),
-        int8=options.get("int8", False),
-        seed=options.get("seed", 0),
+        pretrained=given.get("pretrained", True),
+        onnx=given.get("onnx"),
+        int8=given.get("int8", False),
+        seed=given.get("seed", 0),
     )
 
 
@@ -129,25 +130,35 @@ def _goal_of(given: Mapping[str, object], faults: list[str]) -> Goal | None:
         return None
 
 
-def _recipe_of(options: Options, faults: list[str]) -> Recipe | None:
+def _without_a_move(ratios: Ratios, framework: Framework) -> list[str]:
+    """The ratios that the framework has no use for."""
+    axes = {move.axis for move in framework.moves}
+    return [
+        f"{name}: {ratios.of(axis)} given, but the framework {framework.name} does not prune that; leave it out"
+        for name, axis in zip(RATIOS, get_args(Axis), strict=True)
+        if ratios.of(axis) > 0 and axis not in axes
+    ]
+
+
+def _recipe_of(given: Options, faults: list[str]) -> Recipe | None:
     """The recipe, with the epochs and the seed that were asked for."""
     try:
-        recipe = recipe_of(options.get("recipe", "quick"))
-        changes: dict[str, int] = {"seed": options.get("seed", 0)}
-        if (epochs := options.get("epochs")) is not None:
+        recipe = recipe_of(given.get("recipe", "quick"))
+        changes: dict[str, int] = {"seed": given.get("seed", 0)}
+        if (epochs := given.get("epochs")) is not None:
             changes["epochs"] = epochs
         train, finetune = (replace(each, **changes) for each in (recipe.train, recipe.finetune))  # type: ignore[arg-type]
         return replace(recipe, train=train, finetune=finetune)
     except ConfigError as error:
-        faults += [fault if error.where != "recipe" else f"recipe.{fault}" for fault in error.faults]
+        faults += [f"recipe: {fault}" if error.where == "recipe" else fault for fault in error.faults]
         return None
 
 
-def _search_of(options: Options, faults: list[str]) -> SearchConfig | None:
+def _search_of(given: Options, faults: list[str]) -> SearchConfig | None:
     try:
-        search = search_of(options.get("search"))
-        framework = options.get("framework")
+        search = search_of(given.get("search"))
+        framework = given.get("framework")
         return search if framework is None else replace(search, framework=framework)
     except ConfigError as error:
-        faults += [fault if error.where != "search" else f"search.{fault}" for fault in error.faults]
+        faults += [f"search: {fault}" if error.where == "search" else fault for fault in error.faults]
         return None

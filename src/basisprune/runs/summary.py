@@ -85,7 +85,7 @@ def kept_to_budget(job: Job, found: Found) -> bool:
     """Whether the chosen network is what was asked for: pruned, or small enough as it was."""
     goal = job.config.goal
     if not isinstance(goal, Budget):
-        return True
+        return found.chosen > 0  # a run that is stopped early has not come to the ratios
     return found.candidates[found.chosen].passed and (found.chosen > 0 or not goal.is_about_accuracy)
 
 

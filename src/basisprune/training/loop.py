@@ -21,13 +21,14 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from basisprune.data import blend, make_loader, prepare
 from basisprune.errors import ConfigError, DataError, TrainingError
+from basisprune.listener import Listener
 from basisprune.torchkit.running import mode
 from basisprune.training.accelerating import as_shown, make_accelerator
 from basisprune.training.checkpoint import Past, load_checkpoint, save_checkpoint
 from basisprune.training.config import TrainConfig, learning_rate, weights_ramp
 from basisprune.training.evaluation import Data, evaluate
 from basisprune.training.history import EpochRecord, best_epoch, out_of_patience
-from basisprune.training.progress import TrainingProgress
+from basisprune.training.progress import TrainingClock, hearing
 from basisprune.training.trainable import classes_of, make_optimizer, project_scales
 from basisprune.transfer.model import spec_of
 
@@ -50,12 +51,13 @@ class Session:
 
     `teacher` is another network for the same images and classes, `stop` is asked after each epoch, with the
     records so far, whether to end early, and `accelerator` is the one that carries the training (None: a new
-    one by the configuration).
+    one by the configuration). `listener` hears of each step; without one, `fit` draws a bar.
     """
 
     teacher: nn.Module | None = None
     stop: Stop | None = None
     accelerator: Accelerator | None = None
+    listener: Listener | None = None
 
     def ends(self, past: Past, config: TrainConfig) -> bool:
         """Whether the training is over after the epochs in the past."""
@@ -102,9 +104,10 @@ def fit(
     path = None if checkpoint is None else Path(checkpoint)
     past = run.resume(path) if path is not None and path.exists() else Past()
     show = progress if accelerator.is_main_process else False
-    with run.tracked(), TrainingProgress(config.epochs, run.steps, show=show) as bar:
+    with run.tracked(), hearing(session.listener if accelerator.is_main_process else None, show=show) as hearer:
+        clock = TrainingClock(config.epochs, run.steps, hearer)
         while not session.ends(past, config):
-            past = run.after(past, run.epoch(len(past.history), bar))
+            past = run.after(past, run.epoch(len(past.history), clock))
             if path is not None and accelerator.is_main_process:
                 save_checkpoint(path, run.model, run.optimizer, config, past, accelerator.scaler)
     run.finish(past)
@@ -197,7 +200,7 @@ class _Run:
         self._let_weights_wait(False)
         self.model.eval()
 
-    def epoch(self, epoch: int, bar: TrainingProgress) -> EpochRecord:
+    def epoch(self, epoch: int, clock: TrainingClock) -> EpochRecord:
         """One pass over the training images, then the accuracy on the validation images."""
         config = self.config
         seed = (config.seed * 100_003 + epoch) * 1_009 + self.accelerator.process_index
@@ -214,7 +217,12 @@ class _Run:
                         f"epoch {epoch}, step {step}: the loss is {value} at learning rate {rate:.3g}; lower "
                         "lr, or check the images. The last checkpoint, if any, is untouched"
                     )
-                bar.step(epoch, len(labels) * self.accelerator.num_processes, self.loss, self.accuracy)
+                clock.step(
+                    epoch,
+                    len(labels) * self.accelerator.num_processes,
+                    self.loss.compute().item(),
+                    self.accuracy.compute().item(),
+                )
         if not all(bool(parameter.isfinite().all()) for parameter in self._parameters()):
             raise TrainingError(
                 f"epoch {epoch}: weights are no longer finite after learning rate {rate:.3g}; lower lr. The last "

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
-from contextvars import ContextVar
-from types import TracebackType
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-from torchmetrics import Metric
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
-from basisprune.listener import Tried
+from basisprune.listener import Listener, Silence, TrainingStep, Tried
 
 _Clock = Callable[[], float]
 
@@ -46,8 +44,8 @@ def duration(seconds: float) -> str:
 class SearchProgress:
     """How far a search is: about `candidates` networks, each tuned for at most `passes` over the images.
 
-    In a terminal it draws bars, in which trainings show up that start while it is open; elsewhere it writes
-    lines by `write`. The time left is what the last candidates took, times those that are still expected.
+    A listener that draws bars in a terminal; elsewhere it writes lines by `write`. The time left is what the last
+    candidates took, times those that are still expected.
     """
 
     def __init__(
@@ -63,17 +61,16 @@ class SearchProgress:
         self.visible = sys.stderr.isatty() if show is None else show
         self.progress = _bars(visible=self.visible)
         self.task = self.progress.add_task("search", total=candidates, info="", left="")
+        self.bar = _TrainingTask(self.progress)
         self.took: list[float] = []
         self.mark = clock()
-        self.training: tuple[float, float] | None = None
+        self.training: TrainingStep | None = None
 
     def __enter__(self) -> Self:
-        self.token = _open_search.set(self)
         self.progress.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        _open_search.reset(self.token)
         self.progress.stop()
 
     def say(self, line: str) -> None:
@@ -89,81 +86,117 @@ class SearchProgress:
         now = self.clock()
         self.took.append(now - self.mark)
         self.mark, self.training = now, None
+        self.bar.remove()
         self.expected = max(self.expected, len(self.took))
         left = self.left()
         self.say(f"{candidate.summary}; about {duration(left)} left" if left else candidate.summary)
         self.progress.update(self.task, completed=len(self.took), total=self.expected, left=_left(left))
 
-    def trained(self, epochs: float, share: float, seconds: float) -> None:
-        """A training of this many epochs is at this share, after this many seconds."""
-        self.training = (seconds / (share * epochs), seconds * (1 - share) / share) if share > 0 else None
+    def trained(self, step: TrainingStep) -> None:
+        """Shows how far the training is, and the time that is left for the search."""
+        self.training = step if step.share > 0 else None
+        if self.visible:
+            self.bar.draw(step)
         self.progress.update(self.task, left=_left(self.left()))
 
     def left(self) -> float | None:
         """The seconds until the end of the search, None while nothing is known yet."""
-        waiting = self.expected - len(self.took) - (self.training is not None)
+        waiting = max(self.expected - len(self.took) - (self.training is not None), 0)
         pruned = self.took[1:][-3:]  # the first one is the unpruned network, which is trained differently
-        rest = self.training[1] if self.training else 0.0
+        rest = _rest(self.training) if self.training else 0.0
         if pruned:
-            return rest + max(waiting, 0) * sum(pruned) / len(pruned)
+            return rest + waiting * sum(pruned) / len(pruned)
         if self.training:
-            return rest + max(waiting, 0) * self.passes * self.training[0]
+            return rest + waiting * self.passes * self.training.seconds / (
+                self.training.share * self.training.epochs_here
+            )
         return None
+
+
+class _TrainingTask:
+    """The bar of one training after the other among others."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+        self.task: TaskID | None = None
+        self.last = 0
+
+    def draw(self, step: TrainingStep) -> None:
+        if self.task is None or step.done < self.last:  # another training than before
+            self.remove()
+            self.task = self.progress.add_task("", total=step.steps, info="", left="")
+        rate = step.images / max(step.seconds, 1e-9)
+        self.progress.update(
+            self.task,
+            completed=step.done,
+            description=f"epoch {step.epoch + 1}/{step.epochs}",
+            info=f"loss {step.loss:.3f}  accuracy {step.accuracy:.3f}  {rate:.0f} images/s",
+            left=_left(_rest(step)) if step.share > 0 else "",
+        )
+        self.last = step.done
+
+    def remove(self) -> None:
+        if self.task is not None:
+            self.progress.remove_task(self.task)
+        self.task = None
+
+
+class TrainingBar(Silence):
+    """A listener that draws the bar of a training."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.bar = _TrainingTask(progress)
+
+    def trained(self, step: TrainingStep) -> None:
+        """Draws how far the training is."""
+        self.bar.draw(step)
+
+
+@contextmanager
+def hearing(listener: Listener | None, *, show: bool | None) -> Iterator[Listener]:
+    """Who hears of a training: the listener; without one a bar, with `show=None` in a terminal only."""
+    visible = sys.stderr.isatty() if show is None else show
+    if listener is not None or not visible:
+        yield listener or Silence()
+        return
+    with _bars(visible=True) as progress:
+        yield TrainingBar(progress)
+
+
+class TrainingClock:
+    """Counts the steps of a training, and tells the listener of each."""
+
+    def __init__(self, epochs: int, steps: int, listener: Listener, *, clock: _Clock = time.monotonic) -> None:
+        self.epochs, self.steps, self.listener, self.clock = epochs, steps, listener, clock
+        self.done = self.images = 0
+        self.start = clock()
+
+    def step(self, epoch: int, images: int, loss: float, accuracy: float) -> None:
+        """One more batch of `images` is done; loss and accuracy are those of the epoch so far."""
+        self.done += 1
+        self.images += images
+        total = self.epochs * self.steps
+        before = epoch * self.steps + (self.done - 1) % self.steps + 1 - self.done  # by a run that was killed
+        self.listener.trained(
+            TrainingStep(
+                epoch=epoch,
+                epochs=self.epochs,
+                done=before + self.done,
+                steps=total,
+                share=self.done / max(total - before, 1),
+                epochs_here=self.epochs - before / self.steps,
+                seconds=self.clock() - self.start,
+                images=self.images,
+                loss=loss,
+                accuracy=accuracy,
+            )
+        )
+
+
+def _rest(step: TrainingStep) -> float:
+    """The seconds that the training still takes."""
+    return step.seconds * (1 - step.share) / step.share
 
 
 def _left(seconds: float | None) -> str:
     return f"{duration(seconds)} left" if seconds else ""
-
-
-_open_search: ContextVar[SearchProgress | None] = ContextVar("search", default=None)
-
-
-class TrainingProgress:
-    """Shows how far a training is; with `show=None` only in a terminal. Inside a search it is one of its bars."""
-
-    def __init__(self, epochs: int, steps: int, *, show: bool | None = None, clock: _Clock = time.monotonic) -> None:
-        self.epochs, self.steps, self.clock = epochs, steps, clock
-        self.search = _open_search.get() if show is not False else None
-        if self.search is not None:
-            self.visible, self.progress = self.search.visible, self.search.progress
-        else:
-            self.visible = sys.stderr.isatty() if show is None else show
-            self.progress = _bars(visible=self.visible)
-        self.task = self.progress.add_task(f"epoch 0/{epochs}", total=epochs * steps, info="", left="")
-        self.done = self.images = 0
-        self.start = clock()
-
-    def __enter__(self) -> TrainingProgress:
-        if self.search is None:
-            self.progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self.search is None:
-            self.progress.stop()
-        else:
-            self.progress.remove_task(self.task)
-
-    def step(self, epoch: int, images: int, loss: Metric, accuracy: Metric) -> None:
-        """One more batch of `images` is done; loss and accuracy are those of the epoch so far."""
-        self.done += 1
-        self.images += images
-        if not self.visible and self.search is None:
-            return
-        seconds = self.clock() - self.start
-        total = self.epochs * self.steps
-        before = epoch * self.steps + (self.done - 1) % self.steps + 1 - self.done  # by a run that was killed
-        share = self.done / max(total - before, 1)
-        if self.search is not None:
-            self.search.trained(self.epochs - before / self.steps, share, seconds)
-        if self.visible:
-            rate = self.images / max(seconds, 1e-9)
-            self.progress.update(
-                self.task,
-                completed=before + self.done,
-                description=f"epoch {epoch + 1}/{self.epochs}",
-                info=f"loss {loss.compute().item():.3f}  accuracy {accuracy.compute().item():.3f}  {rate:.0f} images/s",
-                left=_left(seconds * (1 - share) / share) if share > 0 else "",
-            )

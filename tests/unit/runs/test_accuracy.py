@@ -16,8 +16,8 @@ def test_classes_are_matched_by_name_whatever_their_order(forms):
     images = tiny_images(60)
     same = ArrayImages(images.images.permute(0, 2, 3, 1).numpy(), images.labels, NAMES)
     turned = ArrayImages(images.images.permute(0, 2, 3, 1).numpy(), 2 - images.labels, NAMES[::-1])
-    assert accuracy_on(loaded, same)["accuracy"] == accuracy_on(loaded, turned)["accuracy"]
-    assert accuracy_on(loaded, same)["images"] == 60
+    assert accuracy_on(loaded, same).accuracy == accuracy_on(loaded, turned).accuracy
+    assert accuracy_on(loaded, same).images == 60
     with pytest.raises(DataError, match="the class '0', which the model does not know"):
         accuracy_on(loaded, images)
     with pytest.raises(ConfigError, match="pass --data"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from tiny import NAMES, tiny_images
 
-from basisprune.runs.answers import ask, image_files
+from basisprune.runs.answers import classify_files, image_files
 from basisprune.runs.load import load_any
 
 
@@ -16,7 +16,7 @@ def test_answers_come_in_the_order_of_the_files_with_all_classes(forms, tmp_path
     for index in range(40):
         picture_of(images[index][0]).save(tmp_path / f"{index:02}.png")
     (tmp_path / "07.png").write_text("broken")
-    answers = list(ask(load_any(forms / "bundle"), image_files([tmp_path])))
+    answers = list(classify_files(load_any(forms / "bundle"), image_files([tmp_path])))
     assert [answer.file.name for answer in answers] == [f"{index:02}.png" for index in range(40)]
     assert [bool(answer.error) for answer in answers] == [index == 7 for index in range(40)]
     good = [answer for answer in answers if not answer.error]

@@ -19,7 +19,6 @@ from basisprune.errors import ConfigError, DataError, TrainingError
 from basisprune.training.config import learning_rate
 from basisprune.training.evaluation import Evaluation, evaluate
 from basisprune.training.loop import Session, fit
-from basisprune.training.progress import TrainingProgress
 from basisprune.types import InputSpec
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -364,14 +363,3 @@ def test_the_progress_bar_shows_loss_accuracy_and_speed(capsys):
 def test_nothing_is_shown_where_there_is_no_terminal(capsys):
     fit(tiny_decomposed(), tiny_images(), None, tiny_training(epochs=1))
     assert capsys.readouterr().err == ""
-
-
-def test_the_bar_counts_on_from_where_a_run_was_resumed():
-    model_loss = basisprune.training.loop.MeanMetric()
-    model_loss.update(1.0)
-    with TrainingProgress(4, 5, show=True) as bar:
-        for epoch in (2, 3):
-            for step in range(5):
-                bar.step(epoch, 8, model_loss, model_loss)
-                assert bar.progress.tasks[0].completed == 5 * epoch + step + 1
-    assert np.isclose(bar.progress.tasks[0].percentage, 100)

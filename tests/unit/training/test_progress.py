@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-import torch
-from torchmetrics import MeanMetric
+from dataclasses import dataclass
 
-from basisprune.training.progress import SearchProgress, TrainingProgress
+import pytest
+
+from basisprune.listener import Silence, TrainingStep
+from basisprune.training.progress import SearchProgress, TrainingClock, duration, hearing
 
 
 class Clock:
@@ -16,10 +17,17 @@ class Clock:
         return self.now
 
 
-def metric() -> MeanMetric:
-    value = MeanMetric()
-    value.update(torch.tensor(0.5))
-    return value
+class Notes(Silence):
+    def __init__(self) -> None:
+        self.steps: list[TrainingStep] = []
+
+    def trained(self, step: TrainingStep) -> None:
+        self.steps.append(step)
+
+
+@dataclass(frozen=True)
+class Judged:
+    summary: str = "judged"
 
 
 def test_the_time_left_is_what_the_last_candidates_took_times_those_expected():
@@ -28,7 +36,7 @@ def test_the_time_left_is_what_the_last_candidates_took_times_those_expected():
         assert search.left() is None
         for seconds in (100, 10, 20):  # the first one is the unpruned network
             clock.now += seconds
-            search.candidate_done("judged")
+            search.judged(Judged())
         assert search.left() == pytest.approx(2 * 15)
     assert lines == ["judged", "judged; about 30 s left", "judged; about 30 s left"]
 
@@ -36,11 +44,10 @@ def test_the_time_left_is_what_the_last_candidates_took_times_those_expected():
 def test_a_training_under_way_counts_before_any_candidate_is_done():
     clock = Clock()
     with SearchProgress(3, 2, lambda _: None, show=False, clock=clock) as search:
-        bar = TrainingProgress(4, 5, clock=clock)
-        with bar:
-            clock.now = 10.0
-            for step in range(10):
-                bar.step(step // 5, 8, metric(), metric())
+        training = TrainingClock(4, 5, search, clock=clock)
+        clock.now = 10.0
+        for step in range(10):
+            training.step(step // 5, 8, 0.5, 0.5)
         # Half of four passes took ten seconds; two candidates of two passes each are to come.
         assert search.left() == pytest.approx(10 + 2 * 2 * 5)
 
@@ -50,23 +57,46 @@ def test_more_candidates_than_expected_leave_nothing():
     with SearchProgress(1, 2, lambda _: None, show=False, clock=clock) as search:
         for _ in range(3):
             clock.now += 1
-            search.candidate_done("judged")
+            search.judged(Judged())
         assert search.left() == 0
 
 
 def test_in_a_terminal_lines_and_bars_are_drawn(capsys):
     with SearchProgress(2, 1, lambda _: pytest.fail("not a line"), show=True) as search:
         search.say("scoring [brackets]")
-        with TrainingProgress(1, 1) as bar:
-            bar.step(0, 8, metric(), metric())
+        for _ in range(2):  # the bar of one training follows that of the other
+            TrainingClock(1, 1, search).step(0, 8, 0.5, 0.5)
+        assert len(search.progress.tasks) == 2
+        search.judged(Judged())
+        assert len(search.progress.tasks) == 1
     shown = capsys.readouterr()
     assert shown.out == ""
     assert "scoring [brackets]" in shown.err
     assert "search" in shown.err
 
 
-def test_a_training_that_shall_not_be_seen_is_no_part_of_a_search():
-    with SearchProgress(2, 1, lambda _: None, show=False) as search:
-        assert TrainingProgress(1, 1, show=False).search is None
-        assert TrainingProgress(1, 1).search is search
-    assert TrainingProgress(1, 1).search is None
+def test_a_listener_hears_of_a_training_instead_of_a_bar():
+    notes = Notes()
+    with hearing(notes, show=True) as hearer:
+        assert hearer is notes
+    with hearing(None, show=False) as hearer:
+        assert type(hearer) is Silence
+
+
+def test_a_training_that_was_resumed_counts_on_from_where_it_was():
+    notes, clock = Notes(), Clock()
+    training = TrainingClock(4, 5, notes, clock=clock)
+    for epoch in (2, 3):
+        for _ in range(5):
+            clock.now += 1
+            training.step(epoch, 8, 0.5, 0.25)
+    assert [step.done for step in notes.steps] == list(range(11, 21))
+    last = notes.steps[-1]
+    assert (last.steps, last.share, last.epochs_here, last.seconds, last.images) == (20, 1.0, 2.0, 10.0, 80)
+    assert notes.steps[4].share == 0.5
+    assert (last.loss, last.accuracy) == (0.5, 0.25)
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(4, "4 s"), (89, "90 s"), (91, "2 min"), (3600, "1 h 0 min")])
+def test_a_duration_is_said_as_people_do(seconds, said):
+    assert duration(seconds) == said
