@@ -16,7 +16,7 @@ from basisprune.data import Splits, load_data
 from basisprune.demo import demo_data, demo_model
 from basisprune.errors import CheckpointError, ConfigError, DataError, MissingExtraError, PlanError
 from basisprune.frameworks import BASIS
-from basisprune.listener import Silence
+from basisprune.listener import Silence, TrainingStep
 from basisprune.pipeline import NOT_AT_ALL, Pipeline, Tuning, run
 from basisprune.recipes import RECIPES, Recipe
 from basisprune.training.evaluation import evaluate
@@ -40,9 +40,9 @@ class Notes(Silence):
     def say(self, line: str) -> None:
         self.lines.append(line)
 
-    def trained(self, epochs: float, share: float, seconds: float) -> None:
-        self.epochs.add(epochs)
-        self.shares.append(share)
+    def trained(self, step: TrainingStep) -> None:
+        self.epochs.add(step.epochs_here)
+        self.shares.append(step.share)
 
 
 def data() -> Splits:

@@ -68,6 +68,15 @@ def is_transposed(layer: Layer) -> bool:
     return not isinstance(layer, nn.Linear) and layer.transposed
 
 
+def is_plain(layer: nn.Module) -> bool:
+    """Whether the layer is one of torch's convs or linear layers, and computes with its weight as it is.
+
+    >>> is_plain(nn.Conv2d(3, 8, 1)), is_plain(nn.utils.parametrizations.weight_norm(nn.Linear(3, 8)))
+    (True, False)
+    """
+    return type(layer) in (*_PLAIN, nn.Linear) and not is_parametrized(layer)
+
+
 def output_channels(layer: Layer) -> int:
     """How many channels, or features, the layer puts out."""
     return layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels

@@ -13,6 +13,8 @@ from basisprune.errors import ConfigError, DataError
 from basisprune.importance import score_filters
 from basisprune.importance.filters import FILTER_SCORES, FilterScore
 
+METHODS = ["l1", "taylor", "taylor_behind", "loss", "hrank", "bn_scale", "random"]
+
 
 def convs(model: nn.Module) -> list[str]:
     return [name for name, module in model.named_modules() if isinstance(module, nn.modules.conv._ConvNd)]
@@ -123,5 +125,7 @@ def test_a_score_that_is_registered_is_a_method(monkeypatch):
     model, _ = NETWORKS["plain"]()
     scores = score_filters(model, "order", ["0"], seed=2)
     assert (scores.method, scores.layers["0"].values[:3]) == ("order", (2.0, 3.0, 4.0))
-    with pytest.raises(ConfigError, match=r"l1, taylor, hrank, bn_scale, random, order\. Did you mean 'order'"):
+    with pytest.raises(
+        ConfigError, match=r"taylor_behind, loss, hrank, bn_scale, random, order\. Did you mean 'order'"
+    ):
         score_filters(model, "oder", ["0"])
