@@ -26,7 +26,8 @@ class Recipe:
     `prune_basis` does about the contribution of pruned basis vectors: "none", "mean" or "refit". With `rebase`,
     every pair is turned to the principal axes of its outputs, or in the metric of the loss if that is its basis,
     before its basis vectors are scored. `scores` ranks the basis vectors: "taylor" is the paper's, on validation
-    images; "loss" is an estimate of the loss itself, on the training images that find the basis.
+    images; "loss" is an estimate of the loss itself, on the training images that find the basis. `filter_compensate` is
+    what `prune_filters` does about the contribution of pruned filters, as `compensate` is for basis vectors.
     """
 
     basis: Basis
@@ -41,11 +42,15 @@ class Recipe:
     score_batch: int = 128
     rebase: bool = False
     scores: BasisScores = "taylor"
+    filter_compensate: Compensation = "none"
 
     def __post_init__(self) -> None:
         faults = []
-        if self.compensate not in get_args(Compensation):
-            faults.append(f"compensate: {self.compensate!r} given; allowed are {', '.join(get_args(Compensation))}")
+        faults += [
+            f"{name}: {getattr(self, name)!r} given; allowed are {', '.join(get_args(Compensation))}"
+            for name in ("compensate", "filter_compensate")
+            if getattr(self, name) not in get_args(Compensation)
+        ]
         if self.basis == "loss" and self.scale_init != 1.0:
             faults.append(
                 f"scale_init: {self.scale_init} given; the basis 'loss' is found on a trained network, 1.0 keeps it"
