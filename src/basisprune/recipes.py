@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias, get_args
 from basisprune.basis.split import Basis
 from basisprune.data.augment import Augment
 from basisprune.errors import ConfigError, nearest
+from basisprune.frameworks import FrameworkName
 from basisprune.plan import PlanConfig
 from basisprune.prune import Compensation
 from basisprune.training.config import TrainConfig
@@ -26,8 +27,9 @@ class Recipe:
     `prune_basis` does about the contribution of pruned basis vectors: "none", "mean" or "refit". With `rebase`,
     every pair is turned to the principal axes of its outputs, or in the metric of the loss if that is its basis,
     before its basis vectors are scored. `scores` ranks the basis vectors: "taylor" is the paper's, on validation
-    images; "loss" is an estimate of the loss itself, on the training images that find the basis. `filter_compensate` is
-    what `prune_filters` does about the contribution of pruned filters, as `compensate` is for basis vectors.
+    images; "loss" is an estimate of the loss itself, on the training images that find the basis.
+    `filter_compensate` is what `prune_filters` does about the contribution of pruned filters, as `compensate` is for
+    basis vectors. `framework` is what prunes unless another one is asked for.
     """
 
     basis: Basis
@@ -43,6 +45,7 @@ class Recipe:
     rebase: bool = False
     scores: BasisScores = "taylor"
     filter_compensate: Compensation = "none"
+    framework: FrameworkName = "basis+taylor"
 
     def __post_init__(self) -> None:
         faults = []
@@ -74,13 +77,28 @@ PAPER_DATASETS = {
 
 _PAPER_TRAINING = TrainConfig(augmentation=Augment(shift=0.15))
 _QUICK_TRAINING = TrainConfig(
-    epochs=8,
+    epochs=5,
     batch_size=32,
     optimizer="adamw",
     lr=3e-3,
     min_lr=3e-5,
     norm_statistics="fixed",
+    train="all",
     augmentation=Augment(shift=0.05),
+)
+_QUICK = Recipe(
+    basis="loss",
+    scale_init=1.0,
+    compensate="refit",
+    train=_QUICK_TRAINING,
+    finetune=_QUICK_TRAINING,
+    plan=PlanConfig(round_to=8),  # runtimes compute other numbers of channels up to several times slower
+    filter_plan=PlanConfig(normalise="max", round_to=8),
+    score_batch=8,
+    rebase=True,
+    scores="loss",
+    filter_compensate="refit",
+    framework="basis+loss",
 )
 
 RECIPES = {
@@ -93,18 +111,16 @@ RECIPES = {
         plan=PlanConfig(normalise="max", min_share=0.0),
         filter_plan=PlanConfig(normalise="max", min_share=0.0),
     ),
-    "quick": Recipe(
-        basis="outputs",
-        scale_init=1.0,
-        compensate="refit",
-        train=_QUICK_TRAINING,
-        finetune=_QUICK_TRAINING,
-        plan=PlanConfig(round_to=8),  # runtimes compute other numbers of channels up to several times slower
-        filter_plan=PlanConfig(normalise="max", round_to=8),
-        score_batch=8,
+    "quick": _QUICK,
+    "best": replace(
+        _QUICK,
+        train=replace(_QUICK_TRAINING, epochs=50, patience=15),
+        finetune=replace(_QUICK_TRAINING, epochs=50, patience=15, distill=0.5),
+        basis_images=2048,
     ),
 }
-"""The presets: the paper's protocol, and a short one found by `benchmarks/recipe.py`, `plan.py` and `scores.py`."""
+"""The presets: the paper's protocol; a short one, in units of the loss and with all weights (docs/method.md); and `best`,
+which spends ten times as much on training and lets the unpruned network teach."""
 
 
 def find_recipe(recipe: str | Recipe) -> Recipe:
