@@ -13,8 +13,7 @@ import basisprune.training.loop
 from basisprune.basis.layers import basis_pairs
 from basisprune.costs import measure
 from basisprune.data import Splits, load_data
-from basisprune.demo import demo_data, demo_model
-from basisprune.errors import CheckpointError, ConfigError, DataError, MissingExtraError, PlanError
+from basisprune.errors import CheckpointError, ConfigError, DataError, PlanError
 from basisprune.frameworks import BASIS
 from basisprune.listener import Silence, TrainingStep
 from basisprune.pipeline import NOT_AT_ALL, Pipeline, Tuning, run
@@ -176,38 +175,6 @@ def test_wrong_settings_are_refused_with_what_is_allowed():
 def test_data_without_test_images_has_no_test_accuracy():
     splits = replace(data(), test=None)
     assert run("basis", tiny_model(), splits, basis_ratio=0.5, recipe=recipe()).test_accuracy is None
-
-
-# The embedded default
-
-
-def test_the_demo_data_are_ten_digits_split_evenly():
-    splits = demo_data()
-    assert {name: len(part) for name, part in splits.parts.items()} == {"train": 4000, "val": 500, "test": 500}
-    assert splits.num_classes == 10
-    for part in splits.parts.values():
-        assert set(torch.bincount(torch.tensor(part.labels)).tolist()) == {len(part) // 10}
-        image, _ = part[0]
-        assert (image.shape, image.dtype) == ((1, 28, 28), torch.uint8)
-    assert [(image.float() - other.float()).abs().sum() for (image, _), (other, _) in
-            zip(list(splits.val)[:5], list(demo_data().val)[:5], strict=True)] == [0] * 5  # fmt: skip
-
-
-def test_the_demo_model_reads_images_and_knows_imagenet():
-    model = demo_model(input_size=64)
-    with torch.no_grad():
-        scores = model(torch.randn(2, *model.input_spec.shape))
-    assert (model.input_spec.size, scores.shape) == ((64, 64), (2, 10))
-    norms = [m for m in model.modules() if isinstance(m, torch.nn.BatchNorm2d)]
-    assert len(norms) >= 49
-    assert all((norm.running_var != 1).any() for norm in norms)
-
-
-def test_a_missing_demo_package_is_named_with_its_extra(monkeypatch):
-    monkeypatch.setattr(basisprune.demo, "find_spec", lambda name: None)
-    for build in (demo_model, demo_data):
-        with pytest.raises(MissingExtraError, match=r"basisprune\[demo\]"):
-            build()
 
 
 def test_a_folder_of_other_weights_or_another_split_is_refused(tmp_path):
