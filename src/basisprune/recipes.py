@@ -119,8 +119,8 @@ RECIPES = {
         basis_images=2048,
     ),
 }
-"""The presets: the paper's protocol; a short one, in units of the loss and with all weights (docs/method.md); and `best`,
-which spends ten times as much on training and lets the unpruned network teach."""
+"""The presets: the paper's protocol; a short one, in units of the loss and with all weights (docs/method.md); and one
+that spends ten times as much on training and lets the unpruned network teach."""
 
 
 def find_recipe(recipe: str | Recipe) -> Recipe:
