@@ -121,7 +121,7 @@ def _target(step: Step, args: tuple[object, ...]) -> str | Callable[..., object]
     name = step["target"]
     if step["op"] == "call_function":
         function = _FUNCTIONS.get(name)
-        if function is None or (function is getattr and [str(name) for name in args[1:]] not in _READABLE):
+        if function is None or (function is getattr and list(args[1:]) not in _READABLE):
             raise BundleError(f"graph: {name} is no function that a bundle may call")
         return function
     if step["op"] == "call_method" and name not in _METHODS:
