@@ -8,8 +8,9 @@ import itertools
 import json
 import os
 import signal
+import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import basisprune.files
 from basisprune.errors import CheckpointError, ConfigError
 from basisprune.files import (
     atomic,
@@ -101,26 +103,32 @@ def test_files_and_folders_can_be_brought_to_the_disk(tmp_path):
 # ------------------------------------------------------------------------------- killed at any moment
 
 OLD, NEW = {"a.txt": b"old a", "b.txt": b"old b"}, {"a.txt": b"new a", "b.txt": b"new b"}
-TOUCHES = ("open", "os.mkdir", "os.rename", "os.rmdir", "os.remove", "shutil.rmtree")
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from basisprune.files import write_checked, write_together
+
+folder, stop = Path(sys.argv[1]), int(sys.argv[2])
+count = 0
+
+def watch(event, args):
+    global count
+    touches = event in ("open", "os.mkdir", "os.rename", "os.rmdir", "os.remove", "shutil.rmtree")
+    if touches and str(folder) in str(args[0]):
+        count += 1
+        if count == stop:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+sys.addaudithook(watch)
+"""
 
 
-def killed_at(stop: int, folder: Path, work: Callable[[], object]) -> bool:
+def killed_at(stop: int, folder: Path, work: str) -> bool:
     """Whether a process that does the work is killed before it ends: at its file operation of number `stop`."""
-    child = os.fork()
-    if child == 0:
-        count = 0
-
-        def watch(event: str, args: tuple[object, ...]) -> None:
-            nonlocal count
-            if event in TOUCHES and str(folder) in str(args[0]):
-                count += 1
-                if count == stop:
-                    os.kill(os.getpid(), signal.SIGKILL)
-
-        sys.addaudithook(watch)
-        work()
-        os._exit(0)
-    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
+    environment = os.environ | {"PYTHONPATH": str(Path(basisprune.files.__file__).parents[1])}
+    ended = subprocess.run([sys.executable, "-c", KILLED + work, folder, str(stop)], env=environment, check=False)
+    assert ended.returncode in (0, -signal.SIGKILL)
+    return ended.returncode != 0
 
 
 def held(folder: Path) -> dict[str, bytes]:
@@ -141,7 +149,7 @@ def test_files_that_belong_together_are_all_old_or_all_new_whenever_the_writer_i
         if before:
             write_together(folder, before, lambda _: None)
             (folder / "notes.txt").write_text("mine")
-        killed = killed_at(stop, folder, lambda folder=folder: write_together(folder, NEW, lambda _: None))
+        killed = killed_at(stop, folder, f"write_together(folder, {NEW}, lambda _: None)")
         assert held(folder) in (before, NEW)
         write_together(folder, OLD, lambda _: None)
         assert held(folder) == OLD
@@ -154,7 +162,7 @@ def test_files_that_belong_together_are_all_old_or_all_new_whenever_the_writer_i
 def test_a_killed_writer_of_one_file_leaves_the_old_one_and_nothing_that_stays(tmp_path):
     for stop, folder in in_new_folders(tmp_path):
         write_checked(folder / "a.pt", b"old")
-        killed = killed_at(stop, folder, lambda folder=folder: write_checked(folder / "a.pt", b"new"))
+        killed = killed_at(stop, folder, 'write_checked(folder / "a.pt", b"new")')
         assert read_checked(folder / "a.pt") in (b"old", b"new")
         clear_leftovers(folder)
         assert names(folder) == ["a.pt"]
