@@ -1,9 +1,12 @@
-"""A result as a search makes it, for the tests of the report."""
+"""A result as a search makes it, for the tests of results and of the report."""
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
+
+from basisprune.results import RunSummary
 
 PIXEL = (
     "data:image/png;base64,"
@@ -11,8 +14,13 @@ PIXEL = (
 )
 
 
+def summary(**parts: Any) -> RunSummary:
+    """The sample as a value, with these parts, which are JSON values, in place of its own."""
+    return RunSummary.from_json(json.dumps(sample() | parts))
+
+
 def sample(candidates: int = 6, layers: int = 8) -> dict[str, Any]:
-    """A result as a search makes it, the third last candidate chosen."""
+    """A result as a search makes it, as JSON values; the third last candidate is chosen."""
     tried = [candidate(number, candidates) for number in range(candidates)]
     return {
         "title": "resnet18 on digits",
@@ -85,6 +93,7 @@ def candidate(number: int, count: int) -> dict[str, Any]:
     ]
     return {
         "name": f"basis {number}",
+        "steps": [{"name": "decomposed", "ratio": None}, {"name": "basis", "ratio": 0.5}],
         "basis_ratio": round(0.9 * (number + 1) / count, 4),
         "filter_ratio": 0.1,
         "accuracy": accuracy,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -11,11 +10,11 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from basisprune.basis.layers import BasisPair
-from basisprune.basis.split import choose_layers
+from basisprune.basis.split import choose_layers, full_rank
 from basisprune.errors import ModelError
 from basisprune.torchkit.running import mode
 from basisprune.torchkit.surgery import TORCH_CONVS, Layer, find_layers, is_depthwise
-from basisprune.types import InputSpec
+from basisprune.transfer.model import known_spec
 
 
 @dataclass(frozen=True)
@@ -97,7 +96,7 @@ def _layer_reports(model: nn.Module, macs: Callable[[str], int]) -> list[LayerRe
                 name=name,
                 kind=_kind(core),
                 rank=layer.rank if isinstance(layer, BasisPair) else None,
-                full_rank=_full_rank(core, outputs),
+                full_rank=full_rank(core, outputs),
                 parameters=_size(layer.parameters()),
                 macs=macs(name),
                 note=notes.get(name, "") or _rank_note(layer, core, outputs),
@@ -108,7 +107,7 @@ def _layer_reports(model: nn.Module, macs: Callable[[str], int]) -> list[LayerRe
 
 def _rank_note(layer: nn.Module, core: Layer, outputs: int | None) -> str:
     """After filters went, a pair may keep more basis vectors than its smaller conv has ranks."""
-    if isinstance(layer, BasisPair) and layer.rank > _full_rank(core, outputs):
+    if isinstance(layer, BasisPair) and layer.rank > full_rank(core, outputs):
         return "more basis vectors than ranks: the dense conv is smaller"
     return ""
 
@@ -120,18 +119,11 @@ def _kind(layer: Layer) -> str:
     return f"{'transposed ' if layer.transposed else ''}{name} {'x'.join(map(str, layer.kernel_size))}"
 
 
-def _full_rank(layer: Layer, outputs: int | None) -> int:
-    if isinstance(layer, nn.Linear):
-        return min(layer.in_features, outputs or layer.out_features)
-    fan_in = layer.in_channels // layer.groups * math.prod(layer.kernel_size)
-    return layer.groups * min(fan_in, (outputs or layer.out_channels) // layer.groups)
-
-
 def _input_shape(model: nn.Module, size: int | tuple[int, ...] | None) -> tuple[int, ...]:
-    spec = getattr(model, "input_spec", None)
-    channels = spec.channels if isinstance(spec, InputSpec) else 3
+    spec = known_spec(model)
+    channels = 3 if spec is None else spec.channels
     if size is None:
-        if not isinstance(spec, InputSpec):
+        if spec is None:
             raise ModelError(f"{type(model).__name__} does not know its input size; pass input_size=")
         return spec.shape
     if isinstance(size, int):

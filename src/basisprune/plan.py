@@ -12,10 +12,11 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from basisprune.basis.layers import BasisPair, BasisScalingConv
+from basisprune.basis.layers import BasisPair, BasisScalingConv, half_name
 from basisprune.coupling import trace_coupling
 from basisprune.errors import ConfigError, PlanError, TooMuchError
-from basisprune.torchkit.surgery import TORCH_CONVS, find_layers, named_tensors
+from basisprune.torchkit.surgery import TORCH_CONVS, Layer, find_layers, named_tensors, output_channels
+from basisprune.transfer.model import known_spec
 from basisprune.types import (
     OUTPUT,
     BasisPlan,
@@ -23,7 +24,6 @@ from basisprune.types import (
     FilterPlan,
     Group,
     GroupPlan,
-    InputSpec,
     LayerPlan,
     LayerScores,
     Scores,
@@ -139,8 +139,8 @@ def plan_filters(
 
 
 def _trace(model: nn.Module) -> Coupling:
-    spec = getattr(model, "input_spec", None)
-    if not isinstance(spec, InputSpec):
+    spec = known_spec(model)
+    if spec is None:
         raise PlanError(f"{type(model).__name__} does not say what its input is; pass coupling=trace_coupling(...)")
     return trace_coupling(model, torch.zeros(2, *spec.shape, device=next(model.parameters()).device))
 
@@ -148,18 +148,17 @@ def _trace(model: nn.Module) -> Coupling:
 def count_filters(model: nn.Module, coupling: Coupling) -> int:
     """The number of filters of all convs and linear layers that the coupling knows, but for the classes."""
     skipped = {name for name, reason in coupling.frozen.items() if reason == OUTPUT}
-    skipped |= {f"{name}.basis" if name else "basis" for name, _ in find_layers(model, BasisPair)}
+    skipped |= {half_name(name, "basis") for name, _ in find_layers(model, BasisPair)}
     names = {name for group in coupling.groups for name in group.layers} | coupling.frozen.keys()
-    kinds = (*TORCH_CONVS, nn.Linear, BasisScalingConv)
+    kinds: tuple[type[Layer | BasisScalingConv], ...] = (*TORCH_CONVS, nn.Linear, BasisScalingConv)
     modules = [model.get_submodule(name) for name in sorted(names - skipped)]
     return sum(_outputs(module) for module in modules if isinstance(module, kinds))
 
 
-def _outputs(layer: nn.Module) -> int:
+def _outputs(layer: Layer | BasisScalingConv) -> int:
     if isinstance(layer, BasisScalingConv):
         return layer.weight.shape[0]
-    outputs: int = layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels  # type: ignore[assignment]
-    return outputs
+    return output_channels(layer)
 
 
 @dataclass(frozen=True)

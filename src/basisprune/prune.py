@@ -14,7 +14,7 @@ from basisprune.basis.refit import refit_scaling
 from basisprune.coupling import cut
 from basisprune.errors import ConfigError, PlanError
 from basisprune.torchkit.moments import OutputStatistics
-from basisprune.torchkit.surgery import Layer, clone_conv, is_transposed, named_tensors, replace_module
+from basisprune.torchkit.surgery import Layer, clone_conv, is_transposed, make_linear, named_tensors, replace_module
 from basisprune.types import BasisPlan, FilterPlan, LayerPlan
 
 Compensation: TypeAlias = Literal["none", "mean", "refit"]
@@ -130,9 +130,7 @@ def _keep_columns(weight: Tensor, keep: tuple[int, ...], groups: int) -> Tensor:
 def _slim_basis(basis: Layer, keep: tuple[int, ...], groups: int) -> Layer:
     weight = basis.weight
     if isinstance(basis, nn.Linear):
-        slim = nn.Linear(basis.in_features, len(keep), bias=False, device="meta")
-        slim.weight = nn.Parameter(weight[list(keep)], requires_grad=False)
-        return slim
+        return make_linear(weight[list(keep)], None)
     kept = _keep_columns(weight, keep, groups) if is_transposed(basis) else weight[list(keep)]
     return clone_conv(basis, kept, None)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -178,8 +179,8 @@ class RunSummary:
         return _adapter().dump_json(self).decode()
 
     def as_dict(self) -> dict[str, JsonValue]:
-        """The summary as JSON values."""
-        values: dict[str, JsonValue] = _adapter().dump_python(self, mode="json")
+        """The summary as JSON values; numbers that are not finite are None."""
+        values: dict[str, JsonValue] = json.loads(self.to_json())
         return values
 
     @classmethod

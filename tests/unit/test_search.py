@@ -11,9 +11,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from basisprune.budget import Budget, Ratios
+from basisprune.candidates import Size
 from basisprune.errors import ConfigError, TooMuchError
-from basisprune.pipeline import Stage, State
-from basisprune.search import Budget, Search, SearchConfig
+from basisprune.frameworks import POLISHED, Framework, Move, Step
+from basisprune.listener import Silence
+from basisprune.pipeline import FULLY, NOT_AT_ALL, Stage, State, Tuning
+from basisprune.search import Search, SearchConfig
+from basisprune.types import BasisPlan, LayerPlan
 
 IMAGES = 1000
 
@@ -27,42 +32,43 @@ class FakePipeline:
     tuned: list[tuple[float, float]] = field(default_factory=list)
     interrupt_at: int = 1000
     least: float = 0.0
+    listener: Silence = field(default_factory=Silence)
+    claimed: int = 0
+    tunings: list[Tuning] = field(default_factory=list)
+    sources: list[tuple[float, float]] = field(default_factory=list)
 
-    def decomposed(self) -> State:
-        return self._state(1.0, 1.0)
+    def start(self, framework: Framework) -> State:
+        return self._state((Step(framework.start),), 1.0, 1.0)
 
-    dense = decomposed
-
-    def prune_basis(self, state: State, ratio: float, *, enough) -> State:
-        return self._tuned(state.model.basis * (1 - ratio), state.model.filters, enough)
-
-    def prune_filters(self, state: State, method: str, ratio: float, *, enough) -> State:
-        return self._tuned(state.model.basis, state.model.filters * (1 - ratio), enough)
-
-    def polish(self, state: State) -> State:
-        return replace(self._state(state.model.basis, state.model.filters), hits=np.arange(IMAGES) < 960)
-
-    def say(self, line: str) -> None:
-        pass
-
-    def claim_folder(self) -> None:
-        pass
-
-    def _tuned(self, basis: float, filters: float, enough) -> State:
-        if basis < self.least - 1e-3:
-            raise TooMuchError(f"{basis} is not possible")
-        state = self._state(basis, filters)
-        if enough is None or not enough(0, float(state.hits.mean())):
+    def prune(self, state: State, move: Move, ratio: float, tuning: Tuning = FULLY) -> State:
+        self.tunings.append(tuning)
+        self.sources.append((state.model.basis, state.model.filters))
+        steps, left = (
+            state.after(Step(move.scores, ratio)),
+            {"basis": state.model.basis, "filters": state.model.filters},
+        )
+        left[move.axis] *= 1 - ratio
+        if left["basis"] < self.least - 1e-3:
+            raise TooMuchError(f"{left} is not possible")
+        pruned = self._state(steps, **left)
+        if not tuning.may_end(0, float(pruned.hits.mean())):
             if len(self.tuned) == self.interrupt_at:
                 raise KeyboardInterrupt
-            self.tuned.append((basis, filters))
-        return state
+            self.tuned.append((left["basis"], left["filters"]))
+        return pruned
 
-    def _state(self, basis: float, filters: float) -> State:
+    def polish(self, state: State) -> State:
+        polished = self._state(state.after(POLISHED), state.model.basis, state.model.filters)
+        return replace(polished, hits=np.arange(IMAGES) < 960)
+
+    def claim_folder(self) -> None:
+        self.claimed += 1
+
+    def _state(self, steps: tuple[Step, ...], basis: float, filters: float) -> State:
         good = basis >= self.basis_limit - 1e-3 and filters >= self.filter_limit - 1e-3
         parameters = round(1e6 * basis * filters)
         return State(
-            f"{basis:.4f} {filters:.4f}",
+            steps,
             SimpleNamespace(basis=basis, filters=filters),
             (Stage("stage", 0.0, parameters, 0, parameters, ()),),
             hits=np.arange(IMAGES) < (950 if good else 500),
@@ -71,9 +77,10 @@ class FakePipeline:
 
 @pytest.fixture(autouse=True)
 def counted(monkeypatch):
-    def size(search, state):
-        return (*(state.stages[-1].parameters,) * 2, 1.0 * state.stages[-1].parameters)
+    def size(search, state, deployed):
+        return Size(*(state.stages[-1].parameters,) * 2, 1.0 * state.stages[-1].parameters)
 
+    monkeypatch.setattr(Search, "_deployed", lambda search, state: nn.Identity())
     monkeypatch.setattr(Search, "_size", size)
 
 
@@ -89,12 +96,13 @@ def test_the_smallest_shares_within_the_budget_are_found_to_within_the_tolerance
     assert len(found.candidates) <= 2 * (1 + 6 + 4)
 
 
-@pytest.mark.parametrize(("warm", "kept"), [(True, [0.5, 0.25, 0.125]), (False, [0.5, 0.25, 0.125])])
-def test_the_search_gallops_as_long_as_candidates_pass(warm, kept):
-    config = SearchConfig(framework="basis", tolerance=0.49, warm_start=warm)
-    found = Search(FakePipeline(0.2, 1.0), Budget(max_drop=0.01), config).run()
+@pytest.mark.parametrize(("warm", "sources"), [(True, [1.0, 0.5, 0.25]), (False, [1.0, 1.0, 1.0])])
+def test_the_search_gallops_as_long_as_candidates_pass_from_the_last_one_or_from_the_start(warm, sources):
+    config, pipeline = SearchConfig(framework="basis", tolerance=0.49, warm_start=warm), FakePipeline(0.2, 1.0)
+    found = Search(pipeline, Budget(max_drop=0.01), config).run()
     tried = [1 - candidate.basis_ratio for candidate in found.candidates[1:4]]
-    assert tried == pytest.approx(kept)
+    assert tried == pytest.approx([0.5, 0.25, 0.125])
+    assert [basis for basis, _ in pipeline.sources[:3]] == pytest.approx(sources)
 
 
 @pytest.mark.parametrize(
@@ -106,12 +114,23 @@ def test_a_framework_prunes_what_its_name_says(framework, axes):
     chosen = found.candidates[found.chosen]
     pruned = {"basis": chosen.basis_ratio, "filters": chosen.filter_ratio}
     assert {axis for axis, ratio in pruned.items() if ratio > 0} == axes
+    assert chosen.steps[0].name == ("decomposed" if "basis" in axes else "dense")
+    assert {step.name for step in chosen.steps[1:-1]} == set(framework.split("+"))
+
+
+def test_a_framework_that_is_given_goes_before_the_one_of_the_config():
+    own = Framework("mine", "dense", (Move("filters", "random"),))
+    found = Search(FakePipeline(0.5, 0.5), Budget(max_drop=0.01), SearchConfig(framework="basis"), framework=own).run()
+    assert [step.name for step in found.state.steps[:2]] == ["dense", "random"]
+    assert found.candidates[found.chosen].basis_ratio == 0
 
 
 def test_the_chosen_network_is_polished():
     found = Search(FakePipeline(0.5, 0.5), Budget(max_drop=0.01)).run()
     assert found.candidates[found.chosen].accuracy == 0.96
     assert found.chosen == len(found.candidates) - 1
+    assert found.state.steps[-1] == POLISHED
+    assert found.candidates[found.chosen].label.endswith(", polished")
     found = Search(FakePipeline(0.5, 0.5), Budget(max_drop=0.01), SearchConfig(polish=False)).run()
     assert found.candidates[found.chosen].accuracy == 0.95
 
@@ -129,7 +148,7 @@ def test_a_least_accuracy_is_a_budget_too():
 
 def test_the_reference_may_be_another_network():
     pipeline = FakePipeline(0.5, 0.5)
-    better = replace(pipeline.dense(), hits=np.arange(IMAGES) < 970)
+    better = replace(pipeline._state((Step("better"),), 1.0, 1.0), hits=np.arange(IMAGES) < 970)
     found = Search(pipeline, Budget(max_drop=0.01), reference=better).run()
     assert found.chosen == 0
     assert found.reference is better
@@ -140,12 +159,62 @@ def test_ctrl_c_ends_with_the_best_so_far():
     found = Search(pipeline, Budget(max_drop=0.01)).run()
     assert found.interrupted
     assert found.candidates[found.chosen].basis_ratio == pytest.approx(0.75)
+    assert not Search(FakePipeline(0.2, 0.2), Budget(max_drop=0.01)).run().interrupted
+
+
+def test_ctrl_c_before_there_is_anything_to_compare_with_is_ctrl_c(monkeypatch):
+    def stop(*_given):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(FakePipeline, "start", stop)
+    with pytest.raises(KeyboardInterrupt):
+        Search(FakePipeline(0.2, 0.2), Budget(max_drop=0.01)).run()
+
+
+def test_the_folder_is_claimed_before_anything_else(monkeypatch):
+    pipeline = FakePipeline(0.5, 0.5)
+    monkeypatch.setattr(pipeline, "start", lambda framework: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        Search(pipeline, Budget(max_drop=0.01)).run()
+    assert pipeline.claimed == 1
+
+
+class Notes(Silence):
+    """Remembers what it hears."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.candidates: list[object] = []
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+    def judged(self, candidate) -> None:
+        self.candidates.append(candidate)
 
 
 def test_each_candidate_is_told_as_it_is_judged():
-    told = []
-    found = Search(FakePipeline(0.5, 0.5), Budget(max_drop=0.01), watch=told.append).run()
-    assert tuple(told) == found.candidates
+    notes = Notes()
+    found = Search(FakePipeline(0.5, 0.5, listener=notes), Budget(max_drop=0.01)).run()
+    assert tuple(notes.candidates) == found.candidates
+
+
+@pytest.mark.parametrize(
+    ("framework", "ratios", "removed"),
+    [
+        ("basis+taylor", Ratios(0.5, 0.25), (0.5, 0.25)),
+        ("basis+taylor", Ratios(filters=0.25), (0, 0.25)),
+        ("l1", Ratios(filters=0.9), (0, 0.9)),
+        ("basis", Ratios(), (0, 0)),
+    ],
+)
+def test_given_ratios_are_removed_once_and_tuned_fully_however_bad_it_is(framework, ratios, removed):
+    pipeline = FakePipeline(1.0, 1.0)
+    found = Search(pipeline, ratios, SearchConfig(framework=framework)).run()
+    assert [(c.basis_ratio, c.filter_ratio) for c in found.candidates] == [(0, 0), pytest.approx(removed)]
+    assert found.chosen == 1
+    assert set(pipeline.tunings) <= {FULLY}
+    assert len(pipeline.tuned) == sum(ratio > 0 for ratio in removed)
 
 
 @pytest.mark.parametrize("target", ["target_params", "target_macs", "target_latency"])
@@ -157,6 +226,13 @@ def test_a_size_is_reached_with_as_little_pruning_as_possible_and_few_trainings(
     assert 0.94 * 400_000 <= chosen.parameters <= 400_000
     assert chosen.filter_ratio == 0
     assert len(pipeline.tuned) == 2  # in two steps, each of which keeps half or more
+    assert set(pipeline.tunings) == {NOT_AT_ALL, FULLY}
+
+
+def test_a_model_that_is_small_enough_is_left_as_it_is():
+    pipeline = FakePipeline(0.0, 0.0)
+    found = Search(pipeline, Budget(target_params=1_000_000)).run()
+    assert (found.chosen, found.candidates[0].passed, pipeline.tunings) == (0, True, [])
 
 
 def test_a_network_that_cannot_be_exported_is_timed_in_pytorch(monkeypatch):
@@ -167,10 +243,10 @@ def test_a_network_that_cannot_be_exported_is_timed_in_pytorch(monkeypatch):
 
     monkeypatch.setattr("basisprune.search.measure_latency", measure_latency)
     monkeypatch.setattr("basisprune.search.has_onnx", lambda: True)
-    said = []
-    pipeline = SimpleNamespace(spec=SimpleNamespace(shape=(3, 8, 8)), say=said.append, dense=None, decomposed=None)
-    assert Search(pipeline, Budget(target_latency=1.0), moves=[])._milliseconds(nn.Identity()) == 250
-    assert "no such operator" in said[0]
+    notes = Notes()
+    pipeline = SimpleNamespace(spec=SimpleNamespace(shape=(3, 8, 8)), listener=notes)
+    assert Search(pipeline, Budget(target_latency=1.0))._milliseconds(nn.Identity()) == 250
+    assert "no such operator" in notes.lines[0]
 
 
 def test_filters_go_too_where_the_basis_alone_cannot_reach_the_size():
@@ -197,8 +273,8 @@ def test_a_size_that_tuning_moved_out_of_reach_is_gone_after():
     class Drifting(FakePipeline):
         """Networks that come out a little larger when they were tuned on the way."""
 
-        def _state(self, basis: float, filters: float) -> State:
-            state = super()._state(basis, filters)
+        def _state(self, steps: tuple[Step, ...], basis: float, filters: float) -> State:
+            state = super()._state(steps, basis, filters)
             larger = round(state.stages[-1].parameters * 1.02 ** len(self.tuned))
             return replace(state, stages=(replace(state.stages[-1], parameters=larger, macs=larger),))
 
@@ -207,28 +283,35 @@ def test_a_size_that_tuning_moved_out_of_reach_is_gone_after():
 
 
 def test_the_paper_tunes_every_candidate_fully():
-    search = Search(FakePipeline(0.5, 0.5), Budget(max_drop=0.01), SearchConfig(tune_fully=True))
-    search.run()
-    assert not search._enough(0, 0.99)
+    pipeline = FakePipeline(0.5, 0.5)
+    Search(pipeline, Budget(max_drop=0.01), SearchConfig(tune_fully=True)).run()
+    assert set(pipeline.tunings) == {FULLY}
 
 
 def test_tuning_ends_when_it_is_good_enough_or_hopeless():
-    search = Search(FakePipeline(0.5, 0.5), Budget(max_drop=0.01), SearchConfig(give_up_margin=0.1))
-    search.run()
-    assert search._enough(0, 0.94)
-    assert search._enough(1, 0.80)
-    assert not search._enough(0, 0.80)  # tuning may bring it back
-    assert not search._enough(1, 0.86)
+    pipeline = FakePipeline(0.5, 0.5)
+    Search(pipeline, Budget(max_drop=0.01), SearchConfig(give_up_margin=0.1)).run()
+    (tuning,) = set(pipeline.tunings)
+    assert tuning.may_end(0, 0.94)
+    assert tuning.may_end(1, 0.80)
+    assert not tuning.may_end(0, 0.80)  # tuning may bring it back
+    assert not tuning.may_end(1, 0.86)
+
+
+def test_pruning_that_finds_nothing_to_remove_is_no_candidate():
+    class Blocks(FakePipeline):
+        """Networks of which less than half cannot be removed, as blocks of channels are larger than that."""
+
+        def prune(self, state: State, move: Move, ratio: float, tuning: Tuning = FULLY) -> State:
+            pruned = super().prune(state, move, ratio, tuning)
+            plan = BasisPlan({"conv": LayerPlan((0,) if ratio >= 0.5 else (0, 1), 2)}, ratio)
+            return replace(pruned, plans=(*state.plans, plan))
+
+    found = Search(Blocks(0.6, 1.0), Budget(max_drop=0.01), SearchConfig(framework="basis")).run()
+    assert [candidate.basis_ratio for candidate in found.candidates] == [0, 0.5]
+    assert found.chosen == 0
 
 
 def test_faults_are_listed_all_at_once():
-    with pytest.raises(ConfigError, match="exactly one is needed"):
-        Budget()
-    with pytest.raises(ConfigError, match="exactly one is needed"):
-        Budget(max_drop=0.01, target_params=5)
-    with pytest.raises(ConfigError, match=r"1 % is 0\.01"):
-        Budget(max_drop=1.0)
-    with pytest.raises(ConfigError, match="above 0"):
-        Budget(target_latency=0.0)
     with pytest.raises(ConfigError, match="5 faults"):
         SearchConfig(framework="tailor", step=1, tolerance=0, smallest=1, give_up_margin=0)

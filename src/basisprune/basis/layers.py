@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -236,6 +236,11 @@ def _sum_of_products(a: Tensor, b: Tensor, weight: Tensor, dtype: torch.dtype) -
     if weight.dim() == 2:
         return (a * b).flatten(0, -2).sum(0, dtype=dtype)
     return (a * b).sum([0, *range(2, a.dim())], dtype=dtype)
+
+
+def half_name(pair: str, half: Literal["basis", "scaling"]) -> str:
+    """The dotted name of one half of the pair of that name."""
+    return f"{pair}.{half}" if pair else half
 
 
 def basis_pairs(model: nn.Module) -> dict[str, BasisPair]:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from basisprune.basis.layers import BasisPair, BasisScalingConv, basis_pairs
+from basisprune.basis.layers import BasisPair, BasisScalingConv, basis_pairs, half_name
 from basisprune.basis.metric import balanced, metric_roots
 from basisprune.basis.split import to_matrix, with_matrix
 from basisprune.errors import ConfigError
@@ -38,8 +38,8 @@ def basis_statistics(model: nn.Module, batches: Iterable[object]) -> dict[str, O
     >>> found[""].mean.shape, found[""].covariance.shape
     (torch.Size([3]), torch.Size([1, 3, 3]))
     """
-    found = output_statistics(model, [_part(name, "basis") for name in basis_pairs(model)], batches)
-    return {name: found[_part(name, "basis")] for name in basis_pairs(model)}
+    found = output_statistics(model, [half_name(name, "basis") for name in basis_pairs(model)], batches)
+    return {name: found[half_name(name, "basis")] for name in basis_pairs(model)}
 
 
 def loss_basis_statistics(
@@ -50,13 +50,9 @@ def loss_basis_statistics(
     `batches` are prepared images with labels. The metric is (groups, c_o / groups, c_o / groups).
     """
     pairs = basis_pairs(model)
-    bases, scalings = ([_part(name, part) for name in pairs] for part in ("basis", "scaling"))
+    bases, scalings = [half_name(name, "basis") for name in pairs], [half_name(name, "scaling") for name in pairs]
     found = loss_statistics(model, bases, batches, loss=loss, gradients_at=scalings)
-    return {name: found[_part(name, "basis")] for name in pairs}
-
-
-def _part(pair: str, part: str) -> str:
-    return f"{pair}.{part}" if pair else part
+    return {name: found[half_name(name, "basis")] for name in pairs}
 
 
 def rebase(

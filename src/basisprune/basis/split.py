@@ -25,6 +25,7 @@ from basisprune.torchkit.surgery import (
     find_layers,
     is_depthwise,
     is_transposed,
+    make_linear,
     match_layers,
     plain_conv,
     plain_linear,
@@ -138,12 +139,12 @@ def recompose(model: nn.Module, *, inplace: bool = False) -> nn.Module:
     return result
 
 
-def merge_pair(pair: BasisPair) -> nn.Module:
+def merge_pair(pair: BasisPair) -> Layer:
     """The dense conv or linear layer that the pair stands for, frozen."""
     with torch.no_grad():
         weight = dense_weight(pair.basis, pair.scaling)
     if isinstance(pair.basis, nn.Linear):
-        return _linear(weight, pair.bias)
+        return make_linear(weight, pair.bias)
     return clone_conv(pair.basis, weight, pair.bias)
 
 
@@ -217,6 +218,12 @@ def _matrix_shape(layer: Layer) -> tuple[int, int, int]:
     return layer.groups, fan_in, layer.out_channels // layer.groups
 
 
+def full_rank(layer: Layer, outputs: int | None = None) -> int:
+    """The most basis vectors of use to a layer, over all groups; with so many outputs, if those are not its own."""
+    groups, fan_in, fan_out = _matrix_shape(layer)
+    return groups * min(fan_in, fan_out if outputs is None else outputs // groups)
+
+
 def to_matrix(layer: Layer) -> Tensor:
     """The layer's weight in float64 as (groups, k, c_o / groups)."""
     weight = layer.weight.detach().double()
@@ -232,18 +239,10 @@ def with_matrix(layer: Layer, matrix: Tensor) -> Layer:
     groups, _, rank = matrix.shape
     old = layer.weight
     if isinstance(layer, nn.Linear):
-        return _linear(matrix[0].mT.to(old.device, old.dtype), None)
+        return make_linear(matrix[0].mT.to(old.device, old.dtype), None)
     if is_transposed(layer):
         per_input = matrix.reshape(groups, old.shape[0] // groups, -1, rank).transpose(2, 3)
         weight = per_input.reshape(old.shape[0], rank, *old.shape[2:])
     else:
         weight = matrix.mT.reshape(groups * rank, *old.shape[1:])
     return clone_conv(layer, weight, None)
-
-
-def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
-    layer.weight = nn.Parameter(weight.contiguous(), requires_grad=False)
-    if bias is not None:
-        layer.bias = nn.Parameter(bias.detach().clone(), requires_grad=False)
-    return layer

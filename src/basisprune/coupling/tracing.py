@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from basisprune.coupling.combining import COMBINING, elementwise
 from basisprune.coupling.labels import CONSTANT, Labels, attach, attached, support, vector
@@ -19,6 +18,7 @@ from basisprune.coupling.ledger import Ledger
 from basisprune.coupling.products import PRODUCTS, shape_only
 from basisprune.coupling.rearranging import REARRANGING
 from basisprune.coupling.rules import Operation, Rule
+from basisprune.torchkit.running import hooked, mode, tensors_in
 from basisprune.types import OUTPUT
 
 RULES: dict[str, Rule] = {**COMBINING, **REARRANGING, **PRODUCTS}
@@ -55,7 +55,7 @@ class Tracer(TorchDispatchMode):
     ) -> Any:
         """Runs one operation and labels its result."""
         kwargs = kwargs or {}
-        tensors = list(_tensors((*args, *kwargs.values())))
+        tensors = list(tensors_in((args, kwargs)))
         self.failing = tensors
         name = _base_name(func)
         out = self._result(func, name, args, kwargs)
@@ -91,15 +91,6 @@ class Tracer(TorchDispatchMode):
         return Labels((), any(label.active for label in labels))
 
 
-def _tensors(items: Iterable[Any]) -> Iterator[Tensor]:
-    """The tensors among the arguments of an operation, in lists of them, too."""
-    for item in items:
-        if isinstance(item, Tensor):
-            yield item
-        elif isinstance(item, (list, tuple)):
-            yield from _tensors(item)
-
-
 def _base_name(func: Any) -> str:
     name: str = func._schema.name
     namespace, _, base = name.partition("::")
@@ -120,20 +111,15 @@ def _mark(out: Any, labels: Labels | list[Labels], ledger: Ledger) -> None:
 @contextmanager
 def _quiet(model: nn.Module, training: bool) -> Iterator[None]:
     """The network in one mode, without gradients, random state and fused attention; all is put back."""
-    modes = {module: module.training for module in model.modules()}
     fast = torch.backends.mha.get_fastpath_enabled()
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         stack.enter_context(torch.random.fork_rng(enabled=training))
-        try:
-            torch.backends.mha.set_fastpath_enabled(False)
-            model.train(training)
-            yield
-        finally:
-            torch.backends.mha.set_fastpath_enabled(fast)
-            for module, mode in modes.items():
-                module.training = mode
+        stack.enter_context(mode(model, training=training))
+        stack.callback(torch.backends.mha.set_fastpath_enabled, fast)
+        torch.backends.mha.set_fastpath_enabled(False)
+        yield
 
 
 @contextmanager
@@ -152,11 +138,8 @@ def _watched(model: nn.Module, tracer: Tracer) -> Iterator[None]:
         tracer.stack.pop()
 
     handles = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave)]
-    try:
+    with hooked(handles):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def two_images(example: Tensor) -> Tensor:
@@ -171,7 +154,6 @@ def forward(model: nn.Module, inputs: tuple[Tensor, ...], tracer: Tracer, *, tra
         attach(image, Labels((), active=True))
     with _quiet(model, training), _watched(model, tracer), tracer:
         output = model(*images)
-    for result in tree_leaves(output):
-        if isinstance(result, Tensor):
-            for ids in tracer.labels_of(result).fields:
-                tracer.ledger.freeze(ids, OUTPUT)
+    for result in tensors_in(output):
+        for ids in tracer.labels_of(result).fields:
+            tracer.ledger.freeze(ids, OUTPUT)

@@ -9,13 +9,14 @@ from itertools import count
 import numpy as np
 from torch import Tensor, nn
 
+from basisprune.basis.layers import BasisPair, half_name
 from basisprune.coupling.building import build
 from basisprune.coupling.cutting import hollow_cut, shell
 from basisprune.coupling.ledger import Ids, Ledger
 from basisprune.coupling.solving import Solution, solve
 from basisprune.coupling.tracing import Tracer, forward
 from basisprune.errors import ModelError
-from basisprune.torchkit.surgery import LayerPatterns, match_layers, named_tensors
+from basisprune.torchkit.surgery import LayerPatterns, find_layers, match_layers, named_tensors
 from basisprune.types import Coupling, Group
 
 _TRIALS = 200
@@ -89,9 +90,8 @@ def _first_runs(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Ledger, t
 def _set_aside(model: nn.Module, ledger: Ledger, ignored_layers: LayerPatterns) -> None:
     """Freezes what is not to be cut: layers that the caller names, and the bases of pairs."""
     ignored = dict.fromkeys(match_layers(model, ignored_layers), "it is ignored as asked")
-    for name, module in model.named_modules():
-        if type(module).__name__ == "BasisPair":
-            ignored.setdefault(f"{name}.basis" if name else "basis", "its basis vectors belong to basis pruning")
+    for name, _ in find_layers(model, BasisPair):
+        ignored.setdefault(half_name(name, "basis"), "its basis vectors belong to basis pruning")
     if not ignored:
         return
     modules, owner = ledger.owners()

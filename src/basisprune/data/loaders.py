@@ -22,13 +22,12 @@ def make_loader(
     seed: int = 0,
     epoch: int = 0,
     workers: int = 0,
-    drop_last: bool = False,
 ) -> DataLoader[Any]:
     """A loader of (images, labels): tensors (N, C, H, W) and int64 (N,). A DataLoader is returned unchanged.
 
     The order is a function of (seed, epoch) alone and no global random state is touched. Batch normalisation
     cannot train on one image, so a shuffled loader leaves out the last image where it would be a batch by
-    itself, unless it is the only one; `drop_last` leaves out every short last batch.
+    itself, unless it is the only one.
 
     >>> from basisprune.data import ArrayImages
     >>> images = ArrayImages(np.zeros((9, 4, 4), dtype=np.uint8), [0, 1, 2] * 3)
@@ -58,7 +57,6 @@ def make_loader(
         num_workers=workers,
         collate_fn=collate,
         pin_memory=torch.cuda.is_available(),
-        drop_last=drop_last,
         generator=torch.Generator().manual_seed(seed),
     )
 

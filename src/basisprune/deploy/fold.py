@@ -5,42 +5,43 @@ from __future__ import annotations
 import copy
 import math
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
 import torch
-from timm.layers import BatchNormAct2d, Conv2dSame, DropBlock2d, DropPath
+from timm.layers import Conv2dSame, DropBlock2d, DropPath
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 from torchvision.ops import StochasticDepth
 
 from basisprune.basis.layers import BasisPair
-from basisprune.basis.split import merge_pair
-from basisprune.deploy.folded import LAYER_ATTRIBUTES, traced
+from basisprune.deploy.folded import traced
+from basisprune.deploy.forms import (
+    PLAIN,
+    BatchNorm,
+    affine,
+    answer_like,
+    drop_statistics,
+    merged,
+    plain_layers,
+    plain_pair,
+    subsampled,
+)
 from basisprune.deploy.latency import Backend, LayerTimer, in_channels_last, interleaved, onnx_layer_seconds
 from basisprune.errors import ConfigError, LayerError, ModelError
 from basisprune.torchkit.dataflow import Dataflow, LayerCall, dataflow_of
-from basisprune.torchkit.running import mode
-from basisprune.torchkit.surgery import (
-    TORCH_CONVS,
-    clone_conv,
-    find_layers,
-    is_transposed,
-    refuse_hooks,
-    replace_module,
-)
+from basisprune.torchkit.running import hooked, mode, relative_difference, tensors_in
+from basisprune.torchkit.surgery import Layer, find_layers, output_channels, refuse_hooks, replace_module
+from basisprune.torchkit.watching import example_input
 from basisprune.transfer.model import TransferModel
 from basisprune.transfer.norms import NormedConv
 from basisprune.types import InputSpec
 
 Preference: TypeAlias = Literal["macs", "params", "latency", "none"]
-BatchNorm: TypeAlias = nn.modules.batchnorm._BatchNorm
 
-LAYERS: tuple[type[nn.Module], ...] = (*TORCH_CONVS, nn.Linear, BasisPair)
+LAYERS: tuple[type[Layer | BasisPair], ...] = (*PLAIN, BasisPair)
 
 _PLAIN_LAYERS = (*LAYERS, Conv2dSame)
-_PLAIN_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, BatchNormAct2d)
 _DROPOUTS = (nn.modules.dropout._DropoutNd, DropPath, DropBlock2d, StochasticDepth)
 _ROUNDS = 15
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
@@ -48,7 +49,7 @@ _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
 
 def fold(
     model: nn.Module,
-    example_inputs: Tensor | tuple[Any, ...],
+    example_inputs: Tensor | tuple[object, ...],
     prefer: Preference = "macs",
     *,
     runtime: Backend = "eager",
@@ -92,7 +93,7 @@ def fold(
         chosen = _fastest(choices, _onnx_seconds(choices, run))
     result = _assembled(result, chosen, norms)
     for _, norm in find_layers(result, BatchNorm):
-        _drop_statistics(norm)
+        drop_statistics(norm)
     result = _plain_structure(result).requires_grad_(False).eval()
     _check_same(original, result, inputs, run, skip=norms)
     return result
@@ -109,9 +110,7 @@ def _check_settings(prefer: str, runtime: str) -> None:
 
 def deploy(model: nn.Module, spec: InputSpec, classes: Sequence[str]) -> nn.Module:
     """The model as it is deployed: folded, a split layer as whichever is smaller, and knowing its classes."""
-    like = next(model.parameters())
-    images = torch.randn(2, *spec.shape, generator=torch.Generator().manual_seed(0)).to(like.device, like.dtype)
-    folded = fold(model, images, "params")
+    folded = fold(model, example_input(model, spec.shape), "params")
     folded.classes = tuple(classes)  # type: ignore[assignment]
     return folded
 
@@ -121,7 +120,7 @@ def _foldable_norms(model: nn.Module, run: Dataflow) -> dict[str, str]:
     found = {}
     for name, norm in find_layers(model, BatchNorm):
         source = next(iter(run.sources.get(name, [])), None)
-        if type(norm) not in _PLAIN_NORMS or norm.running_var is None or source is None:
+        if source is None or affine(norm) is None:
             continue
         layer = model.get_submodule(source)
         # A linear layer has its features on the last axis, a norm reads them on axis 1.
@@ -137,8 +136,9 @@ def _choices(
 ) -> dict[str, list[nn.Module]]:
     """The forms of each layer that does not stay as it is; raises LayerError where hooks would be lost."""
     choices = {}
+    batch_norms = dict(find_layers(model, BatchNorm))
     for name, layer in find_layers(model, LAYERS, opaque=BasisPair):
-        norm = model.get_submodule(norms[name]) if name in norms else None
+        norm = batch_norms[norms[name]] if name in norms else None
         forms = _forms(layer, norm, run.calls.get(name, []), prefer)
         if forms != [layer]:
             refuse_hooks(name, layer)
@@ -148,120 +148,21 @@ def _choices(
     return choices
 
 
-def _forms(layer: Any, norm: Any, calls: list[LayerCall], prefer: Preference) -> list[nn.Module]:
+def _forms(
+    layer: Layer | BasisPair, norm: BatchNorm | None, calls: list[LayerCall], prefer: Preference
+) -> list[nn.Module]:
     """The forms that the layer, with the norm in it, can take in the folded model, the simplest first."""
-    if not isinstance(layer, BasisPair):
-        forms = [_with_norm(layer, norm)]
-    elif any(call.extra_arguments for call in calls):  # which only the first of two layers would get
-        forms = [_with_norm(merge_pair(layer), norm)]
+    forms: list[nn.Module]
+    # Extra arguments are for the first of two layers alone.
+    if not isinstance(layer, BasisPair) or any(call.extra_arguments for call in calls):
+        forms = [merged(layer, norm)]
     elif prefer == "none":
-        forms = [_plain_pair(layer, norm)]
+        forms = [plain_pair(layer, norm)]
     else:
-        forms = [_with_norm(merge_pair(layer), norm), _plain_pair(layer, norm)]
+        forms = [merged(layer, norm), plain_pair(layer, norm)]
     if prefer == "latency":
-        forms += [other for form in forms if (other := _subsampled(form)) is not None]
+        forms += [other for form in forms if (other := subsampled(form)) is not None]
     return forms
-
-
-def _subsampled(form: Any) -> nn.Module | None:
-    """The form with its strided 1x1 conv as a choice of pixels and a dense 1x1 conv; None if it has none.
-
-    Some backends compute a strided 1x1 conv several times slower than the other two together.
-    """
-    parts = dict(form.named_children()) if isinstance(form, nn.Sequential) else {"conv": form}
-    name, conv = next(iter(parts.items()))
-    if type(conv) is not nn.Conv2d or max(conv.stride) == 1:
-        return None
-    if max(conv.kernel_size) > 1 or conv.padding not in ((0, 0), "valid"):
-        return None
-    dense = clone_conv(conv, conv.weight.detach(), conv.bias)
-    dense.stride = (1, 1)
-    parts = {"pixels": nn.MaxPool2d(1, conv.stride), **parts, name: dense}
-    return _answer_like(nn.Sequential(OrderedDict(parts)), conv, form.out_channels)
-
-
-@torch.no_grad()
-def _with_norm(layer: Any, norm: Any) -> Any:
-    """A layer that computes what the norm makes of the layer's output; in float64 until the end."""
-    if norm is None:
-        return layer
-    like = layer.weight
-    factor, shift = _affine(norm)
-    if layer.bias is not None:
-        shift = shift + layer.bias.double() * factor
-    weight = like.double()
-    if is_transposed(layer):  # (c_i, c_o/g, *): the rows of one group make its outputs
-        per_group = factor.view(layer.groups, 1, -1, *[1] * (weight.dim() - 2))
-        weight = (weight.unflatten(0, (layer.groups, -1)) * per_group).flatten(0, 1)
-    else:
-        weight = weight * factor.view(-1, *[1] * (weight.dim() - 1))
-    if isinstance(layer, nn.Linear):
-        return _linear(weight.to(like.dtype), shift.to(like.dtype))
-    return clone_conv(layer, weight, shift)
-
-
-def _affine(norm: Any) -> tuple[Tensor, Tensor]:
-    """What a norm in eval mode multiplies each channel with, and then adds; in float64."""
-    factor = (norm.running_var.double() + norm.eps).rsqrt()
-    if norm.weight is not None:
-        factor = factor * norm.weight.double()
-    shift = -norm.running_mean.double() * factor
-    return factor, shift if norm.bias is None else shift + norm.bias.double()
-
-
-@torch.no_grad()
-def _drop_statistics(norm: Any) -> None:
-    """Moves the running statistics of a norm that stays into its weight and bias, in place.
-
-    It keeps those that it was created with, which no state dict holds: mean 0 and variance 1. A norm is what
-    eager PyTorch computes fastest; a depthwise 1x1 conv takes many times as long.
-    """
-    if type(norm) not in _PLAIN_NORMS or norm.running_var is None:
-        return
-    factor, shift = _affine(norm)
-    dtype = norm.running_var.dtype
-    norm.affine = True
-    norm.weight = nn.Parameter((factor * math.sqrt(1 + norm.eps)).to(dtype))
-    norm.bias = nn.Parameter(shift.to(dtype))
-    norm.register_buffer("running_mean", torch.zeros_like(norm.running_mean), persistent=False)
-    norm.register_buffer("running_var", torch.ones_like(norm.running_var), persistent=False)
-    norm.register_buffer("num_batches_tracked", None)
-
-
-def _plain_pair(pair: BasisPair, norm: BatchNorm | None) -> nn.Sequential:
-    """The two halves as plain layers, in a container that answers like the original layer."""
-    scaling = pair.scaling
-    weight = scaling.scaled_weight().detach()
-    second: Any
-    if scaling.spatial_dims == 0:
-        second = _linear(weight, scaling.bias)
-    else:
-        pointwise: Any = TORCH_CONVS[scaling.spatial_dims - 1]
-        place = {"device": weight.device, "dtype": weight.dtype}
-        frame = nn.utils.skip_init(pointwise, pair.rank, len(weight), 1, groups=scaling.groups, **place)
-        second = clone_conv(frame, weight, scaling.bias)
-    return _answer_like(
-        nn.Sequential(OrderedDict(basis=pair.basis, scaling=_with_norm(second, norm))), pair.basis, pair.out_channels
-    )
-
-
-def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
-    layer.weight = nn.Parameter(weight.contiguous())
-    if bias is not None:
-        layer.bias = nn.Parameter(bias.detach().clone())
-    return layer
-
-
-def _answer_like(container: nn.Sequential, layer: Any, outputs: int) -> nn.Sequential:
-    """The container with the attributes of a layer, which the code around it may read in its forward."""
-    for name in LAYER_ATTRIBUTES:
-        if hasattr(layer, name):
-            setattr(container, name, getattr(layer, name))
-    setattr(container, "out_features" if isinstance(layer, nn.Linear) else "out_channels", outputs)
-    # For its device and dtype: a plain attribute, not one more parameter.
-    container.__dict__["weight"] = layer.weight
-    return container
 
 
 def _cheapest(choices: Mapping[str, list[nn.Module]], run: Dataflow, prefer: Preference) -> dict[str, nn.Module]:
@@ -271,18 +172,17 @@ def _cheapest(choices: Mapping[str, list[nn.Module]], run: Dataflow, prefer: Pre
 
 def _cost(prefer: Preference, calls: list[LayerCall], form: nn.Module) -> int:
     """The parameters or multiply-adds of one layer or of two in a row."""
-    parts: list[Any] = list(form) if isinstance(form, nn.Sequential) else [form]
+    parts = list(plain_layers(form).values())
     if prefer == "params" or not calls:
         return sum(parameter.numel() for part in parts for parameter in part.parameters())
     return sum(part.weight.numel() * _places(part, call, parts[-1]) for part in parts for call in calls)
 
 
-def _places(part: Any, call: LayerCall, last: Any) -> int:
+def _places(part: Layer, call: LayerCall, last: Layer) -> int:
     """At how many places the whole weight of a part is applied: those of its output, or input if transposed."""
-    if is_transposed(part):
-        return math.prod(call.shape) // int(part.in_channels)
-    outputs = last.out_features if isinstance(last, nn.Linear) else last.out_channels
-    return math.prod(call.output_shape) // int(outputs)
+    if not isinstance(part, nn.Linear) and part.transposed:
+        return math.prod(call.shape) // part.in_channels
+    return math.prod(call.output_shape) // output_channels(last)
 
 
 def _assembled(model: nn.Module, layers: Mapping[str, nn.Module], norms: Mapping[str, str]) -> nn.Module:
@@ -304,7 +204,7 @@ def _fastest(choices: Mapping[str, list[nn.Module]], seconds: Mapping[str, Seque
 
 @torch.inference_mode()
 def _eager_seconds(
-    model: nn.Module, choices: Mapping[str, list[nn.Module]], norms: Mapping[str, str], inputs: tuple[Any, ...]
+    model: nn.Module, choices: Mapping[str, list[nn.Module]], norms: Mapping[str, str], inputs: tuple[object, ...]
 ) -> dict[str, list[float]]:
     """How long each form of each layer takes, in runs of the whole model, so with caches as in use."""
     timers = []
@@ -337,11 +237,11 @@ def _plain_structure(model: nn.Module) -> nn.Module:
     for name, _ in list(find_layers(model, _DROPOUTS)):
         model = replace_module(model, name, nn.Identity())
     for name, normed in list(find_layers(model, NormedConv)):
-        conv: Any = normed.conv
+        conv, norm = normed.conv, normed.norm
         plain: nn.Module = conv
-        if not isinstance(normed.norm, nn.Identity):
-            parts = OrderedDict(conv=conv, norm=normed.norm)
-            plain = _answer_like(nn.Sequential(parts), conv, conv.out_channels)
+        if not isinstance(norm, nn.Identity):
+            parts: dict[str, nn.Module] = {"conv": conv, "norm": norm}
+            plain = answer_like(nn.Sequential(OrderedDict(parts)), conv, conv.out_channels)
         model = replace_module(model, name, plain)
     for name, transfer in list(find_layers(model, TransferModel)):
         model = replace_module(model, name, traced(name, transfer))
@@ -353,13 +253,13 @@ def _plain_structure(model: nn.Module) -> nn.Module:
 
 @torch.no_grad()
 def _check_same(
-    original: nn.Module, result: nn.Module, inputs: tuple[Any, ...], run: Dataflow, skip: Collection[str]
+    original: nn.Module, result: nn.Module, inputs: tuple[object, ...], run: Dataflow, skip: Collection[str]
 ) -> None:
     """Raises LayerError, with the first layer that differs, unless the result puts out what the original did."""
-    expected = list(_tensors(run.output))
+    expected = list(tensors_in(run.output))
     if not all(bool(tensor.isfinite().all()) for tensor in expected):
         raise ModelError(f"{type(original).__name__}: its output holds NaN or infinite values, nothing to compare")
-    if _same(expected, list(_tensors(result(*inputs)))):
+    if _same(expected, list(tensors_in(result(*inputs)))):
         return
     before, after = _outputs_by_name(original, inputs), _outputs_by_name(result, inputs)
     for name, outputs in before.items():
@@ -369,37 +269,22 @@ def _check_same(
     raise LayerError("", "the output changes when folded; please report this model")
 
 
-def _outputs_by_name(model: nn.Module, inputs: tuple[Any, ...]) -> dict[str, list[Tensor]]:
+def _outputs_by_name(model: nn.Module, inputs: tuple[object, ...]) -> dict[str, list[Tensor]]:
     """What each module puts out, in the order in which they finish."""
     outputs: dict[str, list[Tensor]] = {}
 
-    def keep(name: str, _module: nn.Module, _args: Any, output: Any) -> None:
-        outputs.setdefault(name, []).extend(tensor.clone() for tensor in _tensors(output))
+    def keep(name: str, _module: nn.Module, _args: object, output: object) -> None:
+        outputs.setdefault(name, []).extend(tensor.clone() for tensor in tensors_in(output))
 
     handles = [module.register_forward_hook(partial(keep, name)) for name, module in model.named_modules()]
-    try:
-        with mode(model, training=False):
-            model(*inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with hooked(handles), mode(model, training=False):
+        model(*inputs)
     return outputs
-
-
-def _tensors(value: Any) -> Iterable[Tensor]:
-    return (leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
 
 
 def _same(expected: list[Tensor], given: list[Tensor]) -> bool:
     """Whether all tensors agree up to rounding, in relation to the largest value of each."""
-    return len(expected) == len(given) and all(map(_close, expected, given))
-
-
-def _close(expected: Tensor, given: Tensor) -> bool:
-    if expected.shape != given.shape:
-        return False
-    if expected.numel() == 0:
-        return True
-    tolerance = _TOLERANCE.get(expected.dtype, 3e-2)
-    difference = (expected.double() - given.double()).abs().max()
-    return bool(difference <= tolerance * expected.double().abs().max())
+    return len(expected) == len(given) and all(
+        relative_difference(one, other) <= _TOLERANCE.get(one.dtype, 3e-2)
+        for one, other in zip(expected, given, strict=True)
+    )

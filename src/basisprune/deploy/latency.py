@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from basisprune.errors import ConfigError
-from basisprune.types import InputSpec, JsonValue
+from basisprune.transfer.model import known_spec
+from basisprune.types import JsonValue
 
 Backend: TypeAlias = Literal["eager", "onnxruntime"]
 Seconds: TypeAlias = dict[str, list[float]]
@@ -275,10 +276,10 @@ def _threads(count: int) -> Iterator[None]:
 
 def _shape(models: Mapping[str, nn.Module], given: Sequence[int] | None) -> tuple[int, ...]:
     first = next(iter(models.values()))
-    spec = getattr(first, "input_spec", None)
+    spec = known_spec(first)
     if given is not None:
         return tuple(given)
-    if not isinstance(spec, InputSpec):
+    if spec is None:
         fault = f"{type(first).__name__} does not know it; pass that of one input, such as (3, 224, 224)"
         raise ConfigError.of("measure_latency", [f"input_shape: {fault}"])
     return spec.shape

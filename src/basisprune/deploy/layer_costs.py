@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
@@ -10,8 +9,10 @@ from typing import cast
 from safetensors.torch import save
 from torch import nn
 
+from basisprune.basis.layers import half_name
+from basisprune.basis.split import full_rank
 from basisprune.costs import LayerReport, ModelReport, measure
-from basisprune.torchkit.surgery import Conv
+from basisprune.torchkit.surgery import Layer, output_channels
 
 
 def layer_reports(trained: nn.Module, deployed: nn.Module) -> list[LayerReport]:
@@ -44,16 +45,12 @@ def joined_report(model: nn.Module, shape: Sequence[int]) -> ModelReport:
 
 def _ranks(model: nn.Module, name: str) -> tuple[int, int]:
     """The number of basis vectors of a folded pair, and the full rank of the layer that it stands for."""
-    first, second = (model.get_submodule(half) for half in _halves(name))
-    if isinstance(first, nn.Linear) and isinstance(second, nn.Linear):
-        return first.out_features, min(first.in_features, second.out_features)
-    conv, back = cast("Conv", first), cast("Conv", second)
-    fan_in = conv.in_channels // conv.groups * math.prod(conv.kernel_size)
-    return conv.out_channels, conv.groups * min(fan_in, back.out_channels // conv.groups)
+    first, second = (cast("Layer", model.get_submodule(half)) for half in _halves(name))
+    return output_channels(first), full_rank(first, output_channels(second))
 
 
 def _halves(name: str) -> tuple[str, str]:
-    return f"{name}.basis", f"{name}.scaling"
+    return half_name(name, "basis"), half_name(name, "scaling")
 
 
 def weight_bytes(model: nn.Module) -> int:

@@ -1,4 +1,4 @@
-"""What scores ask of a layer: the weights of its filters, the norm right behind it, where its channels lie."""
+"""What scores ask of a layer: the weights of its filters, and the norm right behind it."""
 
 from __future__ import annotations
 
@@ -39,11 +39,6 @@ def filter_weights(model: nn.Module, name: str) -> Tensor:
     if getattr(layer, "transposed", False):  # (c_i, c_o / groups, *)
         weight = weight.unflatten(0, (int(getattr(layer, "groups", 1)), -1)).transpose(1, 2).flatten(0, 1)
     return weight.detach().flatten(1)
-
-
-def has_channels_last(layer: nn.Module) -> bool:
-    """Whether the layer's output channels are on the last axis, as those of a linear layer are, not on axis 1."""
-    return isinstance(layer, nn.Linear) or (isinstance(layer, BasisScalingConv) and layer.spatial_dims == 0)
 
 
 def norms_behind(model: nn.Module, layers: Sequence[str], batches: Iterable[object]) -> dict[str, Affine]:

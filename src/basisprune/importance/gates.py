@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from basisprune.importance.channels import Batches, filter_weights, has_channels_last, norms_behind
+from basisprune.importance.channels import Batches, filter_weights, norms_behind
 from basisprune.importance.gradients import mean_square_products
-from basisprune.torchkit.running import average_over_processes
+from basisprune.torchkit.running import average_over_processes, hooked
+from basisprune.torchkit.surgery import has_channels_last
 
 
 def gate_taylor(model: nn.Module, layers: Sequence[str], batches: Batches, _seed: int) -> dict[str, Tensor]:
@@ -46,8 +47,5 @@ def _gates(model: nn.Module, layers: Sequence[str]) -> Iterator[dict[str, Tensor
             return output * (gate if last else gate.view(-1, *[1] * (output.dim() - 2)))
 
         handles.append(layer.register_forward_hook(hook))
-    try:
+    with hooked(handles):
         yield gates
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from basisprune.errors import DataError
-from basisprune.importance.channels import has_channels_last
 from basisprune.torchkit.running import average_over_processes, images_of, mode
+from basisprune.torchkit.surgery import has_channels_last
 
 _aten = torch.ops.aten
 _ACTIVATIONS = frozenset(

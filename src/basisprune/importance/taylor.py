@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,8 +11,8 @@ from torch import Tensor, nn
 
 from basisprune.basis.layers import BasisPair, basis_pairs
 from basisprune.importance.gradients import mean_square_products
-from basisprune.torchkit.running import Loss, average_over_processes
-from basisprune.torchkit.surgery import Layer, is_transposed
+from basisprune.torchkit.running import Loss, average_over_processes, hooked
+from basisprune.torchkit.surgery import Layer, has_channels_last, is_transposed
 from basisprune.types import LayerScores, Scores
 
 
@@ -46,12 +45,12 @@ class Watch:
     """The mean basis features of a pair, and how often a filter and a column of it are used for one image."""
 
     def __init__(self, pair: BasisPair) -> None:
-        self.channel_axis = 1 if pair.scaling.spatial_dims else -1
+        self.channel_axis = -1 if has_channels_last(pair.scaling) else 1
         self.means = torch.zeros_like(pair.scaling.scale, dtype=torch.float64, requires_grad=False)
         self.positions = self.means.new_zeros(2)
 
     @torch.no_grad()
-    def hook(self, basis: Layer, args: tuple[Any, ...], output: Tensor) -> None:
+    def hook(self, basis: Layer, args: tuple[Tensor, ...], output: Tensor) -> None:
         """Notes one call of the basis layer."""
         features = output.movedim(self.channel_axis, 0).flatten(1)
         self.means += features.sum(1, dtype=torch.float64)
@@ -77,17 +76,14 @@ def watched(model: nn.Module, pairs: dict[str, BasisPair]) -> Iterator[dict[str,
     watches = {name: Watch(pair) for name, pair in pairs.items()}
     images = 0
 
-    def count(_model: nn.Module, args: tuple[Any, ...]) -> None:
+    def count(_model: nn.Module, args: tuple[Tensor, ...]) -> None:
         nonlocal images
         images += len(args[0])
 
     handles = [pair.basis.register_forward_hook(watches[name].hook) for name, pair in pairs.items()]
     handles.append(model.register_forward_pre_hook(count))
-    try:
+    with hooked(handles):
         yield watches
-    finally:
-        for handle in handles:
-            handle.remove()
     for watch in watches.values():
         watch.means /= watch.positions[1].clamp(min=1)
         watch.positions /= max(images, 1)

@@ -66,13 +66,15 @@ def recipe_of(given: str | Mapping[str, object] | Recipe) -> Recipe:
     if isinstance(given, Recipe):
         return given
     if isinstance(given, Mapping):
-        base = given.get(_BASE, "quick")
-        if isinstance(base, str):
-            return changed(find_recipe(base), {key: value for key, value in given.items() if key != _BASE}, "recipe")
-        given = base  # type: ignore[assignment]
+        base = find_recipe(_name(given.get(_BASE, "quick"), f"recipe: {_BASE}"))
+        return changed(base, {key: value for key, value in given.items() if key != _BASE}, "recipe")
+    return find_recipe(_name(given, "recipe"))
+
+
+def _name(given: object, where: str) -> str:
     if not isinstance(given, str):
-        raise ConfigError(f"recipe: {given!r} given; a name is needed: {', '.join(RECIPES)}")
-    return find_recipe(given)
+        raise ConfigError(f"{where}: {given!r} given; a name is needed: {', '.join(RECIPES)}")
+    return given
 
 
 def search_of(given: Mapping[str, object] | SearchConfig | None) -> SearchConfig:

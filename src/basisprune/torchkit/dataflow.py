@@ -9,10 +9,9 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from basisprune.torchkit.running import mode
+from basisprune.torchkit.running import hooked, mode, tensors_in
 
 
 @dataclass
@@ -57,14 +56,10 @@ def dataflow_of(
     for name, norm in norms.items():
         handles.append(norm.register_forward_pre_hook(partial(watch.norm_starts, name)))
         handles.append(norm.register_forward_hook(watch.norm_done))
-    try:
-        with mode(model, training=False):
-            with watch:
-                output = model(*inputs)
-            watch.finish(output)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with hooked(handles), mode(model, training=False):
+        with watch:
+            output = model(*inputs)
+        watch.finish(output)
     return watch.found
 
 
@@ -113,6 +108,6 @@ class _Watch(TorchDispatchMode):
         self._norm = None
 
     def _note_reader(self, reader: str | None, values: object) -> None:
-        for tensor in tree_leaves(values):
-            if isinstance(tensor, Tensor) and (call := self._made_by.get(tensor)) is not None:
+        for tensor in tensors_in(values):
+            if (call := self._made_by.get(tensor)) is not None:
                 call.readers.append(reader)

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from basisprune.errors import DataError, LayerError, ModelError, TrainingError
-from basisprune.torchkit.running import Loss, average_over_processes, images_of, labelled, mode
+from basisprune.torchkit.running import Loss, average_over_processes, hooked, images_of, labelled, mode
+from basisprune.torchkit.surgery import has_channels_last
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ def _run_backward(model: nn.Module, batches: Iterable[object], loss: Loss) -> in
 
 
 class _Watching(Protocol):
-    def hook(self, _layer: nn.Module, _args: Any, output: Tensor) -> None: ...
+    def hook(self, _layer: nn.Module, _args: object, output: Tensor) -> None: ...
 
 
 _Sums = TypeVar("_Sums", bound=Mapping[str, _Watching])
@@ -131,22 +132,13 @@ _Sums = TypeVar("_Sums", bound=Mapping[str, _Watching])
 def _watched(model: nn.Module, sums: _Sums) -> Iterator[_Sums]:
     """The same sums, which see every output of their layers for a while."""
     handles = [model.get_submodule(name).register_forward_hook(one.hook) for name, one in sums.items()]
-    try:
+    with hooked(handles):
         yield sums
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
-def _channels_last(layer: Any) -> bool:
-    """Whether the layer is a linear one, or half of one; convs have the channels on axis 1."""
-    last: bool = layer.weight.dim() == 2
-    return last
-
-
-def _rows(layer: Any, features: Tensor) -> Tensor:
+def _rows(layer: nn.Module, features: Tensor) -> Tensor:
     """What a layer puts out, or its gradient, as rows (positions, channels), in single precision at least."""
-    rows = features.flatten(0, -2) if _channels_last(layer) else features.transpose(0, 1).flatten(1).mT
+    rows = features.flatten(0, -2) if has_channels_last(layer) else features.transpose(0, 1).flatten(1).mT
     return rows.to(torch.promote_types(rows.dtype, torch.float32))  # half precision cannot hold a variance
 
 
@@ -169,7 +161,7 @@ class _Moments:
         self.count = 0
         self.shift: Tensor | None = None
 
-    def hook(self, layer: nn.Module, _args: Any, output: Tensor) -> None:
+    def hook(self, layer: nn.Module, _args: object, output: Tensor) -> None:
         rows = _rows(layer, output.detach())
         if self.shift is None:
             self.shift = rows.mean(0)
@@ -200,9 +192,9 @@ class _GradientMoments:
         self.sum: Tensor | None = None
         self.reached = False
 
-    def hook(self, layer: Any, _args: Any, output: Tensor) -> None:
+    def hook(self, layer: nn.Module, _args: object, output: Tensor) -> None:
         if self.sum is None:
-            width = output.shape[-1 if _channels_last(layer) else 1] // self.groups
+            width = output.shape[-1 if has_channels_last(layer) else 1] // self.groups
             self.sum = torch.zeros(self.groups, width, width, dtype=torch.float64, device=output.device)
         if output.requires_grad:
             self.reached = True

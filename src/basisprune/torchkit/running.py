@@ -1,13 +1,16 @@
-"""What every run of a network needs: its mode for a while, the images and labels of a batch, one answer for all."""
+"""What every run of a network needs: its mode and hooks for a while, images and labels, tensors and how they differ."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeAlias
 
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+from torch.utils.hooks import RemovableHandle
 
 from basisprune.errors import DataError
 
@@ -25,6 +28,16 @@ def mode(model: nn.Module, *, training: bool) -> Iterator[None]:
     finally:
         for module, was_training in before:
             module.training = was_training
+
+
+@contextmanager
+def hooked(handles: Iterable[RemovableHandle]) -> Iterator[None]:
+    """Hooks that were registered stay for a while, and go however it ends."""
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def images_of(batch: object) -> Tensor:
@@ -52,3 +65,27 @@ def average_over_processes(values: Tensor) -> Tensor:
         dist.all_reduce(values)
         values /= dist.get_world_size()
     return values
+
+
+def tensors_in(value: object) -> Iterator[Tensor]:
+    """The tensors in nested tuples, lists and dicts, such as a network's output, in their order."""
+    return (leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
+
+
+def relative_difference(expected: Tensor, given: Tensor, *, least: float = 0.0) -> float:
+    """The largest difference in relation to the largest expected value, or to `least` if that is larger.
+
+    Infinite for another shape, and for values that are not finite.
+
+    >>> relative_difference(torch.tensor([1.0, -4.0]), torch.tensor([1.0, -3.0]))
+    0.25
+    """
+    if expected.shape != given.shape:
+        return math.inf
+    if expected.numel() == 0:
+        return 0.0
+    difference = float((expected.double() - given.double()).abs().max())
+    size = max(float(expected.double().abs().max()), least)
+    if not math.isfinite(difference):
+        return math.inf
+    return difference / size if size else (math.inf if difference else 0.0)

@@ -15,7 +15,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from torch.overrides import TorchFunctionMode
 
 from basisprune.errors import LayerError, ModelError
-from basisprune.torchkit.running import mode
+from basisprune.torchkit.running import mode, relative_difference
 
 Conv: TypeAlias = nn.modules.conv._ConvNd
 """Any of torch's convs: 1d, 2d or 3d, transposed or not."""
@@ -66,6 +66,17 @@ def is_depthwise(conv: Conv) -> bool:
 def is_transposed(layer: Layer) -> bool:
     """Whether the layer is a transposed conv, whose weight has the inputs first."""
     return not isinstance(layer, nn.Linear) and layer.transposed
+
+
+def output_channels(layer: Layer) -> int:
+    """How many channels, or features, the layer puts out."""
+    return layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels
+
+
+def has_channels_last(layer: nn.Module) -> bool:
+    """Whether the layer's output has its channels on the last axis, as a linear one or half of one; convs on axis 1."""
+    weight = getattr(layer, "weight", None)
+    return isinstance(weight, Tensor) and weight.dim() == 2
 
 
 def is_norm(module: nn.Module) -> bool:
@@ -150,6 +161,15 @@ def clone_conv(conv: Conv, weight: Tensor, bias: Tensor | None) -> Conv:
     return clone
 
 
+def make_linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """A linear layer with copies of these weights, on their device and of their dtype, frozen."""
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+    layer.weight = nn.Parameter(weight.detach().clone(memory_format=torch.contiguous_format), requires_grad=False)
+    if bias is not None:
+        layer.bias = nn.Parameter(bias.detach().clone(), requires_grad=False)
+    return layer
+
+
 def plain_conv(name: str, conv: Conv) -> Conv:
     """`conv` itself if its forward is a plain convolution with `conv.weight`; else a plain one that equals it.
 
@@ -185,7 +205,7 @@ def plain_linear(name: str, layer: nn.Linear) -> nn.Linear:
         return layer
     probe = torch.randn(3, layer.in_features, generator=torch.Generator().manual_seed(0)).to(layer.weight)
     with torch.no_grad(), mode(layer, training=False):
-        if _close(layer(probe), F.linear(probe, layer.weight, layer.bias)):
+        if _same_values(layer(probe), F.linear(probe, layer.weight, layer.bias)):
             return layer
     raise LayerError(name, f"{type(layer).__name__} does not compute a plain linear layer; add it to ignored_layers")
 
@@ -270,11 +290,11 @@ def _same_function(conv: Conv, candidate: Conv) -> bool:
     summed = clone_conv(candidate, _neighbour_sums(candidate.weight, conv.groups, conv.transposed), None)
     for probe in (_probe(conv), _probe(conv, extra=1)):  # odd and even sizes, so that padding shows
         output = candidate(probe)
-        if not _close(conv(probe), output):
+        if not _same_values(conv(probe), output):
             return False
         if candidate.bias is not None:
             output = output - candidate.bias.view(-1, *[1] * (probe.dim() - 2))
-        if not _close(_neighbour_sums(output.transpose(0, 1), conv.groups, False), summed(probe).transpose(0, 1)):
+        if not _same_values(_neighbour_sums(output.transpose(0, 1), conv.groups, False), summed(probe).transpose(0, 1)):
             return False
     return True
 
@@ -288,9 +308,9 @@ def _neighbour_sums(values: Tensor, groups: int, transposed: bool) -> Tensor:
     return sums.flatten(0, 1)
 
 
-def _close(a: Tensor, b: Tensor) -> bool:
-    tolerance = 1e-3 if a.dtype in (torch.float16, torch.bfloat16) else 1e-5
-    return a.shape == b.shape and bool((a - b).abs().max() <= tolerance * (1 + a.abs().max()))
+def _same_values(expected: Tensor, given: Tensor) -> bool:
+    tolerance = 2e-3 if expected.dtype in (torch.float16, torch.bfloat16) else 2e-5
+    return relative_difference(expected, given, least=1.0) <= tolerance
 
 
 def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

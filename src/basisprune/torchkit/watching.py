@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias, cast
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node, saved_tensors_hooks
 
 from basisprune.errors import ModelError
+from basisprune.torchkit.running import tensors_in
 
 Shape: TypeAlias = tuple[int, ...]
 
@@ -160,19 +161,9 @@ def _graph_only() -> saved_tensors_hooks:
     return saved_tensors_hooks(lambda _: None, lambda _: torch.empty(0))
 
 
-def _tensors(value: object) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors(item)
-    elif isinstance(value, dict):
-        yield from _tensors(list(value.values()))
-
-
 def _shape(value: object) -> Shape:
-    return next((tuple(tensor.shape) for tensor in _tensors(value)), ())
+    return next((tuple(tensor.shape) for tensor in tensors_in(value)), ())
 
 
 def _nodes(value: object) -> tuple[Node, ...]:
-    return tuple(tensor.grad_fn for tensor in _tensors(value) if tensor.grad_fn is not None)
+    return tuple(tensor.grad_fn for tensor in tensors_in(value) if tensor.grad_fn is not None)

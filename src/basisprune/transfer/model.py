@@ -196,10 +196,16 @@ def _layout(body: nn.Module, shape: Shape) -> Layout:
     return "NHWC" if last or str(getattr(body, "output_fmt", "")) == "NHWC" else "NCHW"
 
 
+def known_spec(model: nn.Module) -> InputSpec | None:
+    """How the model wants its images, if it says so."""
+    spec = getattr(model, "input_spec", None)
+    return spec if isinstance(spec, InputSpec) else None
+
+
 def spec_of(model: nn.Module) -> InputSpec:
     """How the model wants its images; raises TrainingError for a model that does not say so."""
-    spec = getattr(model, "input_spec", None)
-    if not isinstance(spec, InputSpec):
+    spec = known_spec(model)
+    if spec is None:
         raise TrainingError(
             f"{type(model).__name__} does not say how its images are prepared; build it with transfer_model, "
             "or set model.input_spec = InputSpec(...)"

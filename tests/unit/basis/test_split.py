@@ -14,7 +14,7 @@ from networks import NETWORKS
 from torch import Tensor, nn
 
 from basisprune.basis.layers import BasisPair
-from basisprune.basis.split import choose_layers, decompose, output_basis, recompose, to_matrix, weight_basis
+from basisprune.basis.split import choose_layers, decompose, full_rank, output_basis, recompose, to_matrix, weight_basis
 from basisprune.errors import ConfigError, DataError, LayerError, ModelError
 from basisprune.torchkit.surgery import TORCH_CONVS, find_layers
 
@@ -369,3 +369,11 @@ def test_a_decomposed_model_is_not_decomposed_inside_its_pairs():
     model, x = NETWORKS["plain"]()
     decomposed = split(model, x, linear=True)
     assert not list(find_layers(decomposed, (*TORCH_CONVS, nn.Linear), opaque=BasisPair))
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_full_rank_is_that_of_a_fresh_pair(name):
+    model, _ = NETWORKS[name]()
+    for layer, pair in pairs_of(decompose(model)).items():
+        original = model.get_submodule(layer)
+        assert full_rank(original) == full_rank(pair.basis, pair.out_channels) == pair.rank

@@ -63,10 +63,6 @@ def test_a_loader_repeats_itself_and_leaves_the_global_random_state_alone():
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_drop_last_leaves_out_every_short_batch():
-    assert [len(labels) for _, labels in make_loader(numbered(11), 4, drop_last=True)] == [4, 4]
-
-
 def test_an_existing_loader_is_returned_unchanged():
     loader = DataLoader(numbered(4), 2)
     assert make_loader(loader, 3, shuffle=True) is loader

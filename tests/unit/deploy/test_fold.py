@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from basisprune import PlanConfig, decompose, measure, plan_basis, prune_basis, transfer_model
 from basisprune.basis.layers import BasisPair, basis_pairs
-from basisprune.deploy.fold import _subsampled, fold
+from basisprune.deploy.fold import fold
 from basisprune.errors import ConfigError, LayerError, ModelError
 from basisprune.transfer.norms import NormedConv
 from basisprune.types import LayerScores, Scores
@@ -319,28 +319,13 @@ def test_forms_are_really_timed_in_onnxruntime() -> None:
     torch.testing.assert_close(result(inputs), model(inputs), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("side", [7, 8])
-@pytest.mark.parametrize("stride", [2, (1, 3)])
-def test_choosing_pixels_first_equals_a_strided_pointwise_conv(side: int, stride: Any) -> None:
-    conv = nn.Conv2d(3, 6, 1, stride=stride).double()
-    other: Any = _subsampled(conv)
-    images = torch.randn(2, 3, side, side, dtype=torch.float64)
-    torch.testing.assert_close(other(images), conv(images))
-    assert other.stride == conv.stride
-
-
-@pytest.mark.parametrize("conv", [nn.Conv2d(3, 6, 1), nn.Conv2d(3, 6, 3, 2), nn.Conv2d(3, 6, 1, 2, padding=1)])
-def test_other_convs_need_all_their_pixels(conv: nn.Module) -> None:
-    assert _subsampled(conv) is None
-
-
 def test_half_precision_folds() -> None:
     model, inputs = NETWORKS["plain"](dtype=torch.bfloat16)
     assert next(fold(pruned(model.float()).bfloat16(), inputs).parameters()).dtype == torch.bfloat16
 
 
 def test_the_first_layer_that_differs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = sys.modules["basisprune.deploy.fold"]
+    module = sys.modules["basisprune.deploy.forms"]
     exact = module._with_norm
 
     def off_in_one_layer(layer: Any, norm: Any) -> Any:

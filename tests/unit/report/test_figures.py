@@ -2,35 +2,42 @@
 
 from __future__ import annotations
 
-import pytest
-from summaries import sample
+from dataclasses import replace
 
-from basisprune.report.figures import PALETTE, search_plots, target_of
+import pytest
+from summaries import sample, summary
+
+from basisprune.report.figures import PALETTE, importance_plots, rank_plot, search_plots, training_plots
+from basisprune.results import LayerImportance
 
 
 @pytest.mark.parametrize(
-    ("kind", "value", "target"),
+    ("kind", "value", "drawn"),
     [
-        ("max_drop", 0.02, ("accuracy", 0.958)),
-        ("min_accuracy", 0.95, ("accuracy", 0.95)),
-        ("target_params", 0.5, ("parameters", 5_585_000)),
-        ("target_params", 2e6, ("parameters", 2e6)),
-        ("target_macs", 1e9, ("macs", 1e9)),
-        ("target_latency", 0.8, ("latency_ms", 0.8)),
-        ("fixed", 0.5, None),
+        ("max_drop", 0.02, {"parameters": 0.958, "macs": 0.958, "latency_ms": 0.958}),
+        ("min_accuracy", 0.95, {"parameters": 0.95, "macs": 0.95, "latency_ms": 0.95}),
+        ("target_params", 2e6, {"parameters": 2e6}),
+        ("target_macs", 1e9, {"macs": 1e9}),
+        ("target_latency", 0.8, {"latency_ms": 0.8}),
+        ("fixed", None, {}),
     ],
 )
-def test_every_budget_is_drawn(kind, value, target):
-    result = {**sample(), "budget": {"kind": kind, "value": value}}
-    assert target_of(result["budget"], result["reference"]) == (target and (target[0], pytest.approx(target[1])))
-    lines = sum(len(plot.figure["layout"].get("shapes", [])) for plot in search_plots(result))
-    assert lines == (0 if target is None else 3 if target[0] == "accuracy" else 1)
+def test_every_budget_is_drawn_where_it_limits(kind, value, drawn):
+    end = "y0" if kind in ("max_drop", "min_accuracy") else "x0"
+    plots = search_plots(summary(budget={"kind": kind, "value": value}))
+    lines = {
+        plot.key.removeprefix("search-"): line[end]
+        for plot in plots
+        for line in plot.figure["layout"].get("shapes", [])
+    }
+    assert lines == pytest.approx(drawn)
+    assert len(plots) == 3
 
 
 def test_a_hopeless_candidate_does_not_squeeze_the_others():
     result = sample()
     result["candidates"][-1].update(accuracy=0.11, interval=[0.09, 0.13])
-    plot = search_plots(result)[0]
+    plot = search_plots(summary(candidates=result["candidates"]))[0]
     assert plot.figure["layout"]["yaxis"]["range"][0] > 0.9
     assert plot.note.startswith("Not shown: 1 ")
 
@@ -38,3 +45,20 @@ def test_a_hopeless_candidate_does_not_squeeze_the_others():
 def test_each_colour_of_the_light_theme_has_one_counterpart():
     lights = [pair[0] for pair in PALETTE.values()]
     assert len(set(lights)) == len(lights)
+
+
+def test_what_was_not_measured_is_not_drawn():
+    keys = [plot.key for plot in search_plots(summary())]
+    assert keys == ["search-parameters", "search-macs", "search-latency_ms"]  # no candidate has a file
+    assert rank_plot([]) is None
+    assert importance_plots({}) == []
+    assert training_plots([replace(each, history=()) for each in summary().candidates]) == []
+
+
+def test_importance_is_drawn_by_its_maximum_whatever_its_sign_and_gaps_stay_gaps():
+    values = {
+        "conv": LayerImportance(scales=(1.0, None), taylor=(-4.0, 1.0, None)),
+        "dead": LayerImportance(scales=(0.0,), taylor=(0.0,)),
+    }
+    drawn = [[trace["y"] for trace in plot.figure["data"]] for plot in importance_plots(values)]
+    assert drawn == [[[-1.0, 0.25, None], [1.0, None]], [[0.0], [0.0]]]

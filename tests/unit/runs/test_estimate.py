@@ -2,13 +2,41 @@
 
 from __future__ import annotations
 
-from basisprune.runs.estimate import Estimate, expected_candidates
-from basisprune.search import Budget, SearchConfig
+from dataclasses import replace
+
+import pytest
+from tiny import differing, tiny_images, tiny_model, tiny_recipe, tiny_training
+
+from basisprune.budget import Budget, Ratios
+from basisprune.runs.config import RunConfig
+from basisprune.runs.estimate import Estimate, estimate, expected_candidates
+from basisprune.runs.job import prepare_job
+from basisprune.search import SearchConfig
 
 
 def test_more_is_expected_of_two_kinds_of_pruning_and_of_a_finer_search():
-    accuracy = Budget(max_drop=0.01)
-    one, two = (expected_candidates(SearchConfig(framework=name), accuracy) for name in ("basis", "basis+l1"))
-    assert one < two < expected_candidates(SearchConfig(framework="basis+l1", tolerance=0.01), accuracy)
-    assert expected_candidates(SearchConfig(framework="taylor"), None) == 1
+    one, two, finer = (
+        expected_candidates(RunConfig(search=SearchConfig(**settings)))
+        for settings in (
+            {"framework": "basis"},
+            {"framework": "basis+l1"},
+            {"framework": "basis+l1", "tolerance": 0.01},
+        )
+    )
+    assert one < two < finer
+    assert one == expected_candidates(RunConfig(search=SearchConfig(framework="basis", polish=False))) + 1
+    assert expected_candidates(RunConfig(Ratios(0.5, 0.5))) == 1
+    small = [RunConfig(Budget(target_params=9), search=SearchConfig(framework=name)) for name in ("l1", "basis+l1")]
+    assert 2 * expected_candidates(small[0]) == expected_candidates(small[1])
     assert Estimate(reference=10, candidates=3, candidate=5).total == 25
+
+
+@pytest.mark.parametrize("settings", [{}, {"basis": "loss", "scores": "loss"}, {"rebase": True, "score_images": 5}])
+@pytest.mark.parametrize("framework", ["basis+taylor", "l1"])
+def test_every_recipe_can_be_estimated_and_the_model_stays_as_it_is(framework, settings):
+    model, recipe = tiny_model(), replace(tiny_recipe(tiny_training(epochs=2)), **settings)
+    config = RunConfig(recipe=recipe, search=SearchConfig(framework=framework))
+    found = estimate(prepare_job(model, tiny_images(60), config))
+    assert found.candidates == expected_candidates(config)
+    assert min(found.reference, found.candidate) > 0
+    assert not differing(model, tiny_model())

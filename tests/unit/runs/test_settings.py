@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from typing import Literal
 
 import pytest
 import yaml
 
-from basisprune.errors import CheckpointError, ConfigError
+from basisprune.errors import ConfigError
 from basisprune.recipes import RECIPES
-from basisprune.runs.settings import ResultFolder, differences, read_settings, recipe_of, search_of
+from basisprune.runs.settings import changed, differences, faults_of, read_settings, recipe_of, search_of
 from basisprune.search import SearchConfig
 
 
@@ -26,8 +27,8 @@ def test_the_settings_of_a_search_survive_yaml():
 
 
 def test_only_what_is_given_differs_from_the_base():
-    recipe = recipe_of({"base": "paper", "train": {"lr": "1e-3", "augmentation": {"flip": True}}})
-    assert recipe.train.lr == 1e-3  # YAML takes that for a text
+    recipe = recipe_of({"base": "paper", "train": {"lr": 1e-3, "augmentation": {"flip": True}}})
+    assert recipe.train.lr == 1e-3
     assert recipe.train.augmentation.flip
     assert recipe.finetune == RECIPES["paper"].finetune
     assert recipe.train.augmentation.shift == RECIPES["paper"].train.augmentation.shift
@@ -50,37 +51,76 @@ def test_values_out_of_range_are_told_where_they_are():
         recipe_of({"base": 3})
 
 
-def test_a_folder_belongs_to_one_configuration(tmp_path):
-    folder = ResultFolder(tmp_path / "out")
-    config = {"model": "resnet18", "recipe": {"train": {"epochs": 3}}, "shape": (1, 2), "int8": False}
-    assert folder.claim(config, {"torch": "2.6"}) == []
-    assert read_settings(folder.path / "config.yaml") == json.loads(json.dumps(config)) | {"versions": {"torch": "2.6"}}
-    assert folder.claim(config | {"int8": True}, {"torch": "2.7"}) == ["torch: 2.6 -> 2.7"]
-    with pytest.raises(CheckpointError, match=r"recipe\.train\.epochs: 3 -> 4"):
-        folder.claim(config | {"recipe": {"train": {"epochs": 4}}}, {})
+def test_differences_name_what_is_new_and_what_is_gone():
+    assert differences({"a": 1, "b": 2}, {"b": 2, "c": None}) == {"a": "1 -> not set", "c": "not set -> None"}
+    assert differences({"a": {"b": [1, 2]}}, {"a": {"b": [1, 2]}}) == {}
+
+
+def test_what_is_meant_is_taken_as_it_is():
+    recipe, search = RECIPES["paper"], SearchConfig(framework="l1")
+    assert recipe_of(recipe) is recipe
+    assert search_of(search) is search
+    assert search_of(None) == search_of({}) == SearchConfig()
+    assert recipe_of({}) == RECIPES["quick"]
+
+
+def test_a_number_is_a_number_however_yaml_writes_it(tmp_path):
+    (tmp_path / "a.yaml").write_text("a: 1e-3\nb: -2E+4\nc: 1.5e3\nd: 3\ne: 1e\nf: e3\n")
+    assert read_settings(tmp_path / "a.yaml") == {"a": 0.001, "b": -20000.0, "c": 1500.0, "d": 3, "e": "1e", "f": "e3"}
 
 
 @pytest.mark.parametrize(
-    ("model", "data", "repeatable"),
+    ("content", "said"),
     [
-        ("resnet18", "torchvision:CIFAR10", True),
-        ("resnet18", ".", True),
-        ("resnet18", "5,000 handwritten digits", False),
-        ("a TransferModel given in Python", ".", False),
+        (b"- a list", "list found"),
+        (b"just text", "str found"),
+        (b"3: numbers are no names", "dict found"),
+        (b"a: [", "not valid YAML"),
+        (b"a: \xff", "not valid YAML"),
+        (b"a: !!python/object/apply:os.getcwd []", "not valid YAML"),
     ],
 )
-def test_a_command_that_repeats_the_run_is_named_only_where_it_can(model, data, repeatable, tmp_path):
-    ResultFolder(tmp_path / "out").claim({"model": model, "data": data}, {})
-    assert (tmp_path / "out" / "config.yaml").read_text().startswith("# This run again") == repeatable
+def test_a_file_that_holds_no_settings_is_refused(content, said, tmp_path):
+    (tmp_path / "bad.yaml").write_bytes(content)
+    with pytest.raises(ConfigError, match=said):
+        read_settings(tmp_path / "bad.yaml")
+    with pytest.raises(ConfigError, match=r"cannot be read \(No such file"):
+        read_settings(tmp_path / "nowhere.yaml")
 
 
-def test_a_file_or_a_folder_of_other_things_is_not_taken(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match="is a file"):
-        ResultFolder(tmp_path / "file").claim({}, {})
-    with pytest.raises(CheckpointError, match="holds file but no"):
-        ResultFolder(tmp_path).claim({}, {})
+def test_an_empty_file_sets_nothing(tmp_path):
+    (tmp_path / "empty.yaml").write_text("# nothing\n")
+    assert read_settings(tmp_path / "empty.yaml") == {}
 
 
-def test_differences_name_what_is_new_and_what_is_gone():
-    assert differences({"a": 1, "b": 2}, {"b": 2, "c": None}) == ["a: 1 -> not set", "c: not set -> None"]
+@pytest.mark.parametrize(
+    ("value", "kind", "said"),
+    [
+        (True, int, "a whole number"),
+        ("3", int, "a whole number"),
+        (3.5, int, "a whole number"),
+        ("x", float, "a number"),
+        (1, bool, "true or false"),
+        (3, str, "a text"),
+        ([1], float, "a number"),
+        ("outptus", Literal["weights", "outputs"] | None, "allowed are weights, outputs. Did you mean 'outputs'?"),
+        (object(), int, "only texts, numbers"),
+    ],
+)
+def test_no_value_is_taken_for_another_kind(value, kind, said):
+    (fault,) = faults_of(value, kind, "name")
+    assert fault.startswith("name: ")
+    assert said in fault
+
+
+@pytest.mark.parametrize(("value", "kind"), [(3, float), (3, int | None), (None, int | None), ("a", Literal["a", "b"])])
+def test_a_value_of_its_kind_has_no_fault(value, kind):
+    assert faults_of(value, kind, "name") == []
+
+
+def test_the_base_is_not_changed():
+    base = SearchConfig()
+    assert changed(base, {"tolerance": 0.5}, "search") == SearchConfig(tolerance=0.5)
+    assert base == SearchConfig()
+    with pytest.raises(ConfigError, match="search: 3 given; settings by name are needed"):
+        changed(base, 3, "search")

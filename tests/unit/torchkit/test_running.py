@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import nn
 
 from basisprune.errors import DataError
-from basisprune.torchkit.running import images_of, mode
+from basisprune.torchkit.running import hooked, images_of, mode, relative_difference, tensors_in
 
 
 @pytest.mark.parametrize(
@@ -43,3 +45,35 @@ def test_the_mode_of_every_module_comes_back_even_after_an_error(training):
     with pytest.raises(ZeroDivisionError), mode(model, training=training):
         _ = 1 / 0
     assert [module.training for module in model.modules()] == before
+
+
+def test_hooks_go_even_after_an_error():
+    layer = nn.ReLU()
+    with pytest.raises(KeyError), hooked([layer.register_forward_hook(lambda *_: None)]):
+        raise KeyError
+    assert not layer._forward_hooks
+
+
+def test_tensors_are_found_in_nested_values_in_their_order():
+    a, b, c = torch.zeros(1), torch.zeros(2), torch.zeros(3)
+    assert [len(tensor) for tensor in tensors_in({"x": (a, [b, None]), "y": 3, "z": c})] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("expected", "given", "difference"),
+    [
+        ([1.0, -4.0], [1.0, -3.0], 0.25),
+        ([0.0], [0.0], 0.0),
+        ([0.0], [1e-9], math.inf),
+        ([1.0], [math.nan], math.inf),
+        ([math.inf], [math.inf], math.inf),
+        ([1.0, 2.0], [1.0], math.inf),
+        ([], [], 0.0),
+    ],
+)
+def test_differences_are_told_in_relation_to_the_largest_value(expected, given, difference):
+    assert relative_difference(torch.tensor(expected), torch.tensor(given)) == difference
+
+
+def test_small_values_can_count_as_larger_ones():
+    assert relative_difference(torch.tensor([0.0]), torch.tensor([0.5]), least=2.0) == 0.25

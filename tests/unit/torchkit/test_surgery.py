@@ -21,6 +21,7 @@ from basisprune.torchkit.surgery import (
     find_layers,
     is_depthwise,
     is_norm,
+    make_linear,
     match_layers,
     plain_conv,
     plain_linear,
@@ -275,3 +276,16 @@ def test_one_name_or_module_is_one_pattern():
     model = nn.Sequential(*[nn.Conv2d(1, 1, 1) for _ in range(11)])
     assert match_layers(model, "10") == {"10"}
     assert match_layers(model, model[1]) == {"1"}
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_linear_layer_is_made_of_copies_of_its_weights(bias):
+    layer = nn.Linear(5, 3, bias=bias).double()
+    made = make_linear(layer.weight, layer.bias)
+    x = torch.randn(2, 5, dtype=torch.float64)
+    assert torch.equal(made(x), layer(x))
+    assert (made.in_features, made.out_features) == (5, 3)
+    assert not any(parameter.requires_grad for parameter in made.parameters())
+    with torch.no_grad():
+        made.weight.zero_()
+    assert layer.weight.abs().sum() > 0

@@ -9,9 +9,13 @@ from torch import Tensor, nn
 
 from basisprune.errors import ConfigError, ModelError
 from basisprune.torchkit.running import mode
+from basisprune.torchkit.watching import example_input
 from basisprune.types import InputSpec
 
 PixelLayout: TypeAlias = Literal["NHWC", "NCHW"]
+
+LEAST = 1e-6
+"""Outputs that are smaller than this count as this large where differences are told in relation to them."""
 
 
 class WithPreparation(nn.Module):
@@ -35,12 +39,6 @@ class WithPreparation(nn.Module):
         return scores
 
 
-def prepared_spec(model: nn.Module) -> InputSpec | None:
-    """How the model wants its images, if it knows."""
-    spec = getattr(model, "input_spec", None)
-    return spec if isinstance(spec, InputSpec) else None
-
-
 def example_for(
     model: nn.Module, example: Tensor | None, spec: InputSpec | None, pixels: PixelLayout | None = None
 ) -> Tensor:
@@ -48,19 +46,17 @@ def example_for(
 
     A single input is doubled: exporters take a batch of one for a fixed size.
     """
-    like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
     if example is None:
         if spec is None:
             raise ConfigError.of(
                 "export", [f"example_inputs: {type(model).__name__} does not know its input; pass a batch of inputs"]
             )
-        generator = torch.Generator().manual_seed(0)
-        if pixels is None:
-            example = torch.randn(2, *spec.shape, generator=generator).to(like.dtype)
-        else:
+        example = example_input(model, spec.shape)
+        if pixels is not None:
             shape = (*spec.size, spec.channels) if pixels == "NHWC" else spec.shape
-            example = torch.randint(0, 256, (2, *shape), dtype=torch.uint8, generator=generator)
-    return torch.cat([example, example])[: max(2, len(example))].to(like.device)
+            example = torch.randint(0, 256, (2, *shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    device = next((p.device for p in model.parameters() if p.is_floating_point()), torch.device("cpu"))
+    return torch.cat([example, example])[: max(2, len(example))].to(device)
 
 
 @torch.no_grad()

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from basisprune.deploy.export.common import LEAST
 from basisprune.deploy.export.runtime import open_session
 from basisprune.errors import LayerError
-from basisprune.torchkit.running import mode
+from basisprune.torchkit.running import hooked, mode, relative_difference
 
 _NOTICEABLE = 1e-3
 
@@ -37,8 +38,7 @@ def name_difference(network: nn.Module, proto: Any, inputs: Tensor, difference: 
         return LayerError("", f"{said} (the layer could not be found: {error})")
     for path, value in zip(made, values, strict=True):
         given, wanted = torch.from_numpy(value), expected[path]
-        size = max(wanted.abs().max().item(), 1e-6)
-        if given.shape == wanted.shape and not (given - wanted).abs().max().item() <= _NOTICEABLE * size:
+        if given.shape == wanted.shape and relative_difference(wanted, given, least=LEAST) > _NOTICEABLE:
             return LayerError(path.removeprefix("network."), f"is the first layer where {said}")
     return LayerError("", f"{said}; every layer by itself agrees, so the difference lies between them")
 
@@ -70,10 +70,6 @@ def _leaf_outputs(network: nn.Module, inputs: Tensor) -> dict[str, Tensor]:
 
     leaves = [(name, module) for name, module in network.named_modules() if name and not list(module.children())]
     handles = [module.register_forward_hook(partial(keep, name)) for name, module in leaves]
-    try:
-        with mode(network, training=False):
-            network(inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with hooked(handles), mode(network, training=False):
+        network(inputs)
     return {name: calls[0] for name, calls in seen.items() if len(calls) == 1 and isinstance(calls[0], Tensor)}

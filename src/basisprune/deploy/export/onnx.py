@@ -13,17 +13,19 @@ import torch
 from torch import Tensor, nn
 
 from basisprune.deploy.export.common import (
+    LEAST,
     PixelLayout,
     WithPreparation,
     example_for,
     outputs_of,
-    prepared_spec,
 )
 from basisprune.deploy.export.differences import module_scopes, name_difference
 from basisprune.deploy.export.quantise import quantise
 from basisprune.deploy.export.runtime import INPUT, open_session, require_onnx, run_session, to_proto
 from basisprune.errors import ConfigError, DataError, ModelError
 from basisprune.files import atomic
+from basisprune.torchkit.running import relative_difference
+from basisprune.transfer.model import known_spec
 from basisprune.types import InputSpec
 
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 2e-2}
@@ -37,7 +39,6 @@ class OnnxReport:
     """
 
     path: Path
-    opset: int
     size: int
     difference: float
     int8_path: Path | None = None
@@ -70,7 +71,7 @@ def export_onnx(
     packages of the extra `onnx`.
     """
     require_onnx()
-    path, spec = Path(path), input_spec or prepared_spec(model)
+    path, spec = Path(path), input_spec or known_spec(model)
     layout = _layout(preprocess, spec)
     example = example_for(model, example_inputs, spec, layout)
     network = model if spec is None or layout is None else WithPreparation(model, spec, layout)
@@ -89,7 +90,7 @@ def export_onnx(
     _strip(proto)
     with atomic(path) as file:
         file.write(proto.SerializeToString())
-    report = OnnxReport(path, max(entry.version for entry in proto.opset_import), path.stat().st_size, difference)
+    report = OnnxReport(path, path.stat().st_size, difference)
     if calibration is None:
         return report
     small = quantise(path, path.with_suffix(".int8.onnx"), INPUT, calibration, preparing)
@@ -157,23 +158,11 @@ def _compare(network: nn.Module, proto: Any, checks: Sequence[Tensor]) -> float:
             given = run_session(session, inputs)
         except Exception as error:
             raise ModelError(f"onnxruntime cannot run {type(network).__name__}: {str(error)[:500]}") from error
-        difference = relative_difference(expected, given)
+        difference = relative_difference(expected, given, least=LEAST)
         if difference > _TOLERANCE.get(expected.dtype, 2e-2):
             raise name_difference(network, copy.deepcopy(proto), inputs, difference)
         worst = max(worst, difference)
     return worst
-
-
-def relative_difference(expected: Tensor, given: Tensor) -> float:
-    """The largest difference in relation to the largest expected value; infinite for other shapes or NaN.
-
-    >>> relative_difference(torch.tensor([1.0, -4.0]), torch.tensor([1.0, -3.0]))
-    0.25
-    """
-    if expected.shape != given.shape or not bool(given.isfinite().all()):
-        return float("inf")
-    size = max(expected.abs().max().item(), 1e-6) if expected.numel() else 1.0
-    return float((expected.double() - given.double()).abs().max().item() / size) if expected.numel() else 0.0
 
 
 def _agreement(network: nn.Module, path: Path, checks: Sequence[Tensor]) -> float:

@@ -7,11 +7,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from basisprune.deploy.export.common import example_for, outputs_of, prepared_spec
-from basisprune.deploy.export.onnx import relative_difference
+from basisprune.deploy.export.common import LEAST, example_for, outputs_of
 from basisprune.errors import ModelError
 from basisprune.files import replacing
-from basisprune.torchkit.running import mode
+from basisprune.torchkit.running import mode, relative_difference
+from basisprune.transfer.model import known_spec
 
 
 def export_program(model: nn.Module, path: str | Path, *, example_inputs: Tensor | None = None) -> Path:
@@ -23,7 +23,7 @@ def export_program(model: nn.Module, path: str | Path, *, example_inputs: Tensor
     path = Path(path)
     if path.suffix != ".pt2":
         raise ModelError(f"{path}: a program of torch.export ends in .pt2; name it so")
-    example = example_for(model, example_inputs, prepared_spec(model))
+    example = example_for(model, example_inputs, known_spec(model))
     expected = outputs_of(model, example)
     shapes = ({0: torch.export.Dim("batch")},)
     with torch.no_grad(), mode(model, training=False):
@@ -37,7 +37,7 @@ def export_program(model: nn.Module, path: str | Path, *, example_inputs: Tensor
         torch.export.save(program, partial)
         loaded = torch.export.load(partial).module()
         for count in (len(example), 1):
-            difference = relative_difference(expected[:count], outputs_of_program(loaded, example[:count]))
+            difference = relative_difference(expected[:count], outputs_of_program(loaded, example[:count]), least=LEAST)
             if difference > 1e-4:
                 raise ModelError(
                     f"{type(model).__name__}: the program differs by {difference:.2g} of the largest output; "

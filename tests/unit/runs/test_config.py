@@ -1,0 +1,126 @@
+"""Laws of a run's settings: one name for each, all faults at once, and what is noted brings them back."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, replace
+from typing import get_type_hints
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from basisprune.budget import Budget, Ratios
+from basisprune.errors import ConfigError
+from basisprune.recipes import RECIPES
+from basisprune.runs.config import BUDGETS, RATIOS, ImageOptions, Options, RunConfig, configure
+from basisprune.search import SearchConfig
+
+fractions = st.floats(0, 0.99)
+goals = (
+    st.builds(lambda value: {"max_drop": value}, fractions)
+    | st.builds(lambda value: {"min_accuracy": value}, fractions)
+    | st.builds(lambda value: {"target_params": value}, st.integers(1, 10**9))
+    | st.builds(lambda value: {"target_latency": value}, st.floats(0.001, 1e6))
+    | st.builds(lambda one, two: {"basis_ratio": one, "filter_ratio": two}, fractions, fractions)
+    | st.just({})
+)
+others = st.fixed_dictionaries(
+    {},
+    optional={
+        "recipe": st.sampled_from(["quick", "paper", "paper:mnist"]) | st.just({"train": {"min_lr": 1e-5}}),
+        "epochs": st.integers(1, 9),
+        "search": st.fixed_dictionaries({}, optional={"tolerance": st.floats(0.01, 0.9), "polish": st.booleans()}),
+        "size": st.integers(1, 512),
+        "pretrained": st.booleans(),
+        "val_fraction": fractions,
+        "limit": st.integers(1, 99),
+        "onnx": st.booleans(),
+        "int8": st.booleans(),
+        "seed": st.integers(0, 99),
+    },
+)
+
+
+@settings(deadline=None)
+@given(goals, others)
+def test_what_is_noted_brings_all_settings_back_from_yaml(goal, options):
+    config = configure({**goal, **options})
+    noted = config.noted()
+    assert set(noted) <= set(get_type_hints(Options))
+    assert configure(yaml.safe_load(yaml.safe_dump(json.loads(json.dumps(noted))))) == config
+
+
+def test_nothing_given_is_one_per_cent_by_the_quick_recipe():
+    assert configure({}) == RunConfig()
+    assert configure({}).goal == Budget(max_drop=0.01)
+    assert configure(dict.fromkeys(get_type_hints(Options))) == RunConfig()  # None is nothing given
+
+
+def test_every_setting_is_taken_where_it_belongs():
+    config = configure({"epochs": 3, "seed": 5, "framework": "l1", "search": {"step": 0.3}, "size": 9, "limit": 2})
+    for training in (config.recipe.train, config.recipe.finetune):
+        assert (training.epochs, training.seed) == (3, 5)
+    assert config.seed == 5
+    assert config.search == SearchConfig(framework="l1", step=0.3)
+    assert config.images == ImageOptions(size=9, limit=2)
+    recipe = replace(RECIPES["paper"], score_batch=7)
+    assert configure({"recipe": recipe}).recipe.score_batch == 7
+
+
+@pytest.mark.parametrize("name", BUDGETS)
+def test_every_budget_has_a_setting_of_its_name(name):
+    value = 0.5 if name in ("max_drop", "min_accuracy", "target_latency") else 500
+    assert configure({name: value}).goal == Budget(**{name: value})
+    assert {each.name for each in fields(Budget)} == set(BUDGETS)
+
+
+def test_one_ratio_leaves_the_other_at_nothing():
+    assert configure({"basis_ratio": 0.5}).goal == Ratios(0.5, 0.0)
+    assert configure({"filter_ratio": 0.5}).goal == Ratios(0.0, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("options", "faults"),
+    [
+        ({"max_dorp": 0.1}, ["max_dorp: no such setting. Did you mean 'max_drop'?"]),
+        ({"max_drop": "1%", "epochs": 2.5}, ["max_drop: '1%' given; a number", "epochs: 2.5 given; a whole number"]),
+        ({"max_drop": 0.1, "target_params": 5}, ["max_drop, target_params given; one budget, or the ratios"]),
+        ({"max_drop": 0.1, "basis_ratio": 0.5}, ["max_drop, basis_ratio given; one budget, or the ratios"]),
+        ({"basis_ratio": 1.0, "filter_ratio": -0.1}, ["basis_ratio: 1.0 given", "filter_ratio: -0.1 given"]),
+        ({"max_drop": 2.0, "epochs": 0}, ["epochs: 0 given", "max_drop: 2.0 given"]),
+        ({"recipe": "quik"}, ["recipe: 'quik' given; allowed are paper, quick. Did you mean 'quick'?"]),
+        ({"recipe": {"trian": {}}}, ["recipe: trian: no such setting. Did you mean 'train'?"]),
+        ({"recipe": {"train": {"epochs": 0}}}, ["recipe: train.epochs: 0 given"]),
+        ({"recipe": 3}, ["recipe: 3 given; a name is needed"]),
+        ({"recipe": {"base": 3}}, ["recipe: base: 3 given; a name is needed"]),
+        ({"search": {"step": 2, "framework": "tailor"}}, ["search: framework: 'tailor' given"]),
+        ({"search": 3}, ["search: 3 given; settings by name are needed"]),
+        ({"framework": "taylr"}, ["framework: 'taylr' given; allowed are"]),
+        ({"framework": "baseline"}, ["framework: 'baseline' given; allowed are l1"]),
+        (
+            {"recipe": "quik", "search": {"steps": 1}, "max_drop": 1.0},
+            ["recipe: 'quik'", "search: steps: no such setting", "max_drop: 1.0 given"],
+        ),
+        (
+            {"framework": "l1", "basis_ratio": 0.5, "filter_ratio": 0.1},
+            ["basis_ratio: 0.5 given, but the framework l1 does not prune that"],
+        ),
+        ({"framework": "basis", "filter_ratio": 0.1}, ["filter_ratio: 0.1 given, but the framework basis"]),
+    ],
+)
+def test_all_faults_are_told_at_once_by_the_names_of_the_settings(options, faults):
+    with pytest.raises(ConfigError) as error:
+        configure(options)
+    assert len(error.value.faults) == len(faults)
+    for told, expected in zip(error.value.faults, faults, strict=True):
+        assert told.startswith(expected)
+
+
+def test_the_ratios_are_those_of_the_goal():
+    assert RATIOS == ("basis_ratio", "filter_ratio")
+    assert {name: configure({"basis_ratio": 0.3, "filter_ratio": 0.2}).noted()[name] for name in RATIOS} == {
+        "basis_ratio": 0.3,
+        "filter_ratio": 0.2,
+    }
