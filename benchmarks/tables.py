@@ -106,7 +106,9 @@ def ratios_section() -> str:
         ("time of `decompose` relative to a bare LAPACK SVD", f"{step['decompose']:.2f}"),
     ]
     for name, result in prune.items():
-        rows.append((f"time to prune 30 % of the filters of {name}, relative to torch-pruning", f"{result['pruning']:.2f}"))
+        rows.append(
+            (f"time to prune 30 % of the filters of {name}, relative to torch-pruning", f"{result['pruning']:.2f}")
+        )
         rows.append((f"time of the HRank scores of {name}, relative to a forward pass", f"{result['hrank']:.2f}"))
     return table(("what", "ratio"), rows)
 

@@ -207,10 +207,14 @@ def verdicts(cells: Sequence[Cell], model: str = "resnet50") -> str:
                     passes = str(of_seed[0].config["recipe"]["finetune"]["epochs"]) if of_seed else NONE
                     rows.append([name, str(seed), passes, bar.title, *judged[-1].texts])
     outcomes = [verdict.holds for verdict in judged]
-    counts = f"{outcomes.count(True)} hold, {outcomes.count(False)} do not, {outcomes.count(None)} cannot be decided yet."
+    counts = (
+        f"{outcomes.count(True)} hold, {outcomes.count(False)} do not, {outcomes.count(None)} cannot be decided yet."
+    )
     held = [verdict.ours for verdict in judged if verdict.holds and verdict.ours]
     beyond = sum(ours.drops[1] > ours.limit for ours in held)
-    note = f"In {beyond} of those that hold, ours lost more on the test images than the limit for the validation images."
+    note = (
+        f"In {beyond} of those that hold, ours lost more on the test images than the limit for the validation images."
+    )
     sizes = ("Parameters of", "Ours", "Theirs", "Ratio", "Paper's ratio")
     header = ("Dataset", "Seed", "Epochs", *sizes, "Points lost on test", "Bar", "Verdict")
     return f"{table(header, rows)}\n\nOf {len(rows)} comparisons on {MODELS[model]}, {counts} {note}"
@@ -282,7 +286,10 @@ def settings(cells: Sequence[Cell]) -> str:
         ("batch size, optimiser, learning rate", several("batch_size", "optimizer", "lr", of=train)),
         ("mixed precision, BN statistics", several("mixed_precision", "norm_statistics", of=train)),
         ("basis, initial scaling factors", several("basis", "scale_init", of=("recipe",))),
-        ("validation images set aside for the scores, batch size", several("score_images", "score_batch", of=("recipe",))),
+        (
+            "validation images set aside for the scores, batch size",
+            several("score_images", "score_batch", of=("recipe",)),
+        ),
         ("compensation for pruned basis vectors", values("recipe", "compensate")),
         ("budget", " or ".join(dict.fromkeys(_budget_text(cell.config["budget"]) for cell in plain))),
         ("search: step, tolerance, smallest share", several("step", "tolerance", "smallest", of=search)),
