@@ -29,6 +29,8 @@ from .deploy.latency import LatencyReport as LatencyReport
 from .deploy.latency import measure_latency as measure_latency
 from .errors import BasisPruneError as BasisPruneError
 from .importance import basis_loss as basis_loss
+from .importance import filter_loss as filter_loss
+from .importance import filter_statistics as filter_statistics
 from .importance import loss_scores as loss_scores
 from .importance import score_filters as score_filters
 from .importance import taylor_scores as taylor_scores

@@ -10,7 +10,7 @@ from basisprune.errors import ConfigError, nearest
 Axis: TypeAlias = Literal["basis", "filters"]
 Start: TypeAlias = Literal["dense", "decomposed"]
 FrameworkName: TypeAlias = Literal[
-    "baseline", "l1", "taylor", "hrank", "basis", "basis+taylor", "basis+hrank", "basis+l1"
+    "baseline", "l1", "taylor", "hrank", "loss", "basis", "basis+taylor", "basis+hrank", "basis+l1", "basis+loss"
 ]
 
 
@@ -68,15 +68,15 @@ FRAMEWORKS = {
     framework.name: framework
     for framework in (
         Framework("baseline", "dense"),
-        *(Framework(scores, "dense", (Move("filters", scores),)) for scores in ("l1", "taylor", "hrank")),
+        *(Framework(scores, "dense", (Move("filters", scores),)) for scores in ("l1", "taylor", "hrank", "loss")),
         Framework("basis", "decomposed", (BASIS,)),
         *(
             Framework(f"basis+{scores}", "decomposed", (BASIS, Move("filters", scores)))
-            for scores in ("taylor", "hrank", "l1")
+            for scores in ("taylor", "hrank", "l1", "loss")
         ),
     )
 }
-"""By name, as in the paper's tables."""
+"""By name, as in the paper's tables; those with "loss" are not in the paper."""
 
 assert tuple(FRAMEWORKS) == get_args(FrameworkName)
 
@@ -86,8 +86,8 @@ def find_framework(name: str) -> Framework:
 
     >>> find_framework("basis+tylor")
     Traceback (most recent call last):
-    basisprune.errors.ConfigError: framework: 'basis+tylor' given; allowed are baseline, l1, taylor, hrank, basis, \
-basis+taylor, basis+hrank, basis+l1. Did you mean 'basis+taylor'?
+    basisprune.errors.ConfigError: framework: 'basis+tylor' given; allowed are baseline, l1, taylor, hrank, loss, \
+basis, basis+taylor, basis+hrank, basis+l1, basis+loss. Did you mean 'basis+taylor'?
     """
     if name in FRAMEWORKS:
         return FRAMEWORKS[name]

@@ -32,9 +32,10 @@ from basisprune.frameworks import (
     named,
 )
 from basisprune.importance import score_filters, taylor_scores
+from basisprune.importance.filter_loss import filter_loss, filter_statistics
 from basisprune.importance.loss import basis_loss
 from basisprune.listener import Listener, Silence
-from basisprune.plan import plan_basis, plan_filters
+from basisprune.plan import PlanConfig, plan_basis, plan_filters
 from basisprune.prune import prune_basis, prune_filters
 from basisprune.recipes import Recipe, find_recipe
 from basisprune.stage_store import StageStore, fingerprint
@@ -46,7 +47,7 @@ from basisprune.training.loop import Session, fit
 from basisprune.training.predict import predict
 from basisprune.training.trainable import classes_of, set_trainable
 from basisprune.transfer.model import spec_of
-from basisprune.types import OUTPUT, BasisPlan, FilterPlan, Scores
+from basisprune.types import OUTPUT, BasisPlan, Coupling, FilterPlan, Scores
 
 Plan = BasisPlan | FilterPlan
 
@@ -260,18 +261,36 @@ class Pipeline:
         self.hearer.say(f"scoring the filters by {method}")
         device = next(state.model.parameters()).device
         coupling = trace_coupling(state.model, torch.zeros(2, *self.spec.shape, device=device))
-        # Only Taylor scores depend on the batch size; for the others, large batches are faster.
-        batches = self.scoring_batches() if method == "taylor" else self._batches(self.scoring, shuffle=True)
-        with self._precision():
-            scores = score_filters(state.model, method, coupling.layers, batches)
+        scores, statistics = self._filter_scores(state.model, method, coupling)
         plan = self.store.plan(
-            steps, plan_filters(state.model, scores, ratio, self.settings.filter_plan, coupling=coupling)
+            steps, plan_filters(state.model, scores, ratio, self._filter_plan(method), coupling=coupling)
         )
         self.hearer.say(f"removing {plan.removed} of {plan.total} filters")
         for name, reason in plan.coupling.frozen.items():
             if not name.endswith(".basis") and reason != OUTPUT:
                 self.hearer.say(f"  {name} keeps its filters: {reason}")
-        return self.tune(state, steps, prune_filters(state.model, plan), plan, tuning=tuning)
+        pruned = prune_filters(state.model, plan, compensate=self.settings.filter_compensate, statistics=statistics)
+        return self.tune(state, steps, pruned, plan, tuning=tuning)
+
+    def _filter_scores(
+        self, model: nn.Module, method: str, coupling: Coupling
+    ) -> tuple[Scores, Mapping[str, OutputStatistics] | None]:
+        """The scores of all filters, and statistics if the recipe compensates for removed ones."""
+        compensates = self.settings.filter_compensate != "none"
+        if method == "loss":
+            found = filter_loss(model, coupling, self._basis_batches())
+            return found.scores, found.statistics if compensates else None
+        # Only Taylor scores depend on the batch size; for the others, large batches are faster.
+        by_batch = method in ("taylor", "taylor_behind")
+        batches = self.scoring_batches() if by_batch else self._batches(self.scoring, shuffle=True)
+        with self._precision():
+            scores = score_filters(model, method, coupling.layers, batches)
+        return scores, filter_statistics(model, coupling, self._basis_batches()) if compensates else None
+
+    def _filter_plan(self, method: str) -> PlanConfig:
+        """The settings for filter plans; scores in units of the loss are comparable across layers as they are."""
+        plan = self.settings.filter_plan
+        return replace(plan, normalise="none") if method == "loss" else plan
 
     def polish(self, state: State) -> State:
         """The state tuned again, for all fine-tuning epochs of the recipe."""
@@ -352,6 +371,7 @@ class Pipeline:
             "score_batch": recipe.score_batch,
             "rebase": recipe.rebase,
             "scores": recipe.scores,
+            "filter_compensate": recipe.filter_compensate,
         }
         self.store.claim(common | fingerprint(self.model, self.splits))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from basisprune.basis.layers import BasisPair, BasisScalingConv, half_name
-from basisprune.coupling import trace_coupling
+from basisprune.coupling import trace_coupling, unit_outputs
 from basisprune.errors import ConfigError, PlanError, TooMuchError
 from basisprune.torchkit.surgery import TORCH_CONVS, Layer, find_layers, named_tensors, output_channels
 from basisprune.transfer.model import known_spec
@@ -117,7 +117,8 @@ def plan_filters(
     than what goes at once. Raises PlanError when there is not that much to remove, and says which ratio is
     possible. The model is only counted.
     """
-    config = config or PlanConfig(normalise="max")
+    # Scores in units of the loss compare as they are; norms and ranks have other ranges in each layer.
+    config = config or PlanConfig(normalise="none" if scores.method == "loss" else "max")
     if config.per != "vector":
         raise PlanError(f"per: {config.per!r} given; filters are compared as they are, pass per='vector'")
     coupling = coupling or _trace(model)
@@ -254,26 +255,10 @@ def _unit_scores(model: nn.Module, group: Group, scores: Scores, config: PlanCon
     rows = []
     for name in group.layers:
         values = _normalised(_checked(name, scores.layers[name]), config.normalise)
-        channels = _channels(model, group, name)
+        channels = unit_outputs(model, group, name)
         if channels.max() >= values.size:
             raise PlanError(f"{name}: {values.size} scores given, filter {channels.max()} is asked for")
         rows.append(values[channels])
     table = np.concatenate(rows, axis=1)
     result: Array = getattr(table, config.reduce)(axis=1)
     return result
-
-
-def _channels(model: nn.Module, group: Group, layer: str) -> npt.NDArray[np.int64]:
-    """The output channels (size, n) of the layer that each unit of the group holds."""
-    module: Any = model.get_submodule(layer)
-    transposed = getattr(module, "transposed", False)
-    place = (f"{layer}.weight", 1 if transposed else 0)
-    axis = next((axis for axis in group.axes if (axis.parameter, axis.dim) == place), None)
-    if axis is None:
-        raise PlanError(f"{layer}: its filters cannot be told apart; add it to ignored_layers of trace_coupling")
-    index = np.asarray(axis.index, dtype=np.int64).reshape(group.size, -1)
-    if not transposed:
-        return index
-    # A transposed conv has one column for the channels at the same place in each of its groups.
-    width = module.weight.shape[1]
-    return np.concatenate([index + width * place for place in range(module.groups)], axis=1)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from basisprune.basis.layers import BasisPair, BasisScalingConv, basis_pairs
 from basisprune.basis.refit import refit_scaling
-from basisprune.coupling import cut
+from basisprune.coupling import check_keep, cut, hand_over
 from basisprune.errors import ConfigError, PlanError
 from basisprune.torchkit.moments import OutputStatistics
 from basisprune.torchkit.surgery import Layer, clone_conv, is_transposed, make_linear, named_tensors, replace_module
@@ -135,12 +135,30 @@ def _slim_basis(basis: Layer, keep: tuple[int, ...], groups: int) -> Layer:
     return clone_conv(basis, kept, None)
 
 
-def prune_filters(model: nn.Module, plan: FilterPlan, *, inplace: bool = False) -> nn.Module:
+def prune_filters(
+    model: nn.Module,
+    plan: FilterPlan,
+    *,
+    compensate: Compensation = "none",
+    statistics: Mapping[str, OutputStatistics] | None = None,
+    inplace: bool = False,
+) -> nn.Module:
     """The model without the filters that the plan does not keep, and without all that depends on them.
 
     Norms, the inputs of the next layers and whatever is coupled by additions or concatenations shrink with
-    them. Raises PlanError, and changes nothing, when the plan does not fit.
+    them. What the filters put out behind their activations does not have to vanish: `compensate="mean"` moves
+    its mean into the biases of the layers that read it, "refit" all that their other inputs predict of it, by least
+    squares, into their weights too. Both need the `statistics` that `filter_loss` or `filter_statistics` tell of
+    this model. "none" is the paper's. Where a layer that reads pads with zeros, its border is a little off.
+
+    Raises PlanError, and changes nothing, when plan or statistics do not fit.
     """
+    if compensate not in get_args(Compensation):
+        raise ConfigError(f"compensate: {compensate!r} given; allowed are {', '.join(get_args(Compensation))}")
+    if (compensate != "none") != (statistics is not None):
+        raise ConfigError(
+            "prune_filters: compensate='mean' or 'refit' and statistics go together; pass both or neither"
+        )
     shapes = {name: tuple(tensor.shape) for name, tensor in named_tensors(model)}
     faults = [
         f"{name}: the plan is for shape {wanted}, the model has {shapes.get(name, 'none of that name')}"
@@ -149,4 +167,10 @@ def prune_filters(model: nn.Module, plan: FilterPlan, *, inplace: bool = False) 
     ]
     if faults:
         raise PlanError.of("the plan does not fit this model; make a new one", faults)
-    return cut(model, plan.coupling, {name: group.keep for name, group in plan.groups.items()}, inplace=inplace)
+    keep = {name: group.keep for name, group in plan.groups.items()}
+    check_keep(plan.coupling, keep)
+    coupling = plan.coupling
+    if statistics is not None:
+        model = model if inplace else copy.deepcopy(model)
+        coupling = hand_over(model, coupling, keep, statistics, refit=compensate == "refit")
+    return cut(model, coupling, keep, inplace=inplace or statistics is not None)

@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias, get_args
 from basisprune.basis.split import Basis
 from basisprune.data.augment import Augment
 from basisprune.errors import ConfigError, nearest
+from basisprune.frameworks import FrameworkName
 from basisprune.plan import PlanConfig
 from basisprune.prune import Compensation
 from basisprune.training.config import TrainConfig
@@ -26,7 +27,8 @@ class Recipe:
     `prune_basis` compensates for pruned basis vectors: "none", "mean" or "refit". With `rebase`, every pair is rotated
     to the principal axes of its outputs (in the metric of the loss, if that is the basis) before its basis vectors are
     scored. `scores` ranks the basis vectors: "taylor" is the paper's, on validation images; "loss" estimates the loss
-    itself, on the training images used for the basis.
+    itself, on the training images used for the basis. `filter_compensate` is how `prune_filters` compensates for
+    pruned filters, like `compensate` for basis vectors. `framework` is the default pruning method.
     """
 
     basis: Basis
@@ -41,11 +43,16 @@ class Recipe:
     score_batch: int = 128
     rebase: bool = False
     scores: BasisScores = "taylor"
+    filter_compensate: Compensation = "none"
+    framework: FrameworkName = "basis+taylor"
 
     def __post_init__(self) -> None:
         faults = []
-        if self.compensate not in get_args(Compensation):
-            faults.append(f"compensate: {self.compensate!r} given; allowed are {', '.join(get_args(Compensation))}")
+        faults += [
+            f"{name}: {getattr(self, name)!r} given; allowed are {', '.join(get_args(Compensation))}"
+            for name in ("compensate", "filter_compensate")
+            if getattr(self, name) not in get_args(Compensation)
+        ]
         if self.basis == "loss" and self.scale_init != 1.0:
             faults.append(
                 f"scale_init: {self.scale_init} given; the basis 'loss' is computed on a trained network; pass 1.0"
@@ -69,13 +76,28 @@ PAPER_DATASETS = {
 
 _PAPER_TRAINING = TrainConfig(augmentation=Augment(shift=0.15))
 _QUICK_TRAINING = TrainConfig(
-    epochs=8,
+    epochs=5,
     batch_size=32,
     optimizer="adamw",
     lr=3e-3,
     min_lr=3e-5,
     norm_statistics="fixed",
+    train="all",
     augmentation=Augment(shift=0.05),
+)
+_QUICK = Recipe(
+    basis="loss",
+    scale_init=1.0,
+    compensate="refit",
+    train=_QUICK_TRAINING,
+    finetune=_QUICK_TRAINING,
+    plan=PlanConfig(round_to=8),  # runtimes can be several times slower with other channel counts
+    filter_plan=PlanConfig(normalise="max", round_to=8),
+    score_batch=8,
+    rebase=True,
+    scores="loss",
+    filter_compensate="refit",
+    framework="basis+loss",
 )
 
 RECIPES = {
@@ -88,18 +110,16 @@ RECIPES = {
         plan=PlanConfig(normalise="max", min_share=0.0),
         filter_plan=PlanConfig(normalise="max", min_share=0.0),
     ),
-    "quick": Recipe(
-        basis="outputs",
-        scale_init=1.0,
-        compensate="refit",
-        train=_QUICK_TRAINING,
-        finetune=_QUICK_TRAINING,
-        plan=PlanConfig(round_to=8),  # runtimes can be several times slower with other channel counts
-        filter_plan=PlanConfig(normalise="max", round_to=8),
-        score_batch=8,
+    "quick": _QUICK,
+    "best": replace(
+        _QUICK,
+        train=replace(_QUICK_TRAINING, epochs=50, patience=15),
+        finetune=replace(_QUICK_TRAINING, epochs=50, patience=15, distill=0.5),
+        basis_images=2048,
     ),
 }
-"""The presets: the paper's protocol, and a short one found by `benchmarks/recipe.py`, `plan.py` and `scores.py`."""
+"""The presets: the paper's protocol; a short one, with scores in units of the loss and all weights trained
+(docs/method.md); and one with ten times the training and the unpruned network as teacher."""
 
 
 def find_recipe(recipe: str | Recipe) -> Recipe:
@@ -114,7 +134,7 @@ def find_recipe(recipe: str | Recipe) -> Recipe:
 
     >>> find_recipe("papr")
     Traceback (most recent call last):
-    basisprune.errors.ConfigError: recipe: 'papr' given; allowed are paper, quick. Did you mean 'paper'?
+    basisprune.errors.ConfigError: recipe: 'papr' given; allowed are paper, quick, best. Did you mean 'paper'?
     """
     if isinstance(recipe, Recipe):
         return recipe

@@ -23,15 +23,16 @@ from basisprune.pipeline import FULLY, NOT_AT_ALL, Pipeline, State, Tuning
 class SearchConfig:
     """What is pruned and how far the search goes.
 
-    `framework` prunes filters by l1, taylor or hrank, the basis, or both. The search first multiplies the share kept
-    by `step` until a candidate fails, then narrows down. It ends when the share of basis vectors or filters that
-    failed is within `tolerance` of the share that passed, or at `smallest`. A candidate more than `give_up_margin`
-    below the required accuracy after an epoch is given up. With `warm_start`, a candidate is pruned from the last one
-    that passed, otherwise in one step from the unpruned network, as in the paper. With `tune_fully`, all candidates
-    are tuned for all epochs, also as in the paper. `polish` tunes the chosen network again, for all epochs.
+    `framework` prunes filters by l1, taylor, hrank or loss, the basis, or both (default: the recipe's). The search
+    first multiplies the share kept by `step` until a candidate fails, then narrows down. It ends when the share of
+    basis vectors or filters that failed is within `tolerance` of the share that passed, or at `smallest`. A candidate
+    more than `give_up_margin` below the required accuracy after an epoch is given up. With `warm_start`, a candidate
+    is pruned from the last one that passed, otherwise in one step from the unpruned network, as in the paper. With
+    `tune_fully`, all candidates are tuned for all epochs, also as in the paper. `polish` tunes the chosen network
+    again, for all epochs.
     """
 
-    framework: FrameworkName = "basis+taylor"
+    framework: FrameworkName | None = None
     step: float = 0.5
     tolerance: float = 0.2
     smallest: float = 0.02
@@ -43,7 +44,7 @@ class SearchConfig:
     def __post_init__(self) -> None:
         faults = []
         allowed = [name for name in get_args(FrameworkName) if name != "baseline"]
-        if self.framework not in allowed:
+        if self.framework is not None and self.framework not in allowed:
             faults.append(f"framework: {self.framework!r} given; allowed are {', '.join(allowed)}")
         faults += [
             f"{name}: {getattr(self, name)} given; 0 < {name} < 1 is needed"
@@ -76,7 +77,7 @@ class Search:
         reference: State | None = None,
     ) -> None:
         self.pipeline, self.goal, self.config = pipeline, goal, config or SearchConfig()
-        self.framework = framework or find_framework(self.config.framework)
+        self.framework = framework or find_framework(self.config.framework or pipeline.settings.framework)
         self.reference = reference
         self.trials: list[Trial] = []
         self._last_folded: tuple[State, nn.Module] | None = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -15,12 +14,13 @@ from basisprune.costs import measure
 from basisprune.data import Splits, load_data, take
 from basisprune.demo import demo_data, demo_model
 from basisprune.errors import ConfigError, DataError
-from basisprune.pipeline import Framework, Pipeline
+from basisprune.frameworks import FRAMEWORKS
+from basisprune.listener import Silence
+from basisprune.pipeline import Pipeline
 from basisprune.recipes import Recipe
 from basisprune.report import framework_table
 from basisprune.types import BasisPlan, FilterPlan
 
-FRAMEWORKS = get_args(Framework)
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
@@ -57,8 +57,13 @@ def test_every_framework_runs_on_the_embedded_default(framework, embedded):
 
 def test_frameworks_share_their_starting_points():
     said: list[str] = []
+
+    class Notes(Silence):
+        def say(self, line: str) -> None:
+            said.append(line)
+
     data = load_data(tiny_images(90), val_fraction=0.2, test_fraction=0.2)
-    pipeline = Pipeline(tiny_model(), data, recipe(), say=said.append)
+    pipeline = Pipeline(tiny_model(), data, recipe(), listener=Notes())
     results = [pipeline.run(framework, basis_ratio=0.3, filter_ratio=0.2) for framework in FRAMEWORKS]
     trainings = [line for line in said if "training" in line]
     # dense, three ways to prune its filters, decomposed, basis, three ways to prune filters on top

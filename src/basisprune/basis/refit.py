@@ -123,7 +123,7 @@ def refit_scaling(
     """
     groups, like, weight = scaling.groups, scaling.weight, _per_group(scaling)
     kept, gone = _split_vectors(keep, groups, weight.shape[2], like.device)
-    predictor = _predictor(statistics, kept, gone, ridge, torch.finfo(like.dtype).eps)
+    predictor = least_squares(statistics, kept, gone, torch.finfo(like.dtype).eps, ridge=ridge)
     lost = weight.take_along_dim(gone[:, None], 2)
     scale = scaling.scale[list(keep)]
     scale = torch.where(scale.abs() < _SMALL_SCALE, 1.0, scale)
@@ -160,11 +160,14 @@ def _split_vectors(keep: Sequence[int], groups: int, width: int, device: torch.d
     return kept, goes.nonzero()[:, 1].view(groups, -1)
 
 
-def _predictor(statistics: OutputStatistics, kept: Tensor, gone: Tensor, ridge: float, eps: float) -> Tensor:
-    """A (groups, p, k): how the features that go follow from those that stay.
+def least_squares(
+    statistics: OutputStatistics, kept: Tensor, gone: Tensor, eps: float, *, ridge: float = RIDGE
+) -> Tensor:
+    """A (groups, p, k): how the features that go follow from those that stay, z_P ~ m_P + A (z_K - m_K).
 
-    Solved for features of unit variance, so that their sizes do not matter. A feature that hardly varies, and a
-    direction in which features hardly differ, say nothing but rounding errors, and are left out.
+    `kept` (groups, k) and `gone` (groups, p) are places within the groups, `eps` the precision of the features. Solved
+    for features of unit variance, so that their sizes do not matter. A feature that hardly varies, and a direction in
+    which features hardly differ, say nothing but rounding errors, and are left out.
     """
     covariance = statistics.covariance.to(kept.device)
     rows = covariance.take_along_dim(kept[:, :, None], 1)

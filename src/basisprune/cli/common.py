@@ -174,7 +174,10 @@ Output = Annotated[Path, typer.Option(help="The output folder; an unfinished run
 RecipeOption = Annotated[
     Any,
     typer.Option(
-        "--recipe", parser=as_given, metavar="NAME", help="Training settings: quick, paper, paper:cifar10, ..."
+        "--recipe",
+        parser=as_given,
+        metavar="NAME",
+        help="Settings of all stages: quick, best, paper, paper:cifar10, ...",
     ),
 ]
 Epochs = Annotated[int | None, typer.Option(help="Training epochs (default: the recipe's).")]

@@ -71,7 +71,8 @@ def compress(
         float | None, typer.Option(parser=fraction, metavar="PERCENT", help="No search: remove this share of filters.")
     ] = None,
     framework: Annotated[
-        str | None, typer.Option(help="Pruning method: basis, l1, taylor, hrank, basis+taylor, ...")
+        str | None,
+        typer.Option(help="Pruning method: basis, l1, taylor, hrank, loss, basis+taylor, ... (default: the recipe's)."),
     ] = None,
     recipe: RecipeOption = "quick",
     epochs: Epochs = None,

@@ -49,7 +49,7 @@ def show_plan(job: Job, output: Path, *, as_json: bool) -> None:
     lines = [
         f"model    {size.parameters:,} parameters, {size.macs:,} multiply-adds at {spec.size[0]}x{spec.size[1]}",
         *(f"data     {line}" for line in data.describe().splitlines()),
-        f"goal     {wanted}, with {search.framework}",
+        f"goal     {wanted}, with {job.config.framework.name}",
         f"recipe   {train.epochs} epochs to train, at most {tune.epochs} per candidate, {train.optimizer}, "
         f"batches of {train.batch_size}",
         f"search   about {time.candidates} candidates",

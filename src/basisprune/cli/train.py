@@ -44,8 +44,8 @@ def train(
 ) -> None:
     """Fine-tune a pretrained model on your images, without pruning.
 
-    Trains batch norm and the classifier with the settings of the recipe, and writes a folder that evaluate, predict
-    and inspect can read. compress can start from its model/ folder.
+    Trains with the settings of the recipe, and writes a folder that evaluate, predict and inspect can read. compress
+    can start from its model/ folder.
 
     \b
     Examples:

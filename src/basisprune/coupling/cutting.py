@@ -99,8 +99,9 @@ def check_keep(coupling: Coupling, keep: Mapping[str, Sequence[int]]) -> None:
             )
 
 
-def _dropped(group: Group, units: Sequence[int]) -> list[int]:
-    kept = set(units)
+def dropped(group: Group, keep: Mapping[str, Sequence[int]]) -> list[int]:
+    """The units of the group that are not kept; none where `keep` does not name the group."""
+    kept = set(keep.get(group.name, range(group.size)))
     return [unit for unit in range(group.size) if unit not in kept]
 
 
@@ -108,9 +109,9 @@ def _removed(coupling: Coupling, keep: Mapping[str, Sequence[int]]) -> dict[str,
     """The positions to remove, by parameter and axis."""
     found: dict[str, dict[int, list[int]]] = {}
     for group in coupling.groups:
-        dropped = _dropped(group, keep.get(group.name, range(group.size)))
-        for axis in group.axes if dropped else ():
-            places = np.array(axis.index).reshape(group.size, -1)[dropped].ravel().tolist()
+        gone = dropped(group, keep)
+        for axis in group.axes if gone else ():
+            places = np.array(axis.index).reshape(group.size, -1)[gone].ravel().tolist()
             found.setdefault(axis.parameter, {}).setdefault(axis.dim, []).extend(places)
     return found
 
@@ -133,7 +134,7 @@ def _like(tensor: Tensor, slim: Tensor) -> Tensor:
 def repair(model: nn.Module, coupling: Coupling, keep: Mapping[str, Sequence[int]]) -> None:
     """Sets the attributes of modules that mirror the shapes of what was cut."""
     for group in coupling.groups:
-        lost = len(_dropped(group, keep.get(group.name, range(group.size))))
+        lost = len(dropped(group, keep))
         for size in group.sizes if lost else ():
             _shrink(model.get_submodule(size.module), size.attribute, size.item, lost * size.count // size.divisor)
     cut_groups = [group for group in coupling.groups if group.name in keep]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -10,10 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from basisprune.basis.layers import BasisScalingConv
+from basisprune.coupling import unit_outputs
 from basisprune.errors import DataError, LayerError
 from basisprune.torchkit.dataflow import dataflow_of
 from basisprune.torchkit.running import images_of
 from basisprune.torchkit.surgery import is_norm
+from basisprune.types import Coupling
 
 Batches: TypeAlias = Iterable[tuple[Tensor, Tensor]]
 """Prepared images with their labels."""
@@ -41,17 +43,41 @@ def filter_weights(model: nn.Module, name: str) -> Tensor:
     return weight.detach().flatten(1)
 
 
+def filter_values(
+    model: nn.Module, coupling: Coupling, worth: Mapping[str, Tensor], layers: Sequence[str]
+) -> dict[str, Tensor]:
+    """What each unit of each group is worth, given to all its filters: (c_o) for each of the layers.
+
+    Filters that belong to no group, or to one whose worth is not known, get the highest worth of all.
+    """
+    highest = max((float(values.max()) for values in worth.values()), default=0.0)
+    found = {name: torch.full((len(filter_weights(model, name)),), highest, dtype=torch.float64) for name in layers}
+    for group in coupling.groups:
+        for name in group.layers:
+            if name in found and group.name in worth:
+                index = unit_outputs(model, group, name)
+                values = worth[group.name].double().cpu()
+                found[name][torch.from_numpy(index).flatten()] = values.repeat_interleave(index.shape[1])
+    return found
+
+
+def first_images(model: nn.Module, batches: Iterable[object]) -> Tensor:
+    """The images of the first of the batches, where the model is; raises DataError if there is none."""
+    images = next((images_of(batch) for batch in batches), None)
+    if images is None:
+        raise DataError("batches: no batch came; give the validation data")
+    return images.to(next(model.parameters()).device)
+
+
 def norms_behind(model: nn.Module, layers: Sequence[str], batches: Iterable[object]) -> dict[str, Affine]:
     """For each layer the affine norm with a weight per channel that reads its output, the first if several do.
 
     Layers without one are left out. Found in a run on the first of the batches; raises DataError if there is none.
     """
-    images = next((images_of(batch) for batch in batches), None)
-    if images is None:
-        raise DataError("batches: no batch came; give the validation data")
+    images = first_images(model, batches)
     norms = {name: module for name, module in model.named_modules() if is_norm(module)}
     watched = {name: model.get_submodule(name) for name in layers}
-    flow = dataflow_of(model, [images.to(next(model.parameters()).device)], watched, norms)
+    flow = dataflow_of(model, [images], watched, norms)
     found: dict[str, Affine] = {}
     for norm, sources in flow.sources.items():
         for name in sources:

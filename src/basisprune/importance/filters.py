@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from basisprune.errors import ConfigError, DataError, nearest
 from basisprune.importance.channels import Batches
-from basisprune.importance.gates import gate_taylor
+from basisprune.importance.filter_loss import loss_values
+from basisprune.importance.gates import gate_behind, gate_taylor
 from basisprune.importance.hrank import mean_ranks
 from basisprune.importance.magnitude import bn_scale, l1, random
 from basisprune.types import LayerScores, Scores
@@ -34,6 +35,8 @@ class FilterScore:
 FILTER_SCORES: dict[FilterMethod, FilterScore] = {
     "l1": FilterScore(l1),
     "taylor": FilterScore(gate_taylor, needs_images=True, needs_labels=True),
+    "taylor_behind": FilterScore(gate_behind, needs_images=True, needs_labels=True),
+    "loss": FilterScore(loss_values, needs_images=True, needs_labels=True),
     "hrank": FilterScore(mean_ranks, needs_images=True),
     "bn_scale": FilterScore(bn_scale, needs_images=True),
     "random": FilterScore(random),
@@ -55,11 +58,15 @@ def score_filters(
     - "taylor": the squared first-order effect of a gate behind the filter, averaged over batches as in Molchanov
       et al. (2019): (g_gamma gamma + g_beta beta)^2 of the norm right behind the layer, or of the layer's own
       output where there is none.
+    - "taylor_behind": the same with the gate behind the activation, where the channel is read.
+    - "loss": what the loss is expected to rise (twice that) when the filter goes and its mean stays; see `filter_loss`,
+      which tells what to compensate with too.
     - "hrank": the average rank of the filter's feature maps, behind the activation (Lin et al., 2020).
     - "bn_scale": the absolute scale of the norm right behind the layer; the L1 norm where there is none.
     - "random": the control.
 
-    All but "l1" and "random" need `batches` of prepared images, "taylor" with labels. No layers have no scores.
+    All but "l1" and "random" need `batches` of prepared images, the Taylor scores and "loss" with labels. No layers
+    have no scores.
     """
     score = FILTER_SCORES.get(method)
     if score is None:

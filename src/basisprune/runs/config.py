@@ -71,6 +71,11 @@ class RunConfig:
     int8: bool = False
     seed: int = 0
 
+    @property
+    def framework(self) -> Framework:
+        """The requested framework, or the recipe's."""
+        return find_framework(self.search.framework or self.recipe.framework)
+
     def noted(self) -> dict[str, JsonValue]:
         """The settings as in config.yaml: what `configure` takes, as JSON values."""
         if isinstance(self.goal, Budget):
@@ -99,8 +104,8 @@ def configure(options: Options) -> RunConfig:
     if faults:
         raise ConfigError.of("compress", faults)
     recipe, search, goal = _recipe_of(given, faults), _search_of(given, faults), _goal_of(given, faults)
-    if search is not None and isinstance(goal, Ratios):
-        faults += _without_a_move(goal, find_framework(search.framework))
+    if recipe is not None and search is not None and isinstance(goal, Ratios):
+        faults += _without_a_move(goal, find_framework(search.framework or recipe.framework))
     if faults or recipe is None or search is None or goal is None:
         raise ConfigError.of("compress", faults)
     images = ImageOptions(**{each.name: given[each.name] for each in fields(ImageOptions) if each.name in given})  # type: ignore[literal-required]

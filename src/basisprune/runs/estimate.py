@@ -12,7 +12,7 @@ from torch import nn
 from basisprune.basis.split import decompose
 from basisprune.budget import Budget
 from basisprune.data import LabelledImages, PreparedBatches, Splits, take
-from basisprune.frameworks import DECOMPOSED, find_framework
+from basisprune.frameworks import DECOMPOSED
 from basisprune.importance.gradients import mean_square_products
 from basisprune.recipes import Recipe
 from basisprune.runs.config import RunConfig
@@ -51,7 +51,7 @@ def expected_candidates(config: RunConfig) -> int:
     6
     """
     search, goal = config.search, config.goal
-    moves = len(find_framework(search.framework).moves)
+    moves = len(config.framework.moves)
     if not isinstance(goal, Budget):
         return 1
     if not goal.is_about_accuracy:
@@ -64,8 +64,11 @@ def estimate(job: Job) -> Estimate:
     """How long a run would take; writes nothing and does not modify the model."""
     recipe, data = job.config.recipe, job.splits
     start = time.perf_counter()
-    framework = find_framework(job.config.search.framework)
-    split = decompose(job.network, scale_init=recipe.scale_init) if framework.start == DECOMPOSED.name else job.network
+    split = (
+        decompose(job.network, scale_init=recipe.scale_init)
+        if job.config.framework.start == DECOMPOSED.name
+        else job.network
+    )
     before = time.perf_counter() - start
     training = seconds_per_pass(split, data, recipe.train)
     tuning = training if recipe.finetune == recipe.train else seconds_per_pass(split, data, recipe.finetune)

@@ -1,4 +1,4 @@
-"""What layers put out on given images, and what the loss makes of it: moments, gathered in one pass."""
+"""What layers put out or read on given images, and what the loss makes of it: moments, gathered in one pass."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from basisprune.errors import DataError, LayerError, ModelError, TrainingError
 from basisprune.torchkit.running import Loss, average_over_processes, hooked, images_of, labelled, mode
 from basisprune.torchkit.surgery import has_channels_last
+
+_WIDEST = 4096
 
 
 @dataclass(frozen=True)
@@ -71,12 +73,45 @@ def loss_statistics(
         images = _run_backward(model, batches, loss)
     found = {}
     for name, place in zip(names, places, strict=True):
-        local = outputs[name].result(name)
-        mean = average_over_processes(local.mean.clone())
-        shift = (local.mean - mean).view(len(local.covariance), -1, 1)
-        covariance = average_over_processes(local.covariance + shift @ shift.mT)
+        mean, covariance = _of_all_processes(outputs[name].result(name))
         found[name] = LossStatistics(mean, covariance, gradients[place].result(place, images))
     return found
+
+
+def input_statistics(
+    model: nn.Module, names: Sequence[str], batches: Iterable[object], *, loss: Loss | None = None
+) -> dict[str, OutputStatistics]:
+    """Mean (c_i) and covariance per group of what each layer named reads, over all images and positions.
+
+    With a `loss`, and labels in the batches, these are LossStatistics whose metric (c_i, 1, 1) is each channel's by
+    itself: the gradient that reaches it through this layer alone, not through others that read the same. A layer
+    that reads more than 4096 channels gets its variances alone, (c_i, 1, 1). Layers that never ran are left out.
+    Otherwise as `loss_statistics`, or without a loss as `output_statistics`.
+    """
+    layers = {name: model.get_submodule(name) for name in names}
+    inputs = {name: _Moments(layer, widest=_WIDEST) for name, layer in layers.items()}
+    gradients = {name: _GradientMoments(layer, alone=True) for name, layer in layers.items()}
+    with _reading(model, inputs):
+        if loss is None:
+            with torch.no_grad():
+                images = _run(model, batches)
+        else:
+            with _reading(model, gradients):
+                images = _run_backward(model, batches, loss)
+    found: dict[str, OutputStatistics] = {}
+    for name in names:
+        if inputs[name].shift is not None:
+            mean, covariance = _of_all_processes(inputs[name].result(name))
+            metric = None if loss is None else gradients[name].result(name, images)
+            known = OutputStatistics(mean, covariance)
+            found[name] = known if metric is None else LossStatistics(mean, covariance, metric)
+    return found
+
+
+def _of_all_processes(local: OutputStatistics) -> tuple[Tensor, Tensor]:
+    mean = average_over_processes(local.mean.clone())
+    shift = (local.mean - mean).view(len(local.covariance), -1, 1)
+    return mean, average_over_processes(local.covariance + shift @ shift.mT)
 
 
 def gradient_moments(
@@ -88,15 +123,18 @@ def gradient_moments(
     return {name: moments.result(name, images) for name, moments in sums.items()}
 
 
-def _run(model: nn.Module, batches: Iterable[object]) -> None:
+def _run(model: nn.Module, batches: Iterable[object]) -> int:
+    """The number of images, after all of them have passed all layers."""
     device = next(model.parameters()).device
     count = 0
     with mode(model, training=False):
         for batch in batches:
-            model(images_of(batch).to(device))
-            count += 1
+            images = images_of(batch)
+            model(images.to(device))
+            count += len(images)
     if count == 0:
         raise DataError("batches: no batch came; a few hundred prepared images are needed")
+    return count
 
 
 def _run_backward(model: nn.Module, batches: Iterable[object], loss: Loss) -> int:
@@ -136,6 +174,22 @@ def _watched(model: nn.Module, sums: _Sums) -> Iterator[_Sums]:
         yield sums
 
 
+@contextmanager
+def _reading(model: nn.Module, sums: Mapping[str, _Watching]) -> Iterator[None]:
+    """Lets the sums see every input of their layers for a while, in a tensor that nothing else reads."""
+    handles = []
+    for name, one in sums.items():
+
+        def hook(layer: nn.Module, args: tuple[Tensor, ...], one: _Watching = one) -> tuple[Tensor, ...]:
+            own = args[0].view_as(args[0])
+            one.hook(layer, args, own)
+            return (own, *args[1:])
+
+        handles.append(model.get_submodule(name).register_forward_pre_hook(hook))
+    with hooked(handles):
+        yield
+
+
 def _rows(layer: nn.Module, features: Tensor) -> Tensor:
     """What a layer puts out, or its gradient, as rows (positions, channels), in single precision at least."""
     rows = features.flatten(0, -2) if has_channels_last(layer) else features.transpose(0, 1).flatten(1).mT
@@ -153,11 +207,13 @@ def _products(rows: Tensor, groups: int) -> Tensor:
 class _Moments:
     """Running first and second moments of a layer's output, shifted by its first batch's mean.
 
-    The shift keeps the subtraction of the squared mean from cancelling; sums are kept in float64.
+    The shift keeps the subtraction of the squared mean from cancelling; sums are kept in float64. Of more than
+    `widest` channels no two are compared.
     """
 
-    def __init__(self, layer: nn.Module) -> None:
+    def __init__(self, layer: nn.Module, *, widest: int | None = None) -> None:
         self.groups: int = getattr(layer, "groups", 1)
+        self.widest = widest
         self.count = 0
         self.shift: Tensor | None = None
 
@@ -166,6 +222,8 @@ class _Moments:
         if self.shift is None:
             self.shift = rows.mean(0)
             self.first = torch.zeros_like(self.shift, dtype=torch.float64)
+            if self.widest is not None and rows.shape[1] > self.widest:
+                self.groups = rows.shape[1]
             per_group = rows.shape[1] // self.groups
             self.second = self.first.new_zeros(self.groups, per_group, per_group)
         centred = rows - self.shift
@@ -184,17 +242,22 @@ class _Moments:
 
 
 class _GradientMoments:
-    """The running sum of g g^T, with g the gradient at a layer's output; zero where the loss does not read it."""
+    """The running sum of g g^T, with g the gradient at a layer's output; zero where the loss does not read it.
 
-    def __init__(self, layer: nn.Module) -> None:
-        self.layer = layer
+    With `alone`, each channel is a group of its own.
+    """
+
+    def __init__(self, layer: nn.Module, *, alone: bool = False) -> None:
+        self.layer, self.alone = layer, alone
         self.groups: int = getattr(layer, "groups", 1)
         self.sum: Tensor | None = None
         self.reached = False
 
     def hook(self, layer: nn.Module, _args: object, output: Tensor) -> None:
         if self.sum is None:
-            width = output.shape[-1 if has_channels_last(layer) else 1] // self.groups
+            channels = output.shape[-1 if has_channels_last(layer) else 1]
+            self.groups = channels if self.alone else self.groups
+            width = channels // self.groups
             self.sum = torch.zeros(self.groups, width, width, dtype=torch.float64, device=output.device)
         if output.requires_grad:
             self.reached = True

@@ -13,6 +13,8 @@ from basisprune.errors import ConfigError, DataError
 from basisprune.importance import score_filters
 from basisprune.importance.filters import FILTER_SCORES, FilterScore
 
+METHODS = ["l1", "taylor", "taylor_behind", "loss", "hrank", "bn_scale", "random"]
+
 
 def convs(model: nn.Module) -> list[str]:
     return [name for name, module in model.named_modules() if isinstance(module, nn.modules.conv._ConvNd)]
@@ -84,6 +86,9 @@ def test_every_method_scores_every_filter_and_leaves_the_model_alone(name, metho
     model.requires_grad_(False)
     before = {key: value.clone() for key, value in model.state_dict().items()}
     scores = score_filters(model, method, convs(model), [labelled(images)])
+    assert scores.method == method
+    assert list(scores.layers) == convs(model)
+    assert any(sum(given.values) > 0 for given in scores.layers.values())
     for layer, given in scores.layers.items():
         assert len(given.values) == model.get_submodule(layer).out_channels
         assert all(value >= 0 for value in given.values)
@@ -120,5 +125,7 @@ def test_a_score_that_is_registered_is_a_method(monkeypatch):
     model, _ = NETWORKS["plain"]()
     scores = score_filters(model, "order", ["0"], seed=2)
     assert (scores.method, scores.layers["0"].values[:3]) == ("order", (2.0, 3.0, 4.0))
-    with pytest.raises(ConfigError, match=r"l1, taylor, hrank, bn_scale, random, order\. Did you mean 'order'"):
+    with pytest.raises(
+        ConfigError, match=r"taylor_behind, loss, hrank, bn_scale, random, order\. Did you mean 'order'"
+    ):
         score_filters(model, "oder", ["0"])

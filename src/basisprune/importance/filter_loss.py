@@ -1,0 +1,63 @@
+"""What each filter is worth, in units of the loss: measured where its channel is read (not in the paper)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from basisprune.coupling import trace_coupling, unit_inputs
+from basisprune.importance.channels import Batches, filter_values, first_images
+from basisprune.torchkit.moments import LossStatistics, OutputStatistics, input_statistics
+from basisprune.torchkit.running import Loss
+from basisprune.types import Coupling, LayerScores, Scores
+
+
+@dataclass(frozen=True)
+class FilterLoss:
+    """The scores of all filters, and the statistics that `prune_filters` can compensate with."""
+
+    scores: Scores
+    statistics: Mapping[str, OutputStatistics]
+
+
+def filter_loss(model: nn.Module, coupling: Coupling, batches: Batches, *, loss: Loss = F.cross_entropy) -> FilterLoss:
+    """The scores var(x) G of all filters of the coupling, and the statistics of the channels x they make.
+
+    x is a channel as the next conv or linear layer reads it, behind norms, activations and depthwise convs, and G
+    the mean over images of the squared loss gradient that comes back through that layer, summed over positions. A unit
+    of coupled filters is worth the sum over all layers that read it, and each of its filters is given that sum: the
+    scores of a unit agree, however they are reduced. They are twice what the loss is expected to rise when the
+    filters go and their mean stays (see `prune_filters`), so they compare as they are, with `loss_scores` too. A unit
+    that no such layer reads gets the highest score of all.
+
+    `batches` are prepared training images with labels, seen once. The model is not changed.
+    """
+    readers = unit_inputs(model, coupling)
+    found = input_statistics(model, list(readers), batches, loss=loss)
+    worth: dict[str, Tensor] = {}
+    for name, known in found.items():
+        assert isinstance(known, LossStatistics)
+        variances = known.covariance.diagonal(dim1=-2, dim2=-1).flatten().clamp_min(0)
+        channels = (variances * known.metric.flatten()).cpu()
+        for group, index in readers[name].items():
+            here = channels[torch.from_numpy(index)].sum(1)
+            worth[group] = worth[group] + here if group in worth else here
+    values = filter_values(model, coupling, worth, coupling.layers)
+    scores = {name: LayerScores(tuple(value.tolist())) for name, value in values.items()}
+    return FilterLoss(Scores("loss", scores), found)
+
+
+def filter_statistics(model: nn.Module, coupling: Coupling, batches: Iterable[object]) -> dict[str, OutputStatistics]:
+    """What `prune_filters` needs to compensate with, from one forward pass; labels are not needed."""
+    return input_statistics(model, list(unit_inputs(model, coupling)), batches)
+
+
+def loss_values(model: nn.Module, layers: Sequence[str], batches: Batches, _seed: int) -> dict[str, Tensor]:
+    """The scores of `filter_loss` for these layers, with the coupling traced on the first of the batches."""
+    coupling = trace_coupling(model, first_images(model, batches)[:2])
+    scores = filter_loss(model, coupling, batches).scores
+    return {name: torch.tensor(scores.layers[name].values, dtype=torch.float64) for name in layers}
