@@ -16,7 +16,7 @@ FrameworkName: TypeAlias = Literal[
 
 @dataclass(frozen=True)
 class Step:
-    """One thing that was done to a network; `ratio` is the fraction that pruning removed of what was left.
+    """One operation on a network; `ratio` is the fraction that pruning removed of what remained.
 
     >>> str(Step("basis", 0.5)), str(Step("dense"))
     ('basis 0.5', 'dense')
@@ -30,13 +30,13 @@ class Step:
 
 
 Steps: TypeAlias = tuple[Step, ...]
-"""What was done to a network from its start on: its identity within a run."""
+"""All operations on a network from its start on: its identity within a run."""
 
 DENSE, DECOMPOSED, POLISHED = Step("dense"), Step("decomposed"), Step("polished")
 
 
 def named(steps: Steps) -> str:
-    """The steps as people read them.
+    """The steps in words.
 
     >>> named((DECOMPOSED, Step("basis", 0.5), POLISHED))
     'decomposed, basis 0.5, polished'
@@ -46,7 +46,7 @@ def named(steps: Steps) -> str:
 
 @dataclass(frozen=True)
 class Move:
-    """One way to make a network smaller: what is counted and removed, and the name of what ranks it."""
+    """One way to make a network smaller: what is removed, and the name of the scores that rank it."""
 
     axis: Axis
     scores: str
@@ -54,7 +54,7 @@ class Move:
 
 @dataclass(frozen=True)
 class Framework:
-    """A way from a network to a smaller one: its start, and the moves that follow."""
+    """A pruning method: the network it starts from, and the moves that follow."""
 
     name: str
     start: str
@@ -62,7 +62,7 @@ class Framework:
 
 
 BASIS = Move("basis", "basis")
-"""The basis vectors, by the scores that the recipe asks for."""
+"""Prunes basis vectors by the scores set in the recipe."""
 
 FRAMEWORKS = {
     framework.name: framework
@@ -76,7 +76,7 @@ FRAMEWORKS = {
         ),
     )
 }
-"""By name, as the paper's tables have them; those with "loss" are not in the paper."""
+"""By name, as in the paper's tables; those with "loss" are not in the paper."""
 
 assert tuple(FRAMEWORKS) == get_args(FrameworkName)
 

@@ -154,7 +154,7 @@ def test_another_ratio_may_share_the_folder_and_its_first_training(tmp_path):
 
 def test_data_that_does_not_fit_is_refused_before_anything_is_trained():
     two = Splits(tiny_images(9), tiny_images(9), None, ("red", "green"))
-    with pytest.raises(DataError, match=r"the data has 2 classes .* tells 3 apart"):
+    with pytest.raises(DataError, match=r"the data has 2 classes .* the model has 3"):
         Pipeline(tiny_model(), two)
     with pytest.raises(DataError, match="no validation images"):
         Pipeline(tiny_model(), Splits(tiny_images(9), None, None, ("a", "b", "c")))
@@ -202,7 +202,7 @@ def test_a_plan_on_disk_that_is_damaged_is_told_and_not_replaced(tmp_path):
     once()
     (plan,) = tmp_path.glob("*.plan.json")
     plan.write_text(plan.read_text()[:40])
-    with pytest.raises(CheckpointError, match="delete it to plan anew"):
+    with pytest.raises(CheckpointError, match="delete it to plan again"):
         once()
 
 

@@ -144,7 +144,7 @@ def test_a_folder_of_other_settings_is_refused_with_the_difference(tmp_path):
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path):
     (tmp_path / "thesis.txt").write_text("chapter one")
-    with pytest.raises(CheckpointError, match=r"holds thesis\.txt but no config\.yaml"):
+    with pytest.raises(CheckpointError, match=r"contains thesis\.txt but no config\.yaml"):
         run(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
@@ -210,7 +210,7 @@ def test_where_nothing_keeps_to_the_budget_the_model_is_unpruned_and_says_so():
     )
     assert result.chosen is result.history[0]
     assert not result.summary.kept_to_budget
-    assert result.summary.verdict.startswith("No pruning that was tried")
+    assert result.summary.verdict.startswith("No candidate is smaller")
 
 
 def test_ctrl_c_ends_with_the_best_so_far(result, tmp_path):

@@ -71,8 +71,8 @@ def test_few_images_leave_it_undecided_and_many_do_not():
         for images in (50, 50_000)
     )
     assert (few.undecided, many.undecided, many.passed) == (True, False, False)
-    assert "too few to be sure" in few.summary
-    assert "too few to be sure" not in many.summary
+    assert "too few images to be sure" in few.summary
+    assert "too few images to be sure" not in many.summary
 
 
 @pytest.mark.parametrize(

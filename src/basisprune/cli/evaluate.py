@@ -1,4 +1,4 @@
-"""`basisprune evaluate`: how often a model is right."""
+"""`basisprune evaluate`: the accuracy of a model."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ Part = Literal["train", "val", "test", "all"]
 
 
 def evaluate(
-    result: Annotated[Path, typer.Argument(help="What compress or train wrote, a model/ folder, or an .onnx file.")],
-    data: Annotated[str | None, typer.Option(help="As for compress; the run's own where it is known.")] = None,
+    result: Annotated[
+        Path, typer.Argument(help="An output folder of compress or train, a model/ folder, or an .onnx file.")
+    ],
+    data: Annotated[str | None, typer.Option(help="As for compress (default: the data of the run).")] = None,
     part: Annotated[
-        Part | None, typer.Option(help="Which images; those held out of the run's own data, all of any other.")
+        Part | None, typer.Option(help="Which images (default: test for the data of the run, otherwise all).")
     ] = None,
     as_json: Json = False,
     _config: ConfigFile = None,
@@ -26,7 +28,7 @@ def evaluate(
 
     \b
     Examples:
-      basisprune evaluate out                           (the images that its run held out)
+      basisprune evaluate out                           (the images held out by its run)
       basisprune evaluate out --data new-photos         (all images of another folder)
       basisprune evaluate out/model.int8.onnx --data photos --part test --json
     """

@@ -45,4 +45,4 @@ def test_csv_has_a_row_for_each_class_named(compressed, photos):
 
 def test_a_folder_without_images_is_refused(compressed, tmp_path):
     result = invoke("predict", compressed[0], tmp_path)
-    assert (result.exit_code, "holds no image" in result.stderr) == (1, True)
+    assert (result.exit_code, "contains no images" in result.stderr) == (1, True)
