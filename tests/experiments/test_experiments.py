@@ -317,9 +317,9 @@ def test_the_papers_protocol_can_be_set_up_for_each_dataset_and_framework(model,
         assert bench.pipeline.settings.train.epochs == 100
         for framework in (*FRAMEWORKS[1:], *INSIDE, *PEERS):
             search = bench.search(framework)
-            assert [move.axis for move in search.moves] == expected_axes(framework)
+            assert [move.axis for move in search.framework.moves] == expected_axes(framework)
             assert not search.config.warm_start
-            assert search.budget.min_accuracy == (0.99 if dataset == "mnist" else None)
+            assert search.goal.min_accuracy == (0.99 if dataset == "mnist" else None)
         recipes = {name: bench.config(name)["recipe"] for name in ROWS}
         assert recipes["truncated svd"]["finetune"]["train_scales"] is False
         assert recipes["truncated svd"]["compensate"] == "none"
