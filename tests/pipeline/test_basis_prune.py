@@ -61,13 +61,11 @@ def test_basis_pruning_removes_what_was_asked_and_tells_its_story(name):
     (plan,) = result.plans
     assert (plan.removed, plan.total, plan.pruning_ratio) == (8, 20, 0.4)
     assert sum(pair.rank for pair in basis_pairs(result.model).values()) == 12
-    decomposed, untuned, tuned = result.stages
-    assert (decomposed.name, len(decomposed.history), len(untuned.history), len(tuned.history)) == (
-        "decomposed",
-        2,
-        0,
-        2,
-    )
+    *starts, untuned, tuned = result.stages
+    decomposed = starts[-1]
+    on_trained = recipe(name).basis == "loss"
+    assert [stage.name for stage in starts] == ["dense"] * on_trained + ["decomposed"]
+    assert [len(stage.history) for stage in result.stages] == [2] + [0] * on_trained + [0, 2]
     assert untuned.name.endswith("not tuned")
     assert tuned.parameters == untuned.parameters < decomposed.parameters
     assert tuned.macs == untuned.macs < decomposed.macs
@@ -130,7 +128,8 @@ def test_a_killed_run_goes_on_to_the_same_network(steps, monkeypatch, tmp_path):
 
 def test_a_folder_of_another_run_is_refused(tmp_path):
     def again(**settings):
-        return run("basis", tiny_model(), data(), basis_ratio=0.5, checkpoints=tmp_path, recipe=recipe(**settings))
+        own = recipe(**{"basis": "outputs", **settings})
+        return run("basis", tiny_model(), data(), basis_ratio=0.5, checkpoints=tmp_path, recipe=own)
 
     first = again()
     assert same_weights(again().model, first.model)
@@ -140,7 +139,14 @@ def test_a_folder_of_another_run_is_refused(tmp_path):
         with pytest.raises(CheckpointError, match="use another"):
             again(**{name: value})
     with pytest.raises(CheckpointError, match="use another"):
-        run("basis", tiny_model(), tiny_images(60), basis_ratio=0.5, checkpoints=tmp_path, recipe=recipe())
+        run(
+            "basis",
+            tiny_model(),
+            tiny_images(60),
+            basis_ratio=0.5,
+            checkpoints=tmp_path,
+            recipe=recipe(basis="outputs"),
+        )
     assert same_weights(again().model, first.model)
 
 
