@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -29,8 +30,18 @@ def demo(
       basisprune demo --output runs/my-demo
       basisprune predict runs/demo runs/demo/digits
     """
+    _let_waiting_threads_sleep()
     with told_errors():
         from basisprune.demo import run_demo
 
         result = run_demo(output, size=size, command=command_line(), write=tell)
     finish(result.summary, output, as_json=as_json, images=output / "digits")
+
+
+def _let_waiting_threads_sleep() -> None:
+    """Threads that wait for one another sleep, unless the user decided otherwise; to be called before torch is loaded.
+
+    By default they spin. Next to another busy program they then use up the time that the thread they all wait for
+    would need, and the demo takes many times as long.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
