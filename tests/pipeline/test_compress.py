@@ -160,19 +160,20 @@ def test_a_result_can_be_saved_and_reported_later(result, tmp_path):
     assert result.report(tmp_path / "page.html").stat().st_size > 1000
 
 
-def test_only_what_belongs_to_the_result_stays_where_a_form_cannot_be_written(result, tmp_path, monkeypatch):
+def test_a_form_that_cannot_be_written_leaves_no_old_file_and_files_of_others_stay(result, tmp_path, monkeypatch):
     result.save(tmp_path / "out", onnx=True, int8=True)
-    (tmp_path / "out" / "model" / "notes.txt").write_text("mine")  # a bundle does not take its place
+    (tmp_path / "out" / "model" / "notes.txt").write_text("mine")
     monkeypatch.setattr("onnxruntime.quantization.quantize_static", lambda *_given, **_options: 1 / 0)
     notes = Notes()
     result.save(tmp_path / "out", onnx=True, int8=True, listener=notes)
     left = {"config.yaml", "summary.json", "report.html", "model", "model.onnx"}
     assert {path.name for path in (tmp_path / "out").iterdir()} == left
-    assert [path.name for path in (tmp_path / "out" / "model").iterdir()] == ["notes.txt"]
-    assert list(RunSummary.read(tmp_path / "out" / "summary.json").files) == ["model.onnx"]
+    assert (tmp_path / "out" / "model" / "notes.txt").read_text() == "mine"
+    assert load_bundle(tmp_path / "out" / "model").classes == ("0", "1", "2")
+    assert list(RunSummary.read(tmp_path / "out" / "summary.json").files) == ["model", "model.onnx"]
     refused = [line for line in notes.lines if "is not written" in line]
-    assert [line.split()[0] for line in refused] == ["model", "model.int8.onnx"]
-    assert "onnxruntime cannot quantise it (ZeroDivisionError" in refused[1]
+    assert [line.split()[0] for line in refused] == ["model.int8.onnx"]
+    assert "onnxruntime cannot quantise it (ZeroDivisionError" in refused[0]
 
 
 def test_a_size_that_the_model_does_not_take_is_refused_and_nothing_is_written(tmp_path):
@@ -236,7 +237,7 @@ def test_ratios_that_were_stopped_before_their_end_are_not_kept_to(monkeypatch, 
         patch.setattr("basisprune.pipeline.Pipeline.prune_filters", stop)
         result = run(tmp_path / "out", basis_ratio=0.5, filter_ratio=0.25, max_drop=None)
     assert (result.summary.interrupted, result.summary.kept_to_budget) == (True, False)
-    assert result.summary.verdict == "Stopped early; this is the best so far. The model is unpruned."
+    assert result.summary.verdict == "Stopped early; this is the best result so far. The model is unpruned."
     again = run(tmp_path / "out", basis_ratio=0.5, filter_ratio=0.25, max_drop=None)
     assert (again.summary.interrupted, again.summary.kept_to_budget) == (False, True)
 
@@ -245,8 +246,8 @@ def test_ratios_that_were_stopped_before_their_end_are_not_kept_to(monkeypatch, 
     ("settings", "message"),
     [
         ({"budget": Budget(max_drop=0.1)}, "budget and max_drop given; pass one of them"),
-        ({"budget": Budget(target_params=9)}, "max_drop, target_params given; one budget"),
-        ({"basis_ratio": 0.5}, "max_drop, basis_ratio given; one budget, or the ratios to remove"),
+        ({"budget": Budget(target_params=9)}, "max_drop, target_params given; pass one budget"),
+        ({"basis_ratio": 0.5}, "max_drop, basis_ratio given; pass one budget, or the ratios to remove"),
         ({"basis_ratio": 1.0, "max_drop": None}, "basis_ratio: 1.0 given"),
         ({"basis_ratio": 0.5, "max_drop": None, "search": {"framework": "l1"}}, "l1 does not prune that"),
         ({"input_size": 16}, "input_size: no such setting"),

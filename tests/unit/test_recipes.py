@@ -51,7 +51,7 @@ def test_a_recipe_is_found_by_name_or_is_itself():
 
 
 def test_a_basis_of_a_trained_network_starts_at_scales_that_keep_it():
-    with pytest.raises(ConfigError, match=r"scale_init: 0\.5 given; the basis 'loss' is found on a trained network"):
+    with pytest.raises(ConfigError, match=r"scale_init: 0\.5 given; the basis 'loss' is computed on a trained network"):
         dataclasses.replace(RECIPES["quick"], basis="loss", scale_init=0.5)
     assert dataclasses.replace(RECIPES["quick"], basis="loss", scale_init=1.0).basis == "loss"
 

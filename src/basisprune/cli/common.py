@@ -165,6 +165,9 @@ ConfigFile = Annotated[
         help="A YAML file with options by name; command-line options override it.",
     ),
 ]
+TrustCode = Annotated[
+    bool, typer.Option("--trust-code", help="Import the code that a bundle names; only if you trust who made it.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on stdout.")]
 Model = Annotated[
     str, typer.Option(help="A timm model name, package.module:factory, or a model/ folder written by train.")

@@ -22,6 +22,7 @@ from basisprune.cli.common import (
     Seed,
     Size,
     TestFraction,
+    TrustCode,
     ValFraction,
     amount,
     as_given,
@@ -87,6 +88,7 @@ def compress(
     ] = None,
     int8: Annotated[bool, typer.Option(help="Also write model.int8.onnx, calibrated on your images.")] = False,
     seed: Seed = 0,
+    trust_code: TrustCode = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the plan and the expected time; write nothing.")
     ] = False,

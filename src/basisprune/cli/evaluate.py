@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from basisprune.cli.common import ConfigFile, Json, show_json, told_errors
+from basisprune.cli.common import ConfigFile, Json, TrustCode, show_json, told_errors
 
 Part = Literal["train", "val", "test", "all"]
 
@@ -21,6 +21,7 @@ def evaluate(
     part: Annotated[
         Part | None, typer.Option(help="Which images (default: test for the data of the run, otherwise all).")
     ] = None,
+    trust_code: TrustCode = False,
     as_json: Json = False,
     _config: ConfigFile = None,
 ) -> None:
@@ -36,7 +37,7 @@ def evaluate(
         from basisprune.runs.accuracy import accuracy_on
         from basisprune.runs.load import load_any
 
-        found = accuracy_on(load_any(result), data, part)
+        found = accuracy_on(load_any(result, trust_remote_code=trust_code), data, part)
     if as_json:
         show_json({"result": str(result), **asdict(found)})
         return

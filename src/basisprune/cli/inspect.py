@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from basisprune.cli.common import ConfigFile, Json, show_json, told_errors
+from basisprune.cli.common import ConfigFile, Json, TrustCode, show_json, told_errors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +23,7 @@ def inspect(
     size: Annotated[int | None, typer.Option(help="Image height and width in pixels (default: the model's).")] = None,
     classes: Annotated[int, typer.Option(help="Number of classes, for a model given by name.")] = 10,
     latency: Annotated[bool, typer.Option("--latency", help="Measure the latency on this machine.")] = False,
+    trust_code: TrustCode = False,
     as_json: Json = False,
     _config: ConfigFile = None,
 ) -> None:
@@ -39,7 +40,7 @@ def inspect(
         from basisprune.report import layer_table
         from basisprune.transfer.model import spec_of
 
-        network = _network(model, size, classes)
+        network = _network(model, size, classes, trust_code)
         spec = spec_of(network)
         shape = spec.shape if size is None else (spec.channels, size, size)
         report = joined_report(network, shape)
@@ -53,7 +54,7 @@ def inspect(
         typer.echo(f"{row.backend}, batch {row.batch_size}: {each:.2f} ms per image, one thread")
 
 
-def _network(model: str, size: int | None, classes: int) -> nn.Module:
+def _network(model: str, size: int | None, classes: int, trust_code: bool) -> nn.Module:
     """The network in a folder, or a new one by name."""
     from basisprune.errors import ModelError
     from basisprune.runs.load import OnnxModel, load_any
@@ -61,7 +62,7 @@ def _network(model: str, size: int | None, classes: int) -> nn.Module:
 
     if not Path(model).exists():
         return transfer_model(model, classes, input_size=size)
-    network = load_any(model).model
+    network = load_any(model, trust_remote_code=trust_code).model
     if isinstance(network, OnnxModel):
         raise ModelError(f"{model}: the layers of an ONNX file cannot be listed; pass the model/ folder next to it")
     return network

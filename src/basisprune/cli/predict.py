@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from basisprune.cli.common import FAILED, ConfigFile, Json, show_json, tell, told_errors
+from basisprune.cli.common import FAILED, ConfigFile, Json, TrustCode, show_json, tell, told_errors
 
 if TYPE_CHECKING:
     from basisprune.runs.answers import Answer
@@ -21,6 +21,7 @@ def predict(
     ],
     images: Annotated[list[Path], typer.Argument(help="Image files, or folders of images.")],
     top: Annotated[int, typer.Option(min=1, help="Number of classes to print per image.")] = 1,
+    trust_code: TrustCode = False,
     as_json: Json = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV on stdout: file, class, probability.")] = False,
     _config: ConfigFile = None,
@@ -41,7 +42,7 @@ def predict(
         from basisprune.runs.answers import classify_files, image_files
         from basisprune.runs.load import load_any
 
-        answers = list(classify_files(load_any(result), image_files(images)))
+        answers = list(classify_files(load_any(result, trust_remote_code=trust_code), image_files(images)))
     bad = [answer for answer in answers if answer.error]
     for answer in bad:
         tell(f"error: {answer.error}")

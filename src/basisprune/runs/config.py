@@ -46,6 +46,7 @@ class Options(TypedDict, total=False):
     onnx: bool | None
     int8: bool
     seed: int
+    trust_code: bool
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ class RunConfig:
     onnx: bool | None = None
     int8: bool = False
     seed: int = 0
+    trust_code: bool = False
 
     @property
     def framework(self) -> Framework:
@@ -118,6 +120,7 @@ def configure(options: Options) -> RunConfig:
         onnx=given.get("onnx"),
         int8=given.get("int8", False),
         seed=given.get("seed", 0),
+        trust_code=given.get("trust_code", False),
     )
 
 

@@ -45,7 +45,7 @@ def prepare_job(model: ModelSource, data: Source, config: RunConfig) -> Job:
     torch.manual_seed(config.seed)
     names = _called(model), _called(data)
     if isinstance(model, str) and Path(model).is_dir():
-        model = load_bundle(model).model
+        model = load_bundle(model, trust_remote_code=config.trust_code).model
         if not isinstance(model, TransferModel):
             raise ModelError(
                 "this bundle is folded and cannot be trained; start from a bundle written by `basisprune train`"

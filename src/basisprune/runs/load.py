@@ -10,8 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from basisprune.deploy.bundle import load_bundle
-from basisprune.deploy.bundle.files import CONFIG as BUNDLE_CONFIG
+from basisprune.deploy.bundle import holds_bundle, load_bundle
 from basisprune.deploy.export.runtime import graph_input, open_session, require_onnx, run_session
 from basisprune.errors import BundleError, ConfigError, ModelError
 from basisprune.results import Settings
@@ -61,22 +60,23 @@ class OnnxModel(nn.Module):
         return run_session(self.session, images.contiguous()).float()
 
 
-def load_any(path: str | Path) -> Loaded:
+def load_any(path: str | Path, *, trust_remote_code: bool = False) -> Loaded:
     """The network in the folder of a run, in a bundle, or in an .onnx file.
 
-    Raises BundleError if it is none of these; nothing is unpickled.
+    Raises BundleError if it is none of these; nothing is unpickled, and nothing that a bundle names is imported unless
+    `trust_remote_code` allows it.
     """
     path = Path(path)
     if path.suffix == ".onnx" and path.is_file():
         network = OnnxModel(path).eval()
         classes = _names(network.classes, network, network.input_spec)
         return Loaded(network, classes, network.input_spec, _settings_beside(path))
-    if (path / BUNDLE_CONFIG).is_file():
-        return _from_bundle(path, _settings_beside(path))
+    if holds_bundle(path):
+        return _from_bundle(path, _settings_beside(path), trust_remote_code)
     if (path / CONFIG).is_file():
-        if not (path / BUNDLE / BUNDLE_CONFIG).is_file():
+        if not holds_bundle(path / BUNDLE):
             raise BundleError(f"{path}: this run has not written its model yet; run its command again to finish it")
-        return _from_bundle(path / BUNDLE, read_settings(path / CONFIG))
+        return _from_bundle(path / BUNDLE, read_settings(path / CONFIG), trust_remote_code)
     raise BundleError(
         f"{path}: {'is not a result' if path.exists() else 'does not exist'}; pass the output folder of compress or "
         "train, its model/ folder, or an .onnx file"
@@ -95,8 +95,8 @@ def _settings_beside(path: Path) -> Settings:
     return settings if VERSIONS in settings else {}
 
 
-def _from_bundle(folder: Path, settings: Settings) -> Loaded:
-    bundle = load_bundle(folder)
+def _from_bundle(folder: Path, settings: Settings, trust_remote_code: bool) -> Loaded:
+    bundle = load_bundle(folder, trust_remote_code=trust_remote_code)
     if bundle.input_spec is None:
         raise BundleError(f"{folder}: does not define how images are preprocessed; save a network with an input_spec")
     classes = _names(bundle.classes, bundle.model, bundle.input_spec)

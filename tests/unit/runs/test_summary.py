@@ -36,11 +36,11 @@ def case(goal: Goal, *rights: int, chosen: int, interrupted: bool = False, image
     return job, Found(trials, chosen, interrupted)
 
 
-KEEPS = "The model keeps to the budget as it is. It is unpruned."
-NONE = "No pruning that was tried makes it smaller and keeps to the budget. The model is unpruned."
-EARLY = "Stopped early; this is the best so far. "
-HALF = "50% of the parameters and 50% of the multiply-adds removed; the accuracy on the validation images went from "
-LARGE = " This is the smallest that was tried, and it is still larger than asked for."
+KEEPS = "The model is already within the budget. It is unpruned."
+NONE = "No candidate is smaller and within the budget. The model is unpruned."
+EARLY = "Stopped early; this is the best result so far. "
+HALF = "50% of the parameters and 50% of the multiply-adds removed; accuracy on the validation images went from "
+LARGE = " This is the smallest candidate, and it is still larger than requested."
 
 
 @pytest.mark.parametrize(
@@ -64,19 +64,22 @@ def test_the_verdict_says_what_came_out_and_whether_that_was_asked_for(found, ke
 
 def test_doubts_are_said():
     few = verdict(*case(DROP, 90, 89, chosen=1, images=100))
-    assert "The images are too few to be sure of the budget: the drop lies between -" in few
+    assert "There are too few images to be sure of the budget: the drop is between -" in few
     guessing = verdict(*case(DROP, 50_000, 50_000, chosen=1))
-    assert guessing.endswith("hardly better than guessing: this means little, train it longer.")
+    assert guessing.endswith("hardly better than guessing, so this means little; train it longer.")
     assert "guessing" not in verdict(*case(DROP, 51_000, 51_000, chosen=1))
 
 
 @pytest.mark.parametrize(
     ("found", "said"),
     [
-        (case(DROP, 90_000, 90_000, chosen=1), "50% of the parameters and 50% of the multiply-adds removed at no loss"),
+        (
+            case(DROP, 90_000, 90_000, chosen=1),
+            "50% of the multiply-adds removed with no loss",
+        ),
         (case(DROP, 90_000, 89_500, chosen=1), "removed for 0.5 points of accuracy"),
         (case(DROP, 90_000, 80_000, chosen=0), NONE),
-        (case(PARAMS, 90_000, 70_000, chosen=1), "and still larger than asked for"),
+        (case(PARAMS, 90_000, 70_000, chosen=1), "and still larger than requested"),
         (case(DROP, 90_000, 90_000, chosen=1, interrupted=True), "Stopped early: 50%"),
     ],
 )
