@@ -16,9 +16,9 @@ from basisprune.data import ArrayImages, Splits, load_data
 from basisprune.errors import MissingExtraError
 from basisprune.recipes import RECIPES, Recipe
 from basisprune.runs.compress import Compressed, run_job
-from basisprune.runs.config import ImageOptions, RunConfig
 from basisprune.runs.estimate import estimate, expected_candidates
 from basisprune.runs.job import Job
+from basisprune.runs.options import ImageOptions, RunConfig
 from basisprune.runs.summary import picture_of
 from basisprune.training.progress import SearchProgress, duration
 from basisprune.transfer.model import ModelSource, TransferModel, transfer_model

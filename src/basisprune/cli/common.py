@@ -104,7 +104,7 @@ def read_config(ctx: typer.Context, path: Path | None) -> Path | None:
         return None
     with told_errors():
         from basisprune.errors import ConfigError, nearest
-        from basisprune.runs.settings import read_settings
+        from basisprune.runs.validating import read_settings
 
         given = {key.replace("-", "_"): value for key, value in read_settings(path).items() if key not in _IGNORED}
         options = _options(ctx.command)
@@ -134,7 +134,7 @@ def _options(command: Any) -> dict[str, str]:
 def _faults_of(key: str, value: Any, annotated: Any) -> list[str]:
     """What is wrong with a value for an option, according to its parser or its type."""
     from basisprune.errors import ConfigError
-    from basisprune.runs.settings import faults_of, recipe_of, search_of
+    from basisprune.runs.validating import faults_of, recipe_of, search_of
 
     checks: dict[str, Callable[[Any], object]] = {"recipe": recipe_of, "search": search_of}
     kind, *options = get_args(annotated)

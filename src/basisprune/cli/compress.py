@@ -36,7 +36,7 @@ from basisprune.cli.common import (
 
 if TYPE_CHECKING:
     from basisprune.results import RunSummary
-    from basisprune.runs.config import Options
+    from basisprune.runs.options import Options
 
 _LIMITS = (
     *("max_drop", "min_accuracy", "target_params", "target_macs", "target_latency"),
@@ -112,9 +112,9 @@ def compress(
     """
     with told_errors():
         from basisprune.runs.compress import run_job
-        from basisprune.runs.config import configure
         from basisprune.runs.estimate import expected_candidates
         from basisprune.runs.job import prepare_job
+        from basisprune.runs.options import configure
         from basisprune.training.progress import SearchProgress
 
         config = configure(_options(ctx))
@@ -153,7 +153,7 @@ def finish(summary: RunSummary, output: Path, *, as_json: bool, images: Path = P
 
 def _options(ctx: typer.Context) -> Options:
     """The settings among the command's options; a budget on the command line overrides one in a file."""
-    from basisprune.runs.config import Options
+    from basisprune.runs.options import Options
 
     given = {name: value for name, value in ctx.params.items() if name in Options.__annotations__}
     typed = [name for name in _LIMITS if given.get(name) is not None and typed_here(ctx, name)]

@@ -11,9 +11,9 @@ from basisprune.budget import Budget
 from basisprune.cli.common import show_json
 from basisprune.costs import measure
 from basisprune.deploy.fold import deploy
-from basisprune.runs.config import RATIOS
 from basisprune.runs.estimate import estimate
 from basisprune.runs.job import Job
+from basisprune.runs.options import RATIOS
 from basisprune.training.progress import duration
 from basisprune.transfer.model import spec_of
 

@@ -55,8 +55,8 @@ def train(
     """
     with told_errors():
         from basisprune.runs.adapt import adapt
-        from basisprune.runs.config import Options, configure
         from basisprune.runs.job import prepare_job
+        from basisprune.runs.options import Options, configure
 
         given = {name: value for name, value in ctx.params.items() if name in Options.__annotations__}
         job = prepare_job(model, data, configure(cast("Options", given)))

@@ -14,9 +14,9 @@ from basisprune.data import LabelledImages, load_data
 from basisprune.data.load import Source
 from basisprune.errors import ConfigError, DataError
 from basisprune.results import Interval
-from basisprune.runs.config import Options, configure
 from basisprune.runs.job import load_images
 from basisprune.runs.load import Loaded
+from basisprune.runs.options import Options, configure
 from basisprune.runs.output import is_loadable
 from basisprune.training.intervals import wilson_interval
 from basisprune.training.predict import predict

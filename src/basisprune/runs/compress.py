@@ -17,9 +17,9 @@ from basisprune.listener import Listener, Silence
 from basisprune.pipeline import Pipeline, State
 from basisprune.report.html import write_report
 from basisprune.results import RunSummary
-from basisprune.runs.config import Options, configure
 from basisprune.runs.deliver import Delivery, deliver
 from basisprune.runs.job import Job, ModelSource, prepare_job
+from basisprune.runs.options import Options, configure
 from basisprune.runs.output import OutputFolder
 from basisprune.runs.summary import summarise
 from basisprune.search import Search

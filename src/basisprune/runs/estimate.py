@@ -15,8 +15,8 @@ from basisprune.data import LabelledImages, PreparedBatches, Splits, take
 from basisprune.frameworks import DECOMPOSED
 from basisprune.importance.gradients import mean_square_products
 from basisprune.recipes import Recipe
-from basisprune.runs.config import RunConfig
 from basisprune.runs.job import Job
+from basisprune.runs.options import RunConfig
 from basisprune.training.config import TrainConfig
 from basisprune.training.evaluation import evaluate
 from basisprune.training.loop import fit

@@ -14,7 +14,7 @@ from basisprune.data import Splits, load_data
 from basisprune.data.load import Source
 from basisprune.deploy.bundle import load_bundle
 from basisprune.errors import ConfigError, ModelError
-from basisprune.runs.config import RunConfig
+from basisprune.runs.options import RunConfig
 from basisprune.runs.output import IN_PYTHON
 from basisprune.transfer.model import TransferModel, spec_of, transfer_model
 

@@ -15,7 +15,7 @@ from basisprune.deploy.export.runtime import graph_input, open_session, require_
 from basisprune.errors import BundleError, ConfigError, ModelError
 from basisprune.results import Settings
 from basisprune.runs.output import BUNDLE, CONFIG, INT8, ONNX, VERSIONS
-from basisprune.runs.settings import read_settings
+from basisprune.runs.validating import read_settings
 from basisprune.types import InputSpec
 
 _DELIVERED = frozenset({BUNDLE, ONNX, INT8})  # what a run writes to its folder

@@ -15,7 +15,7 @@ from basisprune.errors import CheckpointError
 from basisprune.files import write_text
 from basisprune.listener import Listener
 from basisprune.results import Settings
-from basisprune.runs.settings import differences, read_settings
+from basisprune.runs.validating import differences, read_settings
 
 CONFIG, VERSIONS = "config.yaml", "versions"
 BUNDLE, ONNX, INT8, REPORT, SUMMARY = "model", "model.onnx", "model.int8.onnx", "report.html", "summary.json"

@@ -11,9 +11,9 @@ from basisprune.deploy.bundle import load_bundle
 from basisprune.errors import CheckpointError
 from basisprune.listener import Silence
 from basisprune.runs.adapt import adapt
-from basisprune.runs.config import configure
 from basisprune.runs.job import Job, prepare_job
-from basisprune.runs.settings import read_settings
+from basisprune.runs.options import configure
+from basisprune.runs.validating import read_settings
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

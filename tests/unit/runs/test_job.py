@@ -10,8 +10,8 @@ from tiny import NAMES, differing, tiny_backbone, tiny_images, tiny_model
 from basisprune.deploy.bundle import save_pretrained
 from basisprune.deploy.fold import deploy
 from basisprune.errors import ConfigError, ModelError
-from basisprune.runs.config import configure
 from basisprune.runs.job import prepare_job
+from basisprune.runs.options import configure
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import yaml
 from basisprune.errors import CheckpointError
 from basisprune.listener import Silence
 from basisprune.runs.output import OutputFolder, is_loadable, is_repeatable, versions
-from basisprune.runs.settings import read_settings
+from basisprune.runs.validating import read_settings
 
 CONFIG = {"model": "resnet18", "recipe": {"train": {"epochs": 3}}, "shape": (1, 2), "rate": 1e-5, "int8": False}
 

@@ -13,7 +13,7 @@ from basisprune.budget import Budget, Goal, Ratios
 from basisprune.candidates import Candidate, Found, Size, Trial
 from basisprune.frameworks import DECOMPOSED
 from basisprune.pipeline import Stage, State
-from basisprune.runs.config import RunConfig
+from basisprune.runs.options import RunConfig
 from basisprune.runs.summary import headline, kept_to_budget, picture_of, rounds, verdict
 
 DROP, PARAMS, FIXED = Budget(max_drop=0.01), Budget(target_params=300), Ratios(0.5)

@@ -12,7 +12,7 @@ from basisprune.budget import Budget, Goal, Ratios
 from basisprune.errors import ConfigError, nearest
 from basisprune.frameworks import Axis, Framework, FrameworkName, find_framework
 from basisprune.recipes import Recipe
-from basisprune.runs.settings import faults_of, recipe_of, search_of
+from basisprune.runs.validating import faults_of, recipe_of, search_of
 from basisprune.search import SearchConfig
 
 RATIOS = ("basis_ratio", "filter_ratio")

@@ -11,7 +11,7 @@ import yaml
 
 from basisprune.errors import ConfigError
 from basisprune.recipes import RECIPES
-from basisprune.runs.settings import changed, differences, faults_of, read_settings, recipe_of, search_of
+from basisprune.runs.validating import changed, differences, faults_of, read_settings, recipe_of, search_of
 from basisprune.search import SearchConfig
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from basisprune.budget import Budget, Ratios
 from basisprune.errors import ConfigError
 from basisprune.recipes import RECIPES
-from basisprune.runs.config import BUDGETS, RATIOS, ImageOptions, Options, RunConfig, configure
+from basisprune.runs.options import BUDGETS, RATIOS, ImageOptions, Options, RunConfig, configure
 from basisprune.search import SearchConfig
 
 fractions = st.floats(0, 0.99)
