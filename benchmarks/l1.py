@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from backbones import quick_network
+from backbones import METHOD, trained_network
 from common import Cells
 from torch import nn
 
@@ -29,7 +29,6 @@ from basisprune import (
     taylor_scores,
     trace_coupling,
 )
-from basisprune.recipes import RECIPES
 from basisprune.transfer.model import spec_of
 from basisprune.types import LayerScores, Scores
 
@@ -44,8 +43,8 @@ def dense_filters(model: nn.Module, layers: tuple[str, ...]) -> Scores:
 
 
 def compare(name: str, options: argparse.Namespace) -> list[dict[str, float]]:
-    recipe = RECIPES["quick"]
-    network, _, val, test = quick_network(name, "fashion_mnist", options.assets, options.runs)
+    recipe = METHOD
+    network, _, val, test = trained_network(name, "fashion_mnist", options.assets, options.runs)
     scores = taylor_scores(network, PreparedBatches(val, spec_of(network), limit=500, shuffle=True))
     network = prune_basis(network, plan_basis(scores, 0.3, recipe.plan))
     coupling = trace_coupling(network, torch.zeros(2, 3, 64, 64))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import get_args
 
 import torch
-from backbones import DATASETS, MODELS, quick_network
+from backbones import DATASETS, MODELS, trained_network
 from common import Cells
 
 from basisprune import PlanConfig, PreparedBatches, evaluate, measure, plan_basis, prune_basis, taylor_scores
@@ -26,7 +26,7 @@ Row = dict[str, float | str | None]
 
 
 def prune_every_way(name: str, dataset: str, options: argparse.Namespace) -> list[Row]:
-    network, _, val, test = quick_network(name, dataset, options.assets, options.runs)
+    network, _, val, test = trained_network(name, dataset, options.assets, options.runs)
     scores = taylor_scores(network, PreparedBatches(val, spec_of(network), limit=500, shuffle=True))
     rows: list[Row] = [{"ratio": 0.0, "accuracy": evaluate(network, test).accuracy}]
     for ratio in options.ratios:

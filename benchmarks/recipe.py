@@ -1,6 +1,6 @@
-"""The recipe `quick` against logistic regression on the frozen backbone's features, what a user would try first.
+"""Norms, scales and classifier trained, against logistic regression on frozen features, which users would try first.
 
-    python benchmarks/recipe.py --assets DIR [--models resnet50 ...] [--datasets mnist ...] [--recipe quick]
+    python benchmarks/recipe.py --assets DIR [--models resnet50 ...] [--datasets mnist ...]
 
 2,000 training images at 64x64, 1,000 test images, one thread; the decomposed network is trained for the recipe's
 passes. DIR is described in benchmarks/backbones.py. Goes on where it was stopped; writes results/recipe.json.
@@ -17,13 +17,12 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 import torch
-from backbones import DATASETS, MODELS, build, data, trained
+from backbones import DATASETS, METHOD, MODELS, build, data, trained
 from common import Cells
 from sklearn.linear_model import LogisticRegressionCV
 
 from basisprune import PreparedBatches, TransferModel, evaluate
 from basisprune.data import LabelledImages
-from basisprune.recipes import RECIPES
 
 Array: TypeAlias = npt.NDArray[np.generic]
 
@@ -46,13 +45,13 @@ def logistic_regression(model: TransferModel, train: LabelledImages, test: Label
 
 def compare(name: str, dataset: str, options: argparse.Namespace) -> dict[str, float]:
     torch.manual_seed(options.seed)
-    recipe = RECIPES[options.recipe]
+    recipe = METHOD
     splits, test = data(
         dataset, options.assets, images=options.images, test_images=options.test_images, seed=options.seed
     )
     model = build(name, options.assets, num_classes=10, input_size=options.size)
     start = time.perf_counter()
-    checkpoint = options.runs / f"{name}-{dataset}-{options.recipe}-{options.seed}.pt"
+    checkpoint = options.runs / f"{name}-{dataset}-method-{options.seed}.pt"
     network = trained(model, splits.train, recipe, options.seed, checkpoint)
     seconds = time.perf_counter() - start
     return {
@@ -69,7 +68,6 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/benchmarks"), help="where trained networks go")
     parser.add_argument("--models", nargs="+", default=["efficientnet_lite0", "resnet50"], choices=MODELS)
     parser.add_argument("--datasets", nargs="+", default=list(DATASETS), choices=DATASETS)
-    parser.add_argument("--recipe", default="quick", choices=list(RECIPES))
     parser.add_argument("--images", type=int, default=2000)
     parser.add_argument("--test-images", type=int, default=1000)
     parser.add_argument("--size", type=int, default=64)
@@ -77,7 +75,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     config = {key: value for key, value in vars(options).items() if key not in ("assets", "runs", "models", "datasets")}
-    cells = Cells("recipe", config | {"training": dataclasses.asdict(RECIPES[options.recipe].train)})
+    cells = Cells("recipe", config | {"training": dataclasses.asdict(METHOD.train)})
     for name in options.models:
         for dataset in options.datasets:
             cells.run(f"{name}, {dataset}", lambda n=name, d=dataset: compare(n, d, options))  # type: ignore[misc]

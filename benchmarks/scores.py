@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import torch
-from backbones import DATASETS, MODELS, quick_network
+from backbones import DATASETS, MODELS, trained_network
 from common import Cells
 
 from basisprune import PlanConfig, PreparedBatches, basis_statistics, evaluate, measure, plan_basis, taylor_scores
@@ -25,7 +25,7 @@ from basisprune.transfer.model import spec_of
 
 
 def prune_every_way(name: str, dataset: str, options: argparse.Namespace) -> list[dict[str, Any]]:
-    network, train, val, test = quick_network(name, dataset, options.assets, options.runs)
+    network, train, val, test = trained_network(name, dataset, options.assets, options.runs)
     statistics = basis_statistics(network, PreparedBatches(train, spec_of(network), limit=512, shuffle=True))
     rows: list[dict[str, Any]] = [{"ratio": 0.0, "accuracy": evaluate(network, test).accuracy}]
     for size in options.batches:

@@ -38,7 +38,7 @@ def recipe_section() -> str:
         (cell, f"{r['logistic regression']:.3f}", f"{r['decomposed and trained']:.3f}", str(r["epochs"]))
         for cell, r in load("recipe")["results"].items()
     ]
-    header = ("network, data", "logistic regression", "decomposed, recipe `quick`", "epochs")
+    header = ("network, data", "logistic regression", "norms, scales and classifier trained", "epochs")
     return table(header, rows)
 
 
@@ -213,7 +213,7 @@ def main() -> None:
     if options.demo is not None:
         take_demo(options.demo)
     sections = {
-        "Training: the recipe `quick` on 2,000 images at 64x64, accuracy on 1,000 test images": recipe_section,
+        "Training norms, scales and classifier on 2,000 images at 64x64, accuracy on 1,000 test images": recipe_section,
         "Plans: accuracy right after pruning, and parameters, by normalisation (floor 0.05)": plan_section,
         "Plans: accuracy right after pruning, by the minimum share kept in each layer": shares_section,
         "Scores and compensation: accuracy right after pruning": scores_section,

@@ -36,7 +36,7 @@ def main(
 
     \b
     Examples:
-      basisprune demo                                                      (see it work, in about five minutes)
+      basisprune demo                                                      (see it work, in about seven minutes)
       basisprune compress --model resnet50 --data photos --output out      (lose at most 1 % accuracy)
       basisprune predict out new-photos                                    (use the result)
 
