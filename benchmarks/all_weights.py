@@ -3,9 +3,9 @@
     python benchmarks/all_weights.py --assets DIR [--models resnet50 ...] [--ways method all ...] [--seeds 0 1 ...]
 
 CIFAR-10, 2,000 training images at 64x64, 2,000 test images, one thread. Each network is trained from its ImageNet
-weights ("unpruned"); or trained by the method for six passes, 80 % of its basis vectors removed by the recipe
-`quick`, and tuned for two passes ("pruned"). The number in the name of a way is its `weight_lr`. DIR is described in
-benchmarks/backbones.py. Goes on where it was stopped; writes results/all_weights.json.
+weights ("unpruned"); or trained by the method for six passes, 80 % of its basis vectors removed (the basis of the
+outputs, by Taylor scores, with a refit), and tuned for two passes ("pruned"). The number in the name of a way is its
+`weight_lr`. DIR is described in benchmarks/backbones.py. Goes on where it was stopped; writes results/all_weights.json.
 """
 
 from __future__ import annotations
@@ -35,10 +35,16 @@ from basisprune import (
     taylor_scores,
 )
 from basisprune.data import Augment, LabelledImages, Splits
-from basisprune.recipes import RECIPES
 
 RATIO = 0.8
-METHOD = replace(RECIPES["quick"].train, augmentation=Augment(shift=0.05, flip=True))
+METHOD = TrainConfig(
+    batch_size=32,
+    optimizer="adamw",
+    lr=3e-3,
+    min_lr=3e-5,
+    norm_statistics="fixed",
+    augmentation=Augment(shift=0.05, flip=True),
+)
 ALL = replace(METHOD, train="all", clip_norm=5.0)
 CROPS = Augment(flip=True, crop=0.5)
 WAYS = {

@@ -1,9 +1,9 @@
-"""All measured numbers as docs/measured.md, and the demo's table and picture in the README, from the JSON results.
+"""Generates docs/measured.md and the demo's table and figure in the README from the JSON results.
 
     python benchmarks/tables.py [--demo runs/demo]
 
-Nothing is measured here. With --demo, what `basisprune demo` wrote into that folder is taken over into
-results/demo.json first, and a picture of its report into docs/report.png.
+Measures nothing. With --demo, the output of `basisprune demo` in that folder is first copied to results/demo.json, and
+a screenshot of its report to docs/report.png.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def recipe_section() -> str:
         (cell, f"{r['logistic regression']:.3f}", f"{r['decomposed and trained']:.3f}", str(r["epochs"]))
         for cell, r in load("recipe")["results"].items()
     ]
-    header = ("network, data", "logistic regression", "decomposed, recipe `quick`", "passes")
+    header = ("network, data", "logistic regression", "decomposed, recipe `quick`", "epochs")
     return table(header, rows)
 
 
@@ -57,7 +57,7 @@ def plan_section() -> str:
                 for r in (chosen[key] for key in ("max", "mean", "median", "none"))
             ]
             rows.append((cell, str(ratio), *accuracies))
-    return table(("network, data", "ratio", "by max", "by mean", "by median", "as they are"), rows)
+    return table(("network, data", "ratio", "by max", "by mean", "by median", "none"), rows)
 
 
 def scores_section() -> str:
@@ -97,17 +97,19 @@ def l1_section() -> str:
 
 def ratios_section() -> str:
     step, prune = load("step")["results"], load("prune")["results"]
-    speed = f"{step['speed']:.2f} ({min(step['speeds']):.2f} to {max(step['speeds']):.2f} in single processes)"
+    speed = f"{step['speed']:.2f} ({min(step['speeds']):.2f} to {max(step['speeds']):.2f} in individual processes)"
     rows = [
-        ("training step, ResNet-50: speed of the decomposed network over the plain one", speed),
-        ("the same with frozen scales, whose gradient costs nothing", f"{step['frozen']:.2f}"),
-        ("the same, if multiply-adds were all", f"{step['macs']:.2f}"),
-        ("peak memory of a step, decomposed over plain", f"{step['memory']:.2f}"),
-        ("`decompose` over a bare LAPACK SVD, time", f"{step['decompose']:.2f}"),
+        ("training step, ResNet-50: speed of the decomposed network relative to the plain one", speed),
+        ("the same with frozen scales, which need no gradient", f"{step['frozen']:.2f}"),
+        ("the same, predicted from multiply-adds alone", f"{step['macs']:.2f}"),
+        ("peak memory of a step, decomposed relative to plain", f"{step['memory']:.2f}"),
+        ("time of `decompose` relative to a bare LAPACK SVD", f"{step['decompose']:.2f}"),
     ]
     for name, result in prune.items():
-        rows.append((f"pruning 30 % of the filters of {name} over torch-pruning, time", f"{result['pruning']:.2f}"))
-        rows.append((f"HRank scores of {name} over a forward pass, time", f"{result['hrank']:.2f}"))
+        rows.append(
+            (f"time to prune 30 % of the filters of {name}, relative to torch-pruning", f"{result['pruning']:.2f}")
+        )
+        rows.append((f"time of the HRank scores of {name}, relative to a forward pass", f"{result['hrank']:.2f}"))
     return table(("what", "ratio"), rows)
 
 
@@ -118,7 +120,7 @@ def coverage_section() -> str:
     seconds = sorted(record["seconds_trace"] for record in good)
     rows = [
         ("networks", str(len(records))),
-        ("pruned, run forward and backward", str(len(good))),
+        ("pruned, then run forward and backward", str(len(good))),
         ("with at least half of all filters prunable", str(len(half))),
         ("median seconds to trace", f"{seconds[len(seconds) // 2]:.2f}"),
     ]
@@ -135,13 +137,13 @@ def latency_section() -> str:
         rows.append((cell, *shares))
     count = sum(row["bar"] > 0 for found in results.values() for row in found.values())
     missed = [
-        f"{cell}, {name} ({row['speedup']:.2f}, {row['bar']:.2f} was to be reached)"
+        f"{cell}, {name} ({row['speedup']:.2f}, required: {row['bar']:.2f})"
         for cell, found in results.items()
         for name, row in found.items()
         if not row["reached"]
     ]
-    said = f"Of {count} bars {len(missed)} missed{': ' if missed else ''}{'; '.join(missed)}."
-    note = "Each cell is the speed-up over the dense network, of the one that multiply-adds alone would give. "
+    said = f"{len(missed)} of {count} targets missed{': ' if missed else ''}{'; '.join(missed)}."
+    note = "Each cell is the speed-up over the dense network, out of the one that multiply-adds alone predict. "
     return table(("network, runtime", *names), rows) + f"\n\n{note}{said}"
 
 
@@ -158,7 +160,7 @@ def demo_section() -> str:
 
 
 def demo_picture() -> str:
-    """Accuracy against parameters of every network that the search tried, as an SVG."""
+    """Accuracy against parameters of every candidate of the search, as an SVG."""
     rows = load("demo")["results"]["candidates"]
     width, height, left, top = 660, 300, 60, 20
     inner_width, inner_height = width - left - 30, height - top - 50
@@ -189,7 +191,7 @@ def demo_picture() -> str:
 
 
 def take_demo(folder: Path) -> None:
-    """Takes over the demo's numbers, and a picture of its report where Chromium is installed."""
+    """Copies the demo's numbers, and takes a screenshot of its report if Chromium is installed."""
     summary = json.loads((folder / "summary.json").read_text())
     kept = ("basis_ratio", "filter_ratio", "accuracy", "parameters", "macs", "passed", "chosen")
     candidates = [{key: candidate[key] for key in kept} for candidate in summary["candidates"]]
@@ -213,14 +215,14 @@ def main() -> None:
     sections = {
         "Training: the recipe `quick` on 2,000 images at 64x64, accuracy on 1,000 test images": recipe_section,
         "Plans: accuracy right after pruning, and parameters, by normalisation (floor 0.05)": plan_section,
-        "Plans: accuracy right after pruning, by the floor that each layer keeps": shares_section,
+        "Plans: accuracy right after pruning, by the minimum share kept in each layer": shares_section,
         "Scores and compensation: accuracy right after pruning": scores_section,
         "L1 norms of decomposed layers: accuracy right after pruning": l1_section,
         "Speed and memory": ratios_section,
         "Latency at 128x128 on one thread": latency_section,
-        "Reach of filter pruning": coverage_section,
+        "Coverage of filter pruning": coverage_section,
     }
-    parts = ["# Measured", "", "Made by `python benchmarks/tables.py` from `benchmarks/results/`.", ""]
+    parts = ["# Measured", "", "Generated by `python benchmarks/tables.py` from `benchmarks/results/`.", ""]
     for title, section in sections.items():
         parts += [f"## {title}", "", section(), ""]
     (ROOT / "docs" / "measured.md").write_text("\n".join(parts))

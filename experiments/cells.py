@@ -1,4 +1,4 @@
-"""Results of runs -> cells that tables and figures read; the paper's own numbers."""
+"""Results of runs -> cells for tables and figures; the paper's own numbers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LABELS = {
     "basis+taylor": "Basis + Taylor-FO",
     "basis+hrank": "Basis + HRank",
 }
-"""The paper's names of its frameworks; the peers go by their own."""
+"""The paper's names for its frameworks; peers keep their own names."""
 
 PAPER: dict[str, Any] = json.loads((Path(__file__).parent / "paper.json").read_text())
 """The paper's Tables 1 to 4 as printed, and the layers of its Figure 2, counted from 1."""
@@ -29,7 +29,7 @@ PAPER: dict[str, Any] = json.loads((Path(__file__).parent / "paper.json").read_t
 
 @dataclass(frozen=True)
 class Cell:
-    """What one run of `run.py` found; `result` is `baseline` where nothing was pruned."""
+    """The result of one run of `run.py`; `result` is `baseline` if nothing was pruned."""
 
     model: str
     dataset: str
@@ -46,7 +46,7 @@ class Cell:
 
     @property
     def pruned(self) -> bool:
-        """Whether anything was removed: where nothing passed, the result is the unpruned network."""
+        """Whether anything was removed; if nothing passed, the result is the unpruned network."""
         return any(self.result.get(ratio, 0) > 0 for ratio in ("basis_ratio", "filter_ratio"))
 
     @property
@@ -65,12 +65,12 @@ class Cell:
 
     @property
     def passes(self) -> int:
-        """The passes over the training images that all candidates took together."""
+        """The total number of epochs that all candidates were tuned for."""
         return sum(len(candidate["history"]) for candidate in self.candidates[1:])  # the first is the unpruned one
 
 
 def read_cells(folder: Path, pattern: str = "*.json") -> tuple[Cell, ...]:
-    """All results in the folder, by seed; exits with a hint where there are none."""
+    """All results in the folder, sorted by seed; exits with a hint if there are none."""
     names = {field.name for field in fields(Cell)}
     found = []
     for path in sorted(folder.glob(pattern)):
@@ -78,14 +78,14 @@ def read_cells(folder: Path, pattern: str = "*.json") -> tuple[Cell, ...]:
         values = {key: value for key, value in record.items() if key in names} | {"seed": int(record["seed"])}
         found.append(Cell(**{"result": record["baseline"]} | values))
     if not found:
-        raise SystemExit(f"{folder}: no results there; make some with `python experiments/run.py --assets DIR`")
+        raise SystemExit(f"{folder}: no results there; create them with `python experiments/run.py --assets DIR`")
     return tuple(sorted(found, key=lambda cell: cell.seed))
 
 
 def pick(
     cells: Iterable[Cell], model: str, dataset: str, framework: str | None = None, variant: str = DEFAULT
 ) -> list[Cell]:
-    """The cells of a network on a dataset, by seed; of one framework, or of all."""
+    """The cells of a network on a dataset, sorted by seed, for one framework or all."""
     return [
         cell
         for cell in cells

@@ -1,6 +1,6 @@
-"""Cells -> pictures as SVG: what each candidate kept and lost, and Figure 2.
+"""Cells -> SVG figures: what each candidate kept and lost, and Figure 2.
 
-Colours are of middle brightness and there is no background, so that they can be read on light and dark pages.
+Colours are of medium brightness and there is no background, so that figures are readable on light and dark pages.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ STYLE = f"<style>text{{font:12px sans-serif;fill:{GREY}}}.small{{font-size:10px}
 
 @dataclass(frozen=True)
 class Axis:
-    """Maps values from `low` to `high` onto pixels from `start` to `end`; what lies outside goes to the border."""
+    """Maps values from `low` to `high` onto pixels from `start` to `end`; values outside are clamped."""
 
     low: float
     high: float
@@ -73,7 +73,7 @@ def line(x1: float, y1: float, x2: float, y2: float, opacity: float = 0.3, extra
 
 
 def marker(x: float, y: float, framework: str, *, filled: bool, size: float = 4) -> str:
-    """A circle for filters, a diamond for the basis, a square for the peers; filled where it passed."""
+    """A circle for filters, a diamond for the basis, a square for the peers; filled if it passed."""
     colour = COLOURS[framework]
     paint = f'fill="{colour if filled else "none"}" stroke="{colour}" stroke-width="1.5"'
     if framework.startswith(("l1", "taylor", "hrank")):
@@ -89,7 +89,7 @@ def candidates_figure(cells: Sequence[Cell], model: str, dataset: str) -> str:
     shares = [c["parameters"] / cell.candidates[0]["parameters"] for cell in runs for c in cell.candidates]
     ticks = [tick for tick in (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0) if tick >= min(shares) / 2.5]
     x, y = Axis(ticks[0], 1.15, 60, 520, log=True), Axis(-2, 10, 340, 30)
-    marks = [text(60, 18, f"{MODELS[model]}, {DATASETS[dataset]}: every network that was tried")]
+    marks = [text(60, 18, f"{MODELS[model]}, {DATASETS[dataset]}: all candidates")]
     for tick in ticks:
         marks += [line(x(tick), 30, x(tick), 340), text(x(tick), 358, f"{100 * tick:g}%", "middle")]
     for tick in range(-2, 11, 2):
@@ -118,7 +118,7 @@ def candidates_figure(cells: Sequence[Cell], model: str, dataset: str) -> str:
 
 
 def scales_of(cells: Sequence[Cell], model: str) -> dict[str, Cell]:
-    """For each dataset the run whose scaling factors are shown: of the basis of the weights, where there is one."""
+    """For each dataset, the run whose scaling factors are shown, preferably with the basis of the weights."""
     found = {}
     for dataset in DATASETS:
         for variant in ("paper", "weights", "default"):
@@ -130,7 +130,7 @@ def scales_of(cells: Sequence[Cell], model: str) -> dict[str, Cell]:
 
 
 def scales_figure(cells: Sequence[Cell], model: str) -> str:
-    """Scaling factors and Taylor scores of the paper's layers, in the order of the basis, a line for each dataset."""
+    """Scaling factors and Taylor scores of the paper's layers, in basis order, one line per dataset."""
     shown = scales_of(cells, model)
     names = layers_of(shown, model)
     titles = {"scales": "scaling factor", "taylor": "Taylor score"}
@@ -149,7 +149,7 @@ def scales_figure(cells: Sequence[Cell], model: str) -> str:
         middle = 110 + 160 * row
         marks.append(text(12, middle, title, "middle", f' transform="rotate(-90 12 {middle})"'))
     width = 62 + 172 * len(names)
-    marks.append(text(62, 384, "basis vectors in the order of the basis"))
+    marks.append(text(62, 384, "basis vectors in basis order"))
     for position, dataset in enumerate(shown):
         place = width - 130 * (len(shown) - position)
         marks.append(f'<rect x="{place}" y="374" width="12" height="12" fill="{DATASET_COLOURS[dataset]}"/>')
@@ -158,7 +158,7 @@ def scales_figure(cells: Sequence[Cell], model: str) -> str:
 
 
 def layers_of(shown: dict[str, Cell], model: str) -> dict[int, str]:
-    """The layers of the paper's figure by their number, counted from 1, in the order of the network."""
+    """The layers of the paper's figure by number, counted from 1 in network order."""
     names = list(next(iter(shown.values())).scales or ())
     return {number: names[number - 1] for number in PAPER["figure2_layers"][model] if number <= len(names)}
 
@@ -166,7 +166,7 @@ def layers_of(shown: dict[str, Cell], model: str) -> dict[int, str]:
 def panel(
     curves: dict[str, npt.NDArray[np.float64]], kind: str, left: float, top: float, *, axis_labels: bool
 ) -> list[str]:
-    """The frame and the lines: scaling factors as they are; scores over the largest of the layer, by magnitude."""
+    """The frame and the lines: scaling factors as they are; scores relative to the largest in the layer, log scale."""
     if kind == "taylor":
         curves = {dataset: values / max(values.max(), 1e-30) for dataset, values in curves.items()}
         y, ticks = Axis(1e-6, 1, top + 136, top, log=True), {10.0**power: f"1e{power}" for power in (-6, -4, -2, 0)}
@@ -179,7 +179,7 @@ def panel(
         if axis_labels or kind == "scales":
             marks.append(text(left - 4, y(tick) + 3, name, "end", ' class="small"'))
     for dataset, values in curves.items():
-        parts = np.array_split(values, min(len(values), 100))  # means of neighbours: enough to see the course
+        parts = np.array_split(values, min(len(values), 100))  # means of neighbours: enough to see the trend
         x = Axis(0, max(len(parts) - 1, 1), left, left + 150)
         places = " ".join(f"{x(number):g},{y(float(part.mean())):g}" for number, part in enumerate(parts))
         colour = DATASET_COLOURS[dataset]
@@ -188,7 +188,7 @@ def panel(
 
 
 def ranks(values: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """The place of each value among all, equals sharing their mean place.
+    """The rank of each value, with the mean rank for ties.
 
     >>> ranks([0.5, 0.1, 0.5]).tolist()
     [1.5, 0.0, 1.5]
@@ -199,7 +199,7 @@ def ranks(values: npt.ArrayLike) -> npt.NDArray[np.float64]:
 
 
 def order_correlation(values: Sequence[float]) -> float:
-    """Spearman's correlation of the values with the order of the basis: 1 where they only fall, -1 where they rise.
+    """Spearman's correlation of the values with the basis order: 1 if they decrease, -1 if they increase.
 
     >>> order_correlation([0.9, 0.5, 0.1]), order_correlation([1.0, 1.0])
     (1.0, 0.0)
@@ -211,7 +211,7 @@ def order_correlation(values: Sequence[float]) -> float:
 
 
 def order_table(cells: Sequence[Cell]) -> str:
-    """How far scaling factors and Taylor scores follow the order of the basis, in the parts of each network."""
+    """How closely scaling factors and Taylor scores follow the basis order, for each third of each network."""
     rows = []
     for model, name in MODELS.items():
         for dataset, cell in scales_of(cells, model).items():

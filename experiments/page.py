@@ -12,7 +12,7 @@ from sections import ablations, dataset_table, efforts, longer, settings, table4
 
 
 def write_page(results: Path, preset: str, page: Path) -> None:
-    """Fills the page's blocks with tables of the preset's results, and writes the figures that they show."""
+    """Fills the page's blocks with tables of the preset's results, and writes the figures they refer to."""
     cells, at_one_ratio = read_cells(results / preset), results / preset / "ablations"
     variants = read_cells(at_one_ratio, "*/*.json") if at_one_ratio.exists() else ()
     with_scales = (*variants, *cells)
@@ -26,7 +26,7 @@ def write_page(results: Path, preset: str, page: Path) -> None:
 
     def shown(kind: str) -> str:
         paths = [f"{folder.name}/{name}.svg" for name in figures if name.startswith(kind)]
-        return "\n\n".join(f"![{Path(path).stem}]({path})" for path in paths) or "None was run."
+        return "\n\n".join(f"![{Path(path).stem}]({path})" for path in paths) or "Not run."
 
     counts = json.loads((results / "counts.json").read_text())
     tables = [f"### {name}\n\n{dataset_table(cells, dataset)}" for dataset, name in DATASETS.items()]
@@ -45,7 +45,7 @@ def write_page(results: Path, preset: str, page: Path) -> None:
 
 
 def draw_candidates(cells: Sequence[Cell]) -> dict[str, str]:
-    """The figures of all networks that were tried, by name."""
+    """The figures of all candidates, by name."""
     return {
         f"candidates-{model}-{dataset}": candidates_figure(cells, model, dataset)
         for model in MODELS
@@ -55,12 +55,12 @@ def draw_candidates(cells: Sequence[Cell]) -> dict[str, str]:
 
 
 def draw_scales(cells: Sequence[Cell]) -> dict[str, str]:
-    """The paper's Figure 2 for each network that the cells suffice for, by name."""
+    """The paper's Figure 2 by name, for each network with enough cells."""
     return {f"scales-{model}": scales_figure(cells, model) for model in MODELS if scales_of(cells, model)}
 
 
 def fill(text: str, blocks: Mapping[str, str]) -> str:
-    """The text with each block between its markers; exits with their names where markers are missing.
+    """The text with each block between its markers; exits and names the markers if any are missing.
 
     >>> fill("<!-- a:begin --> old <!-- a:end -->", {"a": "new"})
     '<!-- a:begin -->\\nnew\\n<!-- a:end -->'

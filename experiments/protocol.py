@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from basisprune import PlanConfig, Recipe
+from basisprune import Augment, PlanConfig, Recipe, TrainConfig
 from basisprune.budget import Budget
-from basisprune.recipes import PAPER_DATASETS, RECIPES, find_recipe
+from basisprune.recipes import PAPER_DATASETS, find_recipe
 from basisprune.search import SearchConfig
 
 FRAMEWORKS = ("baseline", "l1", "taylor", "hrank", "basis", "basis+taylor", "basis+hrank")
@@ -79,17 +79,26 @@ class Protocol:
         }
 
 
-def _mini_recipe(_dataset: str) -> Recipe:
-    quick = RECIPES["quick"]
-    train = replace(quick.train, mixed_precision="bf16")
-    return replace(
-        quick,
-        train=train,
-        finetune=replace(train, epochs=2),
-        plan=replace(quick.plan, round_to=None),
-        filter_plan=replace(quick.filter_plan, round_to=None),
-        score_images=500,
-    )
+MINI_TRAINING = TrainConfig(
+    epochs=8,
+    batch_size=32,
+    optimizer="adamw",
+    lr=3e-3,
+    min_lr=3e-5,
+    norm_statistics="fixed",
+    augmentation=Augment(shift=0.05),
+    mixed_precision="bf16",
+)
+MINI_RECIPE = Recipe(
+    basis="outputs",
+    scale_init=1.0,
+    compensate="refit",
+    train=MINI_TRAINING,
+    finetune=replace(MINI_TRAINING, epochs=2),
+    score_batch=8,
+    score_images=500,
+)
+"""The basis of the outputs and Taylor scores, with norms, scales and classifier trained as in the paper."""
 
 
 PROTOCOLS = {
@@ -112,7 +121,7 @@ PROTOCOLS = {
         test_images=2000,
         search=SearchConfig(),
         side=lambda _: 64,
-        recipe=_mini_recipe,
+        recipe=lambda _: MINI_RECIPE,
         budget=lambda _: Budget(max_drop=0.01),
     ),
 }

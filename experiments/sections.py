@@ -37,7 +37,7 @@ def points(share: float) -> str:
 
 
 def spread(values: Sequence[float], form: Callable[[float], str]) -> str:
-    """Where several seeds differ: the range of their values.
+    """The range of the values of several seeds, if they differ.
 
     >>> spread([0.1, 0.1], percent), spread([0.1, 0.2], percent)
     ('', '; 10.0% to 20.0%')
@@ -54,7 +54,7 @@ def bold(text: str, yes: bool) -> str:
 
 
 def accuracy_text(cells: Sequence[Cell]) -> str:
-    """The test accuracy with its 95 % interval; where there are several seeds, with their range instead."""
+    """The test accuracy with its 95 % interval, or with the range if there are several seeds."""
     accuracies = [cell.result["test_accuracy"] for cell in cells]
     if len(cells) > 1:
         return percent(mean(accuracies)) + spread(accuracies, percent)
@@ -63,7 +63,7 @@ def accuracy_text(cells: Sequence[Cell]) -> str:
 
 
 def drop_text(cells: Sequence[Cell]) -> str:
-    """The points lost on validation and test images; the latter with its 95 % interval where there is one seed."""
+    """The points lost on validation and test images; for a single seed, the latter with its 95 % interval."""
     val, test = (mean(drops) for drops in zip(*(cell.drops for cell in cells), strict=True))
     text = f"{points(val)} / {points(test)}"
     interval = cells[0].result.get("test_drop_interval")
@@ -80,7 +80,7 @@ def size_text(cells: Sequence[Cell], field: str, form: Callable[[float], str]) -
 
 
 def paper_cells(dataset: str, model: str, framework: str) -> list[str]:
-    """What the paper prints of a framework; nothing for what it does not have. The best are bold."""
+    """The paper's numbers for a framework, empty if it has none. The best are bold."""
     block = PAPER["tables"][dataset][model]
     if framework not in block:
         return [NONE] * 3
@@ -94,7 +94,7 @@ def paper_cells(dataset: str, model: str, framework: str) -> list[str]:
 
 
 def dataset_table(cells: Sequence[Cell], dataset: str) -> str:
-    """One of Tables 1 to 3: ours and the peers', with the paper's own numbers beside them."""
+    """One of Tables 1 to 3: our results and the peers', next to the paper's own numbers."""
     rows = []
     for model, name in MODELS.items():
         found = {framework: pick(cells, model, dataset, framework) for framework in ROWS}
@@ -123,17 +123,17 @@ def _is_best(ran: dict[str, list[Cell]], framework: str, field: str) -> bool:
 
 
 def shared_seeds(groups: Iterable[Sequence[Cell]]) -> set[int]:
-    """The seeds that all of the groups were run with; only these can be compared."""
+    """The seeds that all groups were run with; only these can be compared."""
     seeds = [{cell.seed for cell in group} for group in groups]
     return set.intersection(*seeds) if seeds else set()
 
 
-# What it must show
+# What must hold
 
 
 @dataclass(frozen=True)
 class Bar:
-    """That `ours` keeps at most `most` of the parameters that the best of `rivals` keeps; or `strictly` less."""
+    """A claim: `ours` keeps at most `most` (or, if `strictly`, less) of the parameters of the best of `rivals`."""
 
     ours: str
     rivals: tuple[str, ...]
@@ -142,7 +142,7 @@ class Bar:
 
     @property
     def title(self) -> str:
-        rivals = label(self.rivals[0]) if len(self.rivals) == 1 else "the best that prunes filters only"
+        rivals = label(self.rivals[0]) if len(self.rivals) == 1 else "the best filter pruning"
         return f"{label(self.ours)} over {rivals}"
 
     @property
@@ -162,7 +162,7 @@ BARS = (
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a bar did: the columns from the sizes on, whether it holds (None: not to be told), and both cells."""
+    """The outcome for a bar: the columns from the sizes on, whether it holds (None: unknown), and our cell."""
 
     texts: list[str]
     holds: bool | None = None
@@ -170,7 +170,7 @@ class Verdict:
 
 
 def judge(cells: Sequence[Cell], bar: Bar, dataset: str, model: str) -> Verdict:
-    """Both sizes, their ratio here and in the paper, what both lost on the test images, and whether the bar holds."""
+    """Both sizes, their ratio here and in the paper, the points lost on the test images, and whether the bar holds."""
     ran = {cell.framework: cell for cell in cells}
     paper = {name: row["parameters"] for name, row in PAPER["tables"][dataset][model].items()}
     known = [paper[name] for name in bar.rivals if name in paper]
@@ -195,7 +195,7 @@ def judge(cells: Sequence[Cell], bar: Bar, dataset: str, model: str) -> Verdict:
 
 
 def verdicts(cells: Sequence[Cell], model: str = "resnet50") -> str:
-    """Whether the bars hold on each dataset, for each seed by itself, and with twice the passes, where that was run."""
+    """Whether the bars hold on each dataset, for each seed separately, and with twice the epochs if that was run."""
     rows, judged = [], []
     for dataset, name in DATASETS.items():
         for variant in (DEFAULT, LONGER):
@@ -207,17 +207,21 @@ def verdicts(cells: Sequence[Cell], model: str = "resnet50") -> str:
                     passes = str(of_seed[0].config["recipe"]["finetune"]["epochs"]) if of_seed else NONE
                     rows.append([name, str(seed), passes, bar.title, *judged[-1].texts])
     outcomes = [verdict.holds for verdict in judged]
-    counts = f"{outcomes.count(True)} hold, {outcomes.count(False)} do not, {outcomes.count(None)} cannot be told yet."
+    counts = (
+        f"{outcomes.count(True)} hold, {outcomes.count(False)} do not, {outcomes.count(None)} cannot be decided yet."
+    )
     held = [verdict.ours for verdict in judged if verdict.holds and verdict.ours]
     beyond = sum(ours.drops[1] > ours.limit for ours in held)
-    note = f"In {beyond} of those that hold, ours lost more on the test images than the limit on the validation images."
+    note = (
+        f"In {beyond} of those that hold, ours lost more on the test images than the limit for the validation images."
+    )
     sizes = ("Parameters of", "Ours", "Theirs", "Ratio", "Paper's ratio")
-    header = ("Dataset", "Seed", "Passes", *sizes, "Points lost on test", "Bar", "Verdict")
+    header = ("Dataset", "Seed", "Epochs", *sizes, "Points lost on test", "Bar", "Verdict")
     return f"{table(header, rows)}\n\nOf {len(rows)} comparisons on {MODELS[model]}, {counts} {note}"
 
 
 def longer(cells: Sequence[Cell], model: str = "resnet50") -> str:
-    """What the frameworks that were also run with twice the passes keep, beside what they keep otherwise."""
+    """What the frameworks that were also run with twice the epochs keep, next to what they keep otherwise."""
     rows = []
     for dataset, name in DATASETS.items():
         for framework in SEARCHED:
@@ -226,8 +230,8 @@ def longer(cells: Sequence[Cell], model: str = "resnet50") -> str:
             if shared:
                 same = [[cell for cell in runs if cell.seed in shared] for runs in both]
                 rows.append([name, label(framework), *(text for runs in same for text in _kept_and_lost(runs))])
-    columns = ("Parameters (PR)", "Drop, val / test", "Parameters, twice the passes", "Drop, val / test")
-    return table(("Dataset", "Framework", *columns), rows) if rows else "None was run."
+    columns = ("Parameters (PR)", "Drop, val / test", "Parameters, twice the epochs", "Drop, val / test")
+    return table(("Dataset", "Framework", *columns), rows) if rows else "Not run."
 
 
 def _kept_and_lost(runs: Sequence[Cell]) -> tuple[str, str]:
@@ -263,7 +267,7 @@ def _ablation_text(runs: Sequence[Cell]) -> str:
 
 
 def settings(cells: Sequence[Cell]) -> str:
-    """The settings that all frameworks share; several values where the cells differ. Peers have some of their own."""
+    """The settings that all frameworks share; several values if the cells differ. Some settings of the peers differ."""
 
     def values(*keys: str) -> str:
         distinct = dict.fromkeys(_text(_inside(cell.config, keys)) for cell in plain)
@@ -276,22 +280,25 @@ def settings(cells: Sequence[Cell]) -> str:
     train, tune, search = ("recipe", "train"), ("recipe", "finetune"), ("search",)
     rows = [
         ("images for training, validation, test", several("images", "val_images", "test_images")),
-        ("side of the enlarged images", f"{values('side')} pixels"),
-        ("passes over the training images, unpruned network", values(*train, "epochs")),
-        ("passes for each candidate, at most", values(*tune, "epochs")),
+        ("image size after enlarging", f"{values('side')} pixels"),
+        ("training epochs of the unpruned network", values(*train, "epochs")),
+        ("epochs per candidate, at most", values(*tune, "epochs")),
         ("batch size, optimiser, learning rate", several("batch_size", "optimizer", "lr", of=train)),
-        ("mixed precision, statistics of BN", several("mixed_precision", "norm_statistics", of=train)),
-        ("basis, scaling factors at first", several("basis", "scale_init", of=("recipe",))),
-        ("validation images set apart for the scores, batch", several("score_images", "score_batch", of=("recipe",))),
-        ("pruned basis vectors are made up for by", values("recipe", "compensate")),
+        ("mixed precision, BN statistics", several("mixed_precision", "norm_statistics", of=train)),
+        ("basis, initial scaling factors", several("basis", "scale_init", of=("recipe",))),
+        (
+            "validation images set aside for the scores, batch size",
+            several("score_images", "score_batch", of=("recipe",)),
+        ),
+        ("compensation for pruned basis vectors", values("recipe", "compensate")),
         ("budget", " or ".join(dict.fromkeys(_budget_text(cell.config["budget"]) for cell in plain))),
         ("search: step, tolerance, smallest share", several("step", "tolerance", "smallest", of=search)),
-        ("search: starts warm, polishes at the end", several("warm_start", "polish", of=search)),
+        ("search: warm start, final polish", several("warm_start", "polish", of=search)),
         ("seeds", ", ".join(map(str, sorted({cell.seed for cell in cells})))),
         ("machine", " or ".join(dict.fromkeys(cell.device for cell in cells))),
         ("versions", " or ".join(dict.fromkeys(", ".join(map(" ".join, c.versions.items())) for c in cells))),
     ]
-    return table(("what", "value"), rows)
+    return table(("setting", "value"), rows)
 
 
 def _budget_text(budget: Mapping[str, Any]) -> str:
@@ -315,7 +322,7 @@ def _text(value: Any) -> str:
 
 
 def efforts(cells: Sequence[Cell]) -> str:
-    """How many candidates each search tried, and how many passes over the training images they took together."""
+    """How many candidates each search tried, and how many epochs of training they took in total."""
     rows = []
     for model, name in MODELS.items():
         for framework in SEARCHED:
@@ -326,8 +333,8 @@ def efforts(cells: Sequence[Cell]) -> str:
     undecided = [cell.result["undecided"] for cell in chosen if cell.pruned]
     note = (
         f"In {len(chosen) - len(undecided)} of {len(chosen)} searches nothing passed. Of the other {len(undecided)} "
-        f"networks {sum(undecided)} are undecided: the 95 % interval of what they lost on the validation images "
-        "holds the limit."
+        f"networks, {sum(undecided)} are undecided: the 95 % interval of their drop on the validation images "
+        "contains the limit."
     )
     return f"{table(('Network', 'Framework', *DATASETS.values()), rows)}\n\n{note}"
 
@@ -336,11 +343,11 @@ def _effort_text(runs: Sequence[Cell]) -> str:
     if not runs:
         return NOT_RUN
     tried, passes = (mean(values) for values in zip(*((len(c.candidates) - 1, c.passes) for c in runs), strict=True))
-    return f"{tried:.3g} candidates, {passes:.3g} passes"
+    return f"{tried:.3g} candidates, {passes:.3g} epochs"
 
 
 def table4(counts: dict[str, Any]) -> str:
-    """Total and trainable parameters of the decomposed networks, ours and as the paper prints them."""
+    """Total and trainable parameters of the decomposed networks, ours and those printed in the paper."""
     rows = [
         (
             name,

@@ -52,9 +52,14 @@ def same(one: nn.Module, other: nn.Module, x: Tensor) -> bool:
         return torch.equal(one.eval()(x), other.eval()(x))
 
 
-def refused(folder: Path, message: str) -> None:
+def content(folder: Path) -> dict[str, bytes]:
+    """All files in the folder, however deep."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def refused(folder: Path, message: str, **options) -> None:
     with pytest.raises(BundleError, match=message) as caught:
-        from_pretrained(folder)
+        from_pretrained(folder, **options)
     assert str(folder) in str(caught.value)
 
 

@@ -6,6 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from hypothesis import settings
+
+settings.register_profile("busy machine", deadline=None)  # how long an example takes says nothing
+settings.load_profile("busy machine")
 
 
 @pytest.fixture

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Mapping, Sequence
+
 import torch
 from networks import NETWORKS
 from torch import Tensor, nn
@@ -10,7 +13,7 @@ from basisprune.basis.split import decompose
 from basisprune.coupling import trace_coupling
 from basisprune.importance import score_filters
 from basisprune.plan import PlanConfig, plan_filters
-from basisprune.types import FilterPlan
+from basisprune.types import Coupling, FilterPlan
 
 FREE = PlanConfig(normalise="max", min_share=0.0)
 
@@ -39,6 +42,21 @@ def zeroed(model: nn.Module, plan: FilterPlan) -> None:
             if tensor is not None and (tensor.dim() == 1 or produced):
                 places = torch.tensor(axis.index).view(group.size, -1)[gone].flatten()
                 tensor.data.index_fill_(axis.dim, places, 0.0)
+
+
+def without_channels(model: nn.Module, coupling: Coupling, keep: Mapping[str, Sequence[int]]) -> nn.Module:
+    """The network with every parameter (not the statistics) of the channels that are not kept set to zero."""
+    result = copy.deepcopy(model)
+    parameters = dict(result.named_parameters(remove_duplicate=False))
+    with torch.no_grad():
+        for group in coupling.groups:
+            kept = keep.get(group.name, range(group.size))
+            lost = torch.tensor([unit for unit in range(group.size) if unit not in kept], dtype=torch.int64)
+            for axis in group.axes:
+                if axis.parameter in parameters:
+                    places = torch.tensor(axis.index).view(group.size, -1)[lost].flatten()
+                    parameters[axis.parameter].index_fill_(axis.dim, places, 0.0)
+    return result
 
 
 def _kind(model: nn.Module, name: str) -> str:

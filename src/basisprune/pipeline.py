@@ -32,9 +32,10 @@ from basisprune.frameworks import (
     named,
 )
 from basisprune.importance import score_filters, taylor_scores
+from basisprune.importance.filter_loss import filter_loss, filter_statistics
 from basisprune.importance.loss import basis_loss
 from basisprune.listener import Listener, Silence
-from basisprune.plan import plan_basis, plan_filters
+from basisprune.plan import PlanConfig, plan_basis, plan_filters
 from basisprune.prune import prune_basis, prune_filters
 from basisprune.recipes import Recipe, find_recipe
 from basisprune.stage_store import StageStore, fingerprint
@@ -46,17 +47,17 @@ from basisprune.training.loop import Session, fit
 from basisprune.training.predict import predict
 from basisprune.training.trainable import classes_of, set_trainable
 from basisprune.transfer.model import spec_of
-from basisprune.types import OUTPUT, BasisPlan, FilterPlan, Scores
+from basisprune.types import OUTPUT, BasisPlan, Coupling, FilterPlan, Scores
 
 Plan = BasisPlan | FilterPlan
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """How long a pruned network is tuned: for all epochs of the recipe, or less.
+    """How long a pruned network is tuned: for all epochs of the recipe, or fewer.
 
-    It ends as soon as the validation accuracy is `enough`, or is below `hopeless` after an epoch. With
-    `skip` it does not even start.
+    Tuning ends as soon as the validation accuracy is `enough`, or is below `hopeless` after an epoch. With `skip`
+    it does not start at all.
     """
 
     enough: float | None = None
@@ -75,7 +76,7 @@ FULLY, NOT_AT_ALL = Tuning(), Tuning(skip=True)
 
 @dataclass(frozen=True)
 class Stage:
-    """What a network was at one stage: accuracy on held-out images, and what it costs."""
+    """A network at one stage: its accuracy on held-out images, and what it costs."""
 
     name: str
     accuracy: float
@@ -87,9 +88,9 @@ class Stage:
 
 @dataclass(frozen=True)
 class Pruned:
-    """The model that a framework made, with its plans; `stages` tell the story, on validation images.
+    """The result of a framework, with its plans; `stages` has the validation accuracy and size along the way.
 
-    `test_accuracy` is that of the final model on the test images, None where there are none.
+    `test_accuracy` is that of the final model on the test images, None if there are none.
     """
 
     framework: str
@@ -118,7 +119,7 @@ class State:
         return named(self.steps)
 
     def after(self, step: Step) -> Steps:
-        """The steps of what this step makes of the network."""
+        """The steps of the network after this further step."""
         return (*self.steps, step)
 
 
@@ -126,9 +127,9 @@ class State:
 class Pipeline:
     """Runs frameworks on one model and one dataset, and trains what they share only once.
 
-    `model` comes from `transfer_model` and is not changed; `data` is anything that `load_data` takes. With
-    `checkpoints`, a folder, a run that was killed resumes where it was. `listener` hears of each step;
-    without one, trainings show a bar, with `progress=None` in a terminal only.
+    `model` comes from `transfer_model` and is not modified; `data` is anything that `load_data` takes. With
+    `checkpoints`, a folder, a run that was killed resumes where it stopped. `listener` is notified of each step;
+    without one, training shows a progress bar, with `progress=None` only in a terminal.
     """
 
     model: nn.Module
@@ -155,10 +156,10 @@ class Pipeline:
         filter_ratio: float = 0.5,
         iterations: int = 1,
     ) -> Pruned:
-        """The model that a framework of the paper makes: train, score, prune, train.
+        """The result of one of the paper's frameworks: train, score, prune, train.
 
         `basis_ratio` is the fraction of all basis vectors removed by the frameworks with a basis,
-        `filter_ratio` that of all filters by those that prune filters. With more `iterations`, each pruning is
+        `filter_ratio` that of all filters by those that prune filters. With several `iterations`, each pruning is
         done in that many equal steps with training in between.
         """
         if not isinstance(framework, Framework):
@@ -179,13 +180,13 @@ class Pipeline:
         return self.decomposed() if framework.start == DECOMPOSED.name else self.dense()
 
     def dense(self) -> State:
-        """The model trained as it is, where all frameworks without a basis start."""
+        """The trained model, where all frameworks without a basis start."""
         return self._start(DENSE, lambda: self.model)
 
     def decomposed(self) -> State:
         """The model decomposed and trained, where all frameworks with a basis start.
 
-        A basis that needs the loss is found on the network that is trained already; the split changes nothing then.
+        A basis that depends on the loss is computed on the already trained network; the split then changes nothing.
         """
         if self.settings.basis == "loss":
             return self._split_trained()
@@ -205,7 +206,7 @@ class Pipeline:
         return self._known[steps]
 
     def adopt(self, state: State) -> None:
-        """Takes over a network that another pipeline trained on the same images, instead of training it here."""
+        """Uses a network that another pipeline trained on the same images, instead of training it here."""
         self._known[state.steps] = state
 
     def _start(self, step: Step, build: Callable[[], nn.Module]) -> State:
@@ -216,7 +217,7 @@ class Pipeline:
         return self._known[steps]
 
     def prune(self, state: State, move: Move, ratio: float, tuning: Tuning = FULLY) -> State:
-        """The state without the fraction `ratio` of what the move counts, tuned as `tuning` says."""
+        """The state without the fraction `ratio` of what the move prunes, tuned according to `tuning`."""
         if move.axis == "basis":
             return self.prune_basis(state, ratio, tuning)
         return self.prune_filters(state, move.scores, ratio, tuning)
@@ -235,7 +236,7 @@ class Pipeline:
         return self._known[steps]
 
     def _scored(self, model: nn.Module) -> tuple[nn.Module, Scores, Mapping[str, OutputStatistics] | None]:
-        """The model in the basis that is scored, its scores, and the statistics where the recipe refits."""
+        """The model in the basis that is scored, its scores, and statistics if the recipe refits."""
         recipe, refits = self.settings, self.settings.compensate == "refit"
         if recipe.rebase:
             axes: Axes = "loss" if recipe.basis == "loss" else "outputs"
@@ -250,37 +251,55 @@ class Pipeline:
         return model, scores, basis_statistics(model, self._basis_batches()) if refits else None
 
     def _is_tuned(self, state: State, tuning: Tuning) -> bool:
-        """Whether a network that was tuned for another purpose would be tuned no longer for this one."""
+        """Whether a network that was tuned before needs no more tuning for this purpose."""
         epochs = len(state.stages[-1].history)
         return epochs == self.settings.finetune.epochs or tuning.may_end(epochs, state.stages[-1].accuracy)
 
     def prune_filters(self, state: State, method: str, ratio: float, tuning: Tuning = FULLY) -> State:
-        """The state without the fraction `ratio` of its filters by the method's scores."""
+        """The state without the fraction `ratio` of its filters, ranked by the method's scores."""
         steps = state.after(Step(method, ratio))
         self.hearer.say(f"scoring the filters by {method}")
         device = next(state.model.parameters()).device
         coupling = trace_coupling(state.model, torch.zeros(2, *self.spec.shape, device=device))
-        # Other scores than Taylor's are the same in batches of any size, and large ones are faster.
-        batches = self.scoring_batches() if method == "taylor" else self._batches(self.scoring, shuffle=True)
-        with self._precision():
-            scores = score_filters(state.model, method, coupling.layers, batches)
+        scores, statistics = self._filter_scores(state.model, method, coupling)
         plan = self.store.plan(
-            steps, plan_filters(state.model, scores, ratio, self.settings.filter_plan, coupling=coupling)
+            steps, plan_filters(state.model, scores, ratio, self._filter_plan(method), coupling=coupling)
         )
         self.hearer.say(f"removing {plan.removed} of {plan.total} filters")
         for name, reason in plan.coupling.frozen.items():
             if not name.endswith(".basis") and reason != OUTPUT:
                 self.hearer.say(f"  {name} keeps its filters: {reason}")
-        return self.tune(state, steps, prune_filters(state.model, plan), plan, tuning=tuning)
+        pruned = prune_filters(state.model, plan, compensate=self.settings.filter_compensate, statistics=statistics)
+        return self.tune(state, steps, pruned, plan, tuning=tuning)
+
+    def _filter_scores(
+        self, model: nn.Module, method: str, coupling: Coupling
+    ) -> tuple[Scores, Mapping[str, OutputStatistics] | None]:
+        """The scores of all filters, and statistics if the recipe compensates for removed ones."""
+        compensates = self.settings.filter_compensate != "none"
+        if method == "loss":
+            found = filter_loss(model, coupling, self._basis_batches())
+            return found.scores, found.statistics if compensates else None
+        # Only Taylor scores depend on the batch size; for the others, large batches are faster.
+        by_batch = method in ("taylor", "taylor_behind")
+        batches = self.scoring_batches() if by_batch else self._batches(self.scoring, shuffle=True)
+        with self._precision():
+            scores = score_filters(model, method, coupling.layers, batches)
+        return scores, filter_statistics(model, coupling, self._basis_batches()) if compensates else None
+
+    def _filter_plan(self, method: str) -> PlanConfig:
+        """The settings for filter plans; scores in units of the loss are comparable across layers as they are."""
+        plan = self.settings.filter_plan
+        return replace(plan, normalise="none") if method == "loss" else plan
 
     def polish(self, state: State) -> State:
-        """The state tuned once more, for all epochs of the recipe's fine-tuning."""
+        """The state tuned again, for all fine-tuning epochs of the recipe."""
         return self._train(replace(state, steps=state.after(POLISHED)), self.settings.finetune)
 
     def tune(
         self, state: State, steps: Steps, pruned: nn.Module, plan: Plan | None = None, *, tuning: Tuning = FULLY
     ) -> State:
-        """The network that pruning made of the state's, tuned; `steps` and `plan` say how it was pruned."""
+        """The state after pruning, tuned; `steps` and `plan` say how it was pruned."""
         untuned, hits = self._stage(f"{named(steps)}, not tuned", pruned)
         plans = state.plans if plan is None else (*state.plans, plan)
         after = State(steps, pruned, (*state.stages, untuned), plans, hits)
@@ -295,7 +314,7 @@ class Pipeline:
             accuracy = history[-1].val_accuracy
             return accuracy is not None and tuning.may_end(len(history), accuracy)
 
-        # The unpruned network teaches what was made of it.
+        # The unpruned network is the teacher of networks pruned from it.
         start = self._known.get(state.steps[:1], self._known.get((DENSE,)))
         result = fit(
             state.model,
@@ -320,7 +339,7 @@ class Pipeline:
 
     @contextmanager
     def _precision(self) -> Iterator[None]:
-        """Forward and backward passes outside of `fit` run in bfloat16 where the training does."""
+        """Runs forward and backward passes outside `fit` in bfloat16 if training does."""
         device = next(self.model.parameters()).device.type
         with torch.autocast(device, torch.bfloat16, enabled=self.settings.train.mixed_precision == "bf16"):
             yield
@@ -329,7 +348,7 @@ class Pipeline:
         return self._batches(self.splits.train, limit=self.settings.basis_images, shuffle=True)
 
     def scoring_batches(self) -> PreparedBatches:
-        """The validation images that Taylor scores are computed on, in the recipe's batches of mixed classes."""
+        """The validation images for Taylor scores, shuffled, in batches of the recipe's size."""
         return self._batches(self.scoring, batch_size=self.settings.score_batch, shuffle=True)
 
     def _batches(self, data: LabelledImages, **options: Any) -> PreparedBatches:
@@ -339,9 +358,9 @@ class Pipeline:
         return evaluate(model, data, prepared=self.settings.train.prepared).accuracy
 
     def claim_folder(self) -> None:
-        """Notes in the folder what its runs have in common; raises CheckpointError where they had others."""
+        """Records the common settings of runs in the folder; raises CheckpointError if they differ."""
         if self.store.root is None:
-            return  # fingerprints take their time
+            return  # fingerprints are slow
         recipe = self.settings
         common = {
             "basis": recipe.basis,
@@ -352,26 +371,27 @@ class Pipeline:
             "score_batch": recipe.score_batch,
             "rebase": recipe.rebase,
             "scores": recipe.scores,
+            "filter_compensate": recipe.filter_compensate,
         }
         self.store.claim(common | fingerprint(self.model, self.splits))
 
     def _judging_and_scoring(self, val: LabelledImages) -> tuple[LabelledImages, LabelledImages]:
-        """The validation images that judge, and those that give the scores: all for both, or some set apart."""
+        """The validation images for judging and those for scores: all for both, or some set aside."""
         if self.settings.score_images is None:
             return val, val
         count = min(self.settings.score_images, len(val) // 2)
         if count == 0:
-            raise DataError(f"{len(val)} validation image; score_images needs another one to set apart for the scores")
+            raise DataError(f"{len(val)} validation image; score_images needs another one to set aside for the scores")
         order = np.random.default_rng(0).permutation(len(val))
         return take(val, np.sort(order[count:])), take(val, order[:count])
 
     def _check_data(self) -> LabelledImages:
-        """The validation images; raises DataError where there are none, or other classes than the model's."""
+        """The validation images; raises DataError if there are none, or if their classes differ from the model's."""
         splits, classes = self.splits, classes_of(self.model)
         if classes != splits.num_classes:
             raise DataError(
-                f"the data has {splits.num_classes} classes ({', '.join(splits.classes[:5])}, ...), the model "
-                f"tells {classes} apart; build it with transfer_model(..., num_classes={splits.num_classes})"
+                f"the data has {splits.num_classes} classes ({', '.join(splits.classes[:5])}, ...), but the model "
+                f"has {classes}; build it with transfer_model(..., num_classes={splits.num_classes})"
             )
         if splits.val is None:
             raise DataError("the data has no validation images, which the scores need; pass val_fraction > 0")
@@ -389,13 +409,13 @@ def run(
     iterations: int = 1,
     checkpoints: str | Path | None = None,
 ) -> Pruned:
-    """The model that a framework of the paper makes; see `Pipeline`, which compares several for less."""
+    """The result of one of the paper's frameworks; use `Pipeline` to compare several, which is faster."""
     pipeline = Pipeline(model, data, recipe, checkpoints)
     return pipeline.run(framework, basis_ratio=basis_ratio, filter_ratio=filter_ratio, iterations=iterations)
 
 
 def _step_ratio(ratio: float, step: int, steps: int) -> float:
-    """The fraction of what is left to remove in this step, so that all steps together remove `ratio`.
+    """The fraction of what remains to remove in this step, so that all steps together remove `ratio`.
 
     >>> [round(_step_ratio(0.5, step, 2), 4) for step in range(2)]
     [0.25, 0.3333]

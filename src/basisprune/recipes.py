@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias, get_args
 from basisprune.basis.split import Basis
 from basisprune.data.augment import Augment
 from basisprune.errors import ConfigError, nearest
+from basisprune.frameworks import FrameworkName
 from basisprune.plan import PlanConfig
 from basisprune.prune import Compensation
 from basisprune.training.config import TrainConfig
@@ -19,14 +20,15 @@ BasisScores: TypeAlias = Literal["taylor", "loss"]
 class Recipe:
     """All settings of a framework: how to decompose, train, plan, prune and train again.
 
-    `basis_images` is how many training images the bases "outputs" and "loss" are found on. `score_images` sets so many
-    validation images apart for the scores, at most half, so that networks are judged by images that had no say
-    in them; with None all validation images do both, as in the paper. Scores are averages over batches of
-    `score_batch` images: the smaller a batch, the more squares there are to average. `compensate` is what
-    `prune_basis` does about the contribution of pruned basis vectors: "none", "mean" or "refit". With `rebase`,
-    every pair is turned to the principal axes of its outputs, or in the metric of the loss if that is its basis,
-    before its basis vectors are scored. `scores` ranks the basis vectors: "taylor" is the paper's, on validation
-    images; "loss" is an estimate of the loss itself, on the training images that find the basis.
+    `basis_images` is the number of training images used to compute the bases "outputs" and "loss". `score_images` sets
+    this many validation images aside for the scores, at most half, so that networks are judged on images that did not
+    influence them; with None, all validation images serve both purposes, as in the paper. Scores are averages over
+    batches of `score_batch` images: the smaller the batch, the more squares are averaged. `compensate` is how
+    `prune_basis` compensates for pruned basis vectors: "none", "mean" or "refit". With `rebase`, every pair is rotated
+    to the principal axes of its outputs (in the metric of the loss, if that is the basis) before its basis vectors are
+    scored. `scores` ranks the basis vectors: "taylor" is the paper's, on validation images; "loss" estimates the loss
+    itself, on the training images used for the basis. `filter_compensate` is how `prune_filters` compensates for
+    pruned filters, like `compensate` for basis vectors. `framework` is the default pruning method.
     """
 
     basis: Basis
@@ -41,21 +43,26 @@ class Recipe:
     score_batch: int = 128
     rebase: bool = False
     scores: BasisScores = "taylor"
+    filter_compensate: Compensation = "none"
+    framework: FrameworkName = "basis+taylor"
 
     def __post_init__(self) -> None:
         faults = []
-        if self.compensate not in get_args(Compensation):
-            faults.append(f"compensate: {self.compensate!r} given; allowed are {', '.join(get_args(Compensation))}")
+        faults += [
+            f"{name}: {getattr(self, name)!r} given; allowed are {', '.join(get_args(Compensation))}"
+            for name in ("compensate", "filter_compensate")
+            if getattr(self, name) not in get_args(Compensation)
+        ]
         if self.basis == "loss" and self.scale_init != 1.0:
             faults.append(
-                f"scale_init: {self.scale_init} given; the basis 'loss' is found on a trained network, 1.0 keeps it"
+                f"scale_init: {self.scale_init} given; the basis 'loss' is computed on a trained network; pass 1.0"
             )
         for name in ("basis_images", "score_images", "score_batch"):
             count = getattr(self, name)
             if count is not None and count < 1:
                 faults.append(f"{name}: {count} given; at least 1 is needed")
         if self.filter_plan.per != "vector":
-            faults.append(f"filter_plan.per: {self.filter_plan.per!r} given; filters allow 'vector' alone")
+            faults.append(f"filter_plan.per: {self.filter_plan.per!r} given; only 'vector' is allowed for filters")
         if faults:
             raise ConfigError.of("Recipe", faults)
 
@@ -65,17 +72,32 @@ PAPER_DATASETS = {
     "mnist": (112, Augment(shift=0.15, rotation=15.0)),
     "fashion_mnist": (112, Augment(shift=0.15, flip=True)),
 }
-"""For each of the paper's datasets: the side that its images are enlarged to, and how they are moved."""
+"""For each of the paper's datasets: the size that its images are enlarged to, and their augmentation."""
 
 _PAPER_TRAINING = TrainConfig(augmentation=Augment(shift=0.15))
 _QUICK_TRAINING = TrainConfig(
-    epochs=8,
+    epochs=5,
     batch_size=32,
     optimizer="adamw",
     lr=3e-3,
     min_lr=3e-5,
     norm_statistics="fixed",
+    train="all",
     augmentation=Augment(shift=0.05),
+)
+_QUICK = Recipe(
+    basis="loss",
+    scale_init=1.0,
+    compensate="refit",
+    train=_QUICK_TRAINING,
+    finetune=_QUICK_TRAINING,
+    plan=PlanConfig(round_to=8),  # runtimes can be several times slower with other channel counts
+    filter_plan=PlanConfig(normalise="max", round_to=8),
+    score_batch=8,
+    rebase=True,
+    scores="loss",
+    filter_compensate="refit",
+    framework="basis+loss",
 )
 
 RECIPES = {
@@ -88,33 +110,31 @@ RECIPES = {
         plan=PlanConfig(normalise="max", min_share=0.0),
         filter_plan=PlanConfig(normalise="max", min_share=0.0),
     ),
-    "quick": Recipe(
-        basis="outputs",
-        scale_init=1.0,
-        compensate="refit",
-        train=_QUICK_TRAINING,
-        finetune=_QUICK_TRAINING,
-        plan=PlanConfig(round_to=8),  # runtimes compute other numbers of channels up to several times slower
-        filter_plan=PlanConfig(normalise="max", round_to=8),
-        score_batch=8,
+    "quick": _QUICK,
+    "best": replace(
+        _QUICK,
+        train=replace(_QUICK_TRAINING, epochs=50, patience=15),
+        finetune=replace(_QUICK_TRAINING, epochs=50, patience=15, distill=0.5),
+        basis_images=2048,
     ),
 }
-"""The presets: the paper's protocol, and a short one found by `benchmarks/recipe.py`, `plan.py` and `scores.py`."""
+"""The presets: the paper's protocol; a short one, with scores in units of the loss and all weights trained
+(docs/method.md); and one with ten times the training and the unpruned network as teacher."""
 
 
 def find_recipe(recipe: str | Recipe) -> Recipe:
     """The recipe of that name, or the recipe itself.
 
     "paper" has the shifts that the paper uses for all its datasets; "paper:cifar10", "paper:mnist" and
-    "paper:fashion_mnist" have the flips or rotations too that it uses for these. The side that it enlarges the
-    images to is in `PAPER_DATASETS`, for `transfer_model(input_size=)`.
+    "paper:fashion_mnist" add the flips or rotations it uses for these. The size it enlarges images to is in
+    `PAPER_DATASETS`, for `transfer_model(input_size=)`.
 
     >>> find_recipe("paper:mnist").train.augmentation
     Augment(shift=0.15, flip=False, rotation=15.0)
 
     >>> find_recipe("papr")
     Traceback (most recent call last):
-    basisprune.errors.ConfigError: recipe: 'papr' given; allowed are paper, quick. Did you mean 'paper'?
+    basisprune.errors.ConfigError: recipe: 'papr' given; allowed are paper, quick, best. Did you mean 'paper'?
     """
     if isinstance(recipe, Recipe):
         return recipe

@@ -1,4 +1,4 @@
-"""What a run found, as one frozen value that is written to JSON and read back here, and nowhere else."""
+"""The results of a run as one frozen value, written to JSON and read back only here."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _QUANTITIES = {
 
 @dataclass(frozen=True)
 class Accuracy:
-    """How often a network is right on this many images, with its 95 % interval."""
+    """The accuracy of a network on this many images, with its 95 % interval."""
 
     accuracy: float
     interval: Interval
@@ -42,7 +42,7 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class Side:
-    """A network before or after pruning, in the form that is deployed: how good it is, and what it costs."""
+    """A network before or after pruning, in deployed form: how good it is, and what it costs."""
 
     accuracy: float
     interval: Interval
@@ -62,7 +62,7 @@ class BeforeAndAfter:
 
 @dataclass(frozen=True)
 class Confusion:
-    """How often each class (row) was taken for each (column), by the unpruned network and by the chosen one."""
+    """How often each class (row) was predicted as each (column), by the unpruned and by the chosen network."""
 
     before: Matrix
     after: Matrix
@@ -70,7 +70,7 @@ class Confusion:
 
 @dataclass(frozen=True)
 class ChangedImage:
-    """An image, as a data address, of which the two networks say different things."""
+    """An image, as a data URL, that the two networks classify differently."""
 
     image: str
     label: str
@@ -80,7 +80,7 @@ class ChangedImage:
 
 @dataclass(frozen=True)
 class LayerImportance:
-    """The trained scale and the Taylor score of each basis vector of a layer, in the order of the basis."""
+    """The trained scale and the Taylor score of each basis vector of a layer, in basis order."""
 
     scales: tuple[float | None, ...]
     taylor: tuple[float | None, ...]
@@ -88,7 +88,7 @@ class LayerImportance:
 
 @dataclass(frozen=True)
 class DeliveredFile:
-    """A file that was written; `accuracy` where it differs from that of the network."""
+    """A file that was written; `accuracy` only if it differs from that of the network."""
 
     bytes: int
     what: str
@@ -98,14 +98,14 @@ class DeliveredFile:
 
 @dataclass(frozen=True)
 class CandidateRow(Candidate):
-    """A candidate by its name, and whether it was chosen."""
+    """A candidate with its name, and whether it was chosen."""
 
     name: str = ""
     chosen: bool = False
 
     @property
     def status(self) -> Status:
-        """What became of it, in one word."""
+        """The outcome in one word."""
         if self.chosen:
             return "chosen"
         return "undecided" if self.undecided else "passed" if self.passed else "failed"
@@ -113,19 +113,19 @@ class CandidateRow(Candidate):
 
 @dataclass(frozen=True)
 class Limit:
-    """What the run had to keep to; `kind` is "fixed" where the ratios were given."""
+    """The limit of the run; `kind` is "fixed" if the ratios were given."""
 
     kind: str
     value: float | None = None
 
     @classmethod
     def of(cls, goal: Goal) -> Limit:
-        """The limit that a goal sets."""
+        """The limit set by a goal."""
         return cls(goal.kind, goal.value) if isinstance(goal, Budget) else cls("fixed")
 
     @property
     def quantity(self) -> str | None:
-        """The quantity that is limited, None for fixed ratios.
+        """The limited quantity, None for fixed ratios.
 
         >>> Limit("target_params", 1_000_000).quantity
         'parameters'
@@ -133,7 +133,7 @@ class Limit:
         return _QUANTITIES.get(self.kind)
 
     def bound(self, reference: float) -> float | None:
-        """The most or the least that is allowed, given the accuracy of the unpruned network.
+        """The maximum or minimum allowed, given the accuracy of the unpruned network.
 
         >>> Limit("max_drop", 0.25).bound(0.75)
         0.5
@@ -143,7 +143,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """All that is known of a run. The test images were looked at once, for `test`, `confusion` and `changed`."""
+    """All results of a run. The test images were used once, for `test`, `confusion` and `changed`."""
 
     title: str
     command: str
@@ -175,7 +175,7 @@ class RunSummary:
         return next((candidate for candidate in self.candidates if candidate.chosen), None)
 
     def to_json(self) -> str:
-        """The summary as one JSON object; numbers that are not finite become null."""
+        """The summary as one JSON object; non-finite numbers become null."""
         return _adapter().dump_json(self).decode()
 
     def as_dict(self) -> dict[str, JsonValue]:
@@ -185,7 +185,7 @@ class RunSummary:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> RunSummary:
-        """The summary that `to_json` wrote; raises CheckpointError, with all faults, where it is not one."""
+        """The summary written by `to_json`; raises CheckpointError that lists all faults if it is invalid."""
         try:
             return _adapter().validate_json(text)
         except ValidationError as error:

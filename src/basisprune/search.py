@@ -1,4 +1,4 @@
-"""The smallest model within an accuracy budget: the paper's search for the largest ratios, done for the user."""
+"""The smallest model within a budget: the paper's search for the largest ratios, automated."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ from basisprune.pipeline import FULLY, NOT_AT_ALL, Pipeline, State, Tuning
 class SearchConfig:
     """What is pruned and how far the search goes.
 
-    `framework` is what prunes: filters by l1, taylor or hrank, the basis, or both. The search first multiplies
-    what is kept by `step` until a candidate fails, then narrows down: it ends when the share of basis vectors
-    or filters that failed is within `tolerance` of the one that passed, or at `smallest`. A candidate below the
-    wanted accuracy by `give_up_margin` after a pass is given up. With `warm_start` a candidate is pruned from
-    the last one that passed, else in one go from the unpruned network, as the paper does; with `tune_fully`
-    all candidates are tuned for all epochs, as there. `polish` tunes the chosen network once more, for all epochs.
+    `framework` prunes filters by l1, taylor, hrank or loss, the basis, or both (default: the recipe's). The search
+    first multiplies the share kept by `step` until a candidate fails, then narrows down. It ends when the share of
+    basis vectors or filters that failed is within `tolerance` of the share that passed, or at `smallest`. A candidate
+    more than `give_up_margin` below the required accuracy after an epoch is given up. With `warm_start`, a candidate
+    is pruned from the last one that passed, otherwise in one step from the unpruned network, as in the paper. With
+    `tune_fully`, all candidates are tuned for all epochs, also as in the paper. `polish` tunes the chosen network
+    again, for all epochs.
     """
 
-    framework: FrameworkName = "basis+taylor"
+    framework: FrameworkName | None = None
     step: float = 0.5
     tolerance: float = 0.2
     smallest: float = 0.02
@@ -43,10 +44,10 @@ class SearchConfig:
     def __post_init__(self) -> None:
         faults = []
         allowed = [name for name in get_args(FrameworkName) if name != "baseline"]
-        if self.framework not in allowed:
+        if self.framework is not None and self.framework not in allowed:
             faults.append(f"framework: {self.framework!r} given; allowed are {', '.join(allowed)}")
         faults += [
-            f"{name}: {getattr(self, name)} given; allowed is 0 < {name} < 1"
+            f"{name}: {getattr(self, name)} given; 0 < {name} < 1 is needed"
             for name in ("step", "tolerance", "smallest", "give_up_margin")
             if not 0 < getattr(self, name) < 1
         ]
@@ -54,16 +55,16 @@ class SearchConfig:
             raise ConfigError.of("SearchConfig", faults)
 
 
-_MORE_STEPS = 3  # towards a size that tuning between the steps moved a little away
+_MORE_STEPS = 3  # extra steps if tuning between steps shifted the size slightly
 
 
 class Search:
-    """Looks for the smallest network within the budget, first by the basis ratio, then by the filter ratio.
+    """Searches for the smallest network within the budget, first by basis ratio, then by filter ratio.
 
     Tuning ends as soon as a candidate is good enough, or hopeless. All training goes through the pipeline's
-    checkpoints, so that a search that was killed repeats its steps from them and ends with the same answer. Given
-    `Ratios` instead of a budget, the framework's moves are made once. `framework` replaces the one that the config
-    names; `reference` is the network that the accuracy is compared with, by default the framework's start.
+    checkpoints, so a search that was killed repeats its steps from them and gives the same result. Given `Ratios`
+    instead of a budget, each of the framework's moves is made once. `framework` overrides the one in the config;
+    `reference` is the network that accuracy is compared with, by default the framework's start.
     """
 
     def __init__(
@@ -76,15 +77,15 @@ class Search:
         reference: State | None = None,
     ) -> None:
         self.pipeline, self.goal, self.config = pipeline, goal, config or SearchConfig()
-        self.framework = framework or find_framework(self.config.framework)
+        self.framework = framework or find_framework(self.config.framework or pipeline.settings.framework)
         self.reference = reference
         self.trials: list[Trial] = []
         self._last_folded: tuple[State, nn.Module] | None = None
 
     def run(self) -> Found:
-        """The smallest network that keeps to the budget; the unpruned one where none does.
+        """The smallest network within the budget; the unpruned one if there is none.
 
-        Ctrl-C ends the search with the best so far, once there is something to compare with.
+        Ctrl-C ends the search with the best result so far, once the unpruned network is trained.
         """
         self.pipeline.claim_folder()
         start = self.pipeline.start(self.framework)
@@ -105,7 +106,7 @@ class Search:
             self._reach_size(start, self.goal)
 
     def _remove(self, state: State, ratios: Ratios) -> None:
-        """The one candidate of the given ratios."""
+        """Tries the single candidate with the given ratios."""
         kept = dict(ALL)
         for move in self.framework.moves:
             ratio = ratios.of(move.axis)
@@ -124,7 +125,7 @@ class Search:
             self._judge(self.pipeline.polish(best.state), kept)
 
     def _gallop(self, start: State, kept: Shares, move: Move, tuning: Tuning) -> tuple[State, Shares]:
-        """The state of the smallest share that passes, and what it keeps; `start` where none does."""
+        """The state with the smallest share that passes, and what it keeps; `start` if none does."""
         state, passed, failed = start, 1.0, 0.0
         while failed < passed * (1 - self.config.tolerance) and passed > self.config.smallest:
             share = math.sqrt(passed * failed) if failed else max(passed * self.config.step, self.config.smallest)
@@ -145,21 +146,21 @@ class Search:
         return state, _multiplied(kept, move, passed)
 
     def _tuning(self, budget: Budget) -> Tuning:
-        """Candidates are tuned until they are good enough, or so far below that they are hopeless."""
+        """Candidates are tuned until they are good enough or hopeless."""
         if self.config.tune_fully:
             return FULLY
         limit = budget.least_accuracy(self.trials[0].candidate.accuracy)
         return Tuning(enough=limit - EQUAL, hopeless=limit - self.config.give_up_margin)
 
     def _reach_size(self, start: State, budget: Budget) -> None:
-        """Candidates that become small enough with as little pruning as possible; only the last one is tuned."""
+        """Prunes as little as possible to become small enough; only the last candidate of each move is judged."""
         if self.trials[0].candidate.passed:
             return
         state, kept = start, ALL
         for move in self.framework.moves:
             share, more = self._share_for_size(state, move, budget), _MORE_STEPS
             while share < 1.0:
-                step = max(share, self.config.step)  # no step removes more than the search would
+                step = max(share, self.config.step)  # no step removes more than a step of the search
                 try:
                     tried = self.pipeline.prune(state, move, round(1 - step, 4))
                 except TooMuchError:
@@ -173,7 +174,7 @@ class Search:
                 break
 
     def _share_for_size(self, start: State, move: Move, budget: Budget) -> float:
-        """The largest share to keep that is small enough, found without tuning; the smallest where none is."""
+        """The largest share to keep that is small enough, found without tuning; the smallest if none is."""
         large, small, impossible = 1.0, 0.0, 0.0
         while (lower := small or impossible) < large * (1 - self.config.tolerance / 4) and large > self.config.smallest:
             share = math.sqrt(large * lower) if lower else max(large * self.config.step, self.config.smallest)
@@ -193,7 +194,7 @@ class Search:
         return budget.allows(size.parameters, size.macs, size.latency_ms)
 
     def _deployed(self, state: State) -> nn.Module:
-        """The state's network as it is deployed; asked twice in a row for the same state, it is folded once."""
+        """The state's network in deployed form; folded only once if requested twice in a row."""
         if self._last_folded is None or self._last_folded[0] is not state:
             folded = deploy(state.model, self.pipeline.spec, self.pipeline.splits.classes)
             self._last_folded = state, folded
@@ -207,7 +208,7 @@ class Search:
         return Size(report.parameters, report.macs, latency)
 
     def _milliseconds(self, model: nn.Module) -> float:
-        """For one image, in ONNX Runtime; in PyTorch where that is not installed or cannot take the network."""
+        """Milliseconds per image in ONNX Runtime; in PyTorch if that is not installed or cannot run the network."""
 
         def on(backend: Backend) -> float:
             shape = self.pipeline.spec.shape
@@ -217,13 +218,13 @@ class Search:
         if has_onnx():
             try:
                 return on("onnxruntime")
-            except Exception as error:  # torch's exporter raises anything for a network that it does not take
-                said = f"latency is measured in PyTorch, ONNX Runtime cannot take the network: {error}"
+            except Exception as error:  # torch's exporter can raise anything for an unsupported network
+                said = f"measuring latency in PyTorch, because ONNX Runtime cannot run the network: {error}"
                 self.pipeline.hearer.say(said)
         return on("eager")
 
     def _judge(self, state: State, kept: Shares) -> Candidate:
-        """The verdict on one more candidate, which joins the trials."""
+        """The verdict on one more candidate, which is added to the trials."""
         deployed = self._deployed(state)
         reference = self.trials[0].state if self.trials else state
         candidate = Candidate.of(state, reference, self._size(state, deployed), kept)
@@ -234,7 +235,7 @@ class Search:
         return candidate
 
     def _best(self) -> int:
-        """The smallest candidate that passed, of equals the most accurate; by size, the most accurate one."""
+        """The smallest candidate that passed, the most accurate among equals; for size budgets, the most accurate."""
         candidates = [trial.candidate for trial in self.trials]
         if isinstance(self.goal, Ratios):
             return len(candidates) - 1
@@ -252,10 +253,10 @@ class Search:
 
 
 def _multiplied(kept: Shares, move: Move, share: float) -> Shares:
-    """The shares with that of the move's axis reduced once more."""
+    """The shares, with that of the move's axis reduced further."""
     return {**kept, move.axis: kept[move.axis] * share}
 
 
 def _removes_nothing(state: State) -> bool:
-    """Whether the last plan found nothing to remove, as blocks of `round_to` may be larger than what is asked for."""
+    """Whether the last plan removes nothing, because a block of `round_to` is more than was requested."""
     return bool(state.plans) and state.plans[-1].removed == 0

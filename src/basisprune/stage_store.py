@@ -1,4 +1,4 @@
-"""Where a pipeline keeps what it has done, so that a run that was killed resumes where it was."""
+"""Intermediate results of a pipeline, so that a run that was killed resumes where it stopped."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LONGEST_NAME = 160
 
 @dataclass(frozen=True)
 class StageStore:
-    """Networks, plans and numbers of a run, each by the steps that led to it; without a `root` nothing is kept.
+    """Networks, plans and numbers of a run, stored by the steps that led to them; without a `root`, nothing is stored.
 
     >>> from basisprune.frameworks import DECOMPOSED, Step
     >>> StageStore(Path("run")).path((DECOMPOSED, Step("basis", 0.5)), ".pt").name
@@ -37,7 +37,7 @@ class StageStore:
     root: Path | None
 
     def path(self, steps: Steps, suffix: str) -> Path | None:
-        """The file for what these steps made; None where nothing is kept."""
+        """The file for the result of these steps; None if nothing is stored."""
         if self.root is None:
             return None
         name = "-".join(str(step).replace(" ", "") for step in steps)
@@ -46,25 +46,25 @@ class StageStore:
         return self.root / (name + suffix)
 
     def claim(self, common: Mapping[str, object]) -> None:
-        """Notes what all starts of the run have in common; raises CheckpointError where it was something else."""
+        """Records what all starts of the run have in common; raises CheckpointError if it differs."""
         if self.root is None:
             return
         text, path = json.dumps(common, indent=1) + "\n", self.root / "run.json"
         if _written_once(path, lambda: text) != text:
             raise CheckpointError(
-                f"{path}: was made with other settings, weights or images than {common}; use another folder"
+                f"{path}: was created with other settings, weights or images than {common}; use another folder"
             )
 
     def number(self, steps: Steps, what: str, work: Callable[[], float]) -> float:
-        """A number that is found only once, as it would not be the same again."""
+        """A number that is measured only once, because it would differ the next time."""
         path = self.path(steps, f".{what}.json")
         return work() if path is None else float(_written_once(path, lambda: json.dumps(work())))
 
     def plan(self, steps: Steps, plan: Plan) -> Plan:
-        """The plan that an earlier start of this run wrote here, or else this one, written now.
+        """The plan that an earlier start of this run stored, or else this one, stored now.
 
-        Scores may differ in the last digit where devices do not add up in a fixed order; the network whose
-        training goes on must still be the same.
+        Scores can differ in the last digit on devices that do not sum in a fixed order, but the network whose
+        training resumes must be the same.
         """
         path = self.path(steps, ".plan.json")
         if path is None:
@@ -73,17 +73,17 @@ class StageStore:
         try:
             old = type(plan).from_json(text)
         except PlanError as error:
-            raise CheckpointError(f"{path}: cannot be read ({error}); delete it to plan anew") from error
+            raise CheckpointError(f"{path}: cannot be read ({error}); delete it to plan again") from error
         if (old.pruning_ratio, old.options) == (plan.pruning_ratio, plan.options):
             return old
         raise CheckpointError(
-            f"{path}: was made for ratio {old.pruning_ratio} with {dict(old.options)}, now {plan.pruning_ratio} with "
-            f"{dict(plan.options)} is asked for; use another folder"
+            f"{path}: was created for ratio {old.pruning_ratio} with {dict(old.options)}, but {plan.pruning_ratio} "
+            f"with {dict(plan.options)} was requested; use another folder"
         )
 
 
 def _written_once(path: Path, text: Callable[[], str]) -> str:
-    """The text in the file; where there is no file, this text is written there first, by one process."""
+    """The text in the file; if it does not exist, one process writes this text first."""
     state = PartialState()
     if state.is_main_process and not path.exists():
         write_text(path, text())
@@ -92,7 +92,7 @@ def _written_once(path: Path, text: Callable[[], str]) -> str:
 
 
 def fingerprint(model: nn.Module, splits: Splits) -> dict[str, object]:
-    """What tells one run's network and images from another's: input, classes, weights and the split."""
+    """What identifies a run's network and images: input, classes, weights and the split."""
     return {
         "input": asdict(spec_of(model)),
         "classes": list(splits.classes),
@@ -102,7 +102,7 @@ def fingerprint(model: nn.Module, splits: Splits) -> dict[str, object]:
 
 
 def _weights_digest(model: nn.Module) -> str:
-    """A fingerprint of the weights that a run starts from, without the classifier, which may be drawn anew."""
+    """A fingerprint of the initial weights, without the classifier, which may be reinitialised."""
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         if not name.startswith("classifier."):
@@ -111,7 +111,7 @@ def _weights_digest(model: nn.Module) -> str:
 
 
 def _data_digest(splits: Splits) -> str:
-    """A fingerprint of the split: all labels in their order, and some images of each part."""
+    """A fingerprint of the split: all labels in order, and some images of each part."""
     digest = hashlib.sha256()
     for part in (splits.train, splits.val, splits.test):
         if part is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Self, TypeAlias, TypeVar
@@ -58,6 +59,13 @@ def _adapter(kind: type[Value]) -> TypeAdapter[Value]:
     return TypeAdapter(kind)
 
 
+def _are_finite(values: object) -> bool:
+    """Whether this is a list of finite numbers; no computing goes on from NaN."""
+    if not isinstance(values, tuple | list):
+        return False
+    return all(isinstance(value, int | float) and math.isfinite(value) for value in values)
+
+
 @dataclass(frozen=True)
 class InputSpec(JsonValue):
     """How a network wants its images: a float tensor (N, channels, *size), `(pixel / 255 - mean) / std`.
@@ -73,12 +81,17 @@ class InputSpec(JsonValue):
 
     def __post_init__(self) -> None:
         faults = []
-        if len(self.size) != 2 or min(self.size) < 1:
+        if not _are_finite(self.size) or [isinstance(side, int) and side > 0 for side in self.size] != [True, True]:
             faults.append(f"size: {self.size} given; (height, width) in pixels is needed")
-        if not self.mean or len(self.mean) != len(self.std):
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if not _are_finite(values):
+                faults.append(f"{name}: {values} given; finite numbers are needed")
+            elif name == "std" and any(deviation <= 0 for deviation in values):
+                faults.append(f"std: {values} given; all must be positive")
+        if _are_finite(self.mean) and _are_finite(self.std) and not 0 < len(self.mean) == len(self.std):
             faults.append(f"mean, std: {self.mean}, {self.std} given; one of each per channel is needed")
-        if any(deviation <= 0 for deviation in self.std):
-            faults.append(f"std: {self.std} given; all must be positive")
+        if not isinstance(self.interpolation, str):
+            faults.append(f"interpolation: {self.interpolation!r} given; a text such as 'bilinear' is needed")
         if faults:
             raise ConfigError.of("InputSpec", faults)
 

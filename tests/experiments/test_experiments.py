@@ -122,19 +122,19 @@ def test_a_bar_holds_up_to_its_limit_and_fails_beyond(tmp_path):
     filters = [fake(name, 500_000 + number) for number, name in enumerate(FILTERS)]
     others = [fake("basis+taylor", 300_000), fake("basis", 299_999), fake("truncated svd", 299_999)]
     verdicts = sections.verdicts(read(tmp_path, *filters, *others))
-    best = row(verdicts, "MNIST", "0", "2", "Basis + Taylor-FO over the best that prunes filters only")
+    best = row(verdicts, "MNIST", "0", "2", "Basis + Taylor-FO over the best filter pruning")
     assert best[4:7] == ["0.30M", "0.50M (L1)", "0.60"]
     assert best[-3:] == ["2.0 / 2.0", "≤ 0.6", "pass"]
     assert row(verdicts, "MNIST", "0", "2", "Basis + Taylor-FO over Basis")[-1] == "**fail**"
     assert row(verdicts, "MNIST", "0", "2", "Basis over truncated svd")[-1] == "**fail**"  # as good is not better
-    assert "1 hold, 2 do not, 6 cannot be told yet. In 1 of those that hold, ours lost more on the test" in verdicts
+    assert "1 hold, 2 do not, 6 cannot be decided yet. In 1 of those that hold, ours lost more on the test" in verdicts
 
 
 def test_a_rival_that_could_not_be_pruned_is_not_named_as_the_best(tmp_path):
     found = read(tmp_path, fake("basis", 300_000), fake("truncated svd", 1_000_000))
     assert row(sections.verdicts(found), "MNIST", "0", "2", "Basis over truncated svd")[5] == "1.00M (nothing passed)"
     assert row(resnet_rows(found), "truncated svd")[1:5] == ["nothing passed", "", "", ""]
-    assert "In 1 of 2 searches nothing passed. Of the other 1 networks 1 are undecided" in sections.efforts(found)
+    assert "In 1 of 2 searches nothing passed. Of the other 1 networks, 1 are undecided" in sections.efforts(found)
 
 
 def test_twice_the_passes_are_judged_where_they_were_run(tmp_path):
@@ -317,9 +317,9 @@ def test_the_papers_protocol_can_be_set_up_for_each_dataset_and_framework(model,
         assert bench.pipeline.settings.train.epochs == 100
         for framework in (*FRAMEWORKS[1:], *INSIDE, *PEERS):
             search = bench.search(framework)
-            assert [move.axis for move in search.moves] == expected_axes(framework)
+            assert [move.axis for move in search.framework.moves] == expected_axes(framework)
             assert not search.config.warm_start
-            assert search.budget.min_accuracy == (0.99 if dataset == "mnist" else None)
+            assert search.goal.min_accuracy == (0.99 if dataset == "mnist" else None)
         recipes = {name: bench.config(name)["recipe"] for name in ROWS}
         assert recipes["truncated svd"]["finetune"]["train_scales"] is False
         assert recipes["truncated svd"]["compensate"] == "none"

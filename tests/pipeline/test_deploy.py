@@ -31,7 +31,7 @@ from basisprune import (
     transfer_model,
 )
 from basisprune.basis.layers import basis_pairs
-from basisprune.deploy.bundle import saving
+from basisprune.deploy.bundle import loading, saving
 from basisprune.deploy.export.runtime import open_session, run_session
 from basisprune.types import BasisPlan, FilterPlan, LayerScores, Scores
 
@@ -82,7 +82,8 @@ class Chain:
         assert all(close(other, first) for other in others)
 
     def loaded(self, network: nn.Module, *plans: BasisPlan | FilterPlan) -> nn.Module:
-        bundle = load_bundle(save_pretrained(network, self.folder / "bundle", plans=plans, **self.options))
+        folder = save_pretrained(network, self.folder / "bundle", plans=plans, **self.options)
+        bundle = load_bundle(folder, trust_remote_code=True)  # the tests' own networks
         assert bundle.plans == plans
         assert torch.equal(output(bundle.model, self.x), output(network, self.x))
         return bundle.model
@@ -117,15 +118,16 @@ def test_every_form_of_every_small_network_computes_the_same(name: str, tmp_path
 def built_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Large architectures are built anew for the first bundle, and copied for the others."""
     kept: dict[str, nn.Module | None] = {}
-    build: Callable[..., nn.Module | None] = saving._fresh
+    build: Callable[..., nn.Module | None] = loading.fresh_network
 
     def fresh(architecture, spec):
-        key = str((architecture["backbone"], spec))
+        key = str((architecture, spec))
         if key not in kept:
             kept[key] = build(architecture, spec)
         return copy.deepcopy(kept[key])
 
-    monkeypatch.setattr(saving, "_fresh", fresh)
+    for module in (loading, saving):
+        monkeypatch.setattr(module, "fresh_network", fresh)
 
 
 @pytest.mark.usefixtures("built_once", "one_thread")

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import torch
 from networks import NETWORKS
+from tiny import tiny_decomposed, tiny_images
 
 from basisprune.torchkit.moments import loss_statistics
+from basisprune.training.evaluation import evaluate
 
 SCRIPT = """
 import sys
@@ -22,12 +24,13 @@ from tiny import tiny_decomposed, tiny_images, tiny_model, tiny_training
 
 config = tiny_training(epochs=2, norm_statistics="fixed")
 result = fit(tiny_decomposed(), tiny_images(), tiny_images(9, seed=1), config, checkpoint=sys.argv[1] + "/fit.pt")
-accuracy = evaluate(result.model, tiny_images(10, seed=2)).accuracy
+evaluation = evaluate(result.model, tiny_images(10, seed=2))
 recipe = Recipe("outputs", 1.0, "mean", config, config)
 data = (tiny_images(), tiny_images(9, seed=1), tiny_images(9, seed=2))
 pipeline = Pipeline(tiny_model(), data, recipe, sys.argv[1] + "/run")
 pruned = pipeline.run("basis+taylor", basis_ratio=0.5, filter_ratio=0.3)
-state = {"fit": result.model.state_dict(), "pruned": pruned.model.state_dict(), "accuracy": accuracy}
+state = {"fit": result.model.state_dict(), "pruned": pruned.model.state_dict()}
+state |= {"accuracy": evaluation.accuracy, "count": evaluation.count, "processes": torch.distributed.get_world_size()}
 torch.save(state, f"{sys.argv[1]}/{sys.argv[2]}.pt")
 """
 
@@ -73,7 +76,11 @@ def test_two_processes_end_with_one_network(tmp_path):
         assert first[stage].keys() == second[stage].keys()
         for name, value in first[stage].items():
             torch.testing.assert_close(value, second[stage][name], rtol=0, atol=0)
-    assert first["accuracy"] == second["accuracy"]
+    assert first["processes"] == second["processes"] == 2
+    alone = tiny_decomposed()
+    alone.load_state_dict(first["fit"])
+    assert first["accuracy"] == second["accuracy"] == evaluate(alone, tiny_images(10, seed=2)).accuracy
+    assert first["count"] == second["count"] == 10
     assert (tmp_path / "fit.pt").exists()
 
 

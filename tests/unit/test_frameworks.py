@@ -26,10 +26,10 @@ from basisprune.importance.filters import FILTER_SCORES
 steps = st.lists(st.builds(Step, st.sampled_from(["basis", "l1", "dense"]), st.none() | st.floats(0, 1))).map(tuple)
 
 
-def test_the_frameworks_are_those_of_the_papers_tables():
+def test_a_framework_is_its_start_and_its_moves():
     assert tuple(FRAMEWORKS) == get_args(FrameworkName)
     assert (FRAMEWORKS["baseline"].start, FRAMEWORKS["baseline"].moves) == ("dense", ())
-    for scores in ("l1", "taylor", "hrank"):
+    for scores in ("l1", "taylor", "hrank", "loss"):
         filters = Move("filters", scores)
         assert (FRAMEWORKS[scores].start, FRAMEWORKS[scores].moves) == ("dense", (filters,))
         both = FRAMEWORKS[f"basis+{scores}"]
@@ -49,7 +49,7 @@ def test_every_framework_can_be_carried_out(name):
 
 @pytest.mark.parametrize(("given", "hint"), [("basis+tailor", "basis+taylor"), ("BASIS", "basis"), ("hrnk", "hrank")])
 def test_an_unknown_framework_is_answered_with_what_is_allowed_and_the_nearest(given, hint):
-    with pytest.raises(ConfigError, match=r"allowed are baseline, l1, .*basis\+l1\.") as error:
+    with pytest.raises(ConfigError, match=r"allowed are baseline, l1, .*basis\+loss\.") as error:
         find_framework(given)
     assert str(error.value).endswith(f"Did you mean {hint!r}?")
 

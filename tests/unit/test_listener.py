@@ -7,13 +7,13 @@ import inspect
 import pytest
 
 from basisprune.cli.common import Teller
-from basisprune.listener import Listener, Silence
-from basisprune.training.progress import SearchProgress
+from basisprune.listener import Listener, Silence, TrainingStep
+from basisprune.training.progress import SearchProgress, TrainingBar
 
 CALLS = [name for name in vars(Listener) if not name.startswith("_")]
 
 
-@pytest.mark.parametrize("kind", [Silence, SearchProgress, Teller])
+@pytest.mark.parametrize("kind", [Silence, SearchProgress, Teller, TrainingBar])
 @pytest.mark.parametrize("call", CALLS)
 def test_every_listener_takes_every_call(kind, call):
     wanted, found = (inspect.signature(getattr(each, call)) for each in (Listener, kind))
@@ -23,5 +23,5 @@ def test_every_listener_takes_every_call(kind, call):
 def test_silence_says_nothing(capsys):
     silence = Silence()
     silence.say("a line")
-    silence.trained(3, 0.5, 10)
+    silence.trained(TrainingStep(0, 2, 1, 4, 0.25, 2.0, 1.0, 8, 0.5, 0.5))
     assert capsys.readouterr() == ("", "")

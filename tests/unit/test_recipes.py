@@ -42,9 +42,22 @@ def test_all_faults_of_a_recipe_are_named_at_once():
 
 def test_a_recipe_is_found_by_name_or_is_itself():
     assert find_recipe("quick") is RECIPES["quick"]
-    own = dataclasses.replace(RECIPES["quick"], scale_init=0.9)
+    own = dataclasses.replace(RECIPES["paper"], scale_init=0.9)
     assert find_recipe(own) is own
-    with pytest.raises(ConfigError, match=r"'quik' given; allowed are paper, quick\. Did you mean 'quick'\?"):
+    with pytest.raises(ConfigError, match=r"'quik' given; allowed are paper, quick, best\. Did you mean 'quick'\?"):
         find_recipe("quik")
-    with pytest.raises(ConfigError, match=r"'xyz' given; allowed are paper, quick\.$"):
+    with pytest.raises(ConfigError, match=r"'xyz' given; allowed are paper, quick, best\.$"):
         find_recipe("xyz")
+
+
+def test_a_basis_of_a_trained_network_starts_at_scales_that_keep_it():
+    with pytest.raises(ConfigError, match=r"scale_init: 0\.5 given; the basis 'loss' is computed on a trained network"):
+        dataclasses.replace(RECIPES["quick"], basis="loss", scale_init=0.5)
+    assert dataclasses.replace(RECIPES["quick"], basis="loss", scale_init=1.0).basis == "loss"
+
+
+def test_the_paper_has_none_of_what_is_not_in_the_paper():
+    recipe = RECIPES["paper"]
+    assert (recipe.scores, recipe.rebase, recipe.score_images) == ("taylor", False, None)
+    assert recipe.framework == "basis+taylor"
+    assert (recipe.filter_compensate, recipe.finetune.distill, recipe.finetune.train) == ("none", 0.0, "method")

@@ -17,6 +17,7 @@ from basisprune.errors import ConfigError, TooMuchError
 from basisprune.frameworks import POLISHED, Framework, Move, Step
 from basisprune.listener import Silence
 from basisprune.pipeline import FULLY, NOT_AT_ALL, Stage, State, Tuning
+from basisprune.recipes import RECIPES, Recipe
 from basisprune.search import Search, SearchConfig
 from basisprune.types import BasisPlan, LayerPlan
 
@@ -32,7 +33,8 @@ class FakePipeline:
     tuned: list[tuple[float, float]] = field(default_factory=list)
     interrupt_at: int = 1000
     least: float = 0.0
-    listener: Silence = field(default_factory=Silence)
+    hearer: Silence = field(default_factory=Silence)
+    settings: Recipe = field(default_factory=lambda: RECIPES["paper"])
     claimed: int = 0
     tunings: list[Tuning] = field(default_factory=list)
     sources: list[tuple[float, float]] = field(default_factory=list)
@@ -118,6 +120,13 @@ def test_a_framework_prunes_what_its_name_says(framework, axes):
     assert {step.name for step in chosen.steps[1:-1]} == set(framework.split("+"))
 
 
+@pytest.mark.parametrize(("asked", "pruned"), [(None, {"basis", "hrank"}), ("l1", {"l1"})])
+def test_the_framework_is_that_of_the_recipe_unless_another_is_asked_for(asked, pruned):
+    pipeline = FakePipeline(0.5, 0.5, settings=replace(RECIPES["paper"], framework="basis+hrank"))
+    found = Search(pipeline, Budget(max_drop=0.01), SearchConfig(framework=asked, polish=False)).run()
+    assert {step.name for step in found.state.steps[1:]} == pruned
+
+
 def test_a_framework_that_is_given_goes_before_the_one_of_the_config():
     own = Framework("mine", "dense", (Move("filters", "random"),))
     found = Search(FakePipeline(0.5, 0.5), Budget(max_drop=0.01), SearchConfig(framework="basis"), framework=own).run()
@@ -195,7 +204,7 @@ class Notes(Silence):
 
 def test_each_candidate_is_told_as_it_is_judged():
     notes = Notes()
-    found = Search(FakePipeline(0.5, 0.5, listener=notes), Budget(max_drop=0.01)).run()
+    found = Search(FakePipeline(0.5, 0.5, hearer=notes), Budget(max_drop=0.01)).run()
     assert tuple(notes.candidates) == found.candidates
 
 
@@ -244,7 +253,7 @@ def test_a_network_that_cannot_be_exported_is_timed_in_pytorch(monkeypatch):
     monkeypatch.setattr("basisprune.search.measure_latency", measure_latency)
     monkeypatch.setattr("basisprune.search.has_onnx", lambda: True)
     notes = Notes()
-    pipeline = SimpleNamespace(spec=SimpleNamespace(shape=(3, 8, 8)), listener=notes)
+    pipeline = SimpleNamespace(spec=SimpleNamespace(shape=(3, 8, 8)), hearer=notes, settings=RECIPES["paper"])
     assert Search(pipeline, Budget(target_latency=1.0))._milliseconds(nn.Identity()) == 250
     assert "no such operator" in notes.lines[0]
 

@@ -44,10 +44,10 @@ def test_a_plan_is_made_once(tmp_path):
 def test_a_plan_for_another_ratio_or_that_cannot_be_read_is_refused(tmp_path):
     folder = StageStore(tmp_path)
     folder.plan(HALF, plan())
-    with pytest.raises(CheckpointError, match=r"was made for ratio 0\.5"):
+    with pytest.raises(CheckpointError, match=r"was created for ratio 0\.5"):
         folder.plan(HALF, plan(0.25))
     folder.path(HALF, ".plan.json").write_text("{")
-    with pytest.raises(CheckpointError, match=r"cannot be read.*delete it to plan anew"):
+    with pytest.raises(CheckpointError, match=r"cannot be read.*delete it to plan again"):
         folder.plan(HALF, plan())
 
 
@@ -55,7 +55,7 @@ def test_a_folder_belongs_to_one_run(tmp_path):
     folder = StageStore(tmp_path)
     folder.claim({"basis": "outputs"})
     folder.claim({"basis": "outputs"})
-    with pytest.raises(CheckpointError, match="was made with other settings"):
+    with pytest.raises(CheckpointError, match="was created with other settings"):
         folder.claim({"basis": "weights"})
 
 

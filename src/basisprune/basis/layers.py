@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -92,7 +92,7 @@ class BasisPair(nn.Module):
         self.basis = basis
         self.scaling = scaling
 
-    def forward(self, features: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def forward(self, features: Tensor, *args: object, **kwargs: object) -> Tensor:
         """What the original layer computes, through the basis."""
         inner = as_matrix_products(self.basis, features) if self.training and not (args or kwargs) else None
         output: Tensor = self.scaling(self.basis(features, *args, **kwargs) if inner is None else inner)
@@ -159,6 +159,16 @@ def _transform(features: Tensor, weight: Tensor, bias: Tensor | None, groups: in
     return _POINTWISE[weight.dim() - 2](features, weight, bias, groups=groups)
 
 
+class _Saved(Protocol):
+    """What the forward pass keeps for the backward pass."""
+
+    saved_tensors: tuple[Tensor, Tensor, Tensor, Tensor | None]
+    needs_input_grad: tuple[bool, ...]
+    groups: int
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None: ...
+
+
 class _ScaledTransform(torch.autograd.Function):
     """features, scale -> transform with S V-bar, whose gradients cost no weight gradient.
 
@@ -174,7 +184,9 @@ class _ScaledTransform(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, features: Tensor, scale: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> Tensor:
+    def forward(
+        ctx: _Saved, features: Tensor, scale: Tensor, weight: Tensor, bias: Tensor | None, groups: int
+    ) -> Tensor:
         ctx.groups = groups
         bias = None if bias is None else bias.to(features.dtype)
         if small_map(features, weight):
@@ -190,10 +202,12 @@ class _ScaledTransform(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _Saved, gradient: Tensor) -> tuple[Tensor | None, ...]:
         features, scale, weight, scaled = ctx.saved_tensors
         needs_features, needs_scale = ctx.needs_input_grad[:2]
-        divisor, factor = None, scale  # what h comes multiplied with, and what the features' gradient still lacks
+        # What h comes multiplied with, and what the features' gradient still lacks.
+        divisor: Tensor | None = None
+        factor: Tensor | None = scale
         if scaled is not None:
             divisor, factor, weight = scale, None, scaled
             if float(scale.amin()) < _SAFE_SCALE:

@@ -1,4 +1,4 @@
-"""The command line; each subcommand is one thin file, and torch is imported only when one runs."""
+"""The command line: one thin file per subcommand; torch is imported only when one runs."""
 
 from __future__ import annotations
 
@@ -28,15 +28,17 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def main(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="The version.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
 ) -> None:
-    """Make a pretrained CNN small for your own images.
+    """Shrink a pretrained CNN for your own images.
 
     \b
     Examples:
       basisprune demo                                                      (see it work, in about five minutes)
-      basisprune compress --model resnet50 --data photos --output out      (lose at most 1 % of accuracy)
-      basisprune predict out new-photos                                    (use what came out)
+      basisprune compress --model resnet50 --data photos --output out      (lose at most 1 % accuracy)
+      basisprune predict out new-photos                                    (use the result)
 
-    Exit codes: 0 done, 1 error, 2 wrong usage, 3 no pruning keeps to the budget, 130 interrupted.
+    Exit codes: 0 done, 1 error, 2 usage error, 3 no pruned model within the budget, 130 interrupted.
     """

@@ -1,4 +1,4 @@
-"""What the subcommands share: errors and exit codes, numbers as people write them, settings from a file."""
+"""Shared by the subcommands: errors and exit codes, numbers with units, settings from a file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _IGNORED = frozenset({"versions"})
 
 @contextmanager
 def told_errors() -> Iterator[None]:
-    """Errors of basisprune are told in one message with exit code 1, without a traceback; Ctrl-C exits with 130."""
+    """Prints basisprune's errors without a traceback and exits with code 1; Ctrl-C exits with 130."""
     from basisprune.errors import BasisPruneError
 
     try:
@@ -30,25 +30,25 @@ def told_errors() -> Iterator[None]:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(FAILED) from error
     except KeyboardInterrupt:
-        typer.echo("stopped; run the same command again to go on from here", err=True)
+        typer.echo("stopped; run the same command again to resume", err=True)
         raise typer.Exit(INTERRUPTED) from None
 
 
 def tell(line: str) -> None:
-    """Writes a line about what happens to stderr."""
+    """Prints a progress message on stderr."""
     typer.echo(line, err=True)
 
 
 class Teller(Silence):
-    """Tells each line of a run on stderr."""
+    """Prints each message of a run on stderr."""
 
     def say(self, line: str) -> None:
-        """Writes the line."""
+        """Prints the message."""
         tell(line)
 
 
 def show_json(value: object) -> None:
-    """Writes the one JSON value that stdout holds with --json."""
+    """Prints the one JSON value on stdout for --json."""
     typer.echo(json.dumps(value))
 
 
@@ -58,7 +58,7 @@ def command_line() -> str:
 
 
 def fraction(text: object) -> float:
-    """'1%' or '0.01' as a number.
+    """A percentage or fraction as a number.
 
     >>> fraction("1%"), fraction("0.5")
     (0.01, 0.5)
@@ -67,7 +67,7 @@ def fraction(text: object) -> float:
 
 
 def amount(text: object) -> int:
-    """'1.5M', '300k' or '250000' as a number.
+    """A count with an optional unit as a number.
 
     >>> amount("1.5M"), amount("300k")
     (1500000, 300000)
@@ -76,7 +76,7 @@ def amount(text: object) -> int:
 
 
 def milliseconds(text: object) -> float:
-    """'5ms', '0.2s' or '5' in milliseconds.
+    """A time in milliseconds; without a unit it already is.
 
     >>> milliseconds("5ms"), milliseconds("0.2s")
     (5.0, 200.0)
@@ -89,22 +89,22 @@ def _number(text: object, units: Mapping[str, float], wanted: str) -> float:
     try:
         value = float(match[1]) * units[match[2]]  # type: ignore[index]
     except (TypeError, ValueError, KeyError):
-        raise typer.BadParameter(f"{text!r} given; write {wanted}") from None
+        raise typer.BadParameter(f"{text!r} given; expected {wanted}") from None
     return round(value, 12)
 
 
 def as_given(value: Any) -> Any:
-    """The value itself: a name from the command line, or settings by name from a file."""
+    """The value unchanged: a name from the command line, or a mapping of settings from a file."""
     return value
 
 
 def read_config(ctx: typer.Context, path: Path | None) -> Path | None:
-    """Takes the settings of a YAML file as the defaults of the command's options; all faults are told at once."""
+    """Uses the settings in a YAML file as defaults for the command's options; reports all faults at once."""
     if path is None:
         return None
     with told_errors():
         from basisprune.errors import ConfigError, nearest
-        from basisprune.runs.settings import read_settings
+        from basisprune.runs.validating import read_settings
 
         given = {key.replace("-", "_"): value for key, value in read_settings(path).items() if key not in _IGNORED}
         options = _options(ctx.command)
@@ -112,7 +112,7 @@ def read_config(ctx: typer.Context, path: Path | None) -> Path | None:
         faults = []
         for key, value in given.items():
             if key not in options:
-                hint = nearest(key, options) or f" Known are {', '.join(options)}"
+                hint = nearest(key, options) or f" Known settings: {', '.join(options)}"
                 faults.append(f"{key}: no such setting.{hint}")
             elif value is not None:
                 faults += _faults_of(key, value, hints[options[key]])
@@ -123,7 +123,7 @@ def read_config(ctx: typer.Context, path: Path | None) -> Path | None:
 
 
 def _options(command: Any) -> dict[str, str]:
-    """The options as they are written, `json` for `--json`, with the names of the parameters that take them."""
+    """The options as typed, `json` for `--json`, mapped to the names of their parameters."""
     return {
         param.opts[0].removeprefix("--").replace("-", "_"): param.name
         for param in command.params
@@ -132,9 +132,9 @@ def _options(command: Any) -> dict[str, str]:
 
 
 def _faults_of(key: str, value: Any, annotated: Any) -> list[str]:
-    """What is wrong with a value for an option, as its parser or its type says."""
+    """What is wrong with a value for an option, according to its parser or its type."""
     from basisprune.errors import ConfigError
-    from basisprune.runs.settings import faults_of, recipe_of, search_of
+    from basisprune.runs.validating import faults_of, recipe_of, search_of
 
     checks: dict[str, Callable[[Any], object]] = {"recipe": recipe_of, "search": search_of}
     kind, *options = get_args(annotated)
@@ -151,7 +151,7 @@ def _faults_of(key: str, value: Any, annotated: Any) -> list[str]:
 
 
 def typed_here(ctx: typer.Context, name: str) -> bool:
-    """Whether the option is on the command line, rather than in a file or left at its default."""
+    """Whether the option was given on the command line, not in a file or by default."""
     source = ctx.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 
@@ -162,27 +162,36 @@ ConfigFile = Annotated[
         "--config",
         callback=read_config,
         is_eager=True,
-        help="A YAML file with options by name; those on the command line go before it.",
+        help="A YAML file with options by name; command-line options override it.",
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")]
+TrustCode = Annotated[
+    bool, typer.Option("--trust-code", help="Import the code that a bundle names; only if you trust who made it.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on stdout.")]
 Model = Annotated[
     str, typer.Option(help="A timm model name, package.module:factory, or a model/ folder written by train.")
 ]
 Data = Annotated[str, typer.Option(help="A folder of class folders, an .npz file, or torchvision:NAME.")]
-Output = Annotated[Path, typer.Option(help="The folder for the result; an unfinished run in it goes on.")]
+Output = Annotated[Path, typer.Option(help="The output folder; an unfinished run in it resumes.")]
 RecipeOption = Annotated[
     Any,
-    typer.Option("--recipe", parser=as_given, metavar="NAME", help="How to train: quick, paper, paper:cifar10, ..."),
+    typer.Option(
+        "--recipe",
+        parser=as_given,
+        metavar="NAME",
+        help="Settings of all stages: quick, best, paper, paper:cifar10, ...",
+    ),
 ]
-Epochs = Annotated[int | None, typer.Option(help="How often each training sees the images; the recipe says.")]
-Size = Annotated[int | None, typer.Option(help="The side of the images in pixels; the model says.")]
+Epochs = Annotated[int | None, typer.Option(help="Training epochs (default: the recipe's).")]
+Size = Annotated[int | None, typer.Option(help="Image height and width in pixels (default: the model's).")]
 Pretrained = Annotated[bool, typer.Option(help="Start from pretrained weights.")]
 ValFraction = Annotated[
-    float, typer.Option(parser=fraction, metavar="PERCENT", help="Held out to judge, where the data has no val/.")
+    float, typer.Option(parser=fraction, metavar="PERCENT", help="Held out for validation if the data has no val/.")
 ]
 TestFraction = Annotated[
-    float, typer.Option(parser=fraction, metavar="PERCENT", help="Held out to the end, where the data has no test/.")
+    float,
+    typer.Option(parser=fraction, metavar="PERCENT", help="Held out for the final test if the data has no test/."),
 ]
-Limit = Annotated[int | None, typer.Option(help="Train on at most so many images.")]
-Seed = Annotated[int, typer.Option(help="For the split, the start and the training.")]
+Limit = Annotated[int | None, typer.Option(help="Train on at most this many images.")]
+Seed = Annotated[int, typer.Option(help="Random seed for the split, initialisation and training.")]

@@ -1,4 +1,4 @@
-"""`basisprune compress`: the smallest model within the accuracy that can be lost."""
+"""`basisprune compress`: the smallest model within the budget."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from basisprune.cli.common import (
     Seed,
     Size,
     TestFraction,
+    TrustCode,
     ValFraction,
     amount,
     as_given,
@@ -35,7 +36,7 @@ from basisprune.cli.common import (
 
 if TYPE_CHECKING:
     from basisprune.results import RunSummary
-    from basisprune.runs.config import Options
+    from basisprune.runs.options import Options
 
 _LIMITS = (
     *("max_drop", "min_accuracy", "target_params", "target_macs", "target_latency"),
@@ -49,28 +50,30 @@ def compress(
     data: Data,
     output: Output,
     max_drop: Annotated[
-        float | None, typer.Option(parser=fraction, metavar="PERCENT", help="The accuracy that may be lost; 1%.")
+        float | None, typer.Option(parser=fraction, metavar="PERCENT", help="Accuracy you can lose (default: 1%).")
     ] = None,
     min_accuracy: Annotated[
-        float | None, typer.Option(parser=fraction, metavar="PERCENT", help="The least accuracy, such as 95%.")
+        float | None, typer.Option(parser=fraction, metavar="PERCENT", help="Minimum accuracy, such as 95%.")
     ] = None,
     target_params: Annotated[
-        int | None, typer.Option(parser=amount, metavar="NUMBER", help="The most parameters, such as 1.5M.")
+        int | None, typer.Option(parser=amount, metavar="NUMBER", help="Maximum number of parameters, such as 1.5M.")
     ] = None,
     target_macs: Annotated[
-        int | None, typer.Option(parser=amount, metavar="NUMBER", help="The most multiply-adds, such as 200M.")
+        int | None, typer.Option(parser=amount, metavar="NUMBER", help="Maximum number of multiply-adds, such as 200M.")
     ] = None,
     target_latency: Annotated[
-        float | None, typer.Option(parser=milliseconds, metavar="TIME", help="The longest for one image, such as 5ms.")
+        float | None, typer.Option(parser=milliseconds, metavar="TIME", help="Maximum time per image, such as 5ms.")
     ] = None,
     basis_ratio: Annotated[
-        float | None, typer.Option(parser=fraction, metavar="PERCENT", help="No search: remove so many basis vectors.")
+        float | None,
+        typer.Option(parser=fraction, metavar="PERCENT", help="No search: remove this share of basis vectors."),
     ] = None,
     filter_ratio: Annotated[
-        float | None, typer.Option(parser=fraction, metavar="PERCENT", help="No search: remove so many filters.")
+        float | None, typer.Option(parser=fraction, metavar="PERCENT", help="No search: remove this share of filters.")
     ] = None,
     framework: Annotated[
-        str | None, typer.Option(help="What prunes: basis, l1, taylor, hrank, or basis+taylor and the like.")
+        str | None,
+        typer.Option(help="Pruning method: basis, l1, taylor, hrank, loss, basis+taylor, ... (default: the recipe's)."),
     ] = None,
     recipe: RecipeOption = "quick",
     epochs: Epochs = None,
@@ -80,18 +83,23 @@ def compress(
     val_fraction: ValFraction = 0.1,
     test_fraction: TestFraction = 0.1,
     limit: Limit = None,
-    onnx: Annotated[bool | None, typer.Option(help="Write model.onnx too; if its packages are installed.")] = None,
-    int8: Annotated[bool, typer.Option(help="Write model.int8.onnx too, calibrated on your images.")] = False,
+    onnx: Annotated[
+        bool | None, typer.Option(help="Also write model.onnx (default: if its packages are installed).")
+    ] = None,
+    int8: Annotated[bool, typer.Option(help="Also write model.int8.onnx, calibrated on your images.")] = False,
     seed: Seed = 0,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done and how long it takes.")] = False,
+    trust_code: TrustCode = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the plan and the expected time; write nothing.")
+    ] = False,
     as_json: Json = False,
     _config: ConfigFile = None,
 ) -> None:
-    """Make a pretrained model as small as the accuracy you can lose allows.
+    """Make a pretrained model as small as your accuracy budget allows.
 
-    Adapts the model to your images, searches how much can be removed, and writes a folder with the model (a
-    bundle for Python, and ONNX), a report to open in a browser, and everything in numbers. Without a budget, 1 %
-    of accuracy may be lost. Stopped at any moment, the same command goes on from there.
+    Fine-tunes the model on your images, searches for how much can be removed, and writes a folder with the model (a
+    bundle for Python, and ONNX), a report for the browser, and all numbers as JSON. The default budget is 1 %
+    accuracy. If interrupted, the same command resumes.
 
     \b
     Examples:
@@ -99,14 +107,14 @@ def compress(
       basisprune compress --model mobilenetv3_large_100 --data photos --target-params 1M --int8 --output out
       basisprune compress --config out/config.yaml --max-drop 2% --output another --dry-run
 
-    Exit codes: 0 done, 1 error, 2 wrong usage, 3 no pruning keeps to the budget, 130 interrupted with the best so
-    far written.
+    Exit codes: 0 done, 1 error, 2 usage error, 3 no pruned model within the budget, 130 interrupted, with the best
+    result so far written.
     """
     with told_errors():
         from basisprune.runs.compress import run_job
-        from basisprune.runs.config import configure
         from basisprune.runs.estimate import expected_candidates
         from basisprune.runs.job import prepare_job
+        from basisprune.runs.options import configure
         from basisprune.training.progress import SearchProgress
 
         config = configure(_options(ctx))
@@ -122,7 +130,7 @@ def compress(
 
 
 def finish(summary: RunSummary, output: Path, *, as_json: bool, images: Path = Path("image.jpg")) -> None:
-    """Shows the result and ends with the exit code that says how it went."""
+    """Shows the result and exits with the matching exit code."""
     from basisprune.report.html import amount as amount_of
     from basisprune.report.text import comparison_table
 
@@ -130,22 +138,22 @@ def finish(summary: RunSummary, output: Path, *, as_json: bool, images: Path = P
         typer.echo(summary.to_json())
     else:
         typer.echo(f"\n{comparison_table(summary)}\n\n{summary.verdict}\n")
-        if (output / "report.html").exists():  # it needs an extra
-            typer.echo(f"{output / 'report.html'}: what happened, for a browser")
+        if (output / "report.html").exists():  # needs an extra
+            typer.echo(f"{output / 'report.html'}: the report, for a browser")
         for name, about in summary.files.items():
             measured = "" if about.accuracy is None else f", accuracy {about.accuracy:.1%}"
             typer.echo(f"{output / name}: {amount_of(about.bytes, 'bytes')}, {about.what}{measured}")
         typer.echo(f"next: basisprune predict {output} {images}")
     if summary.interrupted:
-        tell("interrupted; this is the best so far, and the same command resumes from here")
+        tell("interrupted; this is the best result so far; run the same command again to resume")
         raise typer.Exit(INTERRUPTED)
     if not summary.kept_to_budget:
         raise typer.Exit(NOT_KEPT)
 
 
 def _options(ctx: typer.Context) -> Options:
-    """The settings among the command's options; a budget that is typed overrides one in a file."""
-    from basisprune.runs.config import Options
+    """The settings among the command's options; a budget on the command line overrides one in a file."""
+    from basisprune.runs.options import Options
 
     given = {name: value for name, value in ctx.params.items() if name in Options.__annotations__}
     typed = [name for name in _LIMITS if given.get(name) is not None and typed_here(ctx, name)]

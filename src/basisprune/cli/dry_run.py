@@ -1,4 +1,4 @@
-"""`basisprune compress --dry-run`: what would be done, and how long it would take."""
+"""`basisprune compress --dry-run`: the plan and the expected time."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from basisprune.budget import Budget
 from basisprune.cli.common import show_json
 from basisprune.costs import measure
 from basisprune.deploy.fold import deploy
-from basisprune.runs.config import RATIOS
 from basisprune.runs.estimate import estimate
 from basisprune.runs.job import Job
+from basisprune.runs.options import RATIOS
 from basisprune.training.progress import duration
 from basisprune.transfer.model import spec_of
 
 
 def show_plan(job: Job, output: Path, *, as_json: bool) -> None:
-    """Prints the plan and the time, measured on a few steps of training; writes nothing."""
+    """Prints the plan and the expected time, measured on a few training steps; writes nothing."""
     data, recipe, search, goal = job.splits, job.config.recipe, job.config.search, job.config.goal
     spec = spec_of(job.network)
     size = measure(deploy(job.network, spec, data.classes))
@@ -49,12 +49,12 @@ def show_plan(job: Job, output: Path, *, as_json: bool) -> None:
     lines = [
         f"model    {size.parameters:,} parameters, {size.macs:,} multiply-adds at {spec.size[0]}x{spec.size[1]}",
         *(f"data     {line}" for line in data.describe().splitlines()),
-        f"goal     {wanted}, by {search.framework}",
-        f"recipe   {train.epochs} epochs to train, {tune.epochs} for each candidate at most, {train.optimizer}, "
+        f"goal     {wanted}, with {job.config.framework.name}",
+        f"recipe   {train.epochs} epochs to train, at most {tune.epochs} per candidate, {train.optimizer}, "
         f"batches of {train.batch_size}",
         f"search   about {time.candidates} candidates",
-        f"time     about {duration(time.total)} at most on this machine: {duration(time.reference)} for the unpruned "
-        f"model, {duration(time.candidate)} for each candidate",
+        f"time     at most about {duration(time.total)} on this machine: {duration(time.reference)} for the unpruned "
+        f"model, {duration(time.candidate)} per candidate",
         f"output   {output}: config.yaml, summary.json, report.html, model/, model.onnx, candidates/",
         "nothing was written",
     ]

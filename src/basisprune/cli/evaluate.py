@@ -1,4 +1,4 @@
-"""`basisprune evaluate`: how often a model is right."""
+"""`basisprune evaluate`: the accuracy of a model."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ from typing import Annotated, Literal
 
 import typer
 
-from basisprune.cli.common import ConfigFile, Json, show_json, told_errors
+from basisprune.cli.common import ConfigFile, Json, TrustCode, show_json, told_errors
 
 Part = Literal["train", "val", "test", "all"]
 
 
 def evaluate(
-    result: Annotated[Path, typer.Argument(help="What compress or train wrote, a model/ folder, or an .onnx file.")],
-    data: Annotated[str | None, typer.Option(help="As for compress; the run's own where it is known.")] = None,
+    result: Annotated[
+        Path, typer.Argument(help="An output folder of compress or train, a model/ folder, or an .onnx file.")
+    ],
+    data: Annotated[str | None, typer.Option(help="As for compress (default: the data of the run).")] = None,
     part: Annotated[
-        Part | None, typer.Option(help="Which images; those held out of the run's own data, all of any other.")
+        Part | None, typer.Option(help="Which images (default: test for the data of the run, otherwise all).")
     ] = None,
+    trust_code: TrustCode = False,
     as_json: Json = False,
     _config: ConfigFile = None,
 ) -> None:
@@ -26,7 +29,7 @@ def evaluate(
 
     \b
     Examples:
-      basisprune evaluate out                           (the images that its run held out)
+      basisprune evaluate out                           (the images held out by its run)
       basisprune evaluate out --data new-photos         (all images of another folder)
       basisprune evaluate out/model.int8.onnx --data photos --part test --json
     """
@@ -34,7 +37,7 @@ def evaluate(
         from basisprune.runs.accuracy import accuracy_on
         from basisprune.runs.load import load_any
 
-        found = accuracy_on(load_any(result), data, part)
+        found = accuracy_on(load_any(result, trust_remote_code=trust_code), data, part)
     if as_json:
         show_json({"result": str(result), **asdict(found)})
         return

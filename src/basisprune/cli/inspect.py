@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from basisprune.cli.common import ConfigFile, Json, show_json, told_errors
+from basisprune.cli.common import ConfigFile, Json, TrustCode, show_json, told_errors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 
 def inspect(
     model: Annotated[str, typer.Argument(help="A timm model name, package.module:factory, a result or a bundle.")],
-    size: Annotated[int | None, typer.Option(help="The side of the images in pixels; the model says.")] = None,
-    classes: Annotated[int, typer.Option(help="How many classes a model by name tells apart.")] = 10,
-    latency: Annotated[bool, typer.Option("--latency", help="Measure how long it takes on this machine.")] = False,
+    size: Annotated[int | None, typer.Option(help="Image height and width in pixels (default: the model's).")] = None,
+    classes: Annotated[int, typer.Option(help="Number of classes, for a model given by name.")] = 10,
+    latency: Annotated[bool, typer.Option("--latency", help="Measure the latency on this machine.")] = False,
+    trust_code: TrustCode = False,
     as_json: Json = False,
     _config: ConfigFile = None,
 ) -> None:
@@ -39,7 +40,7 @@ def inspect(
         from basisprune.report import layer_table
         from basisprune.transfer.model import spec_of
 
-        network = _network(model, size, classes)
+        network = _network(model, size, classes, trust_code)
         spec = spec_of(network)
         shape = spec.shape if size is None else (spec.channels, size, size)
         report = joined_report(network, shape)
@@ -50,20 +51,20 @@ def inspect(
     typer.echo(layer_table(report))
     for row in times:
         each = 1000 * row.seconds / row.batch_size
-        typer.echo(f"{row.backend}, batch {row.batch_size}: {each:.2f} ms for each image, one thread")
+        typer.echo(f"{row.backend}, batch {row.batch_size}: {each:.2f} ms per image, one thread")
 
 
-def _network(model: str, size: int | None, classes: int) -> nn.Module:
-    """The network of a folder, or a new one by name."""
+def _network(model: str, size: int | None, classes: int, trust_code: bool) -> nn.Module:
+    """The network in a folder, or a new one by name."""
     from basisprune.errors import ModelError
     from basisprune.runs.load import OnnxModel, load_any
     from basisprune.transfer.model import transfer_model
 
     if not Path(model).exists():
         return transfer_model(model, classes, input_size=size)
-    network = load_any(model).model
+    network = load_any(model, trust_remote_code=trust_code).model
     if isinstance(network, OnnxModel):
-        raise ModelError(f"{model}: the layers of an ONNX file are not listed; give the model/ folder beside it")
+        raise ModelError(f"{model}: the layers of an ONNX file cannot be listed; pass the model/ folder next to it")
     return network
 
 

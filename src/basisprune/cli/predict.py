@@ -1,4 +1,4 @@
-"""`basisprune predict`: images in, classes out."""
+"""`basisprune predict`: classes and probabilities for images."""
 
 from __future__ import annotations
 
@@ -9,23 +9,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from basisprune.cli.common import FAILED, ConfigFile, Json, show_json, tell, told_errors
+from basisprune.cli.common import FAILED, ConfigFile, Json, TrustCode, show_json, tell, told_errors
 
 if TYPE_CHECKING:
     from basisprune.runs.answers import Answer
 
 
 def predict(
-    result: Annotated[Path, typer.Argument(help="What compress or train wrote, a model/ folder, or an .onnx file.")],
-    images: Annotated[list[Path], typer.Argument(help="Image files, and folders of them.")],
-    top: Annotated[int, typer.Option(min=1, help="How many classes to name for each image.")] = 1,
+    result: Annotated[
+        Path, typer.Argument(help="An output folder of compress or train, a model/ folder, or an .onnx file.")
+    ],
+    images: Annotated[list[Path], typer.Argument(help="Image files, or folders of images.")],
+    top: Annotated[int, typer.Option(min=1, help="Number of classes to print per image.")] = 1,
+    trust_code: TrustCode = False,
     as_json: Json = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV on stdout: file, class, probability.")] = False,
     _config: ConfigFile = None,
 ) -> None:
-    """Name the class of each image, and how probable it is.
+    """Print the class of each image and its probability.
 
-    An image that cannot be read is told on stderr, the others are predicted, and the exit code is 1.
+    Images that cannot be read are reported on stderr; the others are still classified, and the exit code is 1.
 
     \b
     Examples:
@@ -34,12 +37,12 @@ def predict(
       basisprune predict out/model.onnx cat.jpg dog.jpg --top 3 --json
     """
     if as_json and as_csv:
-        raise typer.BadParameter("--json and --csv exclude each other; leave one out")
+        raise typer.BadParameter("--json and --csv are mutually exclusive; pass only one")
     with told_errors():
         from basisprune.runs.answers import classify_files, image_files
         from basisprune.runs.load import load_any
 
-        answers = list(classify_files(load_any(result), image_files(images)))
+        answers = list(classify_files(load_any(result, trust_remote_code=trust_code), image_files(images)))
     bad = [answer for answer in answers if answer.error]
     for answer in bad:
         tell(f"error: {answer.error}")

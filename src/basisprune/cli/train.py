@@ -1,4 +1,4 @@
-"""`basisprune train`: a pretrained model adapted to your images, and nothing removed."""
+"""`basisprune train`: a pretrained model fine-tuned on your images, without pruning."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def train(
     as_json: Json = False,
     _config: ConfigFile = None,
 ) -> None:
-    """Adapt a pretrained model to your images, without pruning.
+    """Fine-tune a pretrained model on your images, without pruning.
 
-    Trains batch norm and the classifier, as the recipe says, and writes a folder that evaluate, predict and
-    inspect read; its model/ folder is what compress can start from.
+    Trains with the settings of the recipe, and writes a folder that evaluate, predict and inspect can read. compress
+    can start from its model/ folder.
 
     \b
     Examples:
@@ -55,8 +55,8 @@ def train(
     """
     with told_errors():
         from basisprune.runs.adapt import adapt
-        from basisprune.runs.config import Options, configure
         from basisprune.runs.job import prepare_job
+        from basisprune.runs.options import Options, configure
 
         given = {name: value for name, value in ctx.params.items() if name in Options.__annotations__}
         job = prepare_job(model, data, configure(cast("Options", given)))

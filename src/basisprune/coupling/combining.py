@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -24,14 +23,13 @@ COMBINING = RuleTable()
 def elementwise(call: Operation) -> Labels:
     """Every element of the result comes from the elements at its place."""
     tensors = [item for item in (*call.args, *call.kwargs.values()) if isinstance(item, Tensor)]
-    out = call.out if isinstance(call.out, Tensor) else call.out[0]
-    return join(call.ledger, [(call.labels_of(item), tuple(item.shape)) for item in tensors], out.ndim)
+    return join(call.ledger, [(call.labels_of(item), tuple(item.shape)) for item in tensors], call.result.ndim)
 
 
 @COMBINING.rule("glu")
 def _glu(call: Operation) -> Labels:
     """The first half of the channels is gated by the second."""
-    dim = call.get(1, "dim", -1) % call.source.ndim
+    dim = call.axis(1, "dim", -1)
 
     def change(ids: Ids) -> Ids:
         if ids.shape[dim] == 1:
@@ -51,14 +49,13 @@ def _reduction(call: Operation) -> Labels:
     """Channels that are summed up vanish; a sum over something else leaves them."""
     ndim = call.source.ndim
     place, name = {"linalg_vector_norm": (2, "dim"), "norm": (2, "dim")}.get(call.name, (1, "dim"))
-    dims = call.get(place, name)
-    if isinstance(dims, Tensor):  # max and min of two tensors
+    named = call.get(place, name)
+    if isinstance(named, Tensor):  # max and min of two tensors
         return elementwise(call)
-    dims = all_dims(dims if not isinstance(dims, bool) else None, ndim)
-    out = call.out if isinstance(call.out, Tensor) else call.out[0]
+    dims = all_dims(named if not isinstance(named, bool) else None, ndim)
     fields = [reduce(call.ledger, ids, dims) for ids in call.labels.fields]
     kept = [ids for ids in fields if ids is not None]
-    if out.ndim != ndim:
+    if call.result.ndim != ndim:
         kept = [np.squeeze(ids, axis=tuple(dims)) for ids in kept]
     return useful(call.ledger, kept, call.labels.active)
 
@@ -87,7 +84,7 @@ def _channel_axis(call: Operation) -> int:
     return call.source.ndim - 1 - spatial
 
 
-def _vectors(call: Operation, tensors: Sequence[Any], ndim: int) -> list[tuple[Labels, tuple[int, ...]]]:
+def _vectors(call: Operation, tensors: Sequence[object], ndim: int) -> list[tuple[Labels, tuple[int, ...]]]:
     """1-d tensors as operands along axis 1."""
     operands = []
     for tensor in tensors:
@@ -106,10 +103,11 @@ def _channel_norm(call: Operation) -> Labels:
     shape = tuple(call.source.shape)
     tensors = call.args[1:3] if grouped else call.args[1:5]
     labels = join(call.ledger, [(call.labels, shape), *_vectors(call, tensors, len(shape))], len(shape))
-    if grouped and 1 < call.args[6] < shape[1]:
+    groups = call.number(6) if grouped else 1
+    if 1 < groups < shape[1]:
         for ids in labels.fields:
             if support(ids) == (1,):
-                call.ledger.split(ids.reshape(call.args[6], -1), hard=True)
+                call.ledger.split(ids.reshape(groups, -1), hard=True)
     return labels
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from basisprune.basis.layers import BasisPair, BasisScalingConv
+from basisprune.basis.layers import BasisPair, BasisScalingConv, half_name
 from basisprune.basis.refit import least_squares
 from basisprune.coupling.cutting import dropped
 from basisprune.coupling.units import unit_inputs, unit_outputs
@@ -47,7 +47,7 @@ def hand_over(
     for name, parts in unit_inputs(model, coupling).items():
         lost = {group: index[dropped(groups[group], keep)].ravel() for group, index in parts.items()}
         gone = np.unique(np.concatenate(list(lost.values())))
-        layer: Any = model.get_submodule(name)
+        layer = cast("Layer", model.get_submodule(name))  # no others are listed
         if len(gone) and name in statistics and is_plain(layer):
             changes.append(_change(name, layer, gone.tolist(), statistics[name], refit))
     biases = []
@@ -111,7 +111,7 @@ def _add_bias(model: nn.Module, change: _Change) -> str | None:
     parent, _, own = name.rpartition(".")
     pair = model.get_submodule(parent) if own == "basis" else None
     if isinstance(pair, BasisPair):
-        target, name = pair.scaling, f"{parent}.scaling" if parent else "scaling"
+        target, name = pair.scaling, half_name(parent, "scaling")
         columns = target.scaled_weight().double().flatten(1).unflatten(0, (target.groups, -1))
         constant = (columns @ constant.view(target.groups, -1, 1)).flatten()
     if target.bias is not None:

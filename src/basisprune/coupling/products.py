@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from torch import Tensor
+from torch._ops import OpOverload
 
 from basisprune.coupling.labels import Labels, join, squash, support, useful, vector
 from basisprune.coupling.ledger import Ids
 from basisprune.coupling.rules import Operation, RuleTable
+from basisprune.torchkit.running import tensors_in
 
 PRODUCTS = RuleTable()
 Operand = tuple[Labels, tuple[int, ...]]
@@ -57,14 +57,14 @@ def _product(call: Operation, left: Tensor, right: Tensor) -> Labels:
 
 @PRODUCTS.rule("mm", "bmm")
 def _mm(call: Operation) -> Labels:
-    return _product(call, call.args[0], call.args[1])
+    return _product(call, call.tensor(0), call.tensor(1))
 
 
 @PRODUCTS.rule("addmm", "baddbmm")
 def _addmm(call: Operation) -> Labels:
-    bias, left, right = call.args[:3]
-    result = (_product(call, left, right), tuple(call.out.shape))
-    return join(call.ledger, [result, (call.labels_of(bias), tuple(bias.shape))], call.out.ndim)
+    bias, left, right = (call.tensor(place) for place in range(3))
+    result = (_product(call, left, right), tuple(call.result.shape))
+    return join(call.ledger, [result, (call.labels_of(bias), tuple(bias.shape))], call.result.ndim)
 
 
 def _vector_along(call: Operation, labels: Labels, dim: int, size: int, *, apart_from: int = 0) -> Ids:
@@ -85,10 +85,10 @@ def _vector_along(call: Operation, labels: Labels, dim: int, size: int, *, apart
 @PRODUCTS.rule("convolution")
 def _convolution(call: Operation) -> Labels:
     """Input channels meet the weight's, filters become channels; groups must be cut evenly."""
-    x, weight, bias = call.args[:3]
-    transposed, groups = call.args[6], call.args[8]
+    x, weight, bias = call.tensor(0), call.tensor(1), call.args[2]
+    transposed, groups = bool(call.args[6]), call.number(8)
     labels, kernel = call.labels_of(x), call.labels_of(weight)
-    channels, filters = x.shape[1], call.out.shape[1]
+    channels, filters = x.shape[1], call.result.shape[1]
     inputs = _vector_along(call, labels, 1, channels).reshape(groups, -1)
     if transposed:
         by_group = _vector_along(call, kernel, 0, channels, apart_from=1).reshape(groups, -1)
@@ -142,15 +142,16 @@ def _along_space(call: Operation, x: Tensor, labels: Labels) -> list[Ids]:
     for ids in labels.fields:
         if ids.shape[1] > 1 or not support(ids):
             continue
-        if all(x.shape[dim] == call.out.shape[dim] for dim in support(ids)):
+        if all(x.shape[dim] == call.result.shape[dim] for dim in support(ids)):
             kept.append(ids)
         else:
             call.ledger.freeze(ids, "a convolution mixes its channels")
     return kept
 
 
-def shape_only(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+def shape_only(func: OpOverload[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> Tensor:
     """A tensor of zeros with the shape that the product would have; nothing is multiplied."""
     meta = [item.to("meta") if isinstance(item, Tensor) else item for item in args]
     like = next(item for item in args if isinstance(item, Tensor))
-    return like.new_zeros(func(*meta, **kwargs).shape)
+    (result,) = tensors_in(func(*meta, **kwargs))
+    return like.new_zeros(result.shape)

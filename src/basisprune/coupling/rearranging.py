@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map_only
 from basisprune.coupling.combining import elementwise
 from basisprune.coupling.labels import CONSTANT, Labels, attach, join, narrow, reshape, support, useful
 from basisprune.coupling.ledger import Ids
-from basisprune.coupling.rules import Operation, RuleTable, all_dims
+from basisprune.coupling.rules import Operation, RuleTable, all_dims, listed
 
 REARRANGING = RuleTable()
 
@@ -20,7 +20,7 @@ REARRANGING = RuleTable()
 @REARRANGING.rule("view", "reshape", "_unsafe_view", "_reshape_alias", "unflatten", "flatten")
 def _view(call: Operation) -> Labels:
     """The ids are viewed like the values; an axis of channels that falls apart must be cut evenly."""
-    source, target = tuple(call.source.shape), tuple(call.out.shape)
+    source, target = tuple(call.source.shape), tuple(call.result.shape)
     if call.source.numel() == 0:
         return Labels((), call.labels.active)
     fields = []
@@ -39,12 +39,13 @@ def _view(call: Operation) -> Labels:
 
 @REARRANGING.rule("permute")
 def _permute(call: Operation) -> Labels:
-    return call.each(lambda ids: ids.transpose([dim % ids.ndim for dim in call.args[1]]))
+    dims = all_dims(call.args[1], call.source.ndim)
+    return call.each(lambda ids: ids.transpose(dims))
 
 
 @REARRANGING.rule("transpose")
 def _transpose(call: Operation) -> Labels:
-    return call.each(lambda ids: ids.swapaxes(call.args[1], call.args[2]) if ids.ndim else ids)
+    return call.each(lambda ids: ids.swapaxes(call.number(1), call.number(2)) if ids.ndim else ids)
 
 
 @REARRANGING.rule("t")
@@ -54,7 +55,7 @@ def _t(call: Operation) -> Labels:
 
 @REARRANGING.rule("unsqueeze")
 def _unsqueeze(call: Operation) -> Labels:
-    return call.each(lambda ids: np.expand_dims(ids, call.args[1]))
+    return call.each(lambda ids: np.expand_dims(ids, call.number(1)))
 
 
 @REARRANGING.rule("squeeze")
@@ -66,12 +67,12 @@ def _squeeze(call: Operation) -> Labels:
 
 @REARRANGING.rule("expand")
 def _expand(call: Operation) -> Labels:
-    return call.each(lambda ids: ids.reshape((1,) * (call.out.ndim - ids.ndim) + ids.shape))
+    return call.each(lambda ids: ids.reshape((1,) * (call.result.ndim - ids.ndim) + ids.shape))
 
 
 @REARRANGING.rule("select")
 def _select(call: Operation) -> Labels:
-    dim, index = call.args[1] % call.source.ndim, call.args[2]
+    dim, index = call.number(1) % call.source.ndim, call.number(2)
     return call.each(lambda ids: _taken(ids, dim, index))
 
 
@@ -82,7 +83,8 @@ def _taken(ids: Ids, dim: int, index: int) -> Ids:
 
 @REARRANGING.rule("slice")
 def _slice(call: Operation) -> Labels:
-    dim, size = call.get(1, "dim", 0) % call.source.ndim, call.source.shape[call.get(1, "dim", 0)]
+    dim = call.axis(1, "dim", 0)
+    size = call.source.shape[dim]
     start, end, step = slice(call.get(2, "start"), call.get(3, "end"), call.get(4, "step", 1)).indices(size)
 
     def change(ids: Ids) -> Ids:
@@ -100,8 +102,8 @@ def _slice(call: Operation) -> Labels:
 @REARRANGING.rule("split", "split_with_sizes", "unsafe_split", "unsafe_split_with_sizes")
 def _split(call: Operation) -> list[Labels]:
     """Pieces of an axis; pieces of one size must stay of one size."""
-    dim = call.get(2, "dim", 0) % call.source.ndim
-    sizes = [piece.shape[dim] for piece in call.out]
+    dim = call.axis(2, "dim", 0)
+    sizes = [piece.shape[dim] for piece in call.results]
     edges = np.cumsum([0, *sizes]).tolist()
     for ids in call.labels.fields:
         call.ledger.hint(call.module, ids, dim)
@@ -123,21 +125,21 @@ def _split(call: Operation) -> list[Labels]:
 
 @REARRANGING.rule("unbind")
 def _unbind(call: Operation) -> list[Labels]:
-    dim = call.get(1, "dim", 0) % call.source.ndim
+    dim = call.axis(1, "dim", 0)
 
     def piece(place: int) -> Labels:
         return call.each(lambda ids: _taken(ids, dim, place))
 
-    return [piece(place) for place in range(len(call.out))]
+    return [piece(place) for place in range(len(call.results))]
 
 
 @REARRANGING.rule("cat", "stack", "concatenate")
 def _cat(call: Operation) -> Labels:
     """Channels stand side by side along the axis; along all other axes the pieces must match."""
-    dim = call.get(1, "dim", 0) % call.out.ndim
+    (dim,) = all_dims(call.get(1, "dim", 0), call.result.ndim)
     stacked = call.name == "stack"
     pieces: list[tuple[Labels, tuple[int, ...]]] = []
-    for item in call.args[0]:
+    for item in call.tensors(0):
         labels, shape = call.labels_of(item), tuple(item.shape)
         if shape == (0,):
             continue
@@ -150,7 +152,7 @@ def _cat(call: Operation) -> Labels:
         (Labels(tuple(ids for ids in labels.fields if ids.shape[dim] == 1), labels.active), shape)
         for labels, shape in pieces
     ]
-    joined = join(call.ledger, across, call.out.ndim)
+    joined = join(call.ledger, across, call.result.ndim)
     fields = [*joined.fields, *_side_by_side(call, along, [shape for _, shape in pieces], dim)]
     return useful(call.ledger, fields, joined.active)
 
@@ -175,7 +177,7 @@ def _side_by_side(call: Operation, along: list[list[Ids]], shapes: list[tuple[in
 
 @REARRANGING.rule("index_select")
 def _index_select(call: Operation) -> Labels:
-    dim, index = call.args[1] % call.source.ndim, call.args[2].cpu().numpy()
+    dim, index = call.number(1) % call.source.ndim, call.tensor(2).cpu().numpy()
     return call.each(lambda ids: ids.take(index, axis=dim) if ids.shape[dim] > 1 else ids)
 
 
@@ -193,8 +195,7 @@ def _touched(call: Operation) -> list[int]:
     ndim = call.source.ndim
     if call.name in ("roll", "flip"):
         return all_dims(call.get(2, "dims") if call.name == "roll" else call.args[1], ndim)
-    pad = call.args[1]
-    return [ndim - 1 - place // 2 for place, width in enumerate(pad) if width]
+    return [ndim - 1 - place // 2 for place, width in enumerate(listed(call.args[1])) if width]
 
 
 @REARRANGING.rule("index", "repeat", "pixel_shuffle", "pixel_unshuffle", "native_channel_shuffle", "channel_shuffle",
@@ -207,6 +208,8 @@ def as_data(call: Operation) -> Labels:
         # float64 holds every id exactly, and every operation that moves values has a kernel for it
         wide = torch.from_numpy(np.broadcast_to(ids, tuple(call.source.shape)).astype(np.float64))
         moved = call.func(wide, *args, **call.kwargs)
+        if not isinstance(moved, Tensor):
+            raise TypeError(f"{call.func} gives {type(moved).__name__}, not a tensor")
         fields.append(narrow(moved.numpy().astype(np.int64)))
     return useful(call.ledger, fields, call.labels.active)
 
@@ -221,7 +224,7 @@ def _new(call: Operation) -> Labels:
 @REARRANGING.rule("copy")
 def _copy(call: Operation) -> Labels:
     """What is written into a part of a tensor labels the whole, if its channels lie along whole axes."""
-    target, source = call.args[:2]
+    target, source = call.tensor(0), call.tensor(1)
     written, whole = call.labels_of(source), target._base
     result = elementwise(call)
     if whole is not None and written.fields:
@@ -241,7 +244,7 @@ def _copy(call: Operation) -> Labels:
 
 @REARRANGING.rule("as_strided")
 def _as_strided(call: Operation) -> Labels:
-    if call.out.shape == call.source.shape:
+    if call.result.shape == call.source.shape:
         return call.labels
     for ids in call.labels.fields:
         call.ledger.freeze(ids, "as_strided reads its memory directly")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 from torch import Tensor
+from torch._ops import OpOverload
 
 from basisprune.coupling.labels import Labels, useful
 from basisprune.coupling.ledger import Ids, Ledger
+
+Kind = TypeVar("Kind")
 
 
 @dataclass(frozen=True)
@@ -20,23 +23,48 @@ class Operation:
     """
 
     name: str
-    func: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    out: Any
+    func: OpOverload[..., object]
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
+    out: object
     module: str
     ledger: Ledger
     labels_of: Callable[[Tensor], Labels]
 
-    def get(self, place: int, name: str, default: Any = None) -> Any:
+    def get(self, place: int, name: str, default: object = None) -> object:
         """The argument at that place or of that name."""
         return self.args[place] if len(self.args) > place else self.kwargs.get(name, default)
+
+    def tensor(self, place: int) -> Tensor:
+        """The tensor at that place."""
+        return _checked(self.args[place], Tensor)
+
+    def number(self, place: int) -> int:
+        """The whole number at that place."""
+        return _checked(self.args[place], int)
+
+    def axis(self, place: int, name: str, default: int) -> int:
+        """The axis of the first argument that is named there, counted from the front."""
+        return _checked(self.get(place, name, default), int) % self.source.ndim
+
+    def tensors(self, place: int) -> list[Tensor]:
+        """The tensors in the list at that place."""
+        return [_checked(item, Tensor) for item in listed(self.args[place])]
 
     @property
     def source(self) -> Tensor:
         """The first argument."""
-        tensor: Tensor = self.args[0]
-        return tensor
+        return self.tensor(0)
+
+    @property
+    def result(self) -> Tensor:
+        """What comes out, the first if there are several."""
+        return _checked(listed(self.out)[0], Tensor)
+
+    @property
+    def results(self) -> list[Tensor]:
+        """All that comes out."""
+        return [_checked(item, Tensor) for item in listed(self.out)]
 
     @property
     def labels(self) -> Labels:
@@ -66,8 +94,18 @@ class RuleTable(dict[str, Rule]):
         return enter
 
 
-def all_dims(dims: Any, ndim: int) -> list[int]:
+def all_dims(dims: object, ndim: int) -> list[int]:
     """The axes that an argument names, counted from the front; none named means all."""
-    if dims is None or (not isinstance(dims, int) and len(dims) == 0):
-        return list(range(ndim))
-    return [dim % ndim for dim in ([dims] if isinstance(dims, int) else dims)]
+    named = [] if dims is None else listed(dims)
+    return [_checked(dim, int) % ndim for dim in named] if named else list(range(ndim))
+
+
+def listed(value: object) -> Sequence[object]:
+    """The items of a list or tuple; anything else is the only one."""
+    return value if isinstance(value, (list, tuple)) else [value]
+
+
+def _checked(value: object, kind: type[Kind]) -> Kind:
+    if not isinstance(value, kind):
+        raise TypeError(f"{kind.__name__} expected, {type(value).__name__} found")
+    return value

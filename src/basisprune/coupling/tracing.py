@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -37,7 +37,7 @@ class Tracer(TorchDispatchMode):
     def __init__(self, ledger: Ledger) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.ledger = ledger
-        self.stack: list[tuple[str, tuple[Any, ...]]] = []
+        self.stack: list[tuple[str, tuple[object, ...]]] = []
         self.failing: list[Tensor] = []  # what the running operation reads; after an error, what failed
 
     def labels_of(self, tensor: Tensor) -> Labels:
@@ -51,8 +51,12 @@ class Tracer(TorchDispatchMode):
         return Labels(tuple(ids for ids in fields if ids.size > 1), active=False)
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        self,
+        func: OpOverload[..., object],
+        _types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         """Runs one operation and labels its result."""
         kwargs = kwargs or {}
         tensors = list(tensors_in((args, kwargs)))
@@ -69,13 +73,16 @@ class Tracer(TorchDispatchMode):
         self.failing = []
         return out
 
-    def _result(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _result(
+        self, func: OpOverload[..., object], name: str, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> object:
         if name in PRODUCTS:
             return shape_only(func, args, kwargs)
-        if name in _NORMS:
-            return torch.zeros_like(args[0]), *(args[0].new_zeros(0) for _ in func._schema.returns[1:])
-        if func._schema.is_mutable and args and isinstance(args[0], Tensor) and id(args[0]) in self.ledger.names:
-            return args[0]
+        first = args[0] if args and isinstance(args[0], Tensor) else None
+        if name in _NORMS and first is not None:
+            return torch.zeros_like(first), *(first.new_zeros(0) for _ in func._schema.returns[1:])
+        if func._schema.is_mutable and first is not None and id(first) in self.ledger.names:
+            return first
         return func(*args, **kwargs)
 
     def _apply(self, call: Operation, labels: list[Labels]) -> Labels | list[Labels]:
@@ -91,7 +98,7 @@ class Tracer(TorchDispatchMode):
         return Labels((), any(label.active for label in labels))
 
 
-def _base_name(func: Any) -> str:
+def _base_name(func: OpOverload[..., object]) -> str:
     name: str = func._schema.name
     namespace, _, base = name.partition("::")
     if namespace != "aten":
@@ -99,7 +106,7 @@ def _base_name(func: Any) -> str:
     return base[:-1] if base.endswith("_") and not base.endswith("__") else base
 
 
-def _mark(out: Any, labels: Labels | list[Labels], ledger: Ledger) -> None:
+def _mark(out: object, labels: Labels | list[Labels], ledger: Ledger) -> None:
     results = [out] if isinstance(out, Tensor) else list(out) if isinstance(out, (tuple, list)) else []
     listed = labels if isinstance(labels, list) else [labels] * len(results)
     for tensor, label in zip(results, listed, strict=True):
@@ -127,13 +134,13 @@ def _watched(model: nn.Module, tracer: Tracer) -> Iterator[None]:
     """Keeps the tracer's stack of running modules; after an error the stack shows where it happened."""
     names: dict[nn.Module, str] = {module: name for name, module in model.named_modules()}
 
-    def enter(module: nn.Module, args: Any) -> None:
+    def enter(module: nn.Module, args: tuple[object, ...]) -> None:
         tracer.stack.append((names.get(module, ""), args))
         for item in args:
             for ids in tracer.labels_of(item).fields if isinstance(item, Tensor) else ():
                 tracer.ledger.hint(tracer.stack[-1][0], ids, support(ids)[-1])
 
-    def leave(module: nn.Module, args: Any, output: Any) -> None:
+    def leave(module: nn.Module, args: object, output: object) -> None:
         del module, args, output
         tracer.stack.pop()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,15 +18,15 @@ Channels: TypeAlias = npt.NDArray[np.int64]
 
 def unit_outputs(model: nn.Module, group: Group, layer: str) -> Channels:
     """The output channels of the layer that each unit of the group holds; a PlanError if they cannot be told."""
-    module: Any = model.get_submodule(layer)
-    transposed = getattr(module, "transposed", False)
-    place = (f"{layer}.weight", 1 if transposed else 0)
+    module = model.get_submodule(layer)
+    conv = module if isinstance(module, TORCH_CONVS) and module.transposed else None
+    place = (f"{layer}.weight", 0 if conv is None else 1)
     axis = next((axis for axis in group.axes if (axis.parameter, axis.dim) == place), None)
     if axis is None:
         raise PlanError(f"{layer}: its filters cannot be told apart; add it to ignored_layers of trace_coupling")
     index = _index(axis, group)
     # A transposed conv has one column for the channels at the same place in each of its groups.
-    return _in_every_group(index, module.weight.shape[1], module.groups) if transposed else index
+    return index if conv is None else _in_every_group(index, conv.weight.shape[1], conv.groups)
 
 
 def unit_inputs(model: nn.Module, coupling: Coupling) -> dict[str, dict[str, Channels]]:

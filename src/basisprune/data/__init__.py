@@ -9,6 +9,7 @@ from __future__ import annotations
 from basisprune.data.augment import Augment, augment, blend
 from basisprune.data.batches import PreparedBatches
 from basisprune.data.datasets import ArrayImages, FolderImages, LabelledImages, WrappedDataset, take
+from basisprune.data.listing import image_files
 from basisprune.data.load import Splits, load_data
 from basisprune.data.loaders import make_loader
 from basisprune.data.prepare import prepare
@@ -23,6 +24,7 @@ __all__ = [
     "WrappedDataset",
     "augment",
     "blend",
+    "image_files",
     "load_data",
     "make_loader",
     "prepare",

@@ -10,6 +10,7 @@ from torch import Tensor
 from basisprune.errors import DataError
 
 Labels = NDArray[np.int64]
+_LARGEST_LABEL = np.iinfo(np.int64).max
 
 
 def as_pixels(images: NDArray[np.generic] | Tensor, where: str) -> Tensor:
@@ -20,6 +21,8 @@ def as_pixels(images: NDArray[np.generic] | Tensor, where: str) -> Tensor:
     >>> as_pixels(np.zeros((5, 28, 28), dtype=np.int32), "x_train").shape
     torch.Size([5, 1, 28, 28])
     """
+    if not isinstance(images, Tensor | np.ndarray):
+        raise DataError(f"{where}: {type(images).__name__} given as images, an array or a tensor is needed")
     array = images.detach().cpu().numpy() if isinstance(images, Tensor) else images
     if array.ndim == 3:
         array = array[..., None]
@@ -61,7 +64,10 @@ def as_labels(labels: object, count: int, where: str) -> Labels:
     >>> as_labels([[1], [0]], 2, "y_train")
     array([1, 0])
     """
-    array = np.asarray(labels)
+    try:
+        array = np.asarray(labels)
+    except (TypeError, ValueError) as error:  # lists of different lengths, tensors elsewhere than on the CPU
+        raise DataError(f"{where}: labels that are no array given ({error})") from error
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
     if array.ndim != 1:
@@ -73,6 +79,8 @@ def as_labels(labels: object, count: int, where: str) -> Labels:
         raise DataError(f"{where}: {len(array)} labels given for {count} images; there must be one for each")
     if not np.issubdtype(array.dtype, np.integer) and len(array) > 0:
         raise DataError(f"{where}: {array.dtype} labels given (the first is {array[0]!r}), integers are needed")
+    if len(array) > 0 and array.max() > _LARGEST_LABEL:
+        raise DataError(f"{where}: the label {array.max()} given, at most {_LARGEST_LABEL} can be told apart")
     return read_only(array)
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from basisprune.data.arguments import check, of_type, whole
 from basisprune.data.loaders import make_loader
 from basisprune.data.prepare import prepare
 from basisprune.types import InputSpec
@@ -23,7 +23,7 @@ class PreparedBatches:
 
     def __init__(
         self,
-        data: Dataset[Any] | DataLoader[Any],
+        data: Dataset[object] | DataLoader[object],
         spec: InputSpec,
         *,
         batch_size: int = 128,
@@ -32,6 +32,11 @@ class PreparedBatches:
         seed: int = 0,
         prepared: bool = False,
     ) -> None:
+        faults = (
+            of_type("spec", spec, InputSpec, "an InputSpec"),
+            None if limit is None else whole("limit", limit, 1, 1 << 40),
+        )
+        check("PreparedBatches", faults)
         self.loader = make_loader(data, batch_size, shuffle=shuffle, seed=seed)
         self.spec, self.prepared = spec, prepared
         self.limit = math.inf if limit is None else limit

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torchvision
+from numpy.typing import NDArray
 from torch import Tensor
 
 from basisprune.data.datasets import ArrayImages, LabelledImages, WrappedDataset
@@ -15,7 +16,7 @@ from basisprune.data.split import Splits
 from basisprune.errors import DataError, nearest
 
 # How each one names its parts: the arguments beside `root` and `download`.
-_BY_FLAG: dict[str, dict[str, Any]] = {"train": {"train": True}, "test": {"train": False}}
+_BY_FLAG: dict[str, Mapping[str, object]] = {"train": {"train": True}, "test": {"train": False}}
 _SPLIT_NAMES: dict[str, dict[str, str]] = {
     "Country211": {"train": "train", "val": "valid", "test": "test"},
     "DTD": {"train": "train", "val": "val", "test": "test"},
@@ -31,7 +32,7 @@ _SPLIT_NAMES: dict[str, dict[str, str]] = {
     "SVHN": {"train": "train", "test": "test"},
     "StanfordCars": {"train": "train", "test": "test"},
 }
-ARGUMENTS: dict[str, dict[str, dict[str, Any]]] = {
+ARGUMENTS: dict[str, dict[str, Mapping[str, object]]] = {
     **dict.fromkeys(("CIFAR10", "CIFAR100", "FashionMNIST", "KMNIST", "MNIST", "USPS"), _BY_FLAG),
     "EMNIST": {part: {"split": "balanced", **flag} for part, flag in _BY_FLAG.items()},
     **{name: {part: {"split": s} for part, s in parts.items()} for name, parts in _SPLIT_NAMES.items()},
@@ -60,7 +61,7 @@ def read_builtin(name: str, size: tuple[int, int]) -> Splits:
 
 
 def _read_part(
-    name: str, arguments: dict[str, Any], size: tuple[int, int], classes: tuple[str, ...] | None
+    name: str, arguments: Mapping[str, object], size: tuple[int, int], classes: tuple[str, ...] | None
 ) -> LabelledImages:
     root = cache_folder()
     try:
@@ -78,7 +79,7 @@ def _read_part(
     return ArrayImages(images, wrapped.labels, wrapped.classes, name=wrapped.name)
 
 
-def _images_in_memory(dataset: Any) -> np.ndarray[Any, Any] | None:
+def _images_in_memory(dataset: object) -> NDArray[np.uint8] | None:
     """The uint8 array (N, H, W) or (N, H, W, C) of a dataset that holds one, without decoding anything."""
     data = getattr(dataset, "data", None)
     if not isinstance(data, np.ndarray | Tensor):

@@ -6,7 +6,6 @@ import operator
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,11 +14,13 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Subset
 
+from basisprune.data.arguments import check, image_size
 from basisprune.data.arrays import Labels, as_labels, as_pixels, read_only
 from basisprune.data.decode import decode, to_pixels
 from basisprune.errors import DataError
 
 Item = tuple[Tensor, int]
+_MOST_CLASSES = 1_000_000
 
 
 class LabelledImages(Dataset[Item]):
@@ -63,7 +64,7 @@ class ArrayImages(LabelledImages):
     ) -> None:
         self.images = as_pixels(images, name)
         self.labels = as_labels(labels, len(self.images), name)
-        self.classes = _numbered(self.labels) if classes is None else tuple(classes)
+        self.classes = _numbered(self.labels, name) if classes is None else tuple(classes)
         _check_range(self.labels, self.classes, name)
 
     def __getitem__(self, index: int) -> Item:
@@ -87,8 +88,12 @@ class FolderImages(LabelledImages):
         classes: Sequence[str],
         size: tuple[int, int] = (224, 224),
     ) -> None:
-        listed = list(files)
-        self.paths = tuple(Path(path) for path, _ in listed)
+        check("FolderImages", (image_size("size", size),))
+        try:
+            listed = [(Path(path), label) for path, label in files]
+        except (TypeError, ValueError) as error:
+            raise DataError(f"FolderImages: {error}; (path, label) is needed for each file") from error
+        self.paths = tuple(path for path, _ in listed)
         self.labels = as_labels([label for _, label in listed], len(listed), "FolderImages")
         self.classes = tuple(classes)
         self.size = size
@@ -114,7 +119,7 @@ class WrappedDataset(LabelledImages):
 
     def __init__(
         self,
-        dataset: Dataset[Any],
+        dataset: Dataset[object],
         classes: Sequence[str] | None = None,
         *,
         size: tuple[int, int] | None = None,
@@ -148,7 +153,7 @@ class WrappedDataset(LabelledImages):
         if listed is None or any(
             self._read(index)[1] != listed[index] for index in {0, count // 2, count - 1} if count > 0
         ):
-            listed = np.array([self._read(index)[1] for index in range(count)], dtype=np.int64)
+            listed = as_labels([self._read(index)[1] for index in range(count)], count, self.name)
         negative = np.flatnonzero(listed < 0)
         if len(negative) > 0:
             raise DataError(f"{self.name}: item {negative[0]}: label {listed[negative[0]]} given, 0 or more is needed")
@@ -158,10 +163,16 @@ class WrappedDataset(LabelledImages):
     def classes(self) -> tuple[str, ...]:  # type: ignore[override]
         """The names that the dataset gives its classes, or "0", "1", ... up to the largest label."""
         names = declared_classes(self.dataset)
-        return names if len(names) > self.labels.max(initial=-1) else _numbered(self.labels)
+        return names if len(names) > self.labels.max(initial=-1) else _numbered(self.labels, self.name)
 
     def _read(self, index: int) -> tuple[object, int]:
-        item = self.dataset[index]
+        try:
+            item = self.dataset[index]
+        except (Exception, SystemExit) as error:
+            if isinstance(error, IndexError) and index >= len(self):
+                raise  # it ends a loop over the items
+            said = "it ends the program" if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}"
+            raise DataError(f"{self.name}: item {index}: cannot be had from the dataset ({said})") from error
         if not isinstance(item, tuple | list) or len(item) != 2:
             raise DataError(f"{self.name}: item {index}: {type(item).__name__} given, (image, label) is needed")
         image, label = item
@@ -215,7 +226,7 @@ def take(dataset: LabelledImages, indices: Sequence[int] | NDArray[np.int64]) ->
     return Selection(dataset, chosen)
 
 
-def declared_classes(dataset: Any) -> tuple[str, ...]:
+def declared_classes(dataset: object) -> tuple[str, ...]:
     """The names that the dataset, or the one it is a subset of, gives its classes; empty if it gives none."""
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
@@ -225,8 +236,13 @@ def declared_classes(dataset: Any) -> tuple[str, ...]:
     return tuple(str(name[0] if isinstance(name, tuple) else name) for name in names)
 
 
-def _numbered(labels: Labels) -> tuple[str, ...]:
-    return tuple(str(number) for number in range(labels.max(initial=-1) + 1))
+def _numbered(labels: Labels, name: str) -> tuple[str, ...]:
+    largest = int(labels.max(initial=-1))
+    if largest >= _MOST_CLASSES:
+        raise DataError(
+            f"{name}: the label {largest} given, which would make {largest + 1} classes; number the classes from 0 on"
+        )
+    return tuple(str(number) for number in range(largest + 1))
 
 
 def _check_range(labels: Labels, classes: tuple[str, ...], name: str) -> None:
@@ -242,7 +258,7 @@ def _is_pixels(image: Tensor) -> bool:
     return image.dtype == torch.uint8 or image.is_floating_point()
 
 
-def _listed_labels(dataset: Any) -> NDArray[np.int64] | None:
+def _listed_labels(dataset: Dataset[object]) -> NDArray[np.int64] | None:
     """The labels that the dataset lists beside its images, or None where it lists none that fit."""
     if isinstance(dataset, Subset):
         inner = _listed_labels(dataset.dataset)
@@ -252,8 +268,8 @@ def _listed_labels(dataset: Any) -> NDArray[np.int64] | None:
             listed = np.asarray(getattr(dataset, attribute, None))
         except (TypeError, ValueError):  # ragged lists, tensors elsewhere than on the CPU
             continue
-        if listed.shape == (len(dataset),) and np.issubdtype(listed.dtype, np.integer):
-            return listed.astype(np.int64)
+        if listed.shape == (len(dataset),) and np.issubdtype(listed.dtype, np.integer):  # type: ignore[arg-type]
+            return as_labels(listed, len(listed), f"{type(dataset).__name__}.{attribute}")
     return None
 
 

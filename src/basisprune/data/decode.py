@@ -10,24 +10,12 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from basisprune.errors import DataError
+from basisprune.files import open_file
 
-EXTENSIONS = (
-    ".bmp",
-    ".gif",
-    ".jfif",
-    ".jp2",
-    ".jpeg",
-    ".jpg",
-    ".pbm",
-    ".pgm",
-    ".png",
-    ".pnm",
-    ".ppm",
-    ".tga",
-    ".tif",
-    ".tiff",
-    ".webp",
-)
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP")
+"""What Pillow may take a file for; left to itself, it would also start Ghostscript for what it takes for EPS."""
+EXTENSIONS = (".bmp", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
+_MOST_PIXELS = 178_956_970  # from which on Pillow, unless it is told otherwise, suspects a decompression bomb
 
 
 def decode(path: Path, size: tuple[int, int]) -> Tensor:
@@ -36,15 +24,22 @@ def decode(path: Path, size: tuple[int, int]) -> Tensor:
     Raises DataError, which names the file, for what is missing, damaged or no image.
     """
     try:
-        with Image.open(path) as image:
+        file = open_file(path)
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: there is no such file") from error
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
+    try:
+        with file, Image.open(file, formats=FORMATS) as image:
+            if image.width * image.height > _MOST_PIXELS:
+                raise ValueError(f"{image.width} x {image.height} pixels are too many")
             # A JPEG is decoded at a fraction of its size where that is still twice what is wanted (along
             # either side, as it may yet be turned upright): several times faster for photographs.
             image.draft(None, (2 * max(size), 2 * max(size)))
             return to_pixels(image, size)
-    except FileNotFoundError as error:
-        raise DataError(f"{path}: there is no such file") from error
     except UnidentifiedImageError as error:
-        raise DataError(f"{path}: not an image; remove it or replace it by one") from error
+        kinds = ", ".join(FORMATS)
+        raise DataError(f"{path}: not an image of a kind that is read ({kinds}); remove it or replace it") from error
     except Exception as error:  # the decoders behind PIL raise errors of a dozen kinds
         raise DataError(
             f"{path}: the image is damaged or of an unknown kind ({type(error).__name__}: {error}); "

@@ -5,23 +5,25 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import numpy as np
 from torch.utils.data import Dataset
 
+from basisprune.data.arguments import LARGEST_SEED, check, fraction, image_size, whole
 from basisprune.data.builtin import read_builtin
 from basisprune.data.datasets import LabelledImages, WrappedDataset, declared_classes
 from basisprune.data.folders import read_folder
 from basisprune.data.npz import read_npz
 from basisprune.data.split import Splits, fill
-from basisprune.errors import ConfigError, DataError
+from basisprune.errors import DataError
+from basisprune.files import user_path
 
 __all__ = ["DEFAULT_SIZE", "Source", "Splits", "load_data"]
 
 DEFAULT_SIZE = (224, 224)
 
-Source = str | os.PathLike[str] | Splits | Dataset[Any] | Sequence[Dataset[Any] | None]
+Source = str | os.PathLike[str] | Splits | Dataset[object] | Sequence[Dataset[object] | None]
 
 
 def load_data(
@@ -57,40 +59,38 @@ def load_data(
 def _check_arguments(
     size: tuple[int, int] | None, val_fraction: float, test_fraction: float, seed: int, limit: int | None
 ) -> None:
-    faults = [
-        f"{name}: {fraction!r} given, a fraction in [0, 1) is needed"
-        for name, fraction in (("val_fraction", val_fraction), ("test_fraction", test_fraction))
-        if not 0 <= fraction < 1
-    ]
-    if not faults and val_fraction + test_fraction >= 1:
-        faults.append(f"val_fraction + test_fraction: {val_fraction + test_fraction:g} leaves nothing to train on")
-    if size is not None and (len(size) != 2 or min(size) < 1):
-        faults.append(f"size: {size!r} given, (height, width) of at least 1 is needed")
-    if seed < 0:
-        faults.append(f"seed: {seed} given, 0 or more is needed")
-    if limit is not None and limit < 1:
-        faults.append(f"limit: {limit} given, at least 1 is needed")
-    if faults:
-        raise ConfigError.of("load_data", faults)
+    fractions = [fraction("val_fraction", val_fraction), fraction("test_fraction", test_fraction)]
+    if not any(fractions) and val_fraction + test_fraction >= 1:
+        fractions.append(f"val_fraction + test_fraction: {val_fraction + test_fraction:g} leaves nothing to train on")
+    others = (
+        image_size("size", size),
+        whole("seed", seed, 0, LARGEST_SEED),
+        None if limit is None else whole("limit", limit, 1, LARGEST_SEED),
+    )
+    check("load_data", [*fractions, *others])
 
 
-def _read(source: Any, size: tuple[int, int] | None) -> tuple[Splits, str]:
+def _read(source: object, size: tuple[int, int] | None) -> tuple[Splits, str]:
     """The parts that the source has itself, and what to call it in errors."""
     if isinstance(source, str) and source.startswith("torchvision:"):
         return read_builtin(source.removeprefix("torchvision:"), size or DEFAULT_SIZE), source
     if isinstance(source, str | os.PathLike):
-        return _read_path(Path(source).expanduser(), size or DEFAULT_SIZE), str(source)
+        return _read_path(user_path(source, "load_data"), size or DEFAULT_SIZE), str(source)
     if isinstance(source, tuple | list):
         if len(source) not in (2, 3):
             raise DataError(f"{len(source)} datasets given, (train, val) or (train, val, test) is needed")
         return _wrap(*source, size=size), "the datasets given"
-    return _wrap(source, size=size), "the dataset given"
+    return _wrap(cast("Dataset[object]", source), size=size), "the dataset given"  # which is looked at there
 
 
 def _read_path(path: Path, size: tuple[int, int]) -> Splits:
-    if path.is_dir():
+    try:
+        is_folder, is_there = path.is_dir(), path.exists()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
+    if is_folder:
         return read_folder(path, size)
-    if not path.exists():
+    if not is_there:
         raise DataError(
             f"{path}: there is no such file or folder; give a folder of class folders, a .npz file or torchvision:NAME"
         )
@@ -100,15 +100,15 @@ def _read_path(path: Path, size: tuple[int, int]) -> Splits:
 
 
 def _wrap(
-    train: Dataset[Any],
-    val: Dataset[Any] | None = None,
-    test: Dataset[Any] | None = None,
+    train: Dataset[object],
+    val: Dataset[object] | None = None,
+    test: Dataset[object] | None = None,
     *,
     size: tuple[int, int] | None,
 ) -> Splits:
     """The datasets as parts that all have the classes of the first one."""
 
-    def wrap(dataset: Dataset[Any], name: str, classes: tuple[str, ...] | None) -> LabelledImages:
+    def wrap(dataset: Dataset[object], name: str, classes: tuple[str, ...] | None) -> LabelledImages:
         own = declared_classes(dataset)
         # Names alone do not tell a class that a part happens to lack from one that was never there.
         if any(mine != theirs for mine, theirs in zip(own, classes or own, strict=False)):

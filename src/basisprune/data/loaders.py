@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from basisprune.data.arguments import LARGEST_SEED, check, whole
 from basisprune.data.datasets import Item, LabelledImages, WrappedDataset
-from basisprune.errors import ConfigError, DataError
+from basisprune.errors import DataError
+
+_MOST_IMAGES = 1 << 40
 
 
 def make_loader(
-    dataset: Dataset[Any] | DataLoader[Any],
+    dataset: Dataset[object] | DataLoader[object],
     batch_size: int,
     *,
     shuffle: bool = False,
     seed: int = 0,
     epoch: int = 0,
     workers: int = 0,
-) -> DataLoader[Any]:
+) -> DataLoader[object]:
     """A loader of (images, labels): tensors (N, C, H, W) and int64 (N,). A DataLoader is returned unchanged.
 
     The order is a function of (seed, epoch) alone and no global random state is touched. Batch normalisation
@@ -38,12 +40,13 @@ def make_loader(
     """
     if isinstance(dataset, DataLoader):
         return dataset
-    wanted = {"batch_size": (batch_size, 1), "seed": (seed, 0), "epoch": (epoch, 0), "workers": (workers, 0)}
-    faults = [
-        f"{name}: {given} given, at least {least} is needed" for name, (given, least) in wanted.items() if given < least
-    ]
-    if faults:
-        raise ConfigError.of("make_loader", faults)
+    faults = (
+        whole("batch_size", batch_size, 1, _MOST_IMAGES),
+        whole("seed", seed, 0, LARGEST_SEED),
+        whole("epoch", epoch, 0, _MOST_IMAGES),
+        whole("workers", workers, 0, 1024),
+    )
+    check("make_loader", faults)
     images = dataset if isinstance(dataset, LabelledImages) else WrappedDataset(dataset)
     order = np.arange(len(images))
     if shuffle:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
+import os
 import zipfile
-import zlib
 from pathlib import Path
+from typing import IO, BinaryIO
 
 import numpy as np
+from numpy.lib.format import MAGIC_PREFIX
 from numpy.typing import NDArray
 
 from basisprune.data.arrays import Labels, as_labels
 from basisprune.data.datasets import ArrayImages
 from basisprune.data.split import Splits
 from basisprune.errors import DataError
+from basisprune.files import open_file
 
 KEYS = ("x_train", "y_train", "x_val", "y_val", "x_test", "y_test")
 
@@ -45,16 +49,56 @@ def read_npz(path: Path) -> Splits:
 
 def _read_arrays(path: Path) -> Arrays:
     try:
-        with path.open("rb") as stream:
+        with open_file(path) as stream:
+            _check_headers(path, stream)
+            stream.seek(0)
             file = np.load(stream, allow_pickle=False)
-            if not isinstance(file, np.lib.npyio.NpzFile):
-                raise DataError(f"{path}: a single array given, a .npz with x_train, y_train, ... is needed")
-            _check_keys(path, set(file.files))
             return {key: _read_array(file, key, path) for key in KEYS if key in file.files}
     except DataError:
         raise
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError) as error:
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except Exception as error:  # archives are damaged in many ways
         raise DataError(f"{path}: not a .npz file, or damaged ({error}); write it with numpy.savez") from error
+
+
+def _check_headers(path: Path, stream: BinaryIO) -> None:
+    """Raises DataError for arrays that are not of the size that they claim, or do not fit into memory.
+
+    Reading would take the memory that a header asks for before it looks at what there is.
+    """
+    if stream.read(len(MAGIC_PREFIX)) == MAGIC_PREFIX:
+        raise DataError(f"{path}: a single array given, a .npz with x_train, y_train, ... is needed")
+    with zipfile.ZipFile(stream) as archive:
+        held = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+        _check_keys(path, set(held))
+        total = 0
+        for key in KEYS:
+            if key in held:
+                with archive.open(held[key]) as member:
+                    claimed, body = _claimed_bytes(member), held[key].file_size - member.tell()
+                if claimed is not None and claimed != body:
+                    raise DataError(f"{path}: {key} claims {claimed:,} bytes and has {body:,}; write it anew")
+                total += body
+    if total > (memory := _memory()):
+        raise DataError(f"{path}: its arrays need {total:,} bytes, and this machine has {memory:,}; use class folders")
+
+
+def _claimed_bytes(member: IO[bytes]) -> int | None:
+    """The size of the array by its header; None for pickled objects, which have none and are refused later."""
+    version = np.lib.format.read_magic(member)
+    headers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    if version not in headers:
+        raise ValueError(f"version {version} of its arrays is not known")
+    shape, _, dtype = headers[version](member)
+    return None if dtype.hasobject else math.prod(shape) * dtype.itemsize
+
+
+def _memory() -> int:
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return 1 << 40
 
 
 def _read_array(file: np.lib.npyio.NpzFile, key: str, path: Path) -> NDArray[np.generic]:

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from basisprune.data.arguments import check, of_type
 from basisprune.data.augment import Augment, augment
 from basisprune.errors import ConfigError, DataError
 from basisprune.types import InputSpec
@@ -37,6 +38,9 @@ def prepare(
     >>> prepare(torch.tensor([[[[0, 0], [255, 255]]]], dtype=torch.uint8), spec).tolist()
     [[[[-1.0, -1.0], [1.0, 1.0]]]]
     """
+    check("prepare", (of_type("spec", spec, InputSpec, "an InputSpec"),))
+    if not isinstance(images, Tensor):
+        raise DataError(f"images: {type(images).__name__} given, a tensor (N, C, H, W) is needed")
     if images.ndim != 4:
         raise DataError(f"images: shape {tuple(images.shape)} given, (N, C, H, W) is needed")
     if prepared:

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from typing import Any, Literal, TypeAlias, get_args
+from types import ModuleType
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,9 @@ from torch import Tensor, nn
 from basisprune.errors import ConfigError
 from basisprune.transfer.model import known_spec
 from basisprune.types import JsonValue
+
+if TYPE_CHECKING:
+    from basisprune.deploy.export.runtime import Session
 
 Backend: TypeAlias = Literal["eager", "onnxruntime"]
 Seconds: TypeAlias = dict[str, list[float]]
@@ -148,7 +152,7 @@ class LayerTimer:
             layer.register_forward_pre_hook(partial(self._start, name))
             layer.register_forward_hook(partial(self._stop, name))
 
-    def run(self, *inputs: Any) -> None:
+    def run(self, *inputs: object) -> None:
         """Runs the model once more."""
         self._sums = dict.fromkeys(self._runs, 0.0)
         self.model(*inputs)
@@ -159,10 +163,10 @@ class LayerTimer:
         """The median of the runs so far."""
         return statistics.median(self._runs[layer])
 
-    def _start(self, name: str, *_: Any) -> None:
+    def _start(self, name: str, *_: object) -> None:
         self._starts[name] = self._now()
 
-    def _stop(self, name: str, *_: Any) -> None:
+    def _stop(self, name: str, *_: object) -> None:
         self._sums[name] += self._now() - self._starts[name]
 
 
@@ -181,11 +185,12 @@ def in_channels_last(model: nn.Module) -> nn.Module:
     return result
 
 
-def onnx_session(model: nn.Module, input_shape: tuple[int, ...], threads: int) -> Any:
+def onnx_session(model: nn.Module, input_shape: tuple[int, ...], threads: int) -> Session:
     """An onnxruntime session for the model with a dynamic batch; raises MissingExtraError without onnxruntime."""
     runtime = _onnx_runtime()
     proto = runtime.to_proto(copy.deepcopy(model).cpu().eval(), torch.zeros(2, *input_shape))
-    return runtime.open_session(proto.SerializeToString(), threads)
+    session: Session = runtime.open_session(proto.SerializeToString(), threads)
+    return session
 
 
 def onnx_layer_seconds(
@@ -219,7 +224,7 @@ def onnx_layer_seconds(
     }
 
 
-def _onnx_runtime() -> Any:
+def _onnx_runtime() -> ModuleType:
     """The module that exports to ONNX; its package takes seconds to import, which eager timing need not wait for."""
     runtime = import_module("basisprune.deploy.export.runtime")
     runtime.require_onnx()

@@ -1,4 +1,4 @@
-"""A result's numbers -> plotly figures, as plain data that a page draws."""
+"""A result's numbers -> plotly figures, as plain data for the page to draw."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from basisprune.errors import MissingExtraError
 from basisprune.results import CandidateRow, LayerImportance, RunSummary, Side
 
 Trace: TypeAlias = dict[str, object]
-"""What plotly draws, as it wants it."""
+"""A trace in plotly's format."""
 
-# Each colour in the light and in the dark theme. Figures hold the light ones; a page in the dark swaps them.
+# Each colour in the light and in the dark theme. Figures contain the light ones; the dark page swaps them.
 PALETTE: dict[str, tuple[str, str]] = {
     "paper": ("#faf9f6", "#131416"),
     "card": ("#ffffff", "#1b1c1f"),
@@ -43,7 +43,7 @@ _MARKERS = {
 
 @dataclass(frozen=True)
 class Plot:
-    """One figure of a page; `alt` says in words what it shows, `note` what is not seen in it."""
+    """One figure of a page; `alt` describes it in words, `note` says what it does not show."""
 
     key: str
     title: str
@@ -75,18 +75,18 @@ class Point:
     network: Side | CandidateRow
 
     def cost(self, name: str) -> float | None:
-        """What it costs, None where that was not measured."""
+        """What it costs, or None if that was not measured."""
         value: float | None = getattr(self.network, name, None)
         return value
 
 
 def search_plots(summary: RunSummary) -> list[Plot]:
-    """Accuracy of every candidate against each cost that was measured, with error bars."""
+    """Accuracy of every candidate against each measured cost, with error bars."""
     points = [Point("unpruned", "reference", summary.reference)]
     points += [Point(candidate.name, candidate.status, candidate) for candidate in summary.candidates]
     limited, bound = summary.budget.quantity, summary.budget.bound(summary.reference.accuracy)
     low, high, below = _accuracy_range(points, bound if limited == "accuracy" else None)
-    note = f"Not shown: {below} with less than {low:.0%}; the table has them all." if below else ""
+    note = f"Not shown: {below} below {low:.0%}; the table lists all." if below else ""
     plots = []
     for cost, label in COSTS.items():
         measured = [point for point in points if point.cost(cost) is not None]
@@ -106,7 +106,7 @@ def search_plots(summary: RunSummary) -> list[Plot]:
 
 
 def rank_plot(layers: Sequence[LayerReport]) -> Plot | None:
-    """The share of the full rank that each decomposed layer keeps, from input to output; None without such."""
+    """The share of the full rank that each decomposed layer keeps, from input to output; None if there are none."""
     numbered = [(number, layer) for number, layer in enumerate(layers, 1) if layer.rank is not None]
     if not numbered:
         return None
@@ -125,11 +125,11 @@ def rank_plot(layers: Sequence[LayerReport]) -> Plot | None:
     figure.update_xaxes(title_text="layer, from input to output", showgrid=False, dtick=_step(len(layers)))
     figure.update_yaxes(tickformat=".0%", range=[0, 1.02], nticks=5)
     alt = f"Share of the full rank kept by {len(numbers)} layers; the table of layers has the numbers."
-    return _plot("ranks", "Rank kept of the full rank", alt, figure)
+    return _plot("ranks", "Share of the full rank kept", alt, figure)
 
 
 def importance_plots(importance: Mapping[str, LayerImportance]) -> list[Plot]:
-    """Scale factors against Taylor importance by its maximum, per layer, in the order of the singular values."""
+    """Scale factors and Taylor importance relative to its maximum, per layer, in singular-value order."""
     plots = []
     for number, (name, values) in enumerate(importance.items()):
         top = max((abs(value) for value in values.taylor if value is not None), default=0) or 1
@@ -149,7 +149,7 @@ def importance_plots(importance: Mapping[str, LayerImportance]) -> list[Plot]:
 
 
 def training_plots(candidates: Sequence[CandidateRow]) -> list[Plot]:
-    """Validation accuracy of every candidate by epoch, and the losses of the chosen one; empty without histories."""
+    """Validation accuracy of every candidate by epoch, and the losses of the chosen one; empty without training."""
     trained = [candidate for candidate in candidates if candidate.history]
     if not trained:
         return []
@@ -182,7 +182,7 @@ def training_plots(candidates: Sequence[CandidateRow]) -> list[Plot]:
 
 
 def _points(status: str, points: Iterable[Point], cost: str) -> Trace:
-    """One trace: the networks of that status, with the intervals of their accuracy as error bars."""
+    """One trace: the networks with that status, with confidence intervals as error bars."""
     style = _MARKERS[status]
     shown = [point for point in points if point.status == status]
     networks = [point.network for point in shown]
@@ -216,9 +216,9 @@ def _points(status: str, points: Iterable[Point], cost: str) -> Trace:
 
 
 def _accuracy_range(points: Sequence[Point], limit: float | None) -> tuple[float, float, int]:
-    """The range of accuracy worth seeing, and how many failed candidates lie below it.
+    """The accuracy range to show, and the number of failed candidates below it.
 
-    A hopeless candidate would squeeze the few points that matter into a line.
+    A hopeless candidate would otherwise compress the points that matter.
     """
     good = [point.network for point in points if point.status != "failed"]
     failed = [point.network for point in points if point.status == "failed"]
@@ -234,7 +234,7 @@ def _accuracy_range(points: Sequence[Point], limit: float | None) -> tuple[float
 
 
 def _bundle(candidates: Iterable[CandidateRow]) -> Trace:
-    """The validation curves of many candidates as one trace, with a gap between two of them."""
+    """The validation curves of many candidates as one trace, with gaps in between."""
 
     def rows() -> Iterator[tuple[int | None, float | None, str]]:
         for candidate in candidates:
@@ -261,12 +261,12 @@ def _line(
 
 
 def _step(count: int) -> int | None:
-    """The step between ticks that number things: no halves between few, plotly's own choice for many."""
+    """The step between integer ticks: 1 for few, plotly's choice for many."""
     return 1 if count <= 12 else None
 
 
 def _figure(traces: Sequence[Trace], *, height: int, legend: bool = False) -> Any:
-    """A plotly figure in the style of the house: no frame, thin grid, nothing that takes a finger's scroll."""
+    """A plotly figure in our style: no frame, a thin grid, nothing that captures touch scrolling."""
     axis = {"gridcolor": light("line"), "linecolor": light("line"), "zeroline": False, "fixedrange": True}
     text = {"family": FONT, "size": 12, "color": light("muted")}
     return graph_objects().Figure(

@@ -1,4 +1,4 @@
-"""A search's result -> one HTML file that explains itself, offline, on any screen."""
+"""The result of a search -> one self-contained HTML file for any screen, readable offline."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from basisprune.report.figures import (
 from basisprune.results import CandidateRow, Interval, RunSummary, Side
 from basisprune.types import dotted
 
-# A matrix of more classes than this cannot be read; the ones most often confused are shown.
+# A larger matrix is unreadable; only the classes most often confused are shown.
 _MATRIX = 20
 # Beyond this many classes the matrices would make the page too large.
 _MOST_CLASSES = 100
@@ -35,7 +35,7 @@ _MINUS = "\u2212"
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table before and after; `after` is None where no model was chosen."""
+    """One row of the before-and-after table; `after` is None if no model was chosen."""
 
     key: str
     label: str
@@ -46,7 +46,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Speed:
-    """The milliseconds for one image in a runtime, before and after."""
+    """The milliseconds per image in a runtime, before and after."""
 
     backend: str
     batch: int
@@ -58,8 +58,8 @@ class Speed:
 def write_report(summary: RunSummary, path: str | Path) -> Path:
     """The path of the report: one HTML file with the figures, tables and raw numbers of the run.
 
-    The file needs nothing beside it and nothing from the network. The summary is in the page as JSON too, in the
-    script element with the id "result". Raises MissingExtraError without plotly or jinja2.
+    The file is self-contained and needs no network. The page also contains the summary as JSON, in the script
+    element with the id "result". Raises MissingExtraError without plotly or jinja2.
     """
     path = Path(path)
     write_text(path, render_report(summary))
@@ -68,7 +68,7 @@ def write_report(summary: RunSummary, path: str | Path) -> Path:
 
 def render_report(summary: RunSummary) -> str:
     """The text of the report that `write_report` writes."""
-    graph_objects()  # refuse before any work, not half-way
+    graph_objects()  # fail before any work
     too_many = len(summary.classes) > _MOST_CLASSES and summary.confusion is not None
     if too_many:
         summary = replace(summary, confusion=None)
@@ -92,7 +92,7 @@ def render_report(summary: RunSummary) -> str:
 
 
 def comparison(summary: RunSummary) -> list[Row]:
-    """The rows of the table before and after: accuracies, then costs, those of the test where there is one."""
+    """The rows of the before-and-after table: accuracies, then costs, on the test images if there are any."""
     test, chosen, reference = summary.test, summary.chosen, summary.reference
     rows = []
     if test:
@@ -125,7 +125,7 @@ def _plots(summary: RunSummary) -> dict[str, list[Plot]]:
 
 @dataclass(frozen=True)
 class Cell:
-    """How often one class was taken for another, and how strongly to colour that."""
+    """How often one class was predicted as another, and how strongly to colour the cell."""
 
     count: int
     share: float
@@ -133,7 +133,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Matrices:
-    """The confusion matrices of the classes that are shown, of all that there are."""
+    """The confusion matrices of the classes shown, and the number of all classes."""
 
     classes: list[str]
     all: int
@@ -141,7 +141,7 @@ class Matrices:
 
 
 def _matrices(summary: RunSummary) -> Matrices | None:
-    """The confusion matrices of the classes that are shown: all, or those most often confused."""
+    """The confusion matrices, for all classes or for those most often confused."""
     confusion, classes = summary.confusion, summary.classes
     if not confusion:
         return None
@@ -158,7 +158,7 @@ def _matrices(summary: RunSummary) -> Matrices | None:
 
 
 def _speeds(summary: RunSummary) -> list[Speed]:
-    """Rows of the table of latencies: for each setting the milliseconds for one image, before and after."""
+    """The rows of the latency table: milliseconds per image before and after, for each runtime and batch size."""
     if summary.latency is None:
         return []
     found = {(row.model, row.backend, row.batch_size): row for row in summary.latency.rows}
@@ -173,7 +173,7 @@ def _speeds(summary: RunSummary) -> list[Speed]:
 
 
 def _mistakes(matrix: Sequence[Sequence[int]], index: int) -> int:
-    """How often the class was taken for another or another for it."""
+    """How often the class was predicted as another, or another as it."""
     return sum(matrix[index]) + sum(row[index] for row in matrix) - 2 * matrix[index][index]
 
 
@@ -193,7 +193,7 @@ def _environment() -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    # The order of keys is that of the result; tojson escapes what could end a script element.
+    # Keys keep the order of the result; tojson escapes anything that could end a script element.
     environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":")}
     environment.filters.update(amount=amount, exact=exact, change=change, points=points)
     environment.filters.update(limit=_limit)
@@ -201,7 +201,7 @@ def _environment() -> Any:
 
 
 def percent(value: float) -> str:
-    """A fraction in per cent.
+    """A fraction as a percentage.
 
     >>> percent(0.9734)
     '97.3 %'
@@ -210,7 +210,7 @@ def percent(value: float) -> str:
 
 
 def points(value: float) -> str:
-    """A fraction in points of a hundred, without a unit.
+    """A fraction in percentage points, without a unit.
 
     >>> points(0.0042)
     '0.4'
@@ -219,7 +219,7 @@ def points(value: float) -> str:
 
 
 def amount(value: float | None, key: str) -> str:
-    """A value of that kind, short enough to be read at a glance.
+    """A value of that kind, short enough to read at a glance.
 
     >>> amount(4_651_234, "macs"), amount(812, "parameters"), amount(0.5, "accuracy"), amount(3.14159, "latency_ms")
     ('4.65 M', '812', '50.0 %', '3.14 ms')
@@ -245,7 +245,7 @@ def _three_digits(value: float) -> str:
 
 
 def exact(value: float | None, key: str) -> str:
-    """A value of that kind with all the digits that a table needs.
+    """A value of that kind with all digits a table needs.
 
     >>> exact(4_651_234, "macs"), exact(0.9734, "accuracy")
     ('4,651,234', '97.3 %')
@@ -254,7 +254,7 @@ def exact(value: float | None, key: str) -> str:
 
 
 def change(row: Row) -> str:
-    """What changed from before to after: points of accuracy, or the share of a cost.
+    """The change from before to after: points of accuracy, or the relative change of a cost.
 
     >>> change(Row("macs", "multiply-adds", 400, 100)) == "\u221275.0 %"
     True
@@ -268,15 +268,15 @@ def change(row: Row) -> str:
 
 
 def _limit(summary: RunSummary) -> str:
-    """What the search had to keep to, as a sentence."""
+    """The limit of the search, as a sentence."""
     kind, value, quantity = summary.budget.kind, summary.budget.value, summary.budget.quantity
     if quantity is None or value is None:
-        return "The ratios were given."
+        return "The ratios were fixed."
     if kind == "max_drop":
         unit = "point" if value == 0.01 else "points"
-        return f"At most {100 * value:.3g} {unit} of accuracy could be lost on the validation images."
+        return f"Limit: lose at most {100 * value:.3g} {unit} of accuracy on the validation images."
     if kind == "min_accuracy":
-        return f"An accuracy of at least {percent(value)} on the validation images was asked for."
+        return f"Limit: at least {percent(value)} accuracy on the validation images."
     if quantity == "latency_ms":
-        return f"A latency of at most {amount(value, quantity)} was asked for."
-    return f"At most {amount(value, quantity)} {COSTS[quantity]} were asked for."
+        return f"Limit: a latency of at most {amount(value, quantity)}."
+    return f"Limit: at most {amount(value, quantity)} {COSTS[quantity]}."

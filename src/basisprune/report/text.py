@@ -30,9 +30,9 @@ def layer_table(report: ModelReport) -> str:
 
 
 def framework_table(results: Sequence[Pruned]) -> str:
-    """A text table that compares what frameworks made: accuracy on the test images, parameters, multiply-adds.
+    """A text table that compares the results of frameworks: test accuracy, parameters, multiply-adds.
 
-    What is removed is in relation to the first one.
+    The share removed is relative to the first one.
     """
     finals = [result.stages[-1] for result in results]
     rows = [
@@ -51,7 +51,7 @@ def framework_table(results: Sequence[Pruned]) -> str:
 
 
 def comparison_table(summary: RunSummary) -> str:
-    """A text table of a result before and after: accuracies, parameters, multiply-adds, latency, file size."""
+    """A before-and-after text table: accuracies, parameters, multiply-adds, latency, file size."""
     rows = [
         (row.label, exact(row.before, row.key), exact(row.after, row.key), change(row)) for row in comparison(summary)
     ]
@@ -59,7 +59,7 @@ def comparison_table(summary: RunSummary) -> str:
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: set[int]) -> str:
-    """Aligned columns under a header; the columns in `left` are aligned left, the others right.
+    """Aligned columns under a header; columns in `left` are left-aligned, the others right-aligned.
 
     >>> print(text_table(("name", "n"), [("a", "10"), ("bb", "2")], left={0}))
     name   n

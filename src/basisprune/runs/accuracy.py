@@ -1,4 +1,4 @@
-"""How often a network that was loaded is right, on the images that a run held out or on others."""
+"""The accuracy of a loaded network, on the images that its run held out or on others."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from basisprune.data import LabelledImages, load_data
 from basisprune.data.load import Source
 from basisprune.errors import ConfigError, DataError
 from basisprune.results import Interval
-from basisprune.runs.config import Options, configure
 from basisprune.runs.job import load_images
 from basisprune.runs.load import Loaded
+from basisprune.runs.options import Options, configure
 from basisprune.runs.output import is_loadable
 from basisprune.training.intervals import wilson_interval
 from basisprune.training.predict import predict
@@ -47,12 +47,12 @@ class Judgement:
 
 
 def accuracy_on(loaded: Loaded, data: Source | None = None, part: Part | None = None) -> Judgement:
-    """How often the network is right.
+    """The accuracy of the network on labelled images.
 
-    Without `data`, or with that of the run, the images are split as the run did, and by default those of the
-    test part are looked at; of any other data all images are, or a part that it has itself. Classes are matched
-    by name, so that the data may lack some. Raises ConfigError for a part that is not known, DataError for a
-    class that the network does not know.
+    Without `data`, or with the data of the run, images are split as in the run, and the test part is used by
+    default. For any other data, all images are used, or a part that the data itself defines. Classes are matched
+    by name, so the data may lack some. Raises ConfigError for an unknown part, and DataError for a class that the
+    network does not know.
     """
     own = loaded.settings.get("data")
     source = data if data is not None else _own_data(own)
@@ -69,22 +69,22 @@ def accuracy_on(loaded: Loaded, data: Source | None = None, part: Part | None = 
 
 
 def _own_data(own: object) -> str:
-    """The data of the run, which must still be there."""
+    """The data of the run, which must still exist."""
     if isinstance(own, str) and is_loadable(own):
         return own
-    said = "this model does not know its run's data" if own is None else f"{own!r}, the run's data, is not there"
+    said = "the data of this model's run is unknown" if own is None else f"{own!r}, the run's data, does not exist"
     raise ConfigError(f"evaluate: {said}; pass --data")
 
 
 def _same(source: object, own: object) -> bool:
-    """Whether two names are of the same data, however the path is written."""
+    """Whether two names refer to the same data, however the path is written."""
     if not isinstance(source, str | os.PathLike) or not isinstance(own, str) or not is_loadable(own):
         return False
     return str(source) == own or Path(source).expanduser().resolve() == Path(own).expanduser().resolve()
 
 
 def _parts(loaded: Loaded, source: Source, wanted: Part) -> list[LabelledImages]:
-    """The images of that part, or of all; a part that the run has drawn is drawn again only as the run did."""
+    """The images of that part, or all; a part that the run drew at random is drawn the same way again."""
     known = _same(source, loaded.settings.get("data"))
     parts = (_as_the_run_did if known and wanted != "all" else _undivided)(loaded, source)
     if wanted == "all":
@@ -92,7 +92,7 @@ def _parts(loaded: Loaded, source: Source, wanted: Part) -> list[LabelledImages]
     if not known and (wanted not in parts or len(parts) == 1):
         raise ConfigError(
             f"evaluate: --part {wanted} given, but {source} is not known to be the data of the model's run, so which "
-            "of its images were held out is unknown; give the run's folder and its data, or leave --part out"
+            "of its images were held out is unknown; pass the run's folder and its data, or omit --part"
         )
     if wanted not in parts:
         raise DataError(f"{source}: has no {wanted} part; pass --part {' or '.join(parts)}, or all")
@@ -109,11 +109,11 @@ def _as_the_run_did(loaded: Loaded, source: Source) -> dict[str, LabelledImages]
 
 
 def _hits(loaded: Loaded, images: LabelledImages) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
-    """Which images are classified correctly, and their labels as the network numbers them."""
+    """Which images are classified correctly, and their labels in the network's numbering."""
     unknown = [name for name in images.classes if name not in loaded.classes]
     if unknown:
         raise DataError(
-            f"the data has the class {unknown[0]!r}, which the model does not know; it tells apart "
+            f"the data has the class {unknown[0]!r}, which the model does not know; its classes are "
             f"{', '.join(loaded.classes[:10])}"
         )
     found = predict(loaded.model, images, prepared=_is_prepared(loaded))
@@ -122,5 +122,5 @@ def _hits(loaded: Loaded, images: LabelledImages) -> tuple[npt.NDArray[np.bool_]
 
 
 def _is_prepared(loaded: Loaded) -> bool:
-    """Whether the run's images are normalised floats already."""
+    """Whether the run's images are already normalised floats."""
     return dict(dotted(loaded.settings)).get("recipe.train.prepared") is True

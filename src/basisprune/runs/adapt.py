@@ -1,4 +1,4 @@
-"""A pretrained model adapted to images, and nothing removed: the first stage alone, with a folder of its own."""
+"""A pretrained model fine-tuned on images, without pruning: the first stage alone, with its own folder."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from basisprune.training.predict import predict
 
 @dataclass(frozen=True)
 class TrainSummary:
-    """What is known of a model that was trained; the accuracies where the data has such images."""
+    """The results of training a model; accuracies only if the data has such images."""
 
     command: str
     config: Settings
@@ -45,15 +45,15 @@ class TrainSummary:
 
 
 def adapt(job: Job, output: Path, listener: Listener, *, command: str = "") -> TrainSummary:
-    """What is known of the job's model after its training; the output folder holds that, and the model.
+    """The results of training the job's model; the output folder gets them and the model.
 
-    A run that was killed resumes. Raises CheckpointError for an output that belongs to a run with other settings,
-    weights or images.
+    A run that was killed resumes. Raises CheckpointError if the output belongs to a run with other settings, weights
+    or images.
     """
     training, splits = job.config.recipe.train, job.splits
     config = _noted(job)
     OutputFolder(output, "train").claim(config, listener)
-    StageStore(output).claim(fingerprint(job.network, splits))  # the same names may stand for other weights or images
+    StageStore(output).claim(fingerprint(job.network, splits))  # the same names may refer to other weights or images
     listener.say(splits.describe())
     listener.say(f"training for {training.epochs} epochs")
     trained = fit(job.network, splits.train, splits.val, training, checkpoint=output / "training.pt")
@@ -78,7 +78,7 @@ def adapt(job: Job, output: Path, listener: Listener, *, command: str = "") -> T
 
 
 def _noted(job: Job) -> dict[str, JsonValue]:
-    """The settings that training has: all but those of pruning."""
+    """The settings that affect training: all except those of pruning."""
     names = ("model", "data", "size", "val_fraction", "test_fraction", "limit", "pretrained", "seed")
     noted = {name: value for name, value in job.noted().items() if name in names}
     return {**noted, "recipe": {"train": asdict(job.config.recipe.train)}}

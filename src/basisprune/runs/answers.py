@@ -1,4 +1,4 @@
-"""Image files -> what a network says of each; one that cannot be read spoils nothing for the others."""
+"""Image files -> predictions; an unreadable file does not affect the others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BATCH = 32
 
 @dataclass(frozen=True)
 class Answer:
-    """What the network says of one file: the probability of each class, the likeliest first; or why it cannot."""
+    """The prediction for one file: the probability of each class, most likely first; or the error."""
 
     file: Path
     classes: tuple[tuple[str, float], ...] = ()
@@ -27,9 +27,9 @@ class Answer:
 
 
 def image_files(paths: Iterable[str | Path]) -> list[Path]:
-    """The files named, and all images in the folders named, however deep, sorted.
+    """The given files, and all images in the given folders, recursively and sorted.
 
-    Raises DataError for a folder without images; a file that is missing is found out when it is read.
+    Raises DataError for a folder without images; a missing file is noticed only when it is read.
     """
     files: list[Path] = []
     for path in map(Path, paths):
@@ -38,7 +38,7 @@ def image_files(paths: Iterable[str | Path]) -> list[Path]:
             continue
         found = sorted(file for file in path.rglob("*") if file.suffix.lower() in EXTENSIONS and file.is_file())
         if not found:
-            raise DataError(f"{path}: holds no image ({' '.join(EXTENSIONS)})")
+            raise DataError(f"{path}: contains no images ({' '.join(EXTENSIONS)})")
         files += found
     return files
 

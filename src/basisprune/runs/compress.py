@@ -1,4 +1,4 @@
-"""One call: the smallest model within the accuracy you can lose."""
+"""One call: the smallest model within the budget."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from basisprune.listener import Listener, Silence
 from basisprune.pipeline import Pipeline, State
 from basisprune.report.html import write_report
 from basisprune.results import RunSummary
-from basisprune.runs.config import Options, configure
 from basisprune.runs.deliver import Delivery, deliver
 from basisprune.runs.job import Job, ModelSource, prepare_job
+from basisprune.runs.options import Options, configure
 from basisprune.runs.output import OutputFolder
 from basisprune.runs.summary import summarise
 from basisprune.search import Search
@@ -27,7 +27,7 @@ from basisprune.search import Search
 
 @dataclass(frozen=True)
 class Compressed:
-    """The smallest model that was found, in plain layers, ready to use; `summary` is all that is known of it."""
+    """The smallest model found, in plain layers and ready to use; `summary` has all results."""
 
     summary: RunSummary
     found: Found
@@ -41,12 +41,12 @@ class Compressed:
 
     @property
     def original(self) -> nn.Module:
-        """The unpruned network in the same form."""
+        """The unpruned network, in the same form."""
         return self.found.trials[0].deployed
 
     @property
     def trained(self) -> nn.Module:
-        """The chosen network before it was folded, which can be trained further."""
+        """The chosen network before folding, which can be trained further."""
         return self.state.model
 
     @property
@@ -73,8 +73,8 @@ class Compressed:
     ) -> Path:
         """Writes the result into a folder: summary, report, and the model as a bundle and as ONNX.
 
-        `onnx` is by default whether the packages for it are installed; `int8` adds a quantised file. Raises
-        CheckpointError for a folder that holds another result.
+        By default, ONNX is written if its packages are installed; `int8` adds a quantised file. Raises
+        CheckpointError if the folder contains another result.
         """
         hears = listener or Silence()
         OutputFolder(Path(folder)).claim(self.summary.config, hears)
@@ -82,7 +82,7 @@ class Compressed:
         return Path(folder)
 
     def delivered(self, folder: Path, *, onnx: bool | None, int8: bool, listener: Listener) -> Compressed:
-        """The same with its files in the folder, and what is known of them in its summary."""
+        """The same result, with its files written to the folder and described in its summary."""
         return replace(self, summary=deliver(self.summary, self._delivery(onnx=onnx, int8=int8), folder, listener))
 
     def _delivery(self, *, onnx: bool | None, int8: bool) -> Delivery:
@@ -100,16 +100,17 @@ def compress(
 ) -> Compressed:
     """The smallest model within the budget, by default 1 % accuracy (`max_drop=0.01`).
 
-    `model` is a transfer model, a folder of one that was saved, or what `transfer_model` takes; `data` is anything
-    that `load_data` takes. The validation images judge, and the test images are touched once, at the end. The
-    options are those of the command line (see `Options`): with `basis_ratio` or `filter_ratio`, the fractions of
-    basis vectors and filters to remove, nothing is searched.
+    `model` is a transfer model, the folder of a saved one, or anything that `transfer_model` takes; `data` is
+    anything that `load_data` takes. Candidates are judged on the validation images; the test images are used once,
+    at the end. The options are those of the command line (see `Options`). With `basis_ratio` or `filter_ratio`, the
+    fractions of basis vectors and filters to remove, there is no search.
 
-    With `output`, a folder, every candidate is kept there, and a run that was killed resumes and ends with the
-    same answer; at the end the folder holds all that `Compressed.save` writes. `listener` hears of each step.
+    With `output`, a folder, every candidate is saved there, and a run that was killed resumes and gives the same
+    result; at the end the folder contains everything that `Compressed.save` writes. `listener` is notified of each
+    step.
 
-    Raises ConfigError for options that are wrong, all at once, and CheckpointError, with the differences, for an
-    `output` that belongs to a run with other settings.
+    Raises ConfigError that lists all invalid options, and CheckpointError, with the differences, if `output` belongs
+    to a run with other settings.
     """
     if budget is not None:
         if options.get(budget.kind) is not None:
@@ -120,7 +121,7 @@ def compress(
 
 
 def run_job(job: Job, *, output: Path | None, listener: Listener, command: str = "") -> Compressed:
-    """What `compress` and the command line come to; `command` is noted in the result."""
+    """The result of a job, for both `compress` and the command line; `command` is recorded in it."""
     folder = None if output is None else OutputFolder(output)
     if folder is not None:
         folder.claim(job.noted(), listener)
@@ -129,7 +130,7 @@ def run_job(job: Job, *, output: Path | None, listener: Listener, command: str =
     stages = None if folder is None else folder.stages
     pipeline = Pipeline(job.network, job.splits, config.recipe, checkpoints=stages, listener=listener)
     found = Search(pipeline, config.goal, config.search).run()
-    listener.say("measuring what was found")
+    listener.say("measuring the result")
     summary = summarise(job, pipeline, found, command)
     result = Compressed(summary, found, job.splits, config.recipe.train.prepared)
     if folder is None:

@@ -1,4 +1,4 @@
-"""A result -> the files of its folder: the model in all its forms, the report, and the summary as the last one."""
+"""A result -> the files in its folder: the model in all its forms, the report and, last, the summary."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from basisprune.transfer.model import spec_of
 from basisprune.types import InputSpec
 
 _BATCHES = (1, 32)
-_SECONDS = 30.0  # that the comparison of latencies may take
+_SECONDS = 30.0  # time limit for comparing latencies
 _CALIBRATION = 256
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Delivery:
-    """What is delivered: the chosen network and the unpruned one as they are deployed, and in which forms.
+    """What to write: the chosen and the unpruned network in deployed form, and the file formats.
 
-    `prepared` says that the images are normalised floats already. With `onnx=None` the ONNX file is written where
+    `prepared` means that the images are already normalised floats. With `onnx=None`, the ONNX file is written if
     its packages are installed.
     """
 
@@ -53,31 +53,31 @@ class Delivery:
 
     @property
     def with_onnx(self) -> bool:
-        """Whether an ONNX file is to be written."""
+        """Whether to write an ONNX file."""
         return has_onnx() if self.onnx is None else self.onnx
 
 
 def deliver(summary: RunSummary, delivery: Delivery, folder: Path, listener: Listener) -> RunSummary:
-    """The summary with what was written into the folder and how fast it runs; it is written there last.
+    """The summary, with the files that were written and the latency; it is written last.
 
-    A form that the model cannot take is left out, and the listener hears the reason. Each file of an earlier start
-    of the run stays until the new one is whole; files of somebody else stay in any case.
+    A format that the model does not support is skipped, and the reason goes to the listener. Each file of an earlier
+    start of the run stays until the new one is complete; files that are not ours are never touched.
     """
     if delivery.onnx is None and not has_onnx():
         listener.say(f"{ONNX} is not written: {MissingExtraError('onnx', extra='onnx')}")
     if delivery.int8 and not delivery.with_onnx:
-        listener.say(f"{INT8} is not written, as it is made from {ONNX}")
+        listener.say(f"{INT8} is not written, because it is made from {ONNX}")
     if not PartialState().is_main_process:
         return summary
     folder.mkdir(parents=True, exist_ok=True)
     summary = replace(summary, latency=_latency(delivery, listener))
-    (folder / SUMMARY).unlink(missing_ok=True)  # it vouches for the others
+    (folder / SUMMARY).unlink(missing_ok=True)  # its presence means that the others are complete
     summary = replace(summary, files=_write_models(summary, delivery, folder, listener))
     _remove_stale(folder, summary.files)
     try:
         write_report(summary, folder / REPORT)
     except MissingExtraError as error:
-        listener.say(f"{REPORT} is not written: {error}; everything that it would show is in {SUMMARY}")
+        listener.say(f"{REPORT} is not written: {error}; its contents are in {SUMMARY}")
     summary.write(folder / SUMMARY)
     return summary
 
@@ -97,14 +97,14 @@ def _write_models(
 
 
 def _remove_stale(folder: Path, files: Mapping[str, DeliveredFile]) -> None:
-    """Removes the files of an earlier start of the run that this one did not write again."""
+    """Removes files of an earlier start of the run that this one did not rewrite."""
     for name in (ONNX, INT8, REPORT):
         if name not in files:
             (folder / name).unlink(missing_ok=True)
 
 
 def _written(name: str, listener: Listener, write: Callable[[], T]) -> T | None:
-    """What writing returns, None where the model cannot take that form."""
+    """The result of `write`, or None if the model does not support that format."""
     listener.say(f"writing {name}")
     try:
         return write()
@@ -126,7 +126,7 @@ def _save_bundle(summary: RunSummary, delivery: Delivery, folder: Path) -> Path:
 
 
 def _plain(value: object) -> dict[str, JsonValue]:
-    """JSON values: what is written and read back."""
+    """The value as it comes back from JSON."""
     plain: dict[str, JsonValue] = json.loads(json.dumps(value))
     return plain
 
@@ -146,30 +146,30 @@ def _export(delivery: Delivery, path: Path, *, int8: bool = False) -> OnnxReport
 
 
 def _int8(delivery: Delivery, path: Path) -> DeliveredFile:
-    """What is known of the int8 file beside the ONNX file; its accuracy is measured, as it differs."""
+    """The int8 file next to the ONNX file; its accuracy is measured, because it differs."""
     small = path.with_name(INT8)
     try:
-        _export(delivery, path, int8=True)  # once more, as the nodes to quantise are known only while exporting
+        _export(delivery, path, int8=True)  # again, because the nodes to quantise are known only during export
         data = delivery.data.test or delivery.data.val or delivery.data.train
         found = evaluate_onnx(small, data, prepared=delivery.prepared)
     except BasisPruneError:
         small.unlink(missing_ok=True)
         raise
     interval = wilson_interval(round(found.accuracy * found.count), found.count)
-    what = "the same with weights and activations of 8 bits"
+    what = "the same with 8-bit weights and activations"
     return DeliveredFile(small.stat().st_size, what, found.accuracy, interval)
 
 
 def _latency(delivery: Delivery, listener: Listener) -> LatencyReport:
-    """The latency of the unpruned and of the chosen model, which take turns."""
-    listener.say("measuring latency, unpruned and pruned in turns")
+    """The latency of the unpruned and of the chosen model, measured in turns."""
+    listener.say("measuring the latency of the unpruned and the pruned model")
     models = {"before": delivery.original, "after": delivery.model}
     shape = spec_of(delivery.model).shape
     backends: list[Backend] = ["eager", "onnxruntime"] if delivery.with_onnx else ["eager"]
     repeats = rounds(models, shape, images=sum(_BATCHES) * len(backends), seconds=_SECONDS)
     try:
         return measure_latency(models, shape, batch_sizes=_BATCHES, backends=backends, repeats=repeats)
-    except Exception as error:  # a network that torch's exporter does not take
+    except Exception as error:  # a network that torch's exporter does not support
         if not delivery.with_onnx:
             raise
         listener.say(f"ONNX Runtime's latency could not be measured: {error}")
@@ -177,7 +177,7 @@ def _latency(delivery: Delivery, listener: Listener) -> LatencyReport:
 
 
 def _calibration(data: LabelledImages, spec: InputSpec, *, prepared: bool) -> list[Tensor]:
-    """Batches of training images as the exported graph takes them: uint8 pixels (N, H, W, C), or prepared ones."""
+    """Batches of training images as the exported graph expects them: uint8 pixels (N, H, W, C), or prepared."""
     batches, seen = [], 0
     for images, _ in make_loader(data, 32, shuffle=True, seed=0):
         batches.append(prepare(images, spec, prepared=True).contiguous() if prepared else as_pixels(images, spec))

@@ -1,4 +1,4 @@
-"""How long a search will take, from a few real steps of training."""
+"""The expected time of a search, measured on a few real training steps."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch import nn
 from basisprune.basis.split import decompose
 from basisprune.budget import Budget
 from basisprune.data import LabelledImages, PreparedBatches, Splits, take
-from basisprune.frameworks import DECOMPOSED, find_framework
+from basisprune.frameworks import DECOMPOSED
 from basisprune.importance.gradients import mean_square_products
 from basisprune.recipes import Recipe
-from basisprune.runs.config import RunConfig
 from basisprune.runs.job import Job
+from basisprune.runs.options import RunConfig
 from basisprune.training.config import TrainConfig
 from basisprune.training.evaluation import evaluate
 from basisprune.training.loop import fit
@@ -28,7 +28,7 @@ _GALLOPS = 3
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds for the unpruned network, and for each candidate, of which there are at most this many."""
+    """Seconds for the unpruned network and per candidate, and the largest expected number of candidates."""
 
     reference: float
     candidates: int
@@ -36,21 +36,22 @@ class Estimate:
 
     @property
     def total(self) -> float:
-        """The seconds for everything."""
+        """The total seconds."""
         return self.reference + self.candidates * self.candidate
 
 
 def expected_candidates(config: RunConfig) -> int:
-    """About how many networks a search tries beside the unpruned one; exact for fixed ratios.
+    """About how many networks a search tries besides the unpruned one; exact for fixed ratios.
 
-    It takes three steps to be too small, and then as many as narrow one step down to the tolerance.
+    It assumes three steps until a candidate is too small, then as many as it takes to narrow one step down to the
+    tolerance.
 
     >>> from basisprune.search import SearchConfig
     >>> expected_candidates(RunConfig(search=SearchConfig(framework="basis")))
     6
     """
     search, goal = config.search, config.goal
-    moves = len(find_framework(search.framework).moves)
+    moves = len(config.framework.moves)
     if not isinstance(goal, Budget):
         return 1
     if not goal.is_about_accuracy:
@@ -60,11 +61,14 @@ def expected_candidates(config: RunConfig) -> int:
 
 
 def estimate(job: Job) -> Estimate:
-    """How long a run would take; nothing is written, and the model is not changed."""
+    """How long a run would take; writes nothing and does not modify the model."""
     recipe, data = job.config.recipe, job.splits
     start = time.perf_counter()
-    framework = find_framework(job.config.search.framework)
-    split = decompose(job.network, scale_init=recipe.scale_init) if framework.start == DECOMPOSED.name else job.network
+    split = (
+        decompose(job.network, scale_init=recipe.scale_init)
+        if job.config.framework.start == DECOMPOSED.name
+        else job.network
+    )
     before = time.perf_counter() - start
     training = seconds_per_pass(split, data, recipe.train)
     tuning = training if recipe.finetune == recipe.train else seconds_per_pass(split, data, recipe.finetune)
@@ -76,7 +80,7 @@ def estimate(job: Job) -> Estimate:
 
 
 def seconds_to_plan(model: nn.Module, data: Splits, recipe: Recipe) -> float:
-    """The seconds for all scores, from a few batches, and for a refit or new axes on the images for the basis."""
+    """The seconds for all scores, measured on a few batches, and for a refit or new axes on the basis images."""
     val = data.val or data.train
     images = len(val) if recipe.score_images is None else min(recipe.score_images, len(val) // 2)
     some = _first(val, _STEPS * recipe.score_batch)
@@ -89,7 +93,7 @@ def seconds_to_plan(model: nn.Module, data: Splits, recipe: Recipe) -> float:
 
 
 def seconds_per_pass(model: nn.Module, data: Splits, config: TrainConfig) -> float:
-    """The seconds for training on all images once and judging, from a few batches of each."""
+    """The seconds for one training epoch and one evaluation, measured on a few batches of each."""
     one = replace(config, epochs=1, tracker=None, distill=0.0)
     fit(model, _first(data.train, config.batch_size), None, one, progress=False)  # the first batch is slow
     some = _first(data.train, _STEPS * config.batch_size)

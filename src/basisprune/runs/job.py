@@ -1,4 +1,4 @@
-"""A run that is ready to start: the network, the images, and all settings."""
+"""A run that is ready to start: the network, the images and all settings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from basisprune.data import Splits, load_data
 from basisprune.data.load import Source
 from basisprune.deploy.bundle import load_bundle
 from basisprune.errors import ConfigError, ModelError
-from basisprune.runs.config import RunConfig
+from basisprune.runs.options import RunConfig
 from basisprune.runs.output import IN_PYTHON
 from basisprune.transfer.model import TransferModel, spec_of, transfer_model
 
@@ -23,7 +23,7 @@ ModelSource = str | nn.Module
 
 @dataclass(frozen=True)
 class Job:
-    """What a run works on; `model` and `data` are what its settings call them."""
+    """The input of a run; `model` and `data` are their names in the settings."""
 
     network: nn.Module
     splits: Splits
@@ -32,22 +32,24 @@ class Job:
     data: str
 
     def noted(self) -> dict[str, JsonValue]:
-        """All settings as JSON values, as config.yaml has them."""
+        """All settings as JSON values, as in config.yaml."""
         return {"model": self.model, "data": self.data, **self.config.noted()}
 
 
 def prepare_job(model: ModelSource, data: Source, config: RunConfig) -> Job:
-    """The network to start from, with its classes, and the images as it wants them.
+    """The network to start from, with its classes, and the images at its input size.
 
-    `model` is a transfer model, a folder of one that was saved, or what `transfer_model` takes; `data` is anything
-    that `load_data` takes. Raises ConfigError for a size that a model which was trained before does not have.
+    `model` is a transfer model, the folder of a saved one, or anything that `transfer_model` takes; `data` is
+    anything that `load_data` takes. Raises ConfigError for a size other than that of an already trained model.
     """
     torch.manual_seed(config.seed)
     names = _called(model), _called(data)
     if isinstance(model, str) and Path(model).is_dir():
-        model = load_bundle(model).model
+        model = load_bundle(model, trust_remote_code=config.trust_code).model
         if not isinstance(model, TransferModel):
-            raise ModelError("this bundle is folded, for use only; start from the one that `basisprune train` writes")
+            raise ModelError(
+                "this bundle is folded and cannot be trained; start from a bundle written by `basisprune train`"
+            )
     if isinstance(model, nn.Module) and hasattr(model, "input_spec"):
         network, splits = model, _load_for(model, data, config)
     else:
@@ -56,11 +58,11 @@ def prepare_job(model: ModelSource, data: Source, config: RunConfig) -> Job:
 
 
 def _load_for(model: nn.Module, data: Source, config: RunConfig) -> Splits:
-    """The images for a model that says how it wants them."""
+    """The images for a model with an input spec."""
     spec, size = spec_of(model), config.images.size
     if size is not None and (size, size) != spec.size:
         height, width = spec.size
-        raise ConfigError(f"size: {size} given, but the model takes {height}x{width} images; leave it out")
+        raise ConfigError(f"size: {size} given, but the model takes {height}x{width} images; omit it")
     return load_images(data, spec.size, config)
 
 
@@ -77,7 +79,7 @@ def _new_network(model: ModelSource, data: Source, config: RunConfig) -> tuple[T
 
 
 def load_images(data: Source, size: tuple[int, int] | None, config: RunConfig) -> Splits:
-    """The images at that size, divided as the settings say."""
+    """The images at that size, split according to the settings."""
     images = config.images
     return load_data(
         data,
@@ -90,5 +92,5 @@ def load_images(data: Source, size: tuple[int, int] | None, config: RunConfig) -
 
 
 def _called(given: object) -> str:
-    """What to call a model or data in the settings."""
+    """The name of a model or data in the settings."""
     return str(given) if isinstance(given, str | os.PathLike) else f"a {type(given).__name__}{IN_PYTHON}"

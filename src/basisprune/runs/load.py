@@ -1,4 +1,4 @@
-"""What `compress`, `train` or an export wrote -> a network that can be asked, whatever its form."""
+"""The output of `compress`, `train` or an export -> a network ready for inference, whatever its format."""
 
 from __future__ import annotations
 
@@ -10,23 +10,22 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from basisprune.deploy.bundle import load_bundle
-from basisprune.deploy.bundle.files import CONFIG as BUNDLE_CONFIG
+from basisprune.deploy.bundle import holds_bundle, load_bundle
 from basisprune.deploy.export.runtime import graph_input, open_session, require_onnx, run_session
 from basisprune.errors import BundleError, ConfigError, ModelError
 from basisprune.results import Settings
 from basisprune.runs.output import BUNDLE, CONFIG, INT8, ONNX, VERSIONS
-from basisprune.runs.settings import read_settings
+from basisprune.runs.validating import read_settings
 from basisprune.types import InputSpec
 
-_DELIVERED = frozenset({BUNDLE, ONNX, INT8})  # what a run writes into its folder
+_DELIVERED = frozenset({BUNDLE, ONNX, INT8})  # what a run writes to its folder
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A network in eval mode that knows how its images are prepared, and the names of its classes.
+    """A network in eval mode, with its preprocessing and the names of its classes.
 
-    `settings` are those of the run, empty where it does not lie in a run's folder.
+    `settings` are those of the run, empty if it is not in a run's folder.
     """
 
     model: nn.Module
@@ -36,7 +35,7 @@ class Loaded:
 
 
 class OnnxModel(nn.Module):
-    """An ONNX file of `export_onnx`, run by onnxruntime on the CPU, as a module that takes prepared images."""
+    """An ONNX file written by `export_onnx`, run by onnxruntime on the CPU, as a module for prepared images."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -48,64 +47,65 @@ class OnnxModel(nn.Module):
             facts = self.session.get_modelmeta().custom_metadata_map
             self.classes: list[str] | None = json.loads(facts["basisprune.classes"])
         except (KeyError, ValueError) as error:
-            raise ModelError(f"{path}: does not name its classes; export it with export_onnx") from error
-        # Its device is what others ask a network for.
+            raise ModelError(f"{path}: has no class names; export it with export_onnx") from error
+        # Parameters, because callers look for a network's device there.
         self.mean = nn.Parameter(torch.tensor(wanted.spec.mean).view(-1, 1, 1), requires_grad=False)
         self.std = nn.Parameter(torch.tensor(wanted.spec.std).view(-1, 1, 1), requires_grad=False)
 
     def forward(self, images: Tensor) -> Tensor:
         """The scores (N, classes) for prepared images (N, C, H, W)."""
-        if self.prepares:  # the graph wants the pixels that they were made from
+        if self.prepares:  # the graph expects the original pixels
             images = ((images * self.std + self.mean) * 255).round().clamp(0, 255).to(torch.uint8)
             images = images.permute(0, 2, 3, 1) if self.layout == "NHWC" else images
         return run_session(self.session, images.contiguous()).float()
 
 
-def load_any(path: str | Path) -> Loaded:
+def load_any(path: str | Path, *, trust_remote_code: bool = False) -> Loaded:
     """The network in the folder of a run, in a bundle, or in an .onnx file.
 
-    Raises BundleError where there is none of these; nothing is unpickled.
+    Raises BundleError if it is none of these; nothing is unpickled, and nothing that a bundle names is imported unless
+    `trust_remote_code` allows it.
     """
     path = Path(path)
     if path.suffix == ".onnx" and path.is_file():
         network = OnnxModel(path).eval()
         classes = _names(network.classes, network, network.input_spec)
         return Loaded(network, classes, network.input_spec, _settings_beside(path))
-    if (path / BUNDLE_CONFIG).is_file():
-        return _from_bundle(path, _settings_beside(path))
+    if holds_bundle(path):
+        return _from_bundle(path, _settings_beside(path), trust_remote_code)
     if (path / CONFIG).is_file():
-        if not (path / BUNDLE / BUNDLE_CONFIG).is_file():
-            raise BundleError(f"{path}: this run has not written its model yet; run its command again to its end")
-        return _from_bundle(path / BUNDLE, read_settings(path / CONFIG))
+        if not holds_bundle(path / BUNDLE):
+            raise BundleError(f"{path}: this run has not written its model yet; run its command again to finish it")
+        return _from_bundle(path / BUNDLE, read_settings(path / CONFIG), trust_remote_code)
     raise BundleError(
-        f"{path}: {'holds' if path.exists() else 'is'} no result; give the folder that compress or train wrote, its "
-        "model/ folder, or an .onnx file"
+        f"{path}: {'is not a result' if path.exists() else 'does not exist'}; pass the output folder of compress or "
+        "train, its model/ folder, or an .onnx file"
     )
 
 
 def _settings_beside(path: Path) -> Settings:
-    """The settings of the run that wrote this file or folder, empty where none is known to have."""
+    """The settings of the run that wrote this file or folder, empty if unknown."""
     path = path.resolve()
     if path.name not in _DELIVERED or not (path.parent / CONFIG).is_file():
         return {}
     try:
         settings = read_settings(path.parent / CONFIG)
-    except ConfigError:  # of something else, by the same name
+    except ConfigError:  # an unrelated file with the same name
         return {}
     return settings if VERSIONS in settings else {}
 
 
-def _from_bundle(folder: Path, settings: Settings) -> Loaded:
-    bundle = load_bundle(folder)
+def _from_bundle(folder: Path, settings: Settings, trust_remote_code: bool) -> Loaded:
+    bundle = load_bundle(folder, trust_remote_code=trust_remote_code)
     if bundle.input_spec is None:
-        raise BundleError(f"{folder}: does not say how its images are prepared; save a network with an input_spec")
+        raise BundleError(f"{folder}: does not define how images are preprocessed; save a network with an input_spec")
     classes = _names(bundle.classes, bundle.model, bundle.input_spec)
     return Loaded(bundle.model, classes, bundle.input_spec, settings)
 
 
 @torch.no_grad()
 def _names(classes: Sequence[str] | None, model: nn.Module, spec: InputSpec) -> tuple[str, ...]:
-    """The names of the classes, their numbers where they have none."""
+    """The names of the classes, or their numbers if they have none."""
     if classes is not None:
         return tuple(classes)
     return tuple(str(number) for number in range(model(torch.zeros(1, *spec.shape)).shape[-1]))

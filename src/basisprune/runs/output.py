@@ -1,4 +1,4 @@
-"""The folder that a run writes into, which belongs to one configuration."""
+"""The output folder of a run, which belongs to one configuration."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from basisprune.errors import CheckpointError
 from basisprune.files import write_text
 from basisprune.listener import Listener
 from basisprune.results import Settings
-from basisprune.runs.settings import differences, read_settings
+from basisprune.runs.validating import differences, read_settings
 
 CONFIG, VERSIONS = "config.yaml", "versions"
 BUNDLE, ONNX, INT8, REPORT, SUMMARY = "model", "model.onnx", "model.int8.onnx", "report.html", "summary.json"
-IN_PYTHON = " given in Python"  # ends what the settings call an object without a name
-# What may change from one start of a run to the next: the files at its end, not how it comes to them.
+IN_PYTHON = " given in Python"  # the ending of an unnamed object's name in the settings
+# What may change when a run resumes: which files it writes, but not its results.
 _FREE = frozenset({"onnx", "int8"})
 _PACKAGES = ("basisprune", "torch", "timm", "torchvision", "accelerate", "numpy")
 
 
 def versions() -> dict[str, str]:
-    """The versions of Python and of the packages that decide on the outcome."""
+    """The versions of Python and of the packages that affect the results."""
     return {"python": platform.python_version()} | {name: version(name) for name in _PACKAGES}
 
 
 def is_loadable(data: object) -> bool:
-    """Whether the data can be loaded by what the settings call it: a path that is there, or torchvision:NAME.
+    """Whether data can be loaded by its name in the settings: an existing path, or torchvision:NAME.
 
     >>> is_loadable("torchvision:CIFAR10"), is_loadable("some digits"), is_loadable(None)
     (True, False, False)
@@ -40,31 +40,31 @@ def is_loadable(data: object) -> bool:
 
 
 def is_repeatable(config: Settings) -> bool:
-    """Whether the settings alone bring the model and the data of their run back."""
+    """Whether the settings are enough to load the model and the data of their run again."""
     model = config.get("model")
     return isinstance(model, str) and not model.endswith(IN_PYTHON) and is_loadable(config.get("data"))
 
 
 @dataclass(frozen=True)
 class OutputFolder:
-    """Where the command writes its configuration, its results and what it needs to resume."""
+    """The folder for the configuration, the results, and everything needed to resume."""
 
     path: Path
     command: str = "compress"
 
     @property
     def stages(self) -> Path:
-        """The folder in it that keeps what the pipeline has done."""
+        """The subfolder with the pipeline's intermediate results."""
         return self.path / "candidates"
 
     def claim(self, config: Settings, listener: Listener) -> None:
-        """Writes the configuration into a new folder; tells the listener which versions an old one has.
+        """Writes the configuration to a new folder; reports changed versions for an existing one.
 
-        Raises CheckpointError for a folder that belongs to another configuration, or that holds other things.
+        Raises CheckpointError if the folder belongs to another configuration, or contains other files.
         """
         now = versions()
         for name, change in self._claimed(config, now).items():
-            listener.say(f"{self.path} was begun with another version, and resumes with this one: {name}: {change}")
+            listener.say(f"{self.path} was started with another version of {name}: {change}")
 
     def _claimed(self, config: Settings, now: Mapping[str, str]) -> dict[str, str]:
         plain = json.loads(json.dumps(config))
@@ -82,16 +82,16 @@ class OutputFolder:
         else:
             self._refuse_foreign()
         text = yaml.safe_dump({**plain, VERSIONS: dict(now)}, sort_keys=False, allow_unicode=True)
-        again = f"# This run again: basisprune {self.command} --config {CONFIG} --output another\n"
+        again = f"# Repeat this run: basisprune {self.command} --config {CONFIG} --output another\n"
         write_text(file, (again if is_repeatable(plain) else "") + text)
         return differences(then, now)
 
     def _refuse_foreign(self) -> None:
         if self.path.is_file():
-            raise CheckpointError(f"{self.path}: is a file; name a folder that is new or empty")
+            raise CheckpointError(f"{self.path}: is a file; pass a new or empty folder")
         held = sorted(entry.name for entry in self.path.iterdir()) if self.path.exists() else []
         if any(not name.startswith(".") for name in held):
             raise CheckpointError(
-                f"{self.path}: holds {', '.join(held[:3])} but no {CONFIG}, so it is not a run that could be resumed; "
-                "name a folder that is new or empty"
+                f"{self.path}: contains {', '.join(held[:3])} but no {CONFIG}, so it is not a run that can be resumed; "
+                "pass a new or empty folder"
             )

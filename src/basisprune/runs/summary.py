@@ -1,4 +1,4 @@
-"""A search that has ended -> all that is known of it, as one RunSummary."""
+"""A finished search -> all its results as one RunSummary."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ from basisprune.training.predict import Predictions, predict
 
 _CHANGED_IMAGES = 24
 _FIGURE_LAYERS = 6
-_SECONDS = 10.0  # that all measurements of the candidates' latency may take together
+_SECONDS = 10.0  # time limit for measuring the latency of all candidates
 
 
 def summarise(job: Job, pipeline: Pipeline, found: Found, command: str) -> RunSummary:
-    """All that is known of a search; the test images are looked at here, once."""
+    """All results of a search; the test images are used here, once."""
     latencies = _latencies(found, pipeline)
     rows = tuple(
         CandidateRow(
@@ -82,47 +82,47 @@ def summarise(job: Job, pipeline: Pipeline, found: Found, command: str) -> RunSu
 
 
 def kept_to_budget(job: Job, found: Found) -> bool:
-    """Whether the chosen network is what was asked for: pruned, or small enough as it was."""
+    """Whether the chosen network meets the goal: it is pruned, or already small enough."""
     goal = job.config.goal
     if not isinstance(goal, Budget):
-        return found.chosen > 0  # a run that is stopped early has not come to the ratios
+        return found.chosen > 0  # a run that was stopped early has not reached the ratios
     return found.candidates[found.chosen].passed and (found.chosen > 0 or not goal.is_about_accuracy)
 
 
 def verdict(job: Job, found: Found) -> str:
-    """One plain sentence or two on what came out."""
+    """The result in one or two plain sentences."""
     first, chosen = found.candidates[0], found.candidates[found.chosen]
-    early = "Stopped early; this is the best so far. " if found.interrupted else ""
+    early = "Stopped early; this is the best result so far. " if found.interrupted else ""
     if found.chosen == 0 and kept_to_budget(job, found):
-        return f"{early}The model keeps to the budget as it is. It is unpruned."
+        return f"{early}The model is already within the budget. It is unpruned."
     if found.chosen == 0:
-        none = "" if early else "No pruning that was tried makes it smaller and keeps to the budget. "
+        none = "" if early else "No candidate is smaller and within the budget. "
         return f"{early}{none}The model is unpruned."
     sentence = (
-        f"{early}{_saved(found)} removed; the accuracy on the validation images went from {first.accuracy:.1%} to "
+        f"{early}{_saved(found)} removed; accuracy on the validation images went from {first.accuracy:.1%} to "
         f"{chosen.accuracy:.1%}."
     )
     if chosen.undecided:
         low, high = chosen.drop_interval
         sentence += (
-            f" The images are too few to be sure of the budget: the drop lies between {low:.1%} and {high:.1%} "
+            f" There are too few images to be sure of the budget: the drop is between {low:.1%} and {high:.1%} "
             "with 95 % confidence."
         )
     if not chosen.passed:
-        sentence += " This is the smallest that was tried, and it is still larger than asked for."
+        sentence += " This is the smallest candidate, and it is still larger than requested."
     if first.interval[0] <= 1 / job.splits.num_classes:
-        sentence += " The unpruned model is hardly better than guessing: this means little, train it longer."
+        sentence += " The unpruned model is hardly better than guessing, so this means little; train it longer."
     return sentence
 
 
 def headline(job: Job, found: Found) -> str:
-    """What came out, as short as it can be said."""
+    """The result, as briefly as possible."""
     chosen = found.candidates[found.chosen]
     if found.chosen == 0:
         return verdict(job, found)
-    price = f"for {100 * chosen.drop:.1f} points of accuracy" if chosen.drop > 0 else "at no loss of accuracy"
+    price = f"for {100 * chosen.drop:.1f} points of accuracy" if chosen.drop > 0 else "with no loss of accuracy"
     early = "Stopped early: " if found.interrupted else ""
-    large = "" if chosen.passed else ", and still larger than asked for"
+    large = "" if chosen.passed else ", and still larger than requested"
     return f"{early}{_saved(found)} removed {price}{large}"
 
 
@@ -137,7 +137,7 @@ def _side(row: CandidateRow, deployed: nn.Module) -> Side:
 
 
 def _latencies(found: Found, pipeline: Pipeline) -> list[float]:
-    """The milliseconds for one image of each candidate, side by side; those of the search where it took them."""
+    """The milliseconds per image of each candidate; those from the search if it measured them."""
     known = [candidate.latency_ms for candidate in found.candidates]
     if all(value is not None for value in known):
         return [float(value) for value in known if value is not None]
@@ -149,13 +149,13 @@ def _latencies(found: Found, pipeline: Pipeline) -> list[float]:
 
 
 def rounds(models: Mapping[str, nn.Module], shape: Sequence[int], *, images: int = 1, seconds: float) -> int:
-    """How many rounds of `images` through each of the models fit into this many seconds: 3 to 20."""
+    """How many rounds of `images` through each model fit into this many seconds: 3 to 20."""
     one = measure_latency(dict([next(iter(models.items()))]), shape, batch_sizes=(1,), backends=("eager",), repeats=2)
     return max(3, min(20, round(seconds / (one.rows[0].seconds * len(models) * images))))
 
 
 def _importance(model: nn.Module, pipeline: Pipeline) -> dict[str, LayerImportance]:
-    """Scales and Taylor scores of a few layers of the unpruned network, in the order of the singular values."""
+    """Scales and Taylor scores of a few layers of the unpruned network, in singular-value order."""
     pairs = dict(find_layers(model, BasisPair))
     if not pairs:
         return {}
@@ -197,7 +197,7 @@ def _matrix(predictions: Predictions, classes: int) -> tuple[tuple[int, ...], ..
 def _changed(
     before: Predictions, after: Predictions, test: LabelledImages, classes: Sequence[str]
 ) -> tuple[ChangedImage, ...]:
-    """Some of the images of which the two networks say different things."""
+    """Some of the images that the two networks classify differently."""
     places = np.flatnonzero(before.classes != after.classes)[:_CHANGED_IMAGES].tolist()
     return tuple(
         ChangedImage(
@@ -211,14 +211,14 @@ def _changed(
 
 
 def picture_of(image: Tensor) -> Image.Image:
-    """An image (C, H, W) of a dataset as a picture."""
+    """An image (C, H, W) of a dataset as a PIL image."""
     pixels = image if image.dtype == torch.uint8 else (image.clamp(0, 1) * 255).to(torch.uint8)
     array = pixels.permute(1, 2, 0).cpu().numpy()
     return Image.fromarray(array[:, :, 0] if array.shape[2] == 1 else array)
 
 
 def _as_png(image: Tensor) -> str:
-    """A small picture as a data address."""
+    """A thumbnail as a data URL."""
     picture = picture_of(image)
     picture.thumbnail((64, 64))
     buffer = io.BytesIO()

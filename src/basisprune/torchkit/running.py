@@ -77,6 +77,7 @@ def relative_difference(expected: Tensor, given: Tensor, *, least: float = 0.0) 
 
     Infinite for another shape, and for values that are not finite.
 
+    >>> import torch
     >>> relative_difference(torch.tensor([1.0, -4.0]), torch.tensor([1.0, -3.0]))
     0.25
     """

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Protocol, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -92,6 +92,17 @@ def _laid_out(output: Tensor, *, like: Tensor) -> Tensor:
     return output if like.movedim(1, -1).is_contiguous() else output.contiguous()
 
 
+class _Saved(Protocol):
+    """What the forward pass keeps for the backward pass."""
+
+    saved_tensors: tuple[Tensor, ...]
+    size: tuple[int, ...]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+
+    def save_for_backward(self, *tensors: Tensor) -> None: ...
+
+
 class _FewPlaces(torch.autograd.Function):
     """The conv of features (N, c_i, h, w) by a product for each place of the output and row of the kernel.
 
@@ -100,7 +111,7 @@ class _FewPlaces(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, features: Tensor, weight: Tensor, stride: tuple[int, int], padding: tuple[int, int]
+        ctx: _Saved, features: Tensor, weight: Tensor, stride: tuple[int, int], padding: tuple[int, int]
     ) -> Tensor:
         ctx.save_for_backward(weight)
         ctx.size, ctx.stride, ctx.padding = features.shape[2:], stride, padding
@@ -115,7 +126,7 @@ class _FewPlaces(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: _Saved, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         (weight,) = ctx.saved_tensors
         places, taps = gradient.permute(0, 2, 3, 1), weight.permute(0, 2, 3, 1)
         pixels = gradient.new_zeros(len(gradient), *ctx.size, weight.shape[1])

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import torch
 from timm.layers import Conv2dSame
@@ -18,7 +18,7 @@ from basisprune.errors import LayerError, ModelError
 from basisprune.torchkit.running import mode, relative_difference
 
 Conv: TypeAlias = nn.modules.conv._ConvNd
-"""Any of torch's convs: 1d, 2d or 3d, transposed or not."""
+"""Torch's convs: 1d, 2d or 3d, transposed or not."""
 
 TORCH_CONVS: tuple[type[Conv], ...] = (
     nn.Conv1d,
@@ -262,10 +262,15 @@ class _CatchConv(TorchFunctionMode):
         self.weights: list[Tensor] = []
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func in self.functions:
-            self.weights.append(args[1] if len(args) > 1 else (kwargs or {})["weight"])
+        self,
+        func: Callable[..., object],
+        _types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
+        weight = args[1] if len(args) > 1 else (kwargs or {}).get("weight")
+        if func in self.functions and isinstance(weight, Tensor):
+            self.weights.append(weight)
         return func(*args, **(kwargs or {}))
 
 

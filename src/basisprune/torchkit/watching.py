@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeAlias, cast
+from typing import TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -56,9 +56,9 @@ class WatchedRun:
         return _shape(self.output)
 
 
-def features_of(model: nn.Module) -> Callable[[Tensor], Any]:
+def features_of(model: nn.Module) -> Callable[[Tensor], object]:
     """What computes the features: the model's `forward_features` if it has one, otherwise the model."""
-    return cast("Callable[[Tensor], Any]", getattr(model, "forward_features", model))
+    return cast("Callable[[Tensor], object]", getattr(model, "forward_features", model))
 
 
 def watch_run(model: nn.Module, example: Tensor, *, train: bool = False) -> WatchedRun:

@@ -32,6 +32,10 @@ def build_backbone(
     >>> build_backbone(module) is module
     False
     """
+    if not isinstance(backbone, str | nn.Module):
+        raise ModelError(
+            f"{type(backbone).__name__} given; a timm name, 'package.module:factory' or a module is needed"
+        )
     is_timm = isinstance(backbone, str) and ":" not in backbone
     if pretrained and not is_timm:
         raise ModelError(
@@ -113,25 +117,30 @@ def _from_timm(name: str, pretrained: bool, size: tuple[int, int] | None) -> nn.
 
 
 def _from_factory(reference: str) -> nn.Module:
+    """What the function makes; whatever goes wrong in the code of others, and even if it exits, is a ModelError."""
     module_name, _, attribute = reference.partition(":")
-    if not (module_name and attribute):
+    if not (attribute.isidentifier() and all(name.isidentifier() for name in module_name.split("."))):
         raise ModelError(f"{reference!r} is no factory; write 'package.module:function'")
     try:
         module = importlib.import_module(module_name)
+        factory = getattr(module, attribute, None)
     except ImportError as error:
         raise ModelError(f"{reference!r}: cannot import {module_name}: {error}; is it on the path?") from error
-    factory = getattr(module, attribute, None)
+    except (Exception, SystemExit) as error:
+        raise ModelError(f"{reference!r}: cannot import {module_name}: {_said(error)}") from error
     if not callable(factory):
         raise ModelError(f"{reference!r}: {module_name} has no function {attribute!r}; write 'package.module:function'")
     try:
         model = factory()
-    except Exception as error:
-        raise ModelError(
-            f"{reference!r}: calling it without arguments failed: {type(error).__name__}: {error}"
-        ) from error
+    except (Exception, SystemExit) as error:
+        raise ModelError(f"{reference!r}: calling it without arguments failed: {_said(error)}") from error
     if not isinstance(model, nn.Module):
         raise ModelError(f"{reference!r} returned {type(model).__name__}; it must return a torch.nn.Module")
     return model
+
+
+def _said(error: BaseException) -> str:
+    return "it ends the program" if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}"
 
 
 def _state_dict(path: Path) -> dict[str, Tensor]:

@@ -79,7 +79,7 @@ def _normalises_otherwise(module: nn.Module) -> bool:
 def _bare_convs(run: WatchedRun) -> list[str]:
     """The names of the convs that work on maps and meet no norm before the next layer.
 
-    Any path counts, through other operations too, so this asks autograd's graph; `torchkit.dataflow` tells which norm
+    Every path counts, through other operations too, so this asks autograd's graph; `torchkit.dataflow` tells which norm
     reads a conv's output itself.
     """
     edges = upstream(run.output_nodes)

@@ -60,6 +60,7 @@ def compressed(photos, tmp_path_factory):
 
 @pytest.fixture
 def tiny_demo(monkeypatch):
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")  # which the demo would set for good
     monkeypatch.setattr(basisprune.demo, "demo_model", lambda input_size: tiny_model())
     monkeypatch.setattr(basisprune.demo, "demo_data", lambda: load_data(tiny_images(90), val_fraction=0.2))
     monkeypatch.setattr(basisprune.demo, "demo_recipe", lambda: RECIPES["quick"])

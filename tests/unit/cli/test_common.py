@@ -60,4 +60,4 @@ def test_ctrl_c_is_an_exit_code(tiny_demo, tmp_path, monkeypatch):
 
     monkeypatch.setattr(basisprune.demo, "demo_data", stop)
     result = invoke("demo", "--output", tmp_path)
-    assert (result.exit_code, "again to go on" in result.stderr) == (130, True)
+    assert (result.exit_code, "again to resume" in result.stderr) == (130, True)

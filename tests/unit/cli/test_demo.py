@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
+import pytest
 from commands import invoke
 
 
@@ -23,3 +27,26 @@ def test_the_demo_ends_with_a_table_and_files_that_can_be_used(tiny_demo, tmp_pa
     keys = ("test accuracy", "parameters", "multiply-adds")
     rows = [[line.split() for line in run.stdout.splitlines() if line.startswith(keys)] for run in (result, again)]
     assert rows[0] == rows[1]
+
+
+IMPORTED = """
+import os, sys
+
+class Demo:  # stands for the module that loads torch
+    @property
+    def run_demo(self):
+        raise SystemExit(f"{os.environ.get('OMP_WAIT_POLICY')} {'torch' in sys.modules}")
+
+sys.modules["basisprune.demo"] = Demo()
+from basisprune.cli import app
+app(["demo"])
+"""
+
+
+@pytest.mark.parametrize(("given", "expected"), [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE")])
+def test_threads_sleep_while_they_wait_unless_the_user_decided_otherwise(given, expected):
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"} | given
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTED], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.stderr.strip() == f"{expected} False"  # torch reads it when it is loaded

@@ -43,8 +43,8 @@ def test_the_version_is_shown():
         (("compress", "--model", "x", "--data", "x", "--output", "x", "--framework", "taylr"), 1, "'taylor'"),
         (("compress", "--model", "x", "--data", "x", "--output", "x", "--max-drop", "much"), 2, "a percentage such as"),
         (("compress", "--model", "x", "--data", "nowhere", "--output", "x"), 1, "nowhere: there is no such file"),
-        (("evaluate", "nowhere"), 1, "is no result"),
-        (("predict", "nowhere", "image.jpg"), 1, "is no result"),
+        (("evaluate", "nowhere"), 1, "nowhere: does not exist"),
+        (("predict", "nowhere", "image.jpg"), 1, "nowhere: does not exist"),
     ],
 )
 def test_a_typo_is_answered_with_what_is_allowed(words, code, hint, tmp_path, monkeypatch):

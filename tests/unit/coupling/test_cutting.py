@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from networks import NETWORKS, randomise_norms
 from torch import Tensor, nn
+from zeroing import without_channels
 
 from basisprune.basis.split import decompose
 from basisprune.coupling import cut, trace_coupling
@@ -36,20 +37,6 @@ def random_keep(coupling: Coupling, seed: int = 0) -> dict[str, tuple[int, ...]]
         kept = [part[i] for part in group.parts for i in torch.randperm(length, generator=generator)[:left].tolist()]
         keep[group.name] = tuple(sorted(kept))
     return keep
-
-
-def zeroed(model: nn.Module, coupling: Coupling, keep: dict[str, tuple[int, ...]]) -> nn.Module:
-    """The network with every parameter (not the statistics) of the channels to be cut set to zero."""
-    result = copy.deepcopy(model)
-    parameters = dict(result.named_parameters(remove_duplicate=False))
-    with torch.no_grad():
-        for group in coupling.groups:
-            lost = torch.tensor([unit for unit in range(group.size) if unit not in keep[group.name]])
-            for axis in group.axes:
-                if axis.parameter in parameters:
-                    places = torch.tensor(axis.index).view(group.size, -1)[lost].flatten()
-                    parameters[axis.parameter].index_fill_(axis.dim, places, 0.0)
-    return result
 
 
 def real(name: str) -> tuple[nn.Module, Tensor]:
@@ -78,7 +65,7 @@ def test_a_cut_network_computes_what_the_original_computes_without_the_channels(
     keep = random_keep(coupling)
     smaller = cut(model, coupling, keep)
     with torch.no_grad():
-        expected = zeroed(model, coupling, keep)(images)
+        expected = without_channels(model, coupling, keep)(images)
         assert relative_error(smaller(images), expected) < 1e-9
     assert coupling.groups
     assert not coupling.unknown_ops
@@ -92,7 +79,7 @@ def test_decomposed_networks_are_cut_like_others(name: str) -> None:
     coupling = trace_coupling(model, images)
     keep = random_keep(coupling)
     with torch.no_grad():
-        expected = zeroed(model, coupling, keep)(images)
+        expected = without_channels(model, coupling, keep)(images)
         assert relative_error(cut(model, coupling, keep)(images), expected) < 1e-9
     assert coupling.groups
     assert all(not layer.endswith(".basis") for group in coupling.groups for layer in group.layers)
@@ -122,7 +109,7 @@ def test_grouped_convs_stay_grouped_and_compute_the_same(groups: list[int], norm
             assert after.groups == (after.in_channels if depthwise else before.groups)
     found = smaller(images)
     if norm is None:
-        assert relative_error(found, zeroed(model, coupling, keep)(images)) < 1e-9
+        assert relative_error(found, without_channels(model, coupling, keep)(images)) < 1e-9
     assert found.shape == (2, 2, 5, 5)
 
 

@@ -10,6 +10,7 @@ import torch
 import torch_pruning
 from networks import NETWORKS
 from torch import Tensor, nn
+from zeroing import without_channels
 
 from basisprune.basis.layers import BasisPair, BasisScalingConv
 from basisprune.basis.split import decompose
@@ -85,8 +86,8 @@ def test_concatenated_layers_are_cut_on_their_own() -> None:
 def test_grouped_filters_form_parts() -> None:
     coupling = trace_coupling(*NETWORKS["grouped"]())
     assert coupling["0"].size == 2  # four groups of two channels are read by the same two weights
-    # twelve filters in four groups, read by a conv with two groups: both lose equally many
-    assert len({len(part) for part in coupling["3"].parts}) == 1
+    # twelve filters in four groups of three, read by a conv with two groups: both lose equally many, two at a time
+    assert coupling["3"].parts == ((0, 1, 2), (3, 4, 5))
     assert coupling["6"].parts == ((0, 1, 2, 3), (4, 5, 6, 7))
 
 
@@ -120,9 +121,10 @@ def test_numbers_that_mirror_shapes_are_repaired() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 1), Halves(), nn.Conv2d(8, 4, 1), *tail(4))
     images = torch.randn(2, 3, 4, 4)
     coupling = trace_coupling(model, images)
-    smaller = cut(model, coupling, {"0": (0, 2, 3)})
-    assert smaller[1].width == 3
-    assert smaller(images).shape == (2, 3)
+    keep = {"0": (0, 2, 3)}
+    smaller = cut(model, coupling, keep)
+    assert (smaller[1].width, smaller[0].out_channels, smaller[2].in_channels) == (3, 6, 3 + 4)
+    torch.testing.assert_close(smaller(images), without_channels(model, coupling, keep)(images))
 
 
 class Stubborn(nn.Module):
@@ -166,7 +168,22 @@ def test_basis_vectors_are_left_to_basis_pruning() -> None:
     assert "basis pruning" in coupling.frozen["1.basis"]
     smaller = cut(model, coupling, {"0": (0, 1), "1.scaling": (2, 3, 4)})
     assert (smaller[1].in_channels, smaller[1].rank, smaller[1].out_channels) == (2, 5, 3)
-    assert smaller(torch.zeros(1, 3, 4, 4)).shape == (1, 3)
+    images = torch.randn(2, 3, 4, 4)
+    keep = {"0": (0, 1), "1.scaling": (2, 3, 4)}
+    torch.testing.assert_close(smaller(images), without_channels(model, coupling, keep)(images))
+
+
+def rows_of_heads(model: nn.Module, coupling: Coupling, keep: dict[str, tuple[int, ...]]) -> dict[str, list[int]]:
+    """For each layer of queries, keys and values: how many rows every head keeps of each of the three."""
+    found = {}
+    for group in coupling.groups:
+        for axis in group.axes:
+            layer, _, kind = axis.parameter.rpartition(".")
+            if layer.endswith("attn.qkv") and kind == "weight" and axis.dim == 0:
+                parts = 3 * model.get_submodule(layer.removesuffix(".qkv")).num_heads
+                rows = torch.tensor(axis.index).view(group.size, -1)[list(keep[group.name])].flatten()
+                found[layer] = (rows // (len(model.get_parameter(axis.parameter)) // parts)).bincount().tolist()
+    return found
 
 
 @pytest.mark.parametrize(
@@ -183,11 +200,18 @@ def test_attention_is_cut_evenly_in_all_heads(name: str, options: dict[str, obje
     model = timm.create_model(name, num_classes=3, **options).eval()
     images = torch.randn(2, 3, options["img_size"], options["img_size"])
     coupling = trace_coupling(model, images)
-    smaller = cut(model, coupling, third(coupling))
+    keep = third(coupling)
+    smaller = cut(model, coupling, keep)
     smaller(images).sum().backward()
     assert smaller(images).shape == (2, 3)
     assert not coupling.unknown_ops
     assert len(coupling.frozen) == 1
+    kept = rows_of_heads(model, coupling, keep)
+    assert kept.keys() == {name for name, _ in model.named_modules() if name.endswith("attn.qkv")}
+    for layer, rows in kept.items():
+        heads = model.get_submodule(layer.removesuffix(".qkv")).num_heads
+        assert rows == [smaller.get_submodule(layer).out_features // (3 * heads)] * 3 * heads
+        assert rows[0] > 0
 
 
 def test_torch_pruning_finds_the_same_couplings() -> None:
@@ -195,6 +219,7 @@ def test_torch_pruning_finds_the_same_couplings() -> None:
     coupling = trace_coupling(model, images)
     graph = torch_pruning.DependencyGraph().build_dependency(model, example_inputs=images)
     names = {module: name for name, module in model.named_modules()}
+    assert len(coupling.groups) == 12  # four residual streams, and the first conv of each of eight blocks
     for group in coupling.groups:
         layer = model.get_submodule(group.name)
         theirs = set()

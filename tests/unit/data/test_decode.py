@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -107,6 +110,55 @@ def test_what_is_no_image_is_refused_with_its_name(tmp_path, content):
     path.write_bytes(content)
     with pytest.raises(DataError, match=r"text\.jpg: not an image"):
         one(path)
+
+
+@pytest.mark.parametrize(
+    "start", [b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", b"\xc5\xd0\xd3\xc6" + bytes(40), b"P6 1 1 255\n"]
+)
+@pytest.mark.parametrize("suffix", ["jpg", "png", "gif"])
+def test_only_six_formats_are_read_whatever_a_file_is_called(tmp_path, monkeypatch, start, suffix):
+    started = []
+    monkeypatch.setattr("subprocess.Popen", lambda *command, **_: started.append(command))
+    monkeypatch.setattr("subprocess.check_call", lambda *command, **_: started.append(command))
+    path = tmp_path / f"text.{suffix}"
+    path.write_bytes(start + b"/x { (ls) run } def\n" * 20)
+    with pytest.raises(DataError, match=rf"text\.{suffix}: not an image of a kind that is read"):
+        one(path)
+    assert started == []
+
+
+def bomb(width: int, height: int) -> bytes:
+    """A PNG file that claims to be that large."""
+    chunks = [(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)), (b"IDAT", zlib.compress(bytes(100)))]
+    parts = [
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in [*chunks, (b"IEND", b"")]
+    ]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+@pytest.mark.parametrize("most", [None, Image.MAX_IMAGE_PIXELS])
+def test_an_image_beyond_reason_is_refused_before_memory_is_taken(tmp_path, monkeypatch, most):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", most)
+    path = tmp_path / "bomb.png"
+    path.write_bytes(bomb(60_000, 60_000))
+    with pytest.raises(DataError, match=r"bomb\.png.*(too many|exceeds limit)"):
+        one(path)
+
+
+def test_a_pipe_or_a_device_is_not_opened(tmp_path):
+    os.mkfifo(tmp_path / "pipe.jpg")
+    (tmp_path / "device.jpg").symlink_to("/dev/zero")
+    (tmp_path / "folder.jpg").mkdir()
+    for name, kind in (("pipe", "a pipe"), ("device", "a device"), ("folder", "a folder")):
+        with pytest.raises(DataError, match=rf"{name}\.jpg: cannot be read \(it is {kind}, no file\)"):
+            one(tmp_path / f"{name}.jpg")
+
+
+@pytest.mark.parametrize("name", ["x" * 300 + ".jpg", "a\0.jpg"])
+def test_a_name_that_no_file_can_have_is_refused(tmp_path, name):
+    with pytest.raises(DataError, match="cannot be read"):
+        one(tmp_path / name)
 
 
 def test_a_missing_file_is_refused_with_its_name(tmp_path):

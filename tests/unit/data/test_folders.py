@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -45,6 +47,56 @@ def test_nested_images_are_found_and_hidden_or_other_files_passed_over(tmp_path)
     (tmp_path / "bee" / "3.PNG").write_bytes((tmp_path / "bee" / "0.png").read_bytes())
     splits = load_data(tmp_path, val_fraction=0, test_fraction=0)
     assert np.bincount(splits.train.labels).tolist() == [4, 4]
+
+
+@pytest.mark.parametrize(
+    "names", [("Train", "VAL", "Test"), ("TRAINING", "Valid", "TESTING"), ("training", "validation", "test")]
+)
+def test_parts_are_known_by_their_names_in_any_case(tmp_path, names):
+    for part, count in zip(names, (5, 2, 3), strict=True):
+        write_images(tmp_path / part, {"ant": count, "bee": count})
+    splits = load_data(tmp_path)
+    assert sizes(splits) == {"train": 10, "val": 4, "test": 6}
+    assert splits.classes == ("ant", "bee")
+
+
+@pytest.mark.parametrize(
+    "folders",
+    [
+        {"train": ("ant", "bee"), "test_images": ("ant", "bee")},
+        {"train_set": ("ant", "bee"), "test_set": ("ant", "bee")},
+        {"": ("ant", "bee"), "val": ("ant", "bee")},
+        {"": ("ant", "bee"), "Evaluation": ("bee",)},
+    ],
+)
+def test_a_folder_that_may_be_meant_as_a_part_is_asked_about(tmp_path, folders):
+    for folder, classes in folders.items():
+        write_images(tmp_path / folder, dict.fromkeys(classes, 4))
+    refused(tmp_path, "looks like a part of the data", "call the parts train/, val/ and test/")
+
+
+def test_classes_may_be_called_like_parts(tmp_path):
+    write_images(tmp_path, {"valid": 4, "invalid": 4, "tested": 4})
+    write_images(tmp_path / "tested", {"twice": 2})
+    assert load_data(tmp_path).classes == ("invalid", "tested", "valid")
+
+
+def test_two_training_folders_are_refused(tmp_path):
+    for name in ("Train", "training"):
+        write_images(tmp_path / name, {"ant": 3, "bee": 3})
+    refused(tmp_path, "both Train and training")
+
+
+def test_a_class_whose_name_is_no_utf8_is_refused(tmp_path):
+    write_images(tmp_path, {"ant": 3})
+    os.mkdir(os.fsencode(tmp_path) + b"/b\xffe")
+    refused(tmp_path, "the name of the class is no UTF-8")
+
+
+def test_a_class_that_is_a_link_to_another_is_refused(tmp_path):
+    write_images(tmp_path, {"ant": 3, "bee": 3})
+    (tmp_path / "cat").symlink_to(tmp_path / "ant")
+    refused(tmp_path, str(tmp_path / "cat"), "read already")
 
 
 def test_an_empty_folder_is_refused(tmp_path):

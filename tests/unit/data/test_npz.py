@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import zipfile
+from pathlib import Path
+
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from sources import arrays, refused, sizes, write_npz
 
 from basisprune.data import load_data
+from basisprune.errors import DataError
 
 
 def test_an_npz_keeps_its_test_part_and_gets_a_validation_part(tmp_path):
@@ -60,6 +68,58 @@ def test_labels_of_an_npz_need_not_be_contiguous(tmp_path):
 def test_an_npz_that_does_not_fit_is_refused(tmp_path, change, parts):
     content = {name: array for name, array in (arrays() | change).items() if array is not None}
     refused(write_npz(tmp_path, **content), "data.npz", *parts)
+
+
+@pytest.mark.parametrize("label", [2**63, 2**64 - 1])
+def test_labels_that_no_index_can_be_are_refused(tmp_path, label):
+    content = arrays()
+    content["y_train"] = content["y_train"].astype(np.uint64)
+    content["y_train"][0] = label
+    refused(write_npz(tmp_path, **content), "y_train", str(label), "at most 9223372036854775807")
+
+
+def forged(tmp_path: Path, key: str, shape: str, extra: int = 0) -> Path:
+    """A .npz file in which one array claims to have another shape."""
+    path = write_npz(tmp_path, **arrays())
+    with zipfile.ZipFile(path) as archive:
+        held = {name: archive.read(name) for name in archive.namelist()}
+    header = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}, }}".encode()
+    header = header.ljust(117) + b"\n"
+    held[f"{key}.npy"] = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(extra)
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in held.items():
+            archive.writestr(name, data)
+    return path
+
+
+@pytest.mark.parametrize(
+    "shape", ["(10**6,)", "(1000000000000, 3, 3)", "(2**40, 2**40)", "(-5,)", "(99999999999999999999,)"]
+)
+def test_a_header_that_claims_more_than_there_is_is_refused_before_memory_is_taken(tmp_path, shape, monkeypatch):
+    monkeypatch.setattr("numpy.load", None)
+    refused(forged(tmp_path, "x_train", shape), "data.npz")
+
+
+def test_arrays_that_do_not_fit_into_memory_are_refused_before_it_is_taken(tmp_path, monkeypatch):
+    path = forged(tmp_path, "x_train", "(64, 64, 64, 3)", 64**3 * 3)
+    monkeypatch.setattr("basisprune.data.npz._memory", lambda: 1000)
+    refused(path, "its arrays need 78", "this machine has 1,000")
+
+
+def test_a_pipe_is_not_opened(tmp_path):
+    os.mkfifo(tmp_path / "data.npz")
+    refused(tmp_path / "data.npz", "data.npz: cannot be read (it is a pipe, no file)")
+
+
+@given(place=st.integers(0, 10**6), value=st.integers(0, 255), cut=st.booleans())
+@settings(max_examples=150)
+def test_any_damage_is_refused_by_name_or_harmless(tmp_path_factory, place, value, cut):
+    path = write_npz(tmp_path_factory.getbasetemp(), **arrays())
+    content = bytearray(path.read_bytes())
+    content[place % len(content)] = value
+    path.write_bytes(content[: place % len(content)] if cut else content)
+    with contextlib.suppress(DataError):
+        load_data(path)
 
 
 def test_what_is_no_npz_is_refused(tmp_path):

@@ -100,7 +100,7 @@ def test_a_norm_that_stays_is_left_with_a_weight_and_a_bias(affine: bool) -> Non
     assert sorted(result.state_dict()) == ["1.bias", "1.weight"]
     assert sum(parameter.numel() for parameter in result.parameters()) == 6
     torch.testing.assert_close(result(IMAGES), model(IMAGES), rtol=0, atol=1e-12)
-    assert sorted(model.state_dict())[-2:] == ["1.running_mean", "1.running_var"] or affine
+    assert {"1.running_mean", "1.running_var"} <= model.state_dict().keys()
 
 
 def test_a_norm_with_an_activation_that_stays_keeps_it() -> None:

@@ -86,6 +86,9 @@ def test_every_method_scores_every_filter_and_leaves_the_model_alone(name, metho
     model.requires_grad_(False)
     before = {key: value.clone() for key, value in model.state_dict().items()}
     scores = score_filters(model, method, convs(model), [labelled(images)])
+    assert scores.method == method
+    assert list(scores.layers) == convs(model)
+    assert any(sum(given.values) > 0 for given in scores.layers.values())
     for layer, given in scores.layers.items():
         assert len(given.values) == model.get_submodule(layer).out_channels
         assert all(value >= 0 for value in given.values)

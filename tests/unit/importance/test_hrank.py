@@ -63,7 +63,12 @@ def test_every_conv_of_every_network_gets_its_ranks_and_the_model_stays_as_it_is
     layers = [key for key, module in model.named_modules() if isinstance(module, nn.modules.conv._ConvNd | nn.Linear)]
     before = {key: value.clone() for key, value in model.state_dict().items()}
     ranks = mean_ranks(model.train(), layers, [images])
-    assert all(len(ranks[key]) and (ranks[key] >= 0).all() for key in layers)
+    assert ranks.keys() == set(layers)
+    for key in layers:
+        layer = model.get_submodule(key)
+        assert len(ranks[key]) == (layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels)
+        assert ranks[key].min() >= 0
+        assert ranks[key].max() > 0
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     assert model.training
     assert not any(module._forward_hooks for module in model.modules())

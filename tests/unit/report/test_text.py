@@ -58,7 +58,7 @@ def test_the_table_names_every_layer(network):
     model, x = NETWORKS[network]()
     report = measure(decompose(model), tuple(x.shape[1:]))
     lines = layer_table(report).splitlines()
-    for layer, line in zip(report.layers, lines[2:], strict=False):
+    for layer, line in zip(report.layers, [each for each in lines[2:-1] if not each.startswith("(norms")], strict=True):
         assert line.startswith(layer.name)
         assert f"{layer.parameters:,}" in line
         assert f"{layer.macs:,}" in line

@@ -8,9 +8,9 @@ import pytest
 from tiny import differing, tiny_images, tiny_model, tiny_recipe, tiny_training
 
 from basisprune.budget import Budget, Ratios
-from basisprune.runs.config import RunConfig
 from basisprune.runs.estimate import Estimate, estimate, expected_candidates
 from basisprune.runs.job import prepare_job
+from basisprune.runs.options import RunConfig
 from basisprune.search import SearchConfig
 
 

@@ -10,8 +10,8 @@ from tiny import NAMES, differing, tiny_backbone, tiny_images, tiny_model
 from basisprune.deploy.bundle import save_pretrained
 from basisprune.deploy.fold import deploy
 from basisprune.errors import ConfigError, ModelError
-from basisprune.runs.config import configure
 from basisprune.runs.job import prepare_job
+from basisprune.runs.options import configure
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_a_folder_of_a_model_that_was_trained_is_read_and_a_folded_one_is_refuse
     assert job.model == str(tmp_path / "model")
     model = tiny_model()
     save_pretrained(deploy(model, model.input_spec, NAMES), tmp_path / "folded", classes=NAMES)
-    with pytest.raises(ModelError, match="folded, for use only"):
+    with pytest.raises(ModelError, match="folded and cannot be trained"):
         prepare_job(str(tmp_path / "folded"), photos, configure({}))
 
 

@@ -25,9 +25,9 @@ def test_every_form_says_what_the_model_says(forms, form):
 
 
 def test_what_is_no_result_is_refused_by_name(forms, tmp_path):
-    with pytest.raises(BundleError, match="is no result"):
+    with pytest.raises(BundleError, match="does not exist"):
         load_any(tmp_path / "nowhere")
-    with pytest.raises(BundleError, match="holds no result"):
+    with pytest.raises(BundleError, match="is not a result"):
         load_any(tmp_path)
     (tmp_path / "config.yaml").write_text("model: x\n")
     with pytest.raises(BundleError, match="has not written its model yet"):

@@ -10,7 +10,7 @@ import yaml
 from basisprune.errors import CheckpointError
 from basisprune.listener import Silence
 from basisprune.runs.output import OutputFolder, is_loadable, is_repeatable, versions
-from basisprune.runs.settings import read_settings
+from basisprune.runs.validating import read_settings
 
 CONFIG = {"model": "resnet18", "recipe": {"train": {"epochs": 3}}, "shape": (1, 2), "rate": 1e-5, "int8": False}
 
@@ -73,7 +73,7 @@ def test_a_command_that_repeats_the_run_is_named_only_where_it_can(model, data, 
     OutputFolder(tmp_path / "out", "train").claim(config, Silence())
     assert is_repeatable(config) == repeatable
     first = (tmp_path / "out" / "config.yaml").read_text().splitlines()[0]
-    assert (first == "# This run again: basisprune train --config config.yaml --output another") == repeatable
+    assert (first == "# Repeat this run: basisprune train --config config.yaml --output another") == repeatable
 
 
 def test_data_is_loadable_by_a_name_or_a_path_that_is_there(tmp_path):
@@ -86,7 +86,7 @@ def test_a_file_or_a_folder_of_other_things_is_not_taken(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="is a file"):
         OutputFolder(tmp_path / "file").claim({}, Silence())
-    with pytest.raises(CheckpointError, match="holds file but no"):
+    with pytest.raises(CheckpointError, match="contains file but no"):
         OutputFolder(tmp_path).claim({}, Silence())
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 

@@ -111,7 +111,7 @@ def test_pretrained_is_for_timm_names() -> None:
 @pytest.fixture
 def zoo(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     module = ModuleType("a_zoo")
-    vars(module).update(tiny=Tiny, number=lambda: 3, wants=lambda size: size, constant=3)
+    vars(module).update(tiny=Tiny, number=lambda: 3, wants=lambda size: size, constant=3, leave=sys.exit)
     monkeypatch.setitem(sys.modules, "a_zoo", module)
     return module
 
@@ -132,10 +132,26 @@ def test_a_factory_is_called() -> None:
         ("a_zoo:wants", "calling it without arguments failed: TypeError"),
         (":tiny", "is no factory; write"),
         ("a_zoo:", "is no factory; write"),
+        (".rel:x", "is no factory; write"),
+        ("a_zoo:x.y", "is no factory; write"),
+        ("a_zoo:leave", "calling it without arguments failed: it ends the program"),
     ],
 )
 def test_a_factory_that_is_none_is_refused(reference: str, message: str) -> None:
     refused(message, reference)
+
+
+@pytest.mark.parametrize(("line", "message"), [("1 / 0", "ZeroDivisionError"), ("exit(0)", "it ends the program")])
+def test_a_module_that_fails_when_it_is_imported_is_refused(
+    line: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_zoo.py").write_text(f"{line}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    refused(f"cannot import broken_zoo: {message}", "broken_zoo:tiny")
+
+
+def test_what_is_neither_name_nor_network_is_refused() -> None:
+    refused("int given; a timm name", 3)
 
 
 def test_a_network_that_cannot_be_copied_is_refused() -> None:

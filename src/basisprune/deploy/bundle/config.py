@@ -14,7 +14,7 @@ from basisprune.errors import BundleError
 from basisprune.types import BasisPlan, FilterPlan, InputSpec
 
 _STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
-_LARGEST_INPUT = 1 << 26  # numbers in one input, the side of a square colour image being 4,700
+_LARGEST_INPUT = 1 << 24  # numbers in one input, as in a colour image of 2,364 pixels each way
 _LISTED = 3
 
 

@@ -43,10 +43,11 @@ _METHODS = frozenset(_OF_TENSORS) - {"cat", "concat", "stack"} | {
     *("add_", "clamp_", "contiguous", "dim", "div_", "expand", "expand_as", "mul_", "relu_", "sigmoid_", "size"),
     *("sub_", "t", "view", "view_as"),
 }
-_READABLE = frozenset({"shape", "ndim", "dtype"})
+_READABLE = (["shape"], ["ndim"], ["dtype"])  # the attributes of a tensor that may be asked for
 _NAMES = {function: name for name, function in reversed(_FUNCTIONS.items())}
 _ARITHMETIC = frozenset(_FUNCTIONS[f"operator.{name}"] for name in _OF_NUMBERS if name != "getitem")
 _LARGEST_NUMBER = 1 << 40
+_HINT = "pass factory='package.module:function' (or a timm name), which builds the backbone"
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
@@ -66,7 +67,7 @@ def plain_steps(model: FoldedModel) -> tuple[nn.Module, list[Step]]:
     try:
         graph = _PlainTracer().trace(model)
     except Exception as error:
-        raise LayerError("backbone", f"cannot be traced down to plain layers ({error})") from error
+        raise LayerError("backbone", f"cannot be traced down to plain layers ({error}); {_HINT}") from error
     numbers = {node: number for number, node in enumerate(graph.nodes)}
     steps = [_step(node, numbers) for node in numbers]
     parts, found = nn.Module(), folded(model, graph, model.about)
@@ -120,7 +121,7 @@ def _target(step: Step, args: tuple[object, ...]) -> str | Callable[..., object]
     name = step["target"]
     if step["op"] == "call_function":
         function = _FUNCTIONS.get(name)
-        if function is None or (function is getattr and (len(args) != 2 or args[1] not in _READABLE)):
+        if function is None or (function is getattr and list(args[1:]) not in _READABLE):
             raise BundleError(f"graph: {name} is no function that a bundle may call")
         return function
     if step["op"] == "call_method" and name not in _METHODS:
@@ -131,8 +132,8 @@ def _target(step: Step, args: tuple[object, ...]) -> str | Callable[..., object]
 def _step(node: fx.Node, numbers: dict[fx.Node, int]) -> Step:
     target = node.target if isinstance(node.target, str) else _NAMES.get(node.target, "")
     allowed = node.op != "call_method" or target in _METHODS
-    if not target or not allowed or (target == "getattr" and node.args[1] not in _READABLE):
-        raise LayerError("backbone", f"calls {node.target}, which a bundle cannot name")
+    if not target or not allowed or (target == "getattr" and list(node.args[1:]) not in _READABLE):
+        raise LayerError("backbone", f"calls {node.target}, which a bundle cannot name; {_HINT}")
     return Step(
         op=node.op,  # type: ignore[typeddict-item]
         target=target,
@@ -153,7 +154,7 @@ def _written(value: object, numbers: dict[fx.Node, int]) -> JsonValue:
     if value is ...:
         return {"ellipsis": True}
     if not is_plain(value):
-        raise LayerError("backbone", f"is given a {type(value).__name__}, which a bundle cannot hold")
+        raise LayerError("backbone", f"is given a {type(value).__name__}, which a bundle cannot hold; {_HINT}")
     return encode(value)
 
 

@@ -94,8 +94,8 @@ def model_card(config: Config) -> str:
 def escaped(value: object) -> str:
     """The value on one line of Markdown, which shows it letter by letter and nothing else.
 
-    >>> print(escaped("<b>[x](y)|\\n"))
-    &lt;b&gt;\\[x\\]\\(y\\)\\|
+    >>> print(escaped("<b>[x](y)"))
+    &lt;b&gt;\\[x\\]\\(y\\)
     """
     line = "".join(letter if letter.isprintable() else " " for letter in str(value))
     return html.escape(_SPECIAL.sub(r"\\\1", line), quote=False)

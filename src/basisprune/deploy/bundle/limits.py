@@ -23,9 +23,9 @@ class Bounded(TorchDispatchMode):
     The size of what an operation makes is found on torch's meta device, where tensors have a shape and no memory.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = _OPERATIONS) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.operations = 0
+        self.most, self.operations = most, 0
         self.work = 0
 
     def __torch_dispatch__(
@@ -37,8 +37,8 @@ class Bounded(TorchDispatchMode):
     ) -> object:
         """What the operation gives, if it is allowed."""
         self.operations += 1
-        if self.operations > _OPERATIONS:
-            raise BundleError(f"its network takes more than {_OPERATIONS:,} operations")
+        if self.operations > self.most:
+            raise BundleError(f"a part of its network takes more than {self.most:,} operations")
         self._refuse_too_much(func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
 

@@ -79,8 +79,8 @@ def assemble(stored: Stored, where: str, *, factory: str | None = None, trust_re
         )
     classes = None if config.classes is None else tuple(config.classes)
     try:
+        model = _network(stored, architecture)
         with Bounded():
-            model = _network(stored, architecture)
             output = run(model, fixed_input(model, config.input.shape))
         check_fingerprint(output, config.fingerprint, config.versions)
         _check_classes(classes, output)
@@ -128,7 +128,8 @@ def _from_graph(parts: nn.Module, config: Config, source: ModelSource) -> nn.Mod
     known = about(config.input.spec, source, config.classes)
     model = folded(parts, from_steps(config.architecture.graph), known)
     model.eval()
-    try_out(model, fixed_input(model, config.input.shape))
+    with Bounded():
+        try_out(model, fixed_input(model, config.input.shape))
     return model
 
 

@@ -25,6 +25,7 @@ _SPACES = {"torch.nn": nn, "timm.layers": timm.layers}
 _OURS = {kind.__name__: kind for kind in (BasisPair, BasisScalingConv, GlobalPool, NormedConv, TransferModel)}
 _INTERNAL = frozenset(vars(nn.Module())) | {"input_spec", "source", "classes"}
 _MOST_PARTS = 100_000
+_MOST_OPERATIONS = 2_000  # to construct one layer
 
 
 def describe(model: nn.Module, fresh: nn.Module | None = None) -> Node:
@@ -280,7 +281,7 @@ def _construct(name: str, args: Mapping[str, JsonValue]) -> nn.Module:
         hollow = kind.__new__(kind)
         nn.Module.__init__(hollow)
         return hollow
-    with torch.device("meta"), Bounded():
+    with torch.device("meta"), Bounded(_MOST_OPERATIONS):
         return kind(**{key: decode(value) for key, value in args.items()})
 
 

@@ -5,20 +5,23 @@ from __future__ import annotations
 import ast
 from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from basisprune.deploy.export.common import LEAST
-from basisprune.deploy.export.runtime import open_session
+from basisprune.deploy.export.runtime import feed_of, open_session
 from basisprune.errors import LayerError
 from basisprune.torchkit.running import hooked, mode, relative_difference
+
+if TYPE_CHECKING:
+    from onnx import ModelProto, NodeProto
 
 _NOTICEABLE = 1e-3
 
 
-def name_difference(network: nn.Module, proto: Any, inputs: Tensor, difference: float) -> LayerError:
+def name_difference(network: nn.Module, proto: ModelProto, inputs: Tensor, difference: float) -> LayerError:
     """The error that names the first layer whose output onnxruntime computes otherwise; `proto` is changed.
 
     Layers are modules without children that run once and that the exporter did not merge into others.
@@ -33,7 +36,7 @@ def name_difference(network: nn.Module, proto: Any, inputs: Tensor, difference: 
     )
     try:
         session = open_session(proto.SerializeToString())
-        values = session.run(list(made.values()), {session.get_inputs()[0].name: inputs.cpu().numpy()})
+        values = session.run(list(made.values()), feed_of(session, inputs))
     except Exception as error:  # the graph does not bear to be watched
         return LayerError("", f"{said} (the layer could not be found: {error})")
     for path, value in zip(made, values, strict=True):
@@ -43,14 +46,14 @@ def name_difference(network: nn.Module, proto: Any, inputs: Tensor, difference: 
     return LayerError("", f"{said}; every layer by itself agrees, so the difference lies between them")
 
 
-def module_scopes(node: Any) -> list[str]:
+def module_scopes(node: NodeProto) -> list[str]:
     """The paths of the modules, the outermost first, that a node of an exported graph comes from."""
     notes = {prop.key: prop.value for prop in node.metadata_props}
     scopes: list[str] = ast.literal_eval(notes.get("pkg.torch.onnx.name_scopes", "[]"))
     return scopes[:-1]  # the last is the operation
 
 
-def _last_outputs(proto: Any) -> dict[str, str]:
+def _last_outputs(proto: ModelProto) -> dict[str, str]:
     """The last tensor that each module makes in the graph, in order, by the module's path."""
     last: dict[str, str] = {}
     for node in proto.graph.node:
@@ -65,7 +68,7 @@ def _leaf_outputs(network: nn.Module, inputs: Tensor) -> dict[str, Tensor]:
     """What every module without children puts out, if it runs once and puts out one tensor."""
     seen: dict[str, list[object]] = {}
 
-    def keep(name: str, _module: nn.Module, _args: Any, output: object) -> None:
+    def keep(name: str, _module: nn.Module, _args: object, output: object) -> None:
         seen.setdefault(name, []).append(output.detach().cpu().clone() if isinstance(output, Tensor) else output)
 
     leaves = [(name, module) for name, module in network.named_modules() if name and not list(module.children())]

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,9 @@ from basisprune.files import atomic
 from basisprune.torchkit.running import relative_difference
 from basisprune.transfer.model import known_spec
 from basisprune.types import InputSpec
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
 
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 2e-2}
 
@@ -122,8 +125,8 @@ def _batches(inputs: Tensor | Iterable[object] | None, example: Tensor) -> list[
     return [tensor.to(example.device) for tensor in tensors if isinstance(tensor, Tensor)]
 
 
-def _input_facts(spec: InputSpec | None, layout: PixelLayout | None, example: Tensor) -> dict[str, Any]:
-    facts: dict[str, Any] = {
+def _input_facts(spec: InputSpec | None, layout: PixelLayout | None, example: Tensor) -> dict[str, object]:
+    facts: dict[str, object] = {
         "shape": list(example.shape[1:]),
         "layout": layout or "NCHW",
         "prepares": layout is not None,
@@ -131,21 +134,21 @@ def _input_facts(spec: InputSpec | None, layout: PixelLayout | None, example: Te
     return facts if spec is None else {**facts, **asdict(spec)}
 
 
-def _describe(proto: Any, facts: Mapping[str, Any]) -> None:
+def _describe(proto: ModelProto, facts: Mapping[str, object]) -> None:
     """Writes the facts into the model's metadata, as JSON."""
     for key, value in facts.items():
         entry = proto.metadata_props.add()
         entry.key, entry.value = f"basisprune.{key}", json.dumps(value)
 
 
-def _strip(proto: Any) -> None:
+def _strip(proto: ModelProto) -> None:
     """Takes out what only serves to debug the exporter: traces with paths of this machine, and derived shapes."""
     for part in (proto.graph, *proto.graph.node, *proto.graph.input, *proto.graph.output, *proto.graph.initializer):
         del part.metadata_props[:]
     del proto.graph.value_info[:]
 
 
-def _compare(network: nn.Module, proto: Any, checks: Sequence[Tensor]) -> float:
+def _compare(network: nn.Module, proto: ModelProto, checks: Sequence[Tensor]) -> float:
     """The largest difference between onnxruntime and PyTorch; raises LayerError if it is no rounding."""
     worst = 0.0
     try:

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from basisprune.errors import ModelError
@@ -21,7 +22,7 @@ class _Batches:
     def __init__(self, name: str, batches: Sequence[Tensor]) -> None:
         self.feeds = iter([{name: batch.cpu().numpy()} for batch in batches])
 
-    def get_next(self) -> dict[str, Any] | None:
+    def get_next(self) -> dict[str, NDArray[np.generic]] | None:
         """The next batch, or None."""
         return next(self.feeds, None)
 

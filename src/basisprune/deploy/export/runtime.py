@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from basisprune.deploy.export.common import PixelLayout
 from basisprune.errors import MissingExtraError, ModelError
 from basisprune.torchkit.running import mode
 from basisprune.types import InputSpec
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
 
 INPUT, OUTPUT = "images", "scores"
 _PACKAGES = ("onnx", "onnxscript", "onnxruntime")
@@ -33,6 +37,31 @@ class GraphInput:
     layout: PixelLayout
 
 
+class Named(Protocol):
+    """An input of a session."""
+
+    name: str
+
+
+class Metadata(Protocol):
+    """What a file says of itself."""
+
+    custom_metadata_map: Mapping[str, str]
+
+
+class Session(Protocol):
+    """An onnxruntime session, as far as it is used here."""
+
+    def run(self, outputs: Sequence[str] | None, feed: Mapping[str, NDArray[np.generic]]) -> list[NDArray[np.generic]]:
+        """The outputs of those names, or all of them."""
+
+    def get_inputs(self) -> Sequence[Named]:
+        """What it takes."""
+
+    def get_modelmeta(self) -> Metadata:
+        """What its file says of itself."""
+
+
 def has_onnx() -> bool:
     """Whether the packages of the extra `onnx` are installed."""
     return all(find_spec(package) is not None for package in _PACKAGES)
@@ -45,32 +74,26 @@ def require_onnx() -> None:
             raise MissingExtraError(package, extra="onnx")
 
 
-def to_proto(network: nn.Module, example: Tensor) -> Any:
+def to_proto(network: nn.Module, example: Tensor) -> ModelProto:
     """The network in eval mode as an onnx.ModelProto with a free batch size; raises ModelError if it cannot be."""
-    proto = _exported(
-        network,
-        (example,),
-        dynamic_shapes=({0: torch.export.Dim("batch")},),
-        input_names=[INPUT],
-        output_names=[OUTPUT],
-    )
+    proto = _exported(network, (example,), [INPUT], [OUTPUT], any_batch=True)
     _shorten_statistics(proto)
     return proto
 
 
-def layer_protos(layers: Sequence[nn.Module], inputs: Sequence[Tensor]) -> list[Any]:
+def layer_protos(layers: Sequence[nn.Module], inputs: Sequence[Tensor]) -> list[ModelProto]:
     """Each layer by itself as an onnx.ModelProto for the one shape of its input.
 
     The exporter takes a moment to start, so all go through it at once and are parted afterwards.
     """
     utils = import_module("onnx.utils")
     ins, outs = ([f"{kind}_{index}" for index in range(len(layers))] for kind in (INPUT, OUTPUT))
-    proto = _exported(_SideBySide(layers), tuple(inputs), input_names=ins, output_names=outs)
+    proto = _exported(_SideBySide(layers), tuple(inputs), ins, outs)
     whole = utils.Extractor(proto)
     return [whole.extract_model([given], [made]) for given, made in zip(ins, outs, strict=True)]
 
 
-def open_session(model: Path | bytes, threads: int | None = None) -> Any:
+def open_session(model: Path | bytes, threads: int | None = None) -> Session:
     """An onnxruntime session on the CPU for a file, or for its content; raises ModelError if it cannot be read."""
     onnxruntime = import_module("onnxruntime")
     options = onnxruntime.SessionOptions()
@@ -78,17 +101,23 @@ def open_session(model: Path | bytes, threads: int | None = None) -> Any:
     if threads is not None:
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     try:
-        return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        session: Session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's own, of several kinds
         where = model if isinstance(model, Path) else "the graph"
         raise ModelError(f"{where}: onnxruntime cannot read it ({str(error)[:500]}); export it again") from error
+    return session
 
 
-def graph_input(path: Path, session: Any) -> GraphInput:
+def feed_of(session: Session, inputs: Tensor) -> dict[str, NDArray[np.generic]]:
+    """What to run the session on, for a network with one input."""
+    return {session.get_inputs()[0].name: inputs.cpu().numpy()}
+
+
+def graph_input(path: Path, session: Session) -> GraphInput:
     """What the graph takes, as its metadata says; raises ModelError where that is missing."""
     try:
         facts = json.loads(session.get_modelmeta().custom_metadata_map["basisprune.input"])
-        spec = InputSpec(*(facts[key] for key in ("size", "mean", "std", "interpolation")))
+        spec = InputSpec.from_json(json.dumps({key: facts[key] for key in ("size", "mean", "std", "interpolation")}))
         return GraphInput(spec, bool(facts["prepares"]), facts["layout"])
     except (KeyError, TypeError, ValueError) as error:
         raise ModelError(
@@ -97,10 +126,10 @@ def graph_input(path: Path, session: Any) -> GraphInput:
         ) from error
 
 
-def run_session(session: Any, inputs: Tensor) -> Tensor:
+def run_session(session: Session, inputs: Tensor) -> Tensor:
     """The first output of an onnxruntime session; raises ModelError if it cannot be run."""
     try:
-        (output, *_) = session.run(None, {session.get_inputs()[0].name: inputs.cpu().numpy()})
+        (output, *_) = session.run(None, feed_of(session, inputs))
     except Exception as error:  # onnxruntime's own, of several kinds
         given = f"{inputs.dtype} {tuple(inputs.shape)}"
         raise ModelError(f"onnxruntime cannot run the graph on {given} ({str(error)[:500]})") from error
@@ -118,11 +147,21 @@ class _SideBySide(nn.Module):
         return tuple(layer(features) for layer, features in zip(self.layers, inputs, strict=True))
 
 
-def _exported(network: nn.Module, inputs: tuple[Tensor, ...], **options: Any) -> Any:
+def _exported(
+    network: nn.Module, inputs: tuple[Tensor, ...], ins: list[str], outs: list[str], *, any_batch: bool = False
+) -> ModelProto:
+    shapes = ({0: torch.export.Dim("batch")},) * len(inputs) if any_batch else None
     with torch.no_grad(), mode(network, training=False), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter warns of its own affairs
         try:
-            program = torch.onnx.export(network, inputs, dynamo=True, verbose=False, **options)
+            program = torch.onnx.export(
+                *(network, inputs),
+                input_names=ins,
+                output_names=outs,
+                dynamo=True,
+                verbose=False,
+                dynamic_shapes=shapes,
+            )
         except Exception as error:
             raise ModelError(
                 f"{type(network).__name__} cannot be exported: {type(error).__name__}: {str(error)[:500]}"
@@ -132,7 +171,7 @@ def _exported(network: nn.Module, inputs: tuple[Tensor, ...], **options: Any) ->
     return program.model_proto
 
 
-def _shorten_statistics(proto: Any) -> None:
+def _shorten_statistics(proto: ModelProto) -> None:
     """Writes the statistics that `fold` leaves in norms, all 0 or all 1, as rules in the place of the numbers.
 
     Runtimes carry them out once, when they load the file; norms of one width share theirs.
@@ -140,7 +179,7 @@ def _shorten_statistics(proto: Any) -> None:
     onnx = import_module("onnx")
     graph = proto.graph
     constants = {constant.name: constant for constant in graph.initializer}
-    rules: dict[str, Any] = {}
+    rules: dict[str, NDArray[np.generic]] = {}
     replaced: set[str] = set()
     for norm in (node for node in graph.node if node.op_type == "BatchNormalization"):
         for place, name in enumerate(norm.input[3:5], 3):

@@ -3,7 +3,7 @@ const figures = read("figures");
 const inTheDark = read("palette");
 const dark = matchMedia("(prefers-color-scheme: dark)");
 
-// The figures hold the colours of the light theme; in the dark each is swapped for its counterpart.
+// Figures contain the colours of the light theme; in dark mode each is swapped for its counterpart.
 function draw() {
   const themed = (figure) =>
     JSON.parse(JSON.stringify(figure).replace(/#[0-9a-f]{6}/g, (colour) => (dark.matches && inTheDark[colour]) || colour));
@@ -15,7 +15,7 @@ function draw() {
 draw();
 dark.addEventListener("change", draw);
 
-// The images are in the page once, in its JSON.
+// Images are stored in the page only once, in its JSON.
 const changed = read("result").changed || [];
 for (const image of document.querySelectorAll("img[data-index]")) image.src = changed[image.dataset.index].image;
 

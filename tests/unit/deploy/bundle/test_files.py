@@ -3,35 +3,63 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
+import socket
 from pathlib import Path
 
 import pytest
 import torch
-from bundles import damaged_or_equal, half_basis, refused, rewrite, same, seal
+from bundles import content, damaged_or_equal, half_basis, refused, rewrite, same, seal
 from tiny import tiny_decomposed, tiny_model
 
 from basisprune.deploy.bundle import from_pretrained, save_pretrained
 from basisprune.errors import BundleError
 
 
-def test_only_a_bundle_or_an_empty_folder_is_replaced(tmp_path, saved):
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    save_pretrained(tiny_model(), empty)
-    save_pretrained(tiny_model(1), saved)
-    assert same(from_pretrained(saved), tiny_model(1), torch.randn(2, 3, 16, 16))
-    (saved / "notes.txt").write_text("mine")
-    with pytest.raises(BundleError, match=r"holds notes.txt"):
-        save_pretrained(tiny_model(), saved)
+def test_what_is_not_ours_is_never_replaced(tmp_path):
     other = tmp_path / "other"
     other.mkdir()
-    (other / "config.json").write_text("{}")
-    with pytest.raises(BundleError, match="is no bundle"):
-        save_pretrained(tiny_model(), other)
+    for name in ("config.json", "README.md", "model.safetensors"):
+        (other / name).write_text("{}")
+        with pytest.raises(BundleError, match="is no bundle"):
+            save_pretrained(tiny_model(), other)
+        with pytest.raises(BundleError, match="is a file or a link"):
+            save_pretrained(tiny_model(), other / name)
+        assert content(other) == {name: b"{}"}
+        (other / name).unlink()
+
+
+def test_files_by_other_names_stay(tmp_path, saved):
+    foreign = {".DS_Store": b"x", "notes.txt": b"mine", "sub/photo.png": b"y", "plot.new": b"z"}
+    for folder in (saved, tmp_path / "fresh"):
+        for name, data in foreign.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(data)
+        save_pretrained(tiny_model(1), folder)
+        assert same(from_pretrained(folder), tiny_model(1), torch.randn(2, 3, 16, 16))
+        assert content(folder).keys() == {*foreign, "config.json", "model.safetensors", "plans.json", "README.md"}
+        assert {name: (folder / name).read_bytes() for name in foreign} == foreign
+
+
+def test_a_link_is_not_followed_to_write(tmp_path, saved):
+    before = content(saved)
+    (tmp_path / "link").symlink_to(saved)
     with pytest.raises(BundleError, match="is a file or a link"):
-        save_pretrained(tiny_model(), other / "config.json")
+        save_pretrained(tiny_model(1), tmp_path / "link")
+    from_pretrained(tmp_path / "link")
+    (saved / "plans.json").rename(tmp_path / "plans.json")
+    (saved / "plans.json").symlink_to(tmp_path / "plans.json")
+    with pytest.raises(BundleError, match="is a link or a folder"):
+        save_pretrained(tiny_model(1), saved)
+    assert content(saved) == before
+
+
+def test_a_damaged_bundle_can_be_written_anew(saved):
+    (saved / "config.json").write_bytes((saved / "config.json").read_bytes()[:-20])
+    save_pretrained(tiny_model(), saved)
+    from_pretrained(saved)
 
 
 def test_a_write_that_fails_leaves_the_old_bundle_and_nothing_else(saved, monkeypatch):
@@ -56,8 +84,18 @@ def test_a_missing_file_is_named(saved, name):
 
 
 def test_a_newer_format_is_refused(saved):
-    rewrite(saved, lambda config: config.update(basisprune_bundle=2))
-    refused(saved, "format 2 is newer than 1.*update basisprune")
+    rewrite(saved, lambda config: config.update(basisprune_bundle=3))
+    refused(saved, "format 3 is newer than 2.*update basisprune")
+
+
+def test_a_bundle_of_the_first_format_is_read(saved):
+    def change(config):
+        config.update(basisprune_bundle=1)
+        for key in ("alone", "graph"):
+            del config["architecture"][key]
+
+    rewrite(saved, change)
+    assert same(from_pretrained(saved), tiny_decomposed(), torch.randn(2, 3, 16, 16))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "null", "3", '{"model_type": "bert"}', "[" * 100_000, "\x80"])
@@ -102,6 +140,11 @@ def test_flipped_cut_and_swapped_bytes_never_load_silently_wrong(saved, name):
     assert not damaged_or_equal(saved)
 
 
+def test_what_is_rewritten_without_a_change_is_loaded(saved):
+    rewrite(saved)
+    assert not damaged_or_equal(saved)
+
+
 @pytest.mark.parametrize("sealed", [False, True])
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
 def test_files_of_two_bundles_do_not_go_together(saved, tmp_path, name, sealed):
@@ -113,3 +156,42 @@ def test_files_of_two_bundles_do_not_go_together(saved, tmp_path, name, sealed):
             seal(mixed)
         with pytest.raises(BundleError):
             from_pretrained(mixed)
+
+
+@pytest.mark.parametrize(
+    "content", [b"\xff\xfe", b'"\\ud800"', b"[" * 250 + b"]" * 250, b"[" * 10**6, b"{", b"1" * 5000]
+)
+@pytest.mark.parametrize("name", ["config.json", "plans.json", "model.safetensors"])
+def test_what_is_no_text_or_too_deep_is_refused(saved, name, content):
+    (saved / name).write_bytes(content)
+    refused(saved, name)
+    if name != "config.json":
+        seal(saved)
+        refused(saved, name)
+
+
+def test_text_in_a_config_that_cannot_be_printed_is_refused(saved):
+    rewrite(saved, lambda config: config.update(classes=["a", "b", "\ud800"]))
+    refused(saved, "config.json: is damaged, no JSON")
+
+
+def test_a_pipe_or_a_device_in_the_place_of_a_file_is_refused(saved):
+    for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero"), listen, os.mkdir):
+        (saved / "config.json").unlink()
+        make(saved / "config.json")
+        refused(saved, r"config.json: cannot be read \(it is a .*, no file\)")
+        if (saved / "config.json").is_dir():
+            break
+
+
+def listen(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(os.path.relpath(path))
+
+
+def test_a_file_beyond_reason_is_refused_before_it_is_read(saved):
+    for name, size in (("config.json", 1 << 40), ("plans.json", 1 << 40), ("model.safetensors", 1 << 42)):
+        whole = (saved / name).read_bytes()
+        os.truncate(saved / name, size)
+        refused(saved, f"{name}: cannot be read .*bytes")
+        (saved / name).write_bytes(whole)

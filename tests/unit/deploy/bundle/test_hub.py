@@ -12,6 +12,7 @@ from huggingface_hub import ModelCard
 from tiny import tiny_decomposed, tiny_model
 
 from basisprune.deploy.bundle import from_pretrained, push_to_hub, save_pretrained
+from basisprune.deploy.bundle.hub import escaped
 from basisprune.errors import BundleError, ConfigError
 from basisprune.transfer.model import transfer_model
 
@@ -39,9 +40,10 @@ def test_a_bundle_comes_from_the_hub_by_its_id(saved, monkeypatch, tmp_path):
 def test_a_factory_that_a_bundle_from_the_hub_names_is_called_only_if_it_is_trusted(tmp_path, monkeypatch):
     folder = save_pretrained(transfer_model("networks:Residual", 3, input_size=16), tmp_path / "b")
     monkeypatch.setattr("basisprune.deploy.bundle.hub.snapshot_download", lambda *_, **__: str(folder))
-    with pytest.raises(BundleError, match="pass factory='networks:Residual'"):
+    with pytest.raises(BundleError, match=r"built by 'networks:Residual'.*trust_remote_code=True"):
         from_pretrained("owner/name")
     from_pretrained("owner/name", factory="networks:Residual")
+    from_pretrained("owner/name", trust_remote_code=True)
 
 
 class Commit:
@@ -97,3 +99,21 @@ def test_a_push_that_cannot_work_is_refused_before_the_hub_is_asked(saved, monke
 
 def test_a_missing_folder_is_refused(tmp_path):
     refused(tmp_path / "nothing", "no such folder")
+
+
+def test_the_card_shows_names_letter_by_letter(tmp_path):
+    names = ["<script>alert(1)</script>", "[x](javascript:y)", "a|b\n# c `d` \x1b[31m"]
+    metrics = {"<img src=x>": 1, "b": {"|c": "|\n\n<d>"}}
+    folder = save_pretrained(tiny_model(), tmp_path / "b", classes=names, metrics=metrics)
+    card = (folder / "README.md").read_text()
+    assert "<" not in card
+    assert "](" not in card
+    assert "\x1b" not in card
+    assert card.count("\n# ") == 1
+    assert "| &lt;img src=x&gt; | 1 |" in card
+    assert r"| b.\|c | \|  &lt;d&gt; |" in card
+
+
+@pytest.mark.parametrize("text", ["resnet18", "0.93", "a-b+c", "Löwenzahn"])
+def test_plain_text_needs_no_escape(text):
+    assert escaped(text) == text

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import pytest
-import torch
-from bundles import refused, rewrite, same
+from bundles import refused, rewrite
+from torch import nn
 
 from basisprune.deploy.bundle import from_pretrained, save_pretrained
-from basisprune.deploy.fold import fold
-from basisprune.errors import BundleError, LayerError
+from basisprune.errors import BundleError
 from basisprune.transfer.model import transfer_model
 
 
-def test_a_module_of_which_only_parts_are_left_needs_a_factory(tmp_path):
-    model = transfer_model(transfer_model("test_resnet", 3, input_size=32).backbone, 3, input_size=32)
-    folded = fold(model, torch.zeros(2, 3, 32, 32))
-    with pytest.raises(LayerError, match=r"^backbone: .* pass factory="):
-        save_pretrained(folded, tmp_path / "b")
-    loaded = from_pretrained(save_pretrained(folded, tmp_path / "b", factory="test_resnet"))
-    assert same(loaded, folded, torch.randn(2, 3, 32, 32))
+def test_a_network_whose_parts_have_other_names_than_python_allows_is_refused(tmp_path):
+    model = nn.Sequential()
+    model.add_module('a" if x else "b', nn.ReLU())
+    with pytest.raises(BundleError, match="is no name for a part of a network"):
+        save_pretrained(model, tmp_path / "b", input_shape=(3,))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_another_architecture_is_refused(tmp_path):
@@ -50,4 +48,24 @@ def test_another_architecture_is_refused(tmp_path):
 )
 def test_a_structure_that_makes_no_sense_is_refused(saved, node):
     rewrite(saved, lambda config: config.update(structure=node))
-    refused(saved, r"does not fit|may not|makes? sense|no class|no such|not one|no children|missing")
+    refused(saved, r"does not fit|may not|may hold|makes? sense|no class|no such|not one|no children|missing")
+
+
+def nested(levels: int, inner: dict[str, object]) -> dict[str, object]:
+    """A module that is met twice in one that is met twice, and so on."""
+    for _ in range(levels):
+        inner = {"class": "torch.nn.Sequential", "order": ["a", "b"], "children": {"a": inner, "b": None}}
+    return inner
+
+
+def test_parts_that_hold_each_other_over_and_over_are_refused(saved):
+    node = nested(40, {"class": "torch.nn.Identity"})
+    path, part = "dropout", node
+    while "children" in part:
+        part["children"]["b"] = {"same": f"{path}.a"}
+        path, part = f"{path}.a", part["children"]["a"]
+    rewrite(saved, lambda config: config["structure"]["children"].update(dropout=node))
+    refused(saved, "more than 100,000 parts")
+    node = {"class": "torch.nn.Sequential", "order": ["a"], "children": {"a": {"same": "dropout"}}}
+    rewrite(saved, lambda config: config["structure"]["children"].update(dropout=node))
+    refused(saved, "is inside itself")

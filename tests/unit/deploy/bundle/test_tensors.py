@@ -24,7 +24,7 @@ def test_a_folded_network_without_an_architecture_of_its_own_leaves_out_the_stat
     assert sorted(name for name in names if "norm" in name) == [
         f"norm{place}.{kind}" for place in (1, 2) for kind in ("bias", "weight")
     ]
-    assert same(from_pretrained(folder), folded, x)
+    assert same(from_pretrained(folder, trust_remote_code=True), folded, x)
 
 
 def test_dtype_and_memory_format_are_kept(tmp_path):
@@ -49,7 +49,7 @@ def test_tied_weights_stay_tied_and_hidden_buffers_come_back(tmp_path):
     model = Tied()
     model.mask *= 3
     folder = save_pretrained(model, tmp_path / "b", factory=f"{__name__}:Tied", input_shape=(4,))
-    loaded = from_pretrained(folder)
+    loaded = from_pretrained(folder, trust_remote_code=True)
     assert loaded.two.weight is loaded.one.weight
     assert same(model, loaded, torch.randn(2, 4))
     assert "mask" not in loaded.state_dict()

@@ -26,7 +26,9 @@ def test_statistics_that_say_nothing_are_not_in_the_file(tmp_path):
         assert close(model(x), run(report.path, x))
     onnx.checker.check_model(proto)
     int8 = export_onnx(folded, tmp_path / "m.onnx", example_inputs=x, int8=[x]).int8_path
-    assert run(int8, x).shape == (2, 4)
+    with torch.no_grad():
+        expected = model(x)
+    assert (run(int8, x) - expected).abs().max() < 0.05 * (expected.max() - expected.min())
 
 
 def test_statistics_that_say_something_are_in_the_file(tmp_path):

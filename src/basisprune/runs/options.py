@@ -1,4 +1,4 @@
-"""Everything a run is told, under the same names in Python, on the command line and in config.yaml."""
+"""All settings of a run, under the same names in Python, on the command line and in config.yaml."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from basisprune.budget import Budget, Goal, Ratios
 from basisprune.errors import ConfigError, nearest
 from basisprune.frameworks import Axis, Framework, FrameworkName, find_framework
 from basisprune.recipes import Recipe
-from basisprune.runs.settings import faults_of, recipe_of, search_of
+from basisprune.runs.validating import faults_of, recipe_of, search_of
 from basisprune.search import SearchConfig
 
 RATIOS = ("basis_ratio", "filter_ratio")
@@ -20,10 +20,11 @@ BUDGETS = tuple(each.name for each in fields(Budget))
 
 
 class Options(TypedDict, total=False):
-    """The settings by name. Of the first seven, one budget or the two ratios; the default is `max_drop` 0.01.
+    """The settings by name. Of the first seven, pass one budget or the two ratios; the default is `max_drop` 0.01.
 
-    `recipe` is a name, a Recipe, or what differs from the recipe under `base`; `search` likewise. `epochs` replaces
-    those of the recipe, `size` is the side of the images, and `onnx` is by default whether its packages are there.
+    `recipe` is a name, a Recipe, or a mapping of changes to the recipe named under `base`; `search` likewise.
+    `epochs` overrides the recipe's, `size` is the height and width of the images, and `onnx` defaults to whether
+    its packages are installed.
     """
 
     max_drop: float | None
@@ -45,11 +46,12 @@ class Options(TypedDict, total=False):
     onnx: bool | None
     int8: bool
     seed: int
+    trust_code: bool
 
 
 @dataclass(frozen=True)
 class ImageOptions:
-    """How images are read and divided: their side, and what is held out where the data has no such parts."""
+    """How images are read and split: their size, and what is held out if the data has no such parts."""
 
     size: int | None = None
     val_fraction: float = 0.1
@@ -69,9 +71,15 @@ class RunConfig:
     onnx: bool | None = None
     int8: bool = False
     seed: int = 0
+    trust_code: bool = False
+
+    @property
+    def framework(self) -> Framework:
+        """The requested framework, or the recipe's."""
+        return find_framework(self.search.framework or self.recipe.framework)
 
     def noted(self) -> dict[str, JsonValue]:
-        """The settings as config.yaml has them: what `configure` takes, as JSON values."""
+        """The settings as in config.yaml: what `configure` takes, as JSON values."""
         if isinstance(self.goal, Budget):
             goal: dict[str, JsonValue] = {self.goal.kind: vars(self.goal)[self.goal.kind]}
         else:
@@ -98,8 +106,8 @@ def configure(options: Options) -> RunConfig:
     if faults:
         raise ConfigError.of("compress", faults)
     recipe, search, goal = _recipe_of(given, faults), _search_of(given, faults), _goal_of(given, faults)
-    if search is not None and isinstance(goal, Ratios):
-        faults += _without_a_move(goal, find_framework(search.framework))
+    if recipe is not None and search is not None and isinstance(goal, Ratios):
+        faults += _without_a_move(goal, find_framework(search.framework or recipe.framework))
     if faults or recipe is None or search is None or goal is None:
         raise ConfigError.of("compress", faults)
     images = ImageOptions(**{each.name: given[each.name] for each in fields(ImageOptions) if each.name in given})  # type: ignore[literal-required]
@@ -112,6 +120,7 @@ def configure(options: Options) -> RunConfig:
         onnx=given.get("onnx"),
         int8=given.get("int8", False),
         seed=given.get("seed", 0),
+        trust_code=given.get("trust_code", False),
     )
 
 
@@ -119,7 +128,7 @@ def _goal_of(given: Mapping[str, object], faults: list[str]) -> Goal | None:
     limits = [name for name in (*BUDGETS, *RATIOS) if name in given]
     fixed = [name for name in limits if name in RATIOS]
     if len(limits) > max(len(fixed), 1):
-        faults.append(f"{', '.join(limits)} given; one budget, or the ratios to remove, is needed")
+        faults.append(f"{', '.join(limits)} given; pass one budget, or the ratios to remove")
         return None
     try:
         if fixed:
@@ -131,17 +140,17 @@ def _goal_of(given: Mapping[str, object], faults: list[str]) -> Goal | None:
 
 
 def _without_a_move(ratios: Ratios, framework: Framework) -> list[str]:
-    """The ratios that the framework has no use for."""
+    """Faults for ratios that the framework does not use."""
     axes = {move.axis for move in framework.moves}
     return [
-        f"{name}: {ratios.of(axis)} given, but the framework {framework.name} does not prune that; leave it out"
+        f"{name}: {ratios.of(axis)} given, but the framework {framework.name} does not prune that; omit it"
         for name, axis in zip(RATIOS, get_args(Axis), strict=True)
         if ratios.of(axis) > 0 and axis not in axes
     ]
 
 
 def _recipe_of(given: Options, faults: list[str]) -> Recipe | None:
-    """The recipe, with the epochs and the seed that were asked for."""
+    """The recipe, with the requested epochs and seed."""
     try:
         recipe = recipe_of(given.get("recipe", "quick"))
         changes: dict[str, int] = {"seed": given.get("seed", 0)}

@@ -11,7 +11,7 @@ import yaml
 
 from basisprune.errors import ConfigError
 from basisprune.recipes import RECIPES
-from basisprune.runs.settings import changed, differences, faults_of, read_settings, recipe_of, search_of
+from basisprune.runs.validating import changed, differences, faults_of, read_settings, recipe_of, search_of
 from basisprune.search import SearchConfig
 
 
@@ -101,10 +101,10 @@ def test_an_empty_file_sets_nothing(tmp_path):
         (3.5, int, "a whole number"),
         ("x", float, "a number"),
         (1, bool, "true or false"),
-        (3, str, "a text"),
+        (3, str, "a string"),
         ([1], float, "a number"),
         ("outptus", Literal["weights", "outputs"] | None, "allowed are weights, outputs. Did you mean 'outputs'?"),
-        (object(), int, "only texts, numbers"),
+        (object(), int, "only strings, numbers"),
     ],
 )
 def test_no_value_is_taken_for_another_kind(value, kind, said):
@@ -122,5 +122,5 @@ def test_the_base_is_not_changed():
     base = SearchConfig()
     assert changed(base, {"tolerance": 0.5}, "search") == SearchConfig(tolerance=0.5)
     assert base == SearchConfig()
-    with pytest.raises(ConfigError, match="search: 3 given; settings by name are needed"):
+    with pytest.raises(ConfigError, match="search: 3 given; a mapping of settings is needed"):
         changed(base, 3, "search")

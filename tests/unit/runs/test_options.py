@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from basisprune.budget import Budget, Ratios
 from basisprune.errors import ConfigError
 from basisprune.recipes import RECIPES
-from basisprune.runs.config import BUDGETS, RATIOS, ImageOptions, Options, RunConfig, configure
+from basisprune.runs.options import BUDGETS, RATIOS, ImageOptions, Options, RunConfig, configure
 from basisprune.search import SearchConfig
 
 fractions = st.floats(0, 0.99)
@@ -86,17 +86,17 @@ def test_one_ratio_leaves_the_other_at_nothing():
     [
         ({"max_dorp": 0.1}, ["max_dorp: no such setting. Did you mean 'max_drop'?"]),
         ({"max_drop": "1%", "epochs": 2.5}, ["max_drop: '1%' given; a number", "epochs: 2.5 given; a whole number"]),
-        ({"max_drop": 0.1, "target_params": 5}, ["max_drop, target_params given; one budget, or the ratios"]),
-        ({"max_drop": 0.1, "basis_ratio": 0.5}, ["max_drop, basis_ratio given; one budget, or the ratios"]),
+        ({"max_drop": 0.1, "target_params": 5}, ["max_drop, target_params given; pass one budget, or the ratios"]),
+        ({"max_drop": 0.1, "basis_ratio": 0.5}, ["max_drop, basis_ratio given; pass one budget, or the ratios"]),
         ({"basis_ratio": 1.0, "filter_ratio": -0.1}, ["basis_ratio: 1.0 given", "filter_ratio: -0.1 given"]),
         ({"max_drop": 2.0, "epochs": 0}, ["epochs: 0 given", "max_drop: 2.0 given"]),
-        ({"recipe": "quik"}, ["recipe: 'quik' given; allowed are paper, quick. Did you mean 'quick'?"]),
+        ({"recipe": "quik"}, ["recipe: 'quik' given; allowed are paper, quick, best. Did you mean 'quick'?"]),
         ({"recipe": {"trian": {}}}, ["recipe: trian: no such setting. Did you mean 'train'?"]),
         ({"recipe": {"train": {"epochs": 0}}}, ["recipe: train.epochs: 0 given"]),
         ({"recipe": 3}, ["recipe: 3 given; a name is needed"]),
         ({"recipe": {"base": 3}}, ["recipe: base: 3 given; a name is needed"]),
         ({"search": {"step": 2, "framework": "tailor"}}, ["search: framework: 'tailor' given"]),
-        ({"search": 3}, ["search: 3 given; settings by name are needed"]),
+        ({"search": 3}, ["search: 3 given; a mapping of settings is needed"]),
         ({"framework": "taylr"}, ["framework: 'taylr' given; allowed are"]),
         ({"framework": "baseline"}, ["framework: 'baseline' given; allowed are l1"]),
         (

@@ -1,4 +1,4 @@
-"""Settings as plain data: YAML -> dataclasses, with all faults at once, and how two of them differ."""
+"""Settings as plain data: YAML -> dataclasses, with all faults reported at once, and differences between settings."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _KINDS = {
     "float": "a number is needed",
     "finite_number": "a finite number is needed",
     "bool": "true or false is needed",
-    "string": "a text is needed",
+    "string": "a string is needed",
     "tuple": "a list is needed",
-    "dataclass": "settings by name are needed",
+    "dataclass": "a mapping of settings is needed",
 }
 T = TypeVar("T")
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """PyYAML's safe loader, except that 1e-3 is a number: YAML 1.1, which it follows, asks for a point in it."""
+    """PyYAML's safe loader, except that 1e-3 is a number: PyYAML follows YAML 1.1, which requires a decimal point."""
 
 
 _Loader.add_implicit_resolver(
@@ -42,7 +42,7 @@ _Loader.add_implicit_resolver(
 
 
 def read_settings(path: str | Path) -> dict[str, JsonValue]:
-    """The settings in a YAML file; raises ConfigError where it cannot be read or does not hold names with values."""
+    """The settings in a YAML file; raises ConfigError if it cannot be read or is not a mapping."""
     try:
         given = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)
     except OSError as error:
@@ -50,12 +50,14 @@ def read_settings(path: str | Path) -> dict[str, JsonValue]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: is not valid YAML ({error})") from error
     if given is not None and not (isinstance(given, dict) and all(isinstance(key, str) for key in given)):
-        raise ConfigError(f"{path}: {type(given).__name__} found; lines such as 'model: resnet50' are needed")
+        raise ConfigError(
+            f"{path}: {type(given).__name__} found; a mapping is needed, with lines such as 'model: resnet50'"
+        )
     return given or {}
 
 
 def recipe_of(given: str | Mapping[str, object] | Recipe) -> Recipe:
-    """The recipe that is meant: by its name, or by what differs from the recipe named under `base` (quick).
+    """The recipe: by name, or by changes to the recipe named under `base` (default: quick).
 
     >>> recipe_of({"base": "paper", "train": {"epochs": 3}}).train.epochs
     3
@@ -78,14 +80,14 @@ def _name(given: object, where: str) -> str:
 
 
 def search_of(given: Mapping[str, object] | SearchConfig | None) -> SearchConfig:
-    """The settings of the search that are meant: those given, and the defaults for the others."""
+    """The search settings: those given, and defaults for the others."""
     return (
         given if isinstance(given, SearchConfig) else changed(SearchConfig(), {} if given is None else given, "search")
     )
 
 
 def changed(base: T, given: object, where: str) -> T:
-    """The dataclass `base` with what is given in its place; raises ConfigError that lists all faults at once."""
+    """The dataclass `base` with the given changes; raises ConfigError that lists all faults at once."""
     faults: list[str] = []
     merged = _merged(asdict(base), given, "", faults)  # type: ignore[call-overload]
     result, found = _validated(merged, type(base))
@@ -95,7 +97,7 @@ def changed(base: T, given: object, where: str) -> T:
 
 
 def faults_of(value: object, kind: object, name: str) -> list[str]:
-    """What is wrong with the value for that type, if anything.
+    """What is wrong with the value for that type; empty if nothing is.
 
     >>> faults_of("three", int, "epochs")
     ["epochs: 'three' given; a whole number is needed"]
@@ -104,7 +106,7 @@ def faults_of(value: object, kind: object, name: str) -> list[str]:
 
 
 def _merged(base: dict[str, object], given: object, prefix: str, faults: list[str]) -> dict[str, object]:
-    """The values of `base` with the given ones in their place; what has no place there is a fault."""
+    """The values of `base` overridden by the given ones; unknown names are faults."""
     if not isinstance(given, Mapping):
         faults.append(f"{prefix.rstrip('.')}: {given!r} given; {_KINDS['dataclass']}".removeprefix(": "))
         return base
@@ -112,7 +114,7 @@ def _merged(base: dict[str, object], given: object, prefix: str, faults: list[st
     for key, value in given.items():
         old = base.get(key)
         if key not in base:
-            hint = nearest(str(key), base) or " Known are " + ", ".join(base)
+            hint = nearest(str(key), base) or " Known settings: " + ", ".join(base)
             faults.append(f"{prefix}{key}: no such setting.{hint}")
         else:
             result[key] = _merged(old, value, f"{prefix}{key}.", faults) if isinstance(old, dict) else value
@@ -120,18 +122,18 @@ def _merged(base: dict[str, object], given: object, prefix: str, faults: list[st
 
 
 def _validated(value: object, kind: type[T], name: str = "") -> tuple[T | None, list[str]]:
-    """The value as that type, by pydantic; or None, and what is wrong with it."""
+    """The value validated by pydantic; or None, and what is wrong with it."""
     try:
-        # As JSON, a list may stand for a tuple and a whole number for any, but no text for a number.
+        # In JSON mode, a list is accepted for a tuple and an int for a float, but a string is not a number.
         return TypeAdapter(kind).validate_json(json.dumps(value), strict=True), []
     except ValidationError as error:
         return None, [line for fault in error.errors() for line in _told(fault, kind, name)]
     except (TypeError, ValueError, RecursionError) as error:
-        return None, [f"{name or 'it'}: only texts, numbers, lists and settings by name are allowed ({error})"]
+        return None, [f"{name or 'it'}: only strings, numbers, lists and mappings of settings are allowed ({error})"]
 
 
 def _told(fault: ErrorDetails, kind: object, name: str) -> list[str]:
-    """A fault that pydantic found, in our words; one that a dataclass found itself, in its own."""
+    """A fault found by pydantic, in our words; a fault raised by a dataclass, in its own words."""
     place = [part for part in fault["loc"] if isinstance(part, str)]
     where = ".".join([name] * bool(name) + place)
     own = fault.get("ctx", {}).get("error")
@@ -146,7 +148,7 @@ def _told(fault: ErrorDetails, kind: object, name: str) -> list[str]:
 
 
 def _annotation(kind: object, place: Sequence[str]) -> object:
-    """The Literal at that place of a dataclass, or the Literal itself."""
+    """The Literal at that place in a dataclass, or the Literal itself."""
     for part in place:
         if isinstance(kind, type) and is_dataclass(kind):
             kind = get_type_hints(kind).get(part, kind)
@@ -155,7 +157,7 @@ def _annotation(kind: object, place: Sequence[str]) -> object:
 
 
 def differences(old: Settings, new: Settings) -> dict[str, str]:
-    """What changed from the old settings to the new ones: for each name the old value and the new one.
+    """The changes from the old settings to the new: for each name, the old and the new value.
 
     >>> differences({"a": {"b": 1}, "c": 2}, {"a": {"b": 3}, "c": 2})
     {'a.b': '1 -> 3'}

@@ -1,0 +1,67 @@
+"""Laws of a training alone: its folder holds a model that can be used, and belongs to one run."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tiny import differing, tiny_images, tiny_model, tiny_recipe, tiny_training
+
+from basisprune.deploy.bundle import load_bundle
+from basisprune.errors import CheckpointError
+from basisprune.listener import Silence
+from basisprune.runs.adapt import adapt
+from basisprune.runs.job import Job, prepare_job
+from basisprune.runs.options import configure
+from basisprune.runs.validating import read_settings
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def job(images: int = 60, seed: int = 0, **options) -> Job:
+    config = configure({"recipe": tiny_recipe(tiny_training(epochs=2)), **options})
+    return prepare_job(tiny_model(seed), tiny_images(images), config)
+
+
+def test_the_folder_holds_the_trained_model_and_what_is_known_of_it(tmp_path):
+    given = job()
+    found = adapt(given, tmp_path / "out", Silence(), command="basisprune train")
+    assert json.loads((tmp_path / "out" / "summary.json").read_text()) == json.loads(found.to_json())
+    assert (found.command, len(found.history)) == ("basisprune train", 2)
+    assert (found.validation.images, found.test.images) == (6, 6)
+    bundle = load_bundle(tmp_path / "out" / "model")
+    assert bundle.metrics["test"]["accuracy"] == found.test.accuracy
+    assert differing(bundle.model, given.network)
+    assert not differing(given.network, tiny_model())
+
+
+def test_only_settings_of_training_are_noted(tmp_path):
+    found = adapt(job(), tmp_path, Silence())
+    assert set(found.config) == {
+        *("model", "data", "size", "val_fraction", "test_fraction", "limit", "pretrained", "seed", "recipe")
+    }
+    assert set(found.config["recipe"]) == {"train"}
+    noted = read_settings(tmp_path / "config.yaml")
+    assert configure({"recipe": noted["recipe"]}).recipe.train == job().config.recipe.train
+
+
+def test_a_second_start_changes_nothing(tmp_path):
+    first = adapt(job(), tmp_path, Silence())
+    before = (tmp_path / "training.pt").read_bytes()
+    assert adapt(job(), tmp_path, Silence()) == first
+    assert (tmp_path / "training.pt").read_bytes() == before
+
+
+@pytest.mark.parametrize("other", [{"seed": 1}, {"images": 63}])
+def test_other_weights_or_images_by_the_same_name_are_refused(other, tmp_path):
+    adapt(job(), tmp_path, Silence())
+    before = (tmp_path / "summary.json").read_bytes()
+    with pytest.raises(CheckpointError, match="weights or images"):
+        adapt(job(**other), tmp_path, Silence())
+    assert (tmp_path / "summary.json").read_bytes() == before
+
+
+def test_without_images_to_judge_there_is_no_accuracy(tmp_path):
+    found = adapt(job(val_fraction=0.0, test_fraction=0.0), tmp_path, Silence())
+    assert (found.validation, found.test) == (None, None)
+    assert load_bundle(tmp_path / "model").metrics == {}

@@ -1,0 +1,116 @@
+"""Laws of delivery: the folder holds what the summary says, and nothing of what was there before."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from summaries import summary
+from tiny import NAMES, tiny_images, tiny_model
+
+import basisprune.runs.deliver
+from basisprune.data import Splits, load_data
+from basisprune.deploy.bundle import load_bundle
+from basisprune.deploy.fold import deploy
+from basisprune.errors import MissingExtraError, ModelError
+from basisprune.listener import Silence
+from basisprune.results import RunSummary
+from basisprune.runs.deliver import Delivery, deliver
+
+FOUND = summary(classes=list(NAMES), latency=None, files={})
+
+
+class Notes(Silence):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+    def refused(self) -> list[str]:
+        return [line for line in self.lines if "is not written" in line]
+
+
+def delivery(**options) -> Delivery:
+    model = tiny_model()
+    small = deploy(model, model.input_spec, NAMES)
+    images = load_data(tiny_images(60))
+    parts = Splits(images.train, images.val, images.test, NAMES)
+    return Delivery(small, small, (), parts, prepared=False, **options)
+
+
+def names(folder) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+@pytest.fixture
+def without_onnx(monkeypatch):
+    monkeypatch.setattr(basisprune.runs.deliver, "has_onnx", lambda: False)
+
+
+def test_the_folder_holds_the_files_of_the_summary_and_the_summary_itself(tmp_path):
+    found = deliver(FOUND, delivery(onnx=True, int8=True), tmp_path / "deep" / "out", Silence())
+    folder = tmp_path / "deep" / "out"
+    assert names(folder) == {*found.files, "report.html", "summary.json"}
+    assert list(found.files) == ["model", "model.onnx", "model.int8.onnx"]
+    assert RunSummary.read(folder / "summary.json") == found
+    for name in ("model.onnx", "model.int8.onnx"):
+        assert found.files[name].bytes == (folder / name).stat().st_size
+    assert [file.accuracy is None for file in found.files.values()] == [True, True, False]
+    assert {row.model for row in found.latency.rows} == {"before", "after"}
+    bundle = load_bundle(folder / "model")
+    assert (bundle.classes, bundle.metrics["verdict"]) == (NAMES, FOUND.verdict)
+    assert bundle.metrics["validation"]["accuracy"] == FOUND.chosen.accuracy
+    assert torch.equal(bundle.model(torch.ones(1, 3, 16, 16)), delivery().model(torch.ones(1, 3, 16, 16)))
+
+
+@pytest.mark.usefixtures("without_onnx")
+def test_what_an_earlier_start_delivered_is_gone_and_what_is_missing_is_told(tmp_path):
+    for name in ("model.onnx", "model.int8.onnx", "summary.json", "mine.txt"):
+        (tmp_path / name).write_text("old")
+    notes = Notes()
+    found = deliver(FOUND, delivery(int8=True), tmp_path, notes)
+    assert names(tmp_path) == {"model", "report.html", "summary.json", "mine.txt"}
+    assert list(found.files) == ["model"]
+    assert [line.split()[0] for line in notes.refused()] == ["model.onnx", "model.int8.onnx"]
+    assert "basisprune[onnx]" in notes.refused()[0]
+
+
+@pytest.mark.usefixtures("without_onnx")
+def test_a_report_that_needs_an_extra_is_left_out_and_the_summary_is_written(tmp_path, monkeypatch):
+    def missing(*_given):
+        raise MissingExtraError("plotly", extra="report")
+
+    monkeypatch.setattr(basisprune.runs.deliver, "write_report", missing)
+    notes = Notes()
+    deliver(FOUND, delivery(onnx=False), tmp_path, notes)
+    assert names(tmp_path) == {"model", "summary.json"}
+    assert "basisprune[report]" in notes.refused()[0]
+
+
+@pytest.mark.usefixtures("without_onnx")
+def test_the_summary_vouches_for_the_rest_and_is_written_last(tmp_path, monkeypatch):
+    deliver(FOUND, delivery(onnx=False), tmp_path, Silence())
+    monkeypatch.setattr(basisprune.runs.deliver, "write_report", lambda *_given: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        deliver(FOUND, delivery(onnx=False), tmp_path, Silence())
+    assert names(tmp_path) == {"model"}
+
+
+@pytest.mark.usefixtures("without_onnx")
+def test_a_form_that_the_model_cannot_take_is_left_out(tmp_path, monkeypatch):
+    def refuse(*_given, **_options):
+        raise ModelError("no")
+
+    monkeypatch.setattr(basisprune.runs.deliver, "save_pretrained", refuse)
+    notes = Notes()
+    assert deliver(FOUND, delivery(onnx=False), tmp_path, notes).files == {}
+    assert notes.refused() == ["model is not written: no"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "installed", "written"),
+    [(None, True, True), (None, False, False), (True, False, True), (False, True, False)],
+)
+def test_onnx_is_written_where_it_is_asked_for_or_installed(asked, installed, written, monkeypatch):
+    monkeypatch.setattr(basisprune.runs.deliver, "has_onnx", lambda: installed)
+    assert delivery(onnx=asked).with_onnx == written

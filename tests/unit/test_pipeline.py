@@ -1,0 +1,78 @@
+"""Laws of the pipeline's parts; what it does from end to end is in tests/pipeline."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny import tiny_images, tiny_model, tiny_recipe, tiny_training
+from torch import nn
+
+from basisprune.data import load_data
+from basisprune.frameworks import DECOMPOSED, DENSE, FRAMEWORKS, Framework, Move, Step
+from basisprune.pipeline import FULLY, NOT_AT_ALL, Pipeline, Stage, State, Tuning, _step_ratio
+
+accuracies = st.floats(0, 1)
+
+
+def pipeline() -> Pipeline:
+    return Pipeline(tiny_model(), load_data(tiny_images(60), val_fraction=0.2), tiny_recipe(tiny_training(epochs=1)))
+
+
+def state(*steps: Step) -> State:
+    return State(steps, nn.Identity(), (Stage("stage", 0.5, 1, 1, 1),), hits=np.ones(3, dtype=np.bool_))
+
+
+@given(st.integers(0, 9), accuracies)
+def test_full_tuning_never_ends_early_and_none_ends_at_once(epochs, accuracy):
+    assert not FULLY.may_end(epochs, accuracy)
+    assert NOT_AT_ALL.may_end(epochs, accuracy)
+
+
+@given(st.integers(0, 9), accuracies, accuracies, accuracies)
+def test_tuning_ends_when_it_is_enough_or_after_an_epoch_hopeless(epochs, accuracy, enough, hopeless):
+    ends = Tuning(enough, hopeless).may_end(epochs, accuracy)
+    assert ends == (accuracy >= enough or (epochs > 0 and accuracy < hopeless))
+
+
+@given(st.floats(0, 0.99), st.integers(1, 8))
+def test_the_steps_of_a_pruning_remove_together_what_was_asked_in_equal_parts(ratio, steps):
+    left = [1.0]
+    for step in range(steps):
+        left.append(left[-1] * (1 - _step_ratio(ratio, step, steps)))
+    assert left[-1] == pytest.approx(1 - ratio)
+    assert np.diff(left) == pytest.approx([-ratio / steps] * steps, abs=1e-12)
+
+
+def test_a_state_is_named_by_its_steps_and_not_changed_by_the_next_one():
+    start = state(DECOMPOSED)
+    assert start.after(Step("basis", 0.5)) == (DECOMPOSED, Step("basis", 0.5))
+    assert start.steps == (DECOMPOSED,)
+    assert state(DECOMPOSED, Step("basis", 0.5)).name == "decomposed, basis 0.5"
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS.values(), ids=FRAMEWORKS)
+def test_a_network_that_was_trained_elsewhere_is_where_its_frameworks_start(framework):
+    given, dense, decomposed = pipeline(), state(DENSE), state(DECOMPOSED)
+    for each in (dense, decomposed):
+        given.adopt(each)
+    assert given.start(framework) is (decomposed if framework.name.startswith("basis") else dense)
+
+
+def test_a_move_prunes_what_it_counts_by_its_own_scores(monkeypatch):
+    given, called = pipeline(), []
+    monkeypatch.setattr(given, "prune_basis", lambda *arguments: called.append(("basis", *arguments[1:])))
+    monkeypatch.setattr(given, "prune_filters", lambda *arguments: called.append(("filters", *arguments[1:])))
+    given.prune(state(DENSE), Move("basis", "basis"), 0.5, NOT_AT_ALL)
+    given.prune(state(DENSE), Move("filters", "hrank"), 0.25)
+    assert called == [("basis", 0.5, NOT_AT_ALL), ("filters", "hrank", 0.25, FULLY)]
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_framework_of_ones_own_is_run_like_those_of_the_paper():
+    own = Framework("filters twice", "dense", (Move("filters", "l1"), Move("filters", "random")))
+    result = pipeline().run(own, filter_ratio=0.2)
+    assert result.framework == "filters twice"
+    assert [stage.name for stage in result.stages][::2] == ["dense", "dense, l1 0.2", "dense, l1 0.2, random 0.2"]
+    assert len(result.plans) == 2
