@@ -11,6 +11,7 @@ from .budget import Budget as Budget
 from .budget import Ratios as Ratios
 from .costs import ModelReport as ModelReport
 from .costs import measure as measure
+from .costs import weight_uses as weight_uses
 from .coupling import trace_coupling as trace_coupling
 from .data import Augment as Augment
 from .data import PreparedBatches as PreparedBatches
@@ -31,9 +32,11 @@ from .errors import BasisPruneError as BasisPruneError
 from .importance import basis_loss as basis_loss
 from .importance import filter_loss as filter_loss
 from .importance import filter_statistics as filter_statistics
+from .importance import joint_loss as joint_loss
 from .importance import loss_scores as loss_scores
 from .importance import score_filters as score_filters
 from .importance import taylor_scores as taylor_scores
+from .joint import plan_together as plan_together
 from .listener import Listener as Listener
 from .pipeline import Pipeline as Pipeline
 from .pipeline import Pruned as Pruned
@@ -43,6 +46,7 @@ from .plan import plan_basis as plan_basis
 from .plan import plan_filters as plan_filters
 from .prune import prune_basis as prune_basis
 from .prune import prune_filters as prune_filters
+from .prune import prune_together as prune_together
 from .recipes import RECIPES as RECIPES
 from .recipes import Recipe as Recipe
 from .report import framework_table as framework_table
@@ -63,6 +67,7 @@ from .types import BasisPlan as BasisPlan
 from .types import Coupling as Coupling
 from .types import FilterPlan as FilterPlan
 from .types import InputSpec as InputSpec
+from .types import JointPlan as JointPlan
 from .types import Scores as Scores
 
 __version__: str

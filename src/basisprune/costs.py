@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from basisprune.basis.layers import BasisPair
+from basisprune.basis.layers import BasisPair, BasisScalingConv
 from basisprune.basis.split import choose_layers, full_rank
 from basisprune.errors import ModelError
-from basisprune.torchkit.running import mode
-from basisprune.torchkit.surgery import TORCH_CONVS, Layer, find_layers, is_depthwise
+from basisprune.torchkit.running import hooked, mode
+from basisprune.torchkit.surgery import TORCH_CONVS, Layer, find_layers, has_channels_last, is_depthwise
 from basisprune.transfer.model import known_spec
 
 
@@ -84,6 +85,29 @@ def measure(model: nn.Module, input_size: int | tuple[int, ...] | None = None) -
     )
 
 
+def weight_uses(model: nn.Module, input_size: int | tuple[int, ...] | None = None) -> dict[str, int]:
+    """How many multiply-adds each number of each conv's and linear layer's weight does for one image.
+
+    The weights are named as in the model's parameters; `input_size` is as in `measure`.
+
+    >>> weight_uses(nn.Sequential(nn.Conv2d(3, 8, 3, padding=1, stride=2)), (3, 4, 4))
+    {'0.weight': 4}
+    """
+    kinds: tuple[type[Layer | BasisScalingConv], ...] = (*TORCH_CONVS, nn.Linear, BasisScalingConv)
+    uses: dict[str, int] = {}
+
+    def note(name: str, layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+        seen = args[0] if getattr(layer, "transposed", False) else output
+        places = seen.numel() // seen.shape[-1 if has_channels_last(layer) else 1]
+        weight = f"{name}.weight" if name else "weight"
+        uses[weight] = uses.get(weight, 0) + places
+
+    layers = find_layers(model, kinds)
+    with hooked([layer.register_forward_hook(partial(note, name)) for name, layer in layers]):
+        _run_once(model, _input_shape(model, input_size))
+    return uses
+
+
 def _layer_reports(model: nn.Module, macs: Callable[[str], int]) -> list[LayerReport]:
     notes = {choice.name: choice.left_alone or "" for choice in choose_layers(model, linear=True)}
     kinds: tuple[type[nn.Module], ...] = (*TORCH_CONVS, nn.Linear, BasisPair)
@@ -134,11 +158,17 @@ def _input_shape(model: nn.Module, size: int | tuple[int, ...] | None) -> tuple[
 
 
 def _count_flops(model: nn.Module, shape: tuple[int, ...]) -> FlopCounterMode:
-    like = next(model.parameters(), torch.zeros(()))
     counter = FlopCounterMode(display=False)
-    with torch.no_grad(), mode(model, training=False), counter:
-        model(torch.zeros(1, *shape, device=like.device, dtype=like.dtype))
+    with counter:
+        _run_once(model, shape)
     return counter
+
+
+@torch.no_grad()
+def _run_once(model: nn.Module, shape: tuple[int, ...]) -> None:
+    like = next(model.parameters(), torch.zeros(()))
+    with mode(model, training=False):
+        model(torch.zeros(1, *shape, device=like.device, dtype=like.dtype))
 
 
 def _statistics(model: nn.Module) -> Iterable[Tensor]:

@@ -26,6 +26,7 @@ from basisprune.types import (
     GroupPlan,
     LayerPlan,
     LayerScores,
+    Option,
     Scores,
 )
 
@@ -87,17 +88,23 @@ def plan_basis(scores: Scores, pruning_ratio: float, config: PlanConfig | None =
     {'a': (0,), 'b': (0, 1)}
     """
     config = config or PlanConfig()
-    queues = {}
-    for name, layer in scores.layers.items():
-        values = _normalised(_checked(name, layer), config.normalise) / _cost(name, layer, config.per)
-        if values.size % layer.groups:
-            raise PlanError(f"{name}: {values.size} scores cannot be shared evenly by {layer.groups} groups")
-        parts = np.arange(values.size).reshape(layer.groups, -1)
-        queues[name] = _Queue.of(values, parts, 1.0, config)
+    queues = {name: _vectors(name, layer, config) for name, layer in scores.layers.items()}
     total = sum(len(layer.values) for layer in scores.layers.values())
     kept = _select(queues, pruning_ratio, total, "basis vectors")
     layers = {name: LayerPlan(kept[name], len(layer.values), layer.means) for name, layer in scores.layers.items()}
     return BasisPlan(layers, pruning_ratio, {"scores": scores.method, **asdict(config)})
+
+
+def _vectors(name: str, layer: LayerScores, config: PlanConfig) -> Queue:
+    values = _normalised(checked_values(name, layer), config.normalise) / _cost(name, layer, config.per)
+    return Queue.of(values, group_parts(name, layer), 1.0, config)
+
+
+def group_parts(name: str, layer: LayerScores) -> npt.NDArray[np.int64]:
+    """The places (groups, width) of the vectors of each group, which lose equally many."""
+    if len(layer.values) % layer.groups:
+        raise PlanError(f"{name}: {len(layer.values)} scores cannot be shared evenly by {layer.groups} groups")
+    return np.arange(len(layer.values)).reshape(layer.groups, -1)
 
 
 def plan_filters(
@@ -121,25 +128,36 @@ def plan_filters(
     config = config or PlanConfig(normalise="none" if scores.method == "loss" else "max")
     if config.per != "vector":
         raise PlanError(f"per: {config.per!r} given; filters are compared as they are, pass per='vector'")
-    coupling = coupling or _trace(model)
+    coupling = coupling or traced(model)
     missing = [name for group in coupling.groups for name in group.layers if name not in scores.layers]
     if missing:
         raise PlanError(f"{missing[0]}: has no scores; score every layer that the coupling's groups name")
     queues = {}
     for group in coupling.groups:
-        values = _unit_scores(model, group, scores, config)
+        values = unit_scores(model, group, scores, config)
         parts = np.asarray(group.parts, dtype=np.int64)
-        queues[group.name] = _Queue.of(values, parts, sum(group.filters.values()) / group.size, config)
-    total = count_filters(model, coupling)
-    kept = _select(queues, pruning_ratio, total, "filters")
+        queues[group.name] = Queue.of(values, parts, sum(group.filters.values()) / group.size, config)
+    kept = _select(queues, pruning_ratio, count_filters(model, coupling), "filters")
+    return filter_plan(model, coupling, kept, pruning_ratio, {"scores": scores.method, **asdict(config)})
+
+
+def filter_plan(
+    model: nn.Module,
+    coupling: Coupling,
+    kept: Mapping[str, tuple[int, ...]],
+    pruning_ratio: float,
+    options: Mapping[str, Option],
+) -> FilterPlan:
+    """The plan that keeps these units of each group, for a network of the shapes that the model has."""
     groups = {group.name: GroupPlan(kept[group.name], group.size) for group in coupling.groups}
     tensors = dict(named_tensors(model))
     names = dict.fromkeys(axis.parameter for group in coupling.groups for axis in group.axes)
     shapes = {name: tuple(tensors[name].shape) for name in names}
-    return FilterPlan(groups, coupling, shapes, total, pruning_ratio, {"scores": scores.method, **asdict(config)})
+    return FilterPlan(groups, coupling, shapes, count_filters(model, coupling), pruning_ratio, options)
 
 
-def _trace(model: nn.Module) -> Coupling:
+def traced(model: nn.Module) -> Coupling:
+    """The coupling of a model that says what its input is."""
     spec = known_spec(model)
     if spec is None:
         raise PlanError(f"{type(model).__name__} does not say what its input is; pass coupling=trace_coupling(...)")
@@ -163,7 +181,7 @@ def _outputs(layer: Layer | BasisScalingConv) -> int:
 
 
 @dataclass(frozen=True)
-class _Queue:
+class Queue:
     """What one layer or group can give up, block by block, the worst last.
 
     `order` (parts, width) lists each part's units, best first; a slot is one column, and goes as a whole.
@@ -177,7 +195,8 @@ class _Queue:
     costs: list[float]
 
     @classmethod
-    def of(cls, values: Array, parts: npt.NDArray[np.int64], cost: float, config: PlanConfig) -> _Queue:
+    def of(cls, values: Array, parts: npt.NDArray[np.int64], cost: float, config: PlanConfig) -> Queue:
+        """The queue of units with these values, each of this cost, in parts (parts, width) that lose equally many."""
         count, width = parts.shape
         inner = np.argsort(-values[parts], axis=1, kind="stable")
         order = np.take_along_axis(parts, inner, axis=1)
@@ -195,7 +214,7 @@ class _Queue:
         return tuple(sorted(self.order[:, : self.starts[len(self.starts) - 1 - lost_blocks]].ravel().tolist()))
 
 
-def _select(queues: Mapping[str, _Queue], pruning_ratio: float, total: int, what: str) -> dict[str, tuple[int, ...]]:
+def _select(queues: Mapping[str, Queue], pruning_ratio: float, total: int, what: str) -> dict[str, tuple[int, ...]]:
     """What each queue keeps when the worst blocks of all go, as many as the ratio of the total asks for."""
     if not 0 <= pruning_ratio < 1:
         raise PlanError(f"pruning_ratio: {pruning_ratio} given; it is the fraction removed, 0 <= ratio < 1")
@@ -222,7 +241,8 @@ def _select(queues: Mapping[str, _Queue], pruning_ratio: float, total: int, what
     return {name: queue.keep(lost[name]) for name, queue in queues.items()}
 
 
-def _checked(name: str, layer: LayerScores) -> Array:
+def checked_values(name: str, layer: LayerScores) -> Array:
+    """The scores of the layer; raises PlanError for what cannot be one."""
     values = np.asarray(layer.values, dtype=np.float64)
     odd = values[~np.isfinite(values) | (values < 0)]
     if values.size == 0 or odd.size:
@@ -250,11 +270,11 @@ def _cost(name: str, layer: LayerScores, per: Per) -> int:
     return max(cost, 1)
 
 
-def _unit_scores(model: nn.Module, group: Group, scores: Scores, config: PlanConfig) -> Array:
+def unit_scores(model: nn.Module, group: Group, scores: Scores, config: PlanConfig) -> Array:
     """One score for each unit of the group, from the normalised scores of all its filters."""
     rows = []
     for name in group.layers:
-        values = _normalised(_checked(name, scores.layers[name]), config.normalise)
+        values = _normalised(checked_values(name, scores.layers[name]), config.normalise)
         channels = unit_outputs(model, group, name)
         if channels.max() >= values.size:
             raise PlanError(f"{name}: {values.size} scores given, filter {channels.max()} is asked for")

@@ -15,7 +15,7 @@ from basisprune.coupling import check_keep, cut, hand_over
 from basisprune.errors import ConfigError, PlanError
 from basisprune.torchkit.moments import OutputStatistics
 from basisprune.torchkit.surgery import Layer, clone_conv, is_transposed, make_linear, named_tensors, replace_module
-from basisprune.types import BasisPlan, FilterPlan, LayerPlan
+from basisprune.types import BasisPlan, FilterPlan, JointPlan, LayerPlan
 
 Compensation: TypeAlias = Literal["none", "mean", "refit"]
 
@@ -174,3 +174,31 @@ def prune_filters(
         model = model if inplace else copy.deepcopy(model)
         coupling = hand_over(model, coupling, keep, statistics, refit=compensate == "refit")
     return cut(model, coupling, keep, inplace=inplace or statistics is not None)
+
+
+def prune_together(
+    model: nn.Module,
+    plan: JointPlan,
+    *,
+    compensate: Compensation = "refit",
+    basis: Mapping[str, OutputStatistics] | None = None,
+    filters: Mapping[str, OutputStatistics] | None = None,
+    inplace: bool = False,
+) -> nn.Module:
+    """The model without the basis vectors and the filters that the plan does not keep, as one move.
+
+    `compensate` is what `prune_basis` and `prune_filters` do about what is removed; `basis` and `filters` are the
+    statistics that `joint_loss` tells of this model, both before pruning: a removed filter's mean and share move into
+    the layers that read it, then the vectors that go hand theirs to those that stay. Raises PlanError, and changes
+    nothing, when the plan does not fit.
+    """
+    smaller = prune_filters(
+        model,
+        plan.filters,
+        compensate=compensate,
+        statistics=filters if compensate != "none" else None,
+        inplace=inplace,
+    )
+    return prune_basis(
+        smaller, plan.basis, compensate=compensate, statistics=basis if compensate == "refit" else None, inplace=True
+    )

@@ -308,3 +308,24 @@ class FilterPlan(JsonValue):
     def fraction_removed(self) -> float:
         """The fraction of all filters that goes."""
         return self.removed / self.total
+
+
+@dataclass(frozen=True)
+class JointPlan(JsonValue):
+    """What goes of basis vectors and filters as one move; `pruning_ratio` is the fraction of the cost asked to go.
+
+    `cost` and `cost_left` are parameters or multiply-adds before and after; a pair counts as the one conv it stands for
+    where that is cheaper. `expected_loss` is what the loss is expected to rise, to second order.
+    """
+
+    basis: BasisPlan
+    filters: FilterPlan
+    pruning_ratio: float
+    cost: float
+    cost_left: float
+    expected_loss: float
+
+    @property
+    def fraction_removed(self) -> float:
+        """The fraction of the cost that goes."""
+        return 1 - self.cost_left / self.cost

@@ -12,7 +12,7 @@ from torch import nn
 
 from basisprune.basis.layers import basis_pairs
 from basisprune.basis.split import decompose
-from basisprune.costs import measure
+from basisprune.costs import measure, weight_uses
 from basisprune.errors import ModelError
 from basisprune.prune import prune_basis
 from basisprune.types import BasisPlan, LayerPlan
@@ -131,3 +131,13 @@ def test_kinds_and_notes_tell_what_a_layer_is_and_why_it_is_left():
     assert [layer.kind for layer in measure(model, 12).layers] == [
         "conv 3x3", "transposed conv 4x4", "transposed grouped conv 3x3", "linear"
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("linear", [False, True])
+@pytest.mark.parametrize("network", NETWORKS)
+def test_uses_of_weights_add_up_to_the_multiply_adds(network, linear):
+    model, x = NETWORKS[network]()
+    shape = tuple(x.shape[1:])
+    for net in (model, decompose(model, linear=linear)):
+        sizes = {name: value.numel() for name, value in net.named_parameters()}
+        assert sum(sizes[name] * uses for name, uses in weight_uses(net, shape).items()) == measure(net, shape).macs

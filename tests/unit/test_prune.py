@@ -15,8 +15,8 @@ from zeroing import planned_filters, zeroed
 
 from basisprune.basis.layers import BasisPair, basis_pairs
 from basisprune.basis.split import decompose, recompose
-from basisprune.errors import ModelError, PlanError
-from basisprune.importance import taylor_scores
+from basisprune.errors import ConfigError, ModelError, PlanError
+from basisprune.importance import filter_statistics, taylor_scores
 from basisprune.plan import PlanConfig, plan_basis
 from basisprune.prune import prune_basis, prune_filters
 from basisprune.types import BasisPlan, FilterPlan, LayerPlan, LayerScores
@@ -288,3 +288,30 @@ def test_a_plan_for_another_network_is_refused():
     other, _ = NETWORKS["residual"]()
     with pytest.raises(PlanError, match=r"0\.weight: the plan is for shape \(8, 3, 3, 3\), the model has none"):
         prune_filters(other, plan)
+
+
+# What filters hand over
+
+
+def test_without_compensation_filters_vanish_and_with_it_statistics_are_needed():
+    model, images, plan = planned_filters("plain", 0.3)
+    statistics = filter_statistics(model, plan.coupling, [images])
+    expected = prune_filters(model, plan)(images)
+    assert_close(prune_filters(model, plan, compensate="none")(images), expected)
+    for how in ("mean", "refit"):
+        with pytest.raises(ConfigError, match="statistics go together"):
+            prune_filters(model, plan, compensate=how)
+        before = copy.deepcopy(model.state_dict())
+        small = prune_filters(model, plan, compensate=how, statistics=statistics)
+        assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+        assert [value.shape for value in small.parameters()] == [
+            v.shape for v in prune_filters(model, plan).parameters()
+        ]
+        assert not torch.allclose(small(images), expected)
+    with pytest.raises(ConfigError, match="statistics go together"):
+        prune_filters(model, plan, statistics=statistics)
+    with pytest.raises(ConfigError, match="compensate: 'fit' given"):
+        prune_filters(model, plan, compensate="fit", statistics=statistics)
+    again = prune_filters(model, plan, compensate="refit", statistics=statistics, inplace=True)
+    assert again is model
+    assert_close(again(images), small(images))

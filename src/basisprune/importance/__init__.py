@@ -1,6 +1,6 @@
 """model + data -> Scores: how much each basis vector or filter matters."""
 
-from basisprune.importance.filter_loss import FilterLoss, filter_loss, filter_statistics
+from basisprune.importance.filter_loss import FilterLoss, filter_loss, filter_statistics, joint_loss
 from basisprune.importance.filters import FilterMethod, score_filters
 from basisprune.importance.loss import BasisLoss, basis_loss, loss_scores
 from basisprune.importance.taylor import taylor_scores
@@ -12,6 +12,7 @@ __all__ = [
     "basis_loss",
     "filter_loss",
     "filter_statistics",
+    "joint_loss",
     "loss_scores",
     "score_filters",
     "taylor_scores",

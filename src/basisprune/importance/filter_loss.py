@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from basisprune.coupling import trace_coupling, unit_inputs
 from basisprune.importance.channels import Batches, filter_values, first_images
-from basisprune.torchkit.moments import LossStatistics, OutputStatistics, input_statistics
+from basisprune.importance.loss import BasisLoss, basis_loss
+from basisprune.torchkit.moments import LossStatistics, OutputStatistics, input_statistics, reading
 from basisprune.torchkit.running import Loss
 from basisprune.types import Coupling, LayerScores, Scores
 
@@ -36,8 +37,21 @@ def filter_loss(model: nn.Module, coupling: Coupling, batches: Batches, *, loss:
 
     `batches` are prepared training images with labels, seen once. The model is not changed.
     """
+    found = input_statistics(model, list(unit_inputs(model, coupling)), batches, loss=loss)
+    return _filter_loss(model, coupling, found)
+
+
+def joint_loss(
+    model: nn.Module, coupling: Coupling, batches: Batches, *, loss: Loss = F.cross_entropy
+) -> tuple[BasisLoss, FilterLoss]:
+    """`basis_loss` and `filter_loss` of a decomposed model, from one pass over the images."""
+    with reading(model, list(unit_inputs(model, coupling))) as inputs:
+        basis = basis_loss(model, batches, loss=loss)
+    return basis, _filter_loss(model, coupling, inputs.statistics(metric=True))
+
+
+def _filter_loss(model: nn.Module, coupling: Coupling, found: Mapping[str, OutputStatistics]) -> FilterLoss:
     readers = unit_inputs(model, coupling)
-    found = input_statistics(model, list(readers), batches, loss=loss)
     worth: dict[str, Tensor] = {}
     for name, known in found.items():
         assert isinstance(known, LossStatistics)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from basisprune.errors import DataError, LayerError, ModelError, TrainingError
 from basisprune.torchkit.running import Loss, average_over_processes, hooked, images_of, labelled, mode
@@ -88,24 +90,56 @@ def input_statistics(
     that reads more than 4096 channels gets its variances alone, (c_i, 1, 1). Layers that never ran are left out.
     Otherwise as `loss_statistics`, or without a loss as `output_statistics`.
     """
-    layers = {name: model.get_submodule(name) for name in names}
-    inputs = {name: _Moments(layer, widest=_WIDEST) for name, layer in layers.items()}
-    gradients = {name: _GradientMoments(layer, alone=True) for name, layer in layers.items()}
-    with _reading(model, inputs):
+    with reading(model, names) as inputs:
         if loss is None:
             with torch.no_grad():
-                images = _run(model, batches)
+                _run(model, batches)
         else:
-            with _reading(model, gradients):
-                images = _run_backward(model, batches, loss)
-    found: dict[str, OutputStatistics] = {}
-    for name in names:
-        if inputs[name].shift is not None:
-            mean, covariance = _of_all_processes(inputs[name].result(name))
-            metric = None if loss is None else gradients[name].result(name, images)
-            known = OutputStatistics(mean, covariance)
-            found[name] = known if metric is None else LossStatistics(mean, covariance, metric)
-    return found
+            _run_backward(model, batches, loss)
+    return inputs.statistics(metric=loss is not None)
+
+
+@contextmanager
+def reading(model: nn.Module, names: Sequence[str]) -> Iterator[Inputs]:
+    """What the layers named read while the model runs, whatever it runs for; ask for its statistics afterwards."""
+    inputs = Inputs({name: model.get_submodule(name) for name in names})
+    with hooked(inputs.hooks(model)):
+        yield inputs
+
+
+class Inputs:
+    """Sums over what layers read, and over the gradients that come back; see `input_statistics`."""
+
+    def __init__(self, layers: Mapping[str, nn.Module]) -> None:
+        self._layers = layers
+        self._images = 0
+        self._moments = {name: _Moments(layer, widest=_WIDEST) for name, layer in layers.items()}
+        self._gradients = {name: _GradientMoments(layer, alone=True) for name, layer in layers.items()}
+
+    def hooks(self, model: nn.Module) -> list[RemovableHandle]:
+        """Hooks on the model and the layers, registered."""
+        handles = [layer.register_forward_pre_hook(partial(self._read, name)) for name, layer in self._layers.items()]
+        return [*handles, model.register_forward_pre_hook(self._count)]
+
+    def _count(self, _model: nn.Module, args: tuple[Tensor, ...]) -> None:
+        self._images += len(args[0])
+
+    def _read(self, name: str, layer: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        own = args[0].view_as(args[0])  # through which no gradient comes but this layer's
+        self._moments[name].hook(layer, args, own)
+        self._gradients[name].hook(layer, args, own)
+        return (own, *args[1:])
+
+    def statistics(self, *, metric: bool) -> dict[str, OutputStatistics]:
+        """The statistics of each layer that ran, with the metric if there was a backward pass."""
+        found: dict[str, OutputStatistics] = {}
+        for name, moments in self._moments.items():
+            if moments.shift is not None:
+                mean, covariance = _of_all_processes(moments.result(name))
+                found[name] = OutputStatistics(mean, covariance)
+                if metric:
+                    found[name] = LossStatistics(mean, covariance, self._gradients[name].result(name, self._images))
+        return found
 
 
 def _of_all_processes(local: OutputStatistics) -> tuple[Tensor, Tensor]:
@@ -172,22 +206,6 @@ def _watched(model: nn.Module, sums: _Sums) -> Iterator[_Sums]:
     handles = [model.get_submodule(name).register_forward_hook(one.hook) for name, one in sums.items()]
     with hooked(handles):
         yield sums
-
-
-@contextmanager
-def _reading(model: nn.Module, sums: Mapping[str, _Watching]) -> Iterator[None]:
-    """Lets the sums see every input of their layers for a while, in a tensor that nothing else reads."""
-    handles = []
-    for name, one in sums.items():
-
-        def hook(layer: nn.Module, args: tuple[Tensor, ...], one: _Watching = one) -> tuple[Tensor, ...]:
-            own = args[0].view_as(args[0])
-            one.hook(layer, args, own)
-            return (own, *args[1:])
-
-        handles.append(model.get_submodule(name).register_forward_pre_hook(hook))
-    with hooked(handles):
-        yield
 
 
 def _rows(layer: nn.Module, features: Tensor) -> Tensor:

@@ -1,0 +1,166 @@
+"""Laws of plans that remove basis vectors and filters together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from networks import NETWORKS
+from torch import Tensor, nn
+
+from basisprune.basis.layers import BasisPair, basis_pairs
+from basisprune.basis.split import decompose, recompose
+from basisprune.costs import measure, weight_uses
+from basisprune.coupling import trace_coupling
+from basisprune.errors import PlanError, TooMuchError
+from basisprune.importance import BasisLoss, FilterLoss, filter_loss, joint_loss
+from basisprune.joint import plan_together
+from basisprune.plan import PlanConfig
+from basisprune.prune import prune_filters, prune_together
+from basisprune.torchkit.surgery import find_layers
+from basisprune.types import Coupling, JointPlan, LayerScores, Scores
+
+NOTHING = Scores("loss", {})
+FREE = PlanConfig(per="parameter", min_share=0.0)
+
+
+def measured(network: str, **options) -> tuple[nn.Module, Tensor, Coupling, BasisLoss, FilterLoss]:
+    model, x = NETWORKS[network]()
+    model = decompose(model, scale_init=1.0, **options)
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randn(12, *x.shape[1:], generator=generator, dtype=x.dtype)
+    batches = [(images[:6], torch.arange(6) % 4), (images[6:], torch.arange(6) % 3)]
+    coupling = trace_coupling(model, x)
+    return model, images, coupling, *joint_loss(model, coupling, batches)
+
+
+def parameters(model: nn.Module) -> int:
+    """All parameters but scales, each pair in the cheaper of its two forms."""
+    cost = sum(value.numel() for value in model.parameters())
+    for _, pair in find_layers(model, BasisPair):
+        halves = pair.basis.weight.numel() + pair.scaling.weight.numel()
+        cost += min(pair.weight.numel(), halves) - halves - pair.rank
+    return cost
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.2, 0.5])
+@pytest.mark.parametrize("network", NETWORKS)
+def test_the_cost_left_is_what_the_pruned_network_costs(network, ratio):
+    model, images, coupling, basis, filters = measured(network)
+    plan = plan_together(model, basis.scores, filters.scores, ratio, FREE, coupling=coupling)
+    assert plan.cost == parameters(model)
+    small = prune_together(model, plan, compensate="none")
+    assert plan.cost_left == parameters(small) <= (1 - ratio) * plan.cost
+    assert small(images).shape == model(images).shape
+    assert JointPlan.from_json(plan.to_json()) == plan
+    if ratio == 0:
+        assert plan.basis.removed == plan.filters.removed == plan.expected_loss == plan.fraction_removed == 0
+
+
+@pytest.mark.parametrize("network", ["plain", "residual", "depthwise", "transposed", "one_dimensional", "used_twice"])
+def test_multiply_adds_are_those_that_are_measured(network):
+    model, x = NETWORKS[network]()
+    coupling = trace_coupling(model, x)
+    found = filter_loss(model, coupling, [(x, torch.tensor([0, 1]))])
+    config, shape = PlanConfig(per="mac", min_share=0.0), tuple(x.shape[1:])
+    plan = plan_together(model, NOTHING, found.scores, 0.4, config, coupling=coupling, uses=weight_uses(model, shape))
+    assert plan.cost == measure(model, shape).macs
+    small = prune_filters(model, plan.filters)
+    assert plan.cost_left == measure(small, shape).macs <= 0.6 * plan.cost
+
+
+def test_the_expected_loss_is_half_the_sum_of_what_goes():
+    model, _, coupling, basis, filters = measured("plain")
+    plan = plan_together(model, basis.scores, filters.scores, 0.5, FREE, coupling=coupling)
+    lost = sum(
+        sum(np.delete(basis.scores.layers[name].values, layer.keep)) for name, layer in plan.basis.layers.items()
+    )
+    for group in coupling.groups:
+        values = np.asarray(filters.scores.layers[group.layers[0]].values)
+        gone = set(range(group.size)) - set(plan.filters.groups[group.name].keep)
+        lost += values[sorted(gone)].sum()
+    assert plan.expected_loss == pytest.approx(lost / 2)
+
+
+def test_of_one_rank_alone_no_more_goes_than_must_and_the_least_important():
+    conv = nn.Sequential(nn.Conv2d(16, 16, 3, bias=False))
+    model = decompose(conv, scale_init=1.0)
+    values = tuple(float(value) for value in torch.randperm(16))
+    scores = Scores("loss", {"0": LayerScores(values)})
+    nothing = Coupling((), {}, ())
+    for ratio in (0.3, 0.5, 0.8):
+        plan = plan_together(model, scores, NOTHING, ratio, FREE, coupling=nothing)
+        rank = int((1 - ratio) * 16 * 144 / (144 + 16))
+        assert plan.basis.layers["0"].keep == tuple(sorted(np.argsort(values)[-rank:].tolist()))
+
+
+def test_a_pair_goes_below_what_the_dense_conv_costs_or_stays_whole():
+    model, _, coupling, basis, _ = measured("plain")
+    for ratio in (0.05, 0.2, 0.4):
+        plan = plan_together(model, basis.scores, NOTHING, ratio, FREE, coupling=coupling)
+        small = prune_together(model, plan, compensate="none")
+        for name, layer in plan.basis.layers.items():
+            pair = basis_pairs(small)[name]
+            halves = pair.basis.weight.numel() + pair.scaling.weight.numel()
+            assert not layer.removed or halves < recompose(pair).weight.numel()
+
+
+def test_what_is_worth_nothing_goes_first_and_floors_hold():
+    model, _, coupling, basis, filters = measured("vgg_like")
+    layers = dict(filters.scores.layers)
+    name = coupling.groups[0].layers[0]
+    values = list(layers[name].values)
+    values[2] = values[5] = 0.0
+    layers[name] = LayerScores(tuple(values))
+    plan = plan_together(model, basis.scores, Scores("loss", layers), 0.1, FREE, coupling=coupling)
+    assert not {2, 5} & set(plan.filters.groups[coupling.groups[0].name].keep)
+    most = replace(FREE, min_share=0.5, round_to=2)
+    plan = plan_together(model, basis.scores, filters.scores, 0.3, most, coupling=coupling)
+    for layer in plan.basis.layers.values():
+        assert len(layer.keep) >= layer.rank / 2
+        assert len(layer.keep) % 2 == 0 or not layer.removed
+    for group in plan.filters.groups.values():
+        assert len(group.keep) >= group.size / 2
+
+
+def test_together_the_expected_loss_is_not_larger_than_with_either_alone():
+    model, _, coupling, basis, filters = measured("depthwise")
+    for ratio in (0.3, 0.5):
+        both = plan_together(model, basis.scores, filters.scores, ratio, FREE, coupling=coupling)
+        alone = plan_together(model, NOTHING, filters.scores, ratio, FREE, coupling=coupling)
+        assert both.expected_loss <= alone.expected_loss * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("compensate", ["none", "mean", "refit"])
+@pytest.mark.parametrize("network", ["plain", "residual", "grouped", "transposed"])
+def test_one_move_is_both_moves_and_leaves_the_model_alone(network, compensate):
+    model, images, coupling, basis, filters = measured(network)
+    plan = plan_together(model, basis.scores, filters.scores, 0.3, FREE, coupling=coupling)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    statistics = {} if compensate == "none" else {"basis": basis.statistics, "filters": filters.statistics}
+    small = prune_together(model, plan, compensate=compensate, **statistics)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert small(images).isfinite().all()
+    again = prune_together(model, plan, compensate=compensate, inplace=True, **statistics)
+    assert again is model
+    assert torch.equal(again(images), small(images))
+
+
+def test_what_does_not_fit_is_refused():
+    model, _, coupling, basis, filters = measured("plain")
+    taylor, l1 = Scores("taylor", basis.scores.layers), Scores("l1", filters.scores.layers)
+    with pytest.raises(PlanError, match="4 faults") as caught:
+        plan_together(model, taylor, l1, 1.5, PlanConfig(), coupling=coupling)
+    assert "only those in units of the loss compare" in str(caught.value)
+    with pytest.raises(PlanError, match=r"needs weight_uses\(model\)"):
+        plan_together(model, basis.scores, NOTHING, 0.3, PlanConfig(per="mac"), coupling=coupling)
+    with pytest.raises(TooMuchError, match="must stay; pass at most"):
+        plan_together(model, basis.scores, filters.scores, 0.999, coupling=coupling)
+    dense, _ = NETWORKS["plain"]()
+    short = Scores("loss", {"3": LayerScores((1.0,) * 11)})
+    with pytest.raises(PlanError, match=r"^3: 11 scores given, the model has rank 12 there"):
+        plan_together(model, short, NOTHING, 0.3, coupling=coupling)
+    with pytest.raises(PlanError, match="pass coupling="):
+        plan_together(dense, NOTHING, filters.scores, 0.3)
