@@ -1,0 +1,178 @@
+"""Every method of the field: how it makes a network small, at which sizes, and how it is tuned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import rivals
+from field_bench import SIDE, START_PASSES, TUNE_PASSES, Bench, split_start
+from torch import nn
+
+from basisprune import (
+    Augment,
+    PlanConfig,
+    TrainConfig,
+    basis_loss,
+    basis_statistics,
+    decompose,
+    plan_basis,
+    prune_basis,
+    rebase,
+    taylor_scores,
+)
+
+Kind = Literal["unpruned", "small", "rival", "quick", "ours"]
+Size = tuple[float, ...]
+"""What the method is given: the fraction to remove, of basis vectors and then of filters; or a side in pixels."""
+
+NORMS = TrainConfig(
+    batch_size=32,
+    optimizer="adamw",
+    lr=3e-3,
+    min_lr=3e-5,
+    norm_statistics="fixed",
+    augmentation=Augment(shift=0.05),
+)
+"""Norms, scales and classifier alone, as the recipe `quick` has it."""
+
+OURS = replace(NORMS, train="all", weight_lr=0.3, clip_norm=5.0)
+"""How our networks are tuned."""
+
+RIVAL = replace(OURS, norm_statistics="batch")
+"""How rivals are tuned, at the best of RATES: after pruning they need new statistics, or they diverge."""
+
+START = replace(OURS, weight_lr=1.0)
+"""How the network is trained that all but `quick` start from."""
+
+RATES = (0.3, 1.0, 3.0)
+"""`weight_lr`: the rates of the weights, in relation to their size, that are swept with seed 0."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to a small network. `prune` tells the network to tune, and the passes that are left for that.
+
+    Without `prune` the pretrained network is trained as it is, or at another input size. `swept` are the rates of
+    which the best is taken.
+    """
+
+    name: str
+    kind: Kind
+    sizes: tuple[Size, ...]
+    tuning: TrainConfig
+    prune: Callable[[Bench, Size], tuple[nn.Module, float]] | None = None
+    swept: tuple[float, ...] = ()
+
+
+def start(bench: Bench) -> nn.Module:
+    """The network trained with all weights, where pruning starts."""
+    return bench.trained(bench.pretrained, START, START_PASSES, checkpoint="start")[0]
+
+
+# Rivals
+
+
+def _magnitude(bench: Bench, size: Size) -> tuple[nn.Module, float]:
+    return rivals.by_magnitude(start(bench), size[0]), TUNE_PASSES
+
+
+def _taylor(bench: Bench, size: Size) -> tuple[nn.Module, float]:
+    return rivals.by_taylor(start(bench), size[0], bench.batches()), TUNE_PASSES
+
+
+def _group_norm(bench: Bench, size: Size) -> tuple[nn.Module, float]:
+    sparse = rivals.GroupNorm(start(bench), size[0])
+    bench.sparsely(sparse.step, TUNE_PASSES / 2)
+    return sparse.pruned(), TUNE_PASSES / 2
+
+
+def _filters(method: str) -> Callable[[Bench, Size], tuple[nn.Module, float]]:
+    def prune(bench: Bench, size: Size) -> tuple[nn.Module, float]:
+        return rivals.by_filters(start(bench), method, size[0], bench.batches()), TUNE_PASSES
+
+    return prune
+
+
+def _truncated(bench: Bench, size: Size) -> tuple[nn.Module, float]:
+    return rivals.by_singular_values(start(bench), size[0]), TUNE_PASSES
+
+
+# The recipe `quick` as it was, and ours
+
+
+def _quick(bench: Bench, size: Size) -> tuple[nn.Module, float]:
+    model = split_start(bench, NORMS)
+    scores = taylor_scores(model, bench.val_batches(8))
+    statistics = basis_statistics(model, bench.batches())
+    plan = plan_basis(scores, size[0], PlanConfig(round_to=8))
+    return prune_basis(model, plan, compensate="refit", statistics=statistics), TUNE_PASSES
+
+
+BLOCKS = PlanConfig(round_to=rivals.BLOCK)
+
+
+@dataclass(frozen=True)
+class Ours:
+    """Basis and scores of the loss, refit. In several `steps` the basis is found anew before each.
+
+    With a second number in the size, filters go too: after half of the tuning, by Taylor scores.
+    """
+
+    plan: PlanConfig = BLOCKS
+    steps: int = 1
+
+    def __call__(self, bench: Bench, size: Size) -> tuple[nn.Module, float]:
+        """The network to tune, and the passes that are left."""
+        model = self.without_vectors(start(bench), bench, size[0])
+        if len(size) == 1:
+            return model, TUNE_PASSES
+        model, _ = bench.trained(model, OURS, TUNE_PASSES / 2)
+        return rivals.by_filters(model, "taylor", size[1], bench.batches(batch_size=8)), TUNE_PASSES / 2
+
+    def without_vectors(self, dense: nn.Module, bench: Bench, ratio: float) -> nn.Module:
+        """The network without the fraction `ratio` of its basis vectors."""
+        model = decompose(dense, scale_init=1.0, basis="loss", batches=bench.batches())
+        for step in range(self.steps):
+            if step:
+                model = rebase(model, bench.batches(), basis="loss")
+            found = basis_loss(model, bench.batches())
+            share = (ratio / self.steps) / (1 - ratio * step / self.steps)
+            plan = plan_basis(found.scores, share, self.plan)
+            model = prune_basis(model, plan, compensate="refit", statistics=found.statistics)
+        return model
+
+
+_WIDTHS: tuple[Size, ...] = ((0.3,), (0.5,), (0.15,), (0.65,))
+_RANKS: tuple[Size, ...] = ((0.7,), (0.85,), (0.5,), (0.93,))
+
+_RIVALS = {
+    "torch-pruning taylor": (_taylor, _WIDTHS),
+    "torch-pruning magnitude": (_magnitude, _WIDTHS),
+    "torch-pruning group norm": (_group_norm, _WIDTHS),
+    "truncated svd": (_truncated, ((0.5,), (0.7,), (0.3,))),
+    "l1": (_filters("l1"), _WIDTHS),
+    "hrank": (_filters("hrank"), _WIDTHS),
+}
+
+METHODS = {
+    method.name: method
+    for method in (
+        Method("unpruned", "unpruned", ((SIDE,),), OURS, swept=RATES),
+        Method("unpruned, norms only", "unpruned", ((SIDE,),), NORMS),
+        Method("smaller images", "small", ((48,), (32,)), RIVAL, swept=RATES),
+        *(Method(name, "rival", sizes, RIVAL, prune, RATES) for name, (prune, sizes) in _RIVALS.items()),
+        *(
+            Method(f"{name}, norms only", "rival", sizes[:2], replace(RIVAL, train="method"), prune)
+            for name, (prune, sizes) in _RIVALS.items()
+        ),
+        Method("quick", "quick", ((0.5,), (0.7,), (0.3,), (0.85,)), NORMS, _quick),
+        Method("ours", "ours", _RANKS, OURS, Ours(), RATES),
+        Method("ours, norms only", "ours", _RANKS[:2], NORMS, Ours()),
+        Method("ours, distilled", "ours", _RANKS, replace(OURS, distill=0.5), Ours()),
+        Method("ours, in steps", "ours", _RANKS, OURS, Ours(steps=3)),
+        Method("ours, filters too", "ours", ((0.7, 0.2), (0.7, 0.35), (0.85, 0.2)), OURS, Ours()),
+    )
+}
+"""By name; the sizes that tell most come first, and rates are swept at the first."""
