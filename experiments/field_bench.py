@@ -114,12 +114,12 @@ class Bench:
         checkpoint: str | None = None,
     ) -> tuple[nn.Module, int]:
         """The model trained for as long as the budget allows, and the passes that this took."""
-        config = self.settled(config)
-        config = replace(config, epochs=self.passes(model, config, budget, teacher))
         path = None if checkpoint is None else self.folder / f"{checkpoint}.pt"
         if path is not None and path.exists():
             saved = torch.load(path, weights_only=False)
             return saved["model"], saved["passes"]
+        config = self.settled(config)
+        config = replace(config, epochs=self.passes(model, config, budget, teacher))
         result = fit(model, self.splits.train, None, config, progress=False, session=Session(teacher=teacher)).model
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -177,7 +177,7 @@ def _images(dataset: str, assets: Path, seed: int) -> Splits:
 
 def _relative(runs: Mapping[str, Callable[[], object]]) -> float:
     """How often "this" can be run while "reference" is run once."""
-    seconds = {name: min(values) for name, values in interleaved(runs, repeats=5, warmup=1).items()}
+    seconds = {name: min(values) for name, values in interleaved(runs, repeats=3, warmup=1).items()}
     return seconds["reference"] / seconds["this"]
 
 

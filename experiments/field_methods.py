@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal
 
 import rivals
@@ -22,6 +23,7 @@ from basisprune import (
     rebase,
     taylor_scores,
 )
+from basisprune.importance.loss import BasisLoss
 
 Kind = Literal["unpruned", "small", "rival", "quick", "ours"]
 Size = tuple[float, ...]
@@ -66,6 +68,7 @@ class Method:
     swept: tuple[float, ...] = ()
 
 
+@lru_cache(maxsize=1)
 def start(bench: Bench) -> nn.Module:
     """The network trained with all weights, where pruning starts."""
     return bench.trained(bench.pretrained, START, START_PASSES, checkpoint="start")[0]
@@ -110,6 +113,13 @@ def _quick(bench: Bench, size: Size) -> tuple[nn.Module, float]:
     return prune_basis(model, plan, compensate="refit", statistics=statistics), TUNE_PASSES
 
 
+@lru_cache(maxsize=1)
+def split(bench: Bench) -> tuple[nn.Module, BasisLoss]:
+    """The start with every conv split by the loss, and what its basis vectors are worth."""
+    model = decompose(start(bench), scale_init=1.0, basis="loss", batches=bench.batches())
+    return model, basis_loss(model, bench.batches())
+
+
 BLOCKS = PlanConfig(round_to=rivals.BLOCK)
 
 
@@ -125,19 +135,19 @@ class Ours:
 
     def __call__(self, bench: Bench, size: Size) -> tuple[nn.Module, float]:
         """The network to tune, and the passes that are left."""
-        model = self.without_vectors(start(bench), bench, size[0])
+        model = self.without_vectors(bench, size[0])
         if len(size) == 1:
             return model, TUNE_PASSES
         model, _ = bench.trained(model, OURS, TUNE_PASSES / 2)
         return rivals.by_filters(model, "taylor", size[1], bench.batches(batch_size=8)), TUNE_PASSES / 2
 
-    def without_vectors(self, dense: nn.Module, bench: Bench, ratio: float) -> nn.Module:
+    def without_vectors(self, bench: Bench, ratio: float) -> nn.Module:
         """The network without the fraction `ratio` of its basis vectors."""
-        model = decompose(dense, scale_init=1.0, basis="loss", batches=bench.batches())
+        model, found = split(bench)
         for step in range(self.steps):
             if step:
                 model = rebase(model, bench.batches(), basis="loss")
-            found = basis_loss(model, bench.batches())
+                found = basis_loss(model, bench.batches())
             share = (ratio / self.steps) / (1 - ratio * step / self.steps)
             plan = plan_basis(found.scores, share, self.plan)
             model = prune_basis(model, plan, compensate="refit", statistics=found.statistics)
