@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 from field_bench import BASIS_IMAGES, IMAGES, SIDE, START_PASSES, TEST_IMAGES, TUNE_PASSES, VAL_IMAGES, Bench
-from field_methods import METHODS, START, Method, Size, start
+from field_methods import METHODS, Method, Size, start
 
 from basisprune.files import write_text
 
@@ -89,7 +89,7 @@ def run(cell: Cell, assets: Path, runs: Path) -> dict[str, Any]:
     return {
         **asdict(cell),
         "kind": method.kind,
-        "config": config() | {"tuning": asdict(bench.settled(tuning)), "start": asdict(bench.settled(START))},
+        "config": config() | {"tuning": asdict(bench.settled(tuning))},
         "point": asdict(bench.point(network)),
         "untuned_val_accuracy": untuned,
         "passes": passes,

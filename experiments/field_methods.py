@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Literal
 
 import rivals
+import torch
 from field_bench import SIDE, START_PASSES, TUNE_PASSES, Bench, split_start
 from torch import nn
 
@@ -19,10 +20,14 @@ from basisprune import (
     basis_statistics,
     decompose,
     plan_basis,
+    plan_filters,
     prune_basis,
+    prune_filters,
     rebase,
     taylor_scores,
+    trace_coupling,
 )
+from basisprune.importance.filter_loss import filter_loss
 from basisprune.importance.loss import BasisLoss
 
 Kind = Literal["unpruned", "small", "rival", "quick", "ours"]
@@ -43,10 +48,8 @@ OURS = replace(NORMS, train="all", weight_lr=0.3, clip_norm=5.0)
 """How our networks are tuned."""
 
 RIVAL = replace(OURS, norm_statistics="batch")
-"""How rivals are tuned, at the best of RATES: after pruning they need new statistics, or they diverge."""
-
-START = replace(OURS, weight_lr=1.0)
-"""How the network is trained that all but `quick` start from."""
+"""How rivals are tuned, at the best of RATES: after pruning they need new statistics, or they diverge. So that
+these are not new to them, the network that they start from is trained that way too."""
 
 RATES = (0.3, 1.0, 3.0)
 """`weight_lr`: the rates of the weights, in relation to their size, that are swept with seed 0."""
@@ -70,36 +73,42 @@ class Method:
 
 @lru_cache(maxsize=1)
 def start(bench: Bench) -> nn.Module:
-    """The network trained with all weights, where pruning starts."""
-    return bench.trained(bench.pretrained, START, START_PASSES, checkpoint="start")[0]
+    """The network trained with all weights, where our pruning starts."""
+    return bench.trained(bench.pretrained, OURS, START_PASSES, checkpoint="start")[0]
+
+
+@lru_cache(maxsize=1)
+def rival_start(bench: Bench) -> nn.Module:
+    """The same with the statistics of the batch in BN, where rivals start."""
+    return bench.trained(bench.pretrained, RIVAL, START_PASSES, checkpoint="rival-start")[0]
 
 
 # Rivals
 
 
 def _magnitude(bench: Bench, size: Size) -> tuple[nn.Module, float]:
-    return rivals.by_magnitude(start(bench), size[0]), TUNE_PASSES
+    return rivals.by_magnitude(rival_start(bench), size[0]), TUNE_PASSES
 
 
 def _taylor(bench: Bench, size: Size) -> tuple[nn.Module, float]:
-    return rivals.by_taylor(start(bench), size[0], bench.batches()), TUNE_PASSES
+    return rivals.by_taylor(rival_start(bench), size[0], bench.batches()), TUNE_PASSES
 
 
 def _group_norm(bench: Bench, size: Size) -> tuple[nn.Module, float]:
-    sparse = rivals.GroupNorm(start(bench), size[0])
+    sparse = rivals.GroupNorm(rival_start(bench), size[0])
     bench.sparsely(sparse.step, TUNE_PASSES / 2)
     return sparse.pruned(), TUNE_PASSES / 2
 
 
 def _filters(method: str) -> Callable[[Bench, Size], tuple[nn.Module, float]]:
     def prune(bench: Bench, size: Size) -> tuple[nn.Module, float]:
-        return rivals.by_filters(start(bench), method, size[0], bench.batches()), TUNE_PASSES
+        return rivals.by_filters(rival_start(bench), method, size[0], bench.batches()), TUNE_PASSES
 
     return prune
 
 
 def _truncated(bench: Bench, size: Size) -> tuple[nn.Module, float]:
-    return rivals.by_singular_values(start(bench), size[0]), TUNE_PASSES
+    return rivals.by_singular_values(rival_start(bench), size[0]), TUNE_PASSES
 
 
 # The recipe `quick` as it was, and ours
@@ -127,7 +136,7 @@ BLOCKS = PlanConfig(round_to=rivals.BLOCK)
 class Ours:
     """Basis and scores of the loss, refit. In several `steps` the basis is found anew before each.
 
-    With a second number in the size, filters go too: after half of the tuning, by Taylor scores.
+    With a second number in the size, filters go too, by what they are worth to the loss, and are compensated for.
     """
 
     plan: PlanConfig = BLOCKS
@@ -136,10 +145,7 @@ class Ours:
     def __call__(self, bench: Bench, size: Size) -> tuple[nn.Module, float]:
         """The network to tune, and the passes that are left."""
         model = self.without_vectors(bench, size[0])
-        if len(size) == 1:
-            return model, TUNE_PASSES
-        model, _ = bench.trained(model, OURS, TUNE_PASSES / 2)
-        return rivals.by_filters(model, "taylor", size[1], bench.batches(batch_size=8)), TUNE_PASSES / 2
+        return model if len(size) == 1 else without_filters(model, bench, size[1]), TUNE_PASSES
 
     def without_vectors(self, bench: Bench, ratio: float) -> nn.Module:
         """The network without the fraction `ratio` of its basis vectors."""
@@ -154,8 +160,17 @@ class Ours:
         return model
 
 
+def without_filters(model: nn.Module, bench: Bench, ratio: float) -> nn.Module:
+    """The network without the fraction `ratio` of its filters, those that are worth least to the loss."""
+    coupling = trace_coupling(model, torch.zeros(2, *bench.pretrained.input_spec.shape))
+    found = filter_loss(model, coupling, bench.batches())
+    plan = plan_filters(model, found.scores, ratio, BLOCKS, coupling=coupling)
+    return prune_filters(model, plan, compensate="refit", statistics=found.statistics)
+
+
 _WIDTHS: tuple[Size, ...] = ((0.3,), (0.5,), (0.15,), (0.65,))
-_RANKS: tuple[Size, ...] = ((0.7,), (0.85,), (0.5,), (0.93,))
+_RANKS: tuple[Size, ...] = ((0.7,), (0.85,), (0.5,), (0.9,))
+_SHARES: tuple[Size, ...] = ((0.75,), (0.85,), (0.6,))
 
 _RIVALS = {
     "torch-pruning taylor": (_taylor, _WIDTHS),
@@ -170,6 +185,7 @@ METHODS = {
     method.name: method
     for method in (
         Method("unpruned", "unpruned", ((SIDE,),), OURS, swept=RATES),
+        Method("unpruned, batch statistics", "unpruned", ((SIDE,),), RIVAL),
         Method("unpruned, norms only", "unpruned", ((SIDE,),), NORMS),
         Method("smaller images", "small", ((48,), (32,)), RIVAL, swept=RATES),
         *(Method(name, "rival", sizes, RIVAL, prune, RATES) for name, (prune, sizes) in _RIVALS.items()),
@@ -178,11 +194,13 @@ METHODS = {
             for name, (prune, sizes) in _RIVALS.items()
         ),
         Method("quick", "quick", ((0.5,), (0.7,), (0.3,), (0.85,)), NORMS, _quick),
-        Method("ours", "ours", _RANKS, OURS, Ours(), RATES),
-        Method("ours, norms only", "ours", _RANKS[:2], NORMS, Ours()),
+        Method("ours", "ours", _RANKS, OURS, Ours()),
+        Method("ours, per parameter", "ours", _SHARES, OURS, Ours(replace(BLOCKS, per="parameter", min_share=0.0))),
+        Method("ours, per multiply-add", "ours", _SHARES, OURS, Ours(replace(BLOCKS, per="mac", min_share=0.0))),
+        Method("ours, filters too", "ours", ((0.7, 0.2), (0.8, 0.2), (0.7, 0.35), (0.85, 0.35)), OURS, Ours()),
         Method("ours, distilled", "ours", _RANKS, replace(OURS, distill=0.5), Ours()),
-        Method("ours, in steps", "ours", _RANKS, OURS, Ours(steps=3)),
-        Method("ours, filters too", "ours", ((0.7, 0.2), (0.7, 0.35), (0.85, 0.2)), OURS, Ours()),
+        Method("ours, in steps", "ours", _RANKS[1:], OURS, Ours(steps=3)),
+        Method("ours, norms only", "ours", _RANKS[:2], NORMS, Ours()),
     )
 }
 """By name; the sizes that tell most come first, and rates are swept at the first."""

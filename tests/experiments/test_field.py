@@ -110,7 +110,7 @@ def test_every_cell_has_a_file_of_its_own():
 
 
 def test_the_best_rate_is_that_of_the_best_on_validation_images(tmp_path):
-    cells = sweep("efficientnet_lite0", METHODS["ours"])
+    cells = sweep("efficientnet_lite0", METHODS["l1"])
     for cell, accuracy in zip(cells, (0.7, 0.8, 0.75), strict=True):
         (tmp_path / cell.file).write_text(json.dumps(record(cell, accuracy)))
     assert best_rate(cells, tmp_path) == cells[1].rate
@@ -118,9 +118,9 @@ def test_the_best_rate_is_that_of_the_best_on_validation_images(tmp_path):
 
 
 def test_points_are_at_the_chosen_rate_and_means_over_seeds():
-    cells = sweep("efficientnet_lite0", METHODS["ours"])
+    cells = sweep("efficientnet_lite0", METHODS["l1"])
     records = [record(cell, accuracy) for cell, accuracy in zip(cells, (0.7, 0.8, 0.75), strict=True)]
-    other = Cell("efficientnet_lite0", "cifar10", "ours", cells[0].size, cells[1].rate, 1)
+    other = Cell("efficientnet_lite0", "cifar10", "l1", cells[0].size, cells[1].rate, 1)
     (point,) = mean_points([*records, record(other, 0.9)], "cifar10")
     assert (point.seeds, point.accuracy) == (2, pytest.approx(0.85))
 
