@@ -32,7 +32,7 @@ from basisprune.importance.loss import BasisLoss
 
 Kind = Literal["unpruned", "small", "rival", "quick", "ours"]
 Size = tuple[float, ...]
-"""What the method is given: the fraction to remove, of basis vectors and then of filters; or a side in pixels."""
+"""What the method is given: the fraction to remove, of basis vectors and if wanted of filters; or a side in pixels."""
 
 NORMS = TrainConfig(
     batch_size=32,
@@ -122,42 +122,20 @@ def _quick(bench: Bench, size: Size) -> tuple[nn.Module, float]:
     return prune_basis(model, plan, compensate="refit", statistics=statistics), TUNE_PASSES
 
 
-@lru_cache(maxsize=1)
-def split(bench: Bench) -> tuple[nn.Module, BasisLoss]:
-    """The start with every conv split by the loss, and what its basis vectors are worth."""
-    model = decompose(start(bench), scale_init=1.0, basis="loss", batches=bench.batches())
-    return model, basis_loss(model, bench.batches())
-
-
 BLOCKS = PlanConfig(round_to=rivals.BLOCK)
 
 
-@dataclass(frozen=True)
-class Ours:
-    """Basis and scores of the loss, refit. In several `steps` the basis is found anew before each.
+@lru_cache(maxsize=2)
+def thinned(bench: Bench, ratio: float) -> nn.Module:
+    """The start without the fraction `ratio` of its filters."""
+    return without_filters(start(bench), bench, ratio) if ratio else start(bench)
 
-    With a second number in the size, filters go too, by what they are worth to the loss, and are compensated for.
-    """
 
-    plan: PlanConfig = BLOCKS
-    steps: int = 1
-
-    def __call__(self, bench: Bench, size: Size) -> tuple[nn.Module, float]:
-        """The network to tune, and the passes that are left."""
-        model = self.without_vectors(bench, size[0])
-        return model if len(size) == 1 else without_filters(model, bench, size[1]), TUNE_PASSES
-
-    def without_vectors(self, bench: Bench, ratio: float) -> nn.Module:
-        """The network without the fraction `ratio` of its basis vectors."""
-        model, found = split(bench)
-        for step in range(self.steps):
-            if step:
-                model = rebase(model, bench.batches(), basis="loss")
-                found = basis_loss(model, bench.batches())
-            share = (ratio / self.steps) / (1 - ratio * step / self.steps)
-            plan = plan_basis(found.scores, share, self.plan)
-            model = prune_basis(model, plan, compensate="refit", statistics=found.statistics)
-        return model
+@lru_cache(maxsize=2)
+def split(bench: Bench, filters: float) -> tuple[nn.Module, BasisLoss]:
+    """The start without so many filters and every conv split by the loss, and what its basis vectors are worth."""
+    model = decompose(thinned(bench, filters), scale_init=1.0, basis="loss", batches=bench.batches())
+    return model, basis_loss(model, bench.batches())
 
 
 def without_filters(model: nn.Module, bench: Bench, ratio: float) -> nn.Module:
@@ -168,9 +146,37 @@ def without_filters(model: nn.Module, bench: Bench, ratio: float) -> nn.Module:
     return prune_filters(model, plan, compensate="refit", statistics=found.statistics)
 
 
+@dataclass(frozen=True)
+class Ours:
+    """Basis and scores of the loss, refit. In several `steps` the basis is found anew before each.
+
+    With a second number in the size, filters go too, by what they are worth to the loss, and are compensated for:
+    before the network is split, or after the basis vectors.
+    """
+
+    plan: PlanConfig = BLOCKS
+    steps: int = 1
+    filters_first: bool = True
+
+    def __call__(self, bench: Bench, size: Size) -> tuple[nn.Module, float]:
+        """The network to tune, and the passes that are left."""
+        basis, filters = (*size, 0.0)[:2]
+        model, found = split(bench, filters if self.filters_first else 0.0)
+        for step in range(self.steps if basis else 0):
+            if step:
+                model = rebase(model, bench.batches(), basis="loss")
+                found = basis_loss(model, bench.batches())
+            share = (basis / self.steps) / (1 - basis * step / self.steps)
+            plan = plan_basis(found.scores, share, self.plan)
+            model = prune_basis(model, plan, compensate="refit", statistics=found.statistics)
+        if filters and not self.filters_first:
+            model = without_filters(model, bench, filters)
+        return model, TUNE_PASSES
+
+
 _WIDTHS: tuple[Size, ...] = ((0.3,), (0.5,), (0.15,), (0.65,))
 _RANKS: tuple[Size, ...] = ((0.7,), (0.85,), (0.5,), (0.9,))
-_SHARES: tuple[Size, ...] = ((0.75,), (0.85,), (0.6,))
+_BOTH: tuple[Size, ...] = ((0.75, 0.5), (0.85, 0.5), (0.5, 0.5), (0.85, 0.65))
 
 _RIVALS = {
     "torch-pruning taylor": (_taylor, _WIDTHS),
@@ -194,13 +200,14 @@ METHODS = {
             for name, (prune, sizes) in _RIVALS.items()
         ),
         Method("quick", "quick", ((0.5,), (0.7,), (0.3,), (0.85,)), NORMS, _quick),
-        Method("ours", "ours", _RANKS, OURS, Ours()),
-        Method("ours, per parameter", "ours", _SHARES, OURS, Ours(replace(BLOCKS, per="parameter", min_share=0.0))),
-        Method("ours, per multiply-add", "ours", _SHARES, OURS, Ours(replace(BLOCKS, per="mac", min_share=0.0))),
-        Method("ours, filters too", "ours", ((0.7, 0.2), (0.8, 0.2), (0.7, 0.35), (0.85, 0.35)), OURS, Ours()),
-        Method("ours, distilled", "ours", _RANKS, replace(OURS, distill=0.5), Ours()),
-        Method("ours, in steps", "ours", _RANKS[1:], OURS, Ours(steps=3)),
-        Method("ours, norms only", "ours", _RANKS[:2], NORMS, Ours()),
+        Method("ours", "ours", _BOTH, OURS, Ours()),
+        Method("ours, basis alone", "ours", _RANKS, OURS, Ours()),
+        Method("ours, per parameter", "ours", _BOTH, OURS, Ours(replace(BLOCKS, per="parameter", min_share=0.0))),
+        Method("ours, per multiply-add", "ours", _BOTH, OURS, Ours(replace(BLOCKS, per="mac", min_share=0.0))),
+        Method("ours, filters second", "ours", _BOTH[:2], OURS, Ours(filters_first=False)),
+        Method("ours, distilled", "ours", _BOTH, replace(OURS, distill=0.5), Ours()),
+        Method("ours, in steps", "ours", _BOTH, OURS, Ours(steps=3)),
+        Method("ours, norms only", "ours", _BOTH[:2], NORMS, Ours()),
     )
 }
 """By name; the sizes that tell most come first, and rates are swept at the first."""
