@@ -7,6 +7,7 @@ Each cell (network, dataset, method, size, rate, seed) is written to <results>/f
 when it is there, so that a run that was stopped goes on. All methods are given the same time to tune: it is counted
 in passes of the unpruned network with all its weights, measured beside each network. Learning rates are swept at a
 method's first size on CIFAR-10 with seed 0, and the best by the validation images serves all its other cells.
+With --retime, nothing is trained: deployed files in <runs>/onnx/ are timed again, for when the machine is quiet.
 `python experiments/field_summary.py` makes docs/field.md of the results. DIR is described in benchmarks/backbones.py.
 """
 
@@ -17,7 +18,7 @@ import json
 import platform
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from importlib.metadata import version
 from itertools import product
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from field_bench import BASIS_IMAGES, IMAGES, SIDE, START_PASSES, TEST_IMAGES, TUNE_PASSES, VAL_IMAGES, Bench
+from field_bench import BASIS_IMAGES, IMAGES, SIDE, START_PASSES, TEST_IMAGES, TUNE_PASSES, VAL_IMAGES, Bench, timed
 from field_methods import METHODS, Method, Size, start
 
 from basisprune.files import write_text
@@ -90,7 +91,7 @@ def run(cell: Cell, assets: Path, runs: Path) -> dict[str, Any]:
         **asdict(cell),
         "kind": method.kind,
         "config": config() | {"tuning": asdict(bench.settled(tuning))},
-        "point": asdict(bench.point(network)),
+        "point": asdict(bench.point(network, onnx_file(cell, runs))),
         "untuned_val_accuracy": untuned,
         "passes": passes,
         "versions": versions(),
@@ -98,6 +99,26 @@ def run(cell: Cell, assets: Path, runs: Path) -> dict[str, Any]:
         "seconds": round(time.perf_counter() - began, 1),
         "processor_seconds": round(time.process_time() - processor, 1),
     }
+
+
+def onnx_file(cell: Cell, runs: Path) -> Path:
+    """Where the cell's deployed network goes."""
+    return runs / "onnx" / Path(cell.file).with_suffix(".onnx")
+
+
+def retime(results: Path, assets: Path, runs: Path) -> None:
+    """Times all deployed files that are there once more, and writes that into their results."""
+    for path in sorted(results.glob("*.json")):
+        record = json.loads(path.read_text())
+        names = {field.name: record[field.name] for field in fields(Cell)}
+        cell = Cell(**names | {"size": tuple(record["size"])})
+        file = onnx_file(cell, runs)
+        if file.exists():
+            side = int(cell.size[0]) if METHODS[cell.method].prune is None else SIDE
+            ms, clock_ms = timed(file.read_bytes(), side, assets)
+            record["point"] |= {"ms": ms, "clock_ms": clock_ms}
+            write_text(path, json.dumps(record) + "\n")
+            log(f"{path.stem}: {ms:.3f} ms, clock {clock_ms:.3f} ms")
 
 
 @cache
@@ -143,8 +164,12 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", type=int, default=[2, 9], help="so many of each method, then so many")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--runs", type=Path, default=Path("runs/field"), help="networks to start from")
+    parser.add_argument("--retime", action="store_true", help="only time all deployed files again")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.retime:
+        retime(options.results, options.assets, options.runs)
+        return
     for cell in wanted(options):
         path = options.results / cell.file
         if path.exists():
