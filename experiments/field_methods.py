@@ -1,0 +1,213 @@
+"""Every method of the field: how it makes a network small, at which sizes, and how it is tuned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Literal
+
+import rivals
+import torch
+from field_bench import SIDE, START_PASSES, TUNE_PASSES, Bench, split_start
+from torch import nn
+
+from basisprune import (
+    Augment,
+    PlanConfig,
+    TrainConfig,
+    basis_loss,
+    basis_statistics,
+    decompose,
+    plan_basis,
+    plan_filters,
+    prune_basis,
+    prune_filters,
+    rebase,
+    taylor_scores,
+    trace_coupling,
+)
+from basisprune.importance.filter_loss import filter_loss
+from basisprune.importance.loss import BasisLoss
+
+Kind = Literal["unpruned", "small", "rival", "quick", "ours"]
+Size = tuple[float, ...]
+"""What the method is given: the fraction to remove, of basis vectors and if wanted of filters; or a side in pixels."""
+
+NORMS = TrainConfig(
+    batch_size=32,
+    optimizer="adamw",
+    lr=3e-3,
+    min_lr=3e-5,
+    norm_statistics="fixed",
+    augmentation=Augment(shift=0.05),
+)
+"""Norms, scales and classifier alone, as the recipe `quick` has it."""
+
+OURS = replace(NORMS, train="all", weight_lr=0.3, clip_norm=5.0)
+"""How our networks are tuned."""
+
+RIVAL = replace(OURS, norm_statistics="batch")
+"""How rivals are tuned, at the best of RATES: after pruning they need new statistics, or they diverge. So that
+these are not new to them, the network that they start from is trained that way too."""
+
+RATES = (0.3, 1.0, 3.0)
+"""`weight_lr`: the rates of the weights, in relation to their size, that are swept with seed 0."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to a small network. `prune` tells the network to tune, and the passes that are left for that.
+
+    Without `prune` the pretrained network is trained as it is, or at another input size. `swept` are the rates of
+    which the best is taken.
+    """
+
+    name: str
+    kind: Kind
+    sizes: tuple[Size, ...]
+    tuning: TrainConfig
+    prune: Callable[[Bench, Size], tuple[nn.Module, float]] | None = None
+    swept: tuple[float, ...] = ()
+
+
+@lru_cache(maxsize=1)
+def start(bench: Bench) -> nn.Module:
+    """The network trained with all weights, where our pruning starts."""
+    return bench.trained(bench.pretrained, OURS, START_PASSES, checkpoint="start")[0]
+
+
+@lru_cache(maxsize=1)
+def rival_start(bench: Bench) -> nn.Module:
+    """The same with the statistics of the batch in BN, where rivals start."""
+    return bench.trained(bench.pretrained, RIVAL, START_PASSES, checkpoint="rival-start")[0]
+
+
+# Rivals
+
+
+def _magnitude(bench: Bench, size: Size) -> tuple[nn.Module, float]:
+    return rivals.by_magnitude(rival_start(bench), size[0]), TUNE_PASSES
+
+
+def _taylor(bench: Bench, size: Size) -> tuple[nn.Module, float]:
+    return rivals.by_taylor(rival_start(bench), size[0], bench.batches()), TUNE_PASSES
+
+
+def _group_norm(bench: Bench, size: Size) -> tuple[nn.Module, float]:
+    sparse = rivals.GroupNorm(rival_start(bench), size[0])
+    bench.sparsely(sparse.step, TUNE_PASSES / 2)
+    return sparse.pruned(), TUNE_PASSES / 2
+
+
+def _filters(method: str) -> Callable[[Bench, Size], tuple[nn.Module, float]]:
+    def prune(bench: Bench, size: Size) -> tuple[nn.Module, float]:
+        return rivals.by_filters(rival_start(bench), method, size[0], bench.batches()), TUNE_PASSES
+
+    return prune
+
+
+def _truncated(bench: Bench, size: Size) -> tuple[nn.Module, float]:
+    return rivals.by_singular_values(rival_start(bench), size[0]), TUNE_PASSES
+
+
+# The recipe `quick` as it was, and ours
+
+
+def _quick(bench: Bench, size: Size) -> tuple[nn.Module, float]:
+    model = split_start(bench, NORMS)
+    scores = taylor_scores(model, bench.val_batches(8))
+    statistics = basis_statistics(model, bench.batches())
+    plan = plan_basis(scores, size[0], PlanConfig(round_to=8))
+    return prune_basis(model, plan, compensate="refit", statistics=statistics), TUNE_PASSES
+
+
+BLOCKS = PlanConfig(round_to=rivals.BLOCK)
+
+
+@lru_cache(maxsize=2)
+def thinned(bench: Bench, ratio: float) -> nn.Module:
+    """The start without the fraction `ratio` of its filters."""
+    return without_filters(start(bench), bench, ratio) if ratio else start(bench)
+
+
+@lru_cache(maxsize=2)
+def split(bench: Bench, filters: float) -> tuple[nn.Module, BasisLoss]:
+    """The start without so many filters and every conv split by the loss, and what its basis vectors are worth."""
+    model = decompose(thinned(bench, filters), scale_init=1.0, basis="loss", batches=bench.batches())
+    return model, basis_loss(model, bench.batches())
+
+
+def without_filters(model: nn.Module, bench: Bench, ratio: float) -> nn.Module:
+    """The network without the fraction `ratio` of its filters, those that are worth least to the loss."""
+    coupling = trace_coupling(model, torch.zeros(2, *bench.pretrained.input_spec.shape))
+    found = filter_loss(model, coupling, bench.batches())
+    plan = plan_filters(model, found.scores, ratio, BLOCKS, coupling=coupling)
+    return prune_filters(model, plan, compensate="refit", statistics=found.statistics)
+
+
+@dataclass(frozen=True)
+class Ours:
+    """Basis and scores of the loss, refit. In several `steps` the basis is found anew before each.
+
+    With a second number in the size, filters go too, by what they are worth to the loss, and are compensated for:
+    before the network is split, or after the basis vectors.
+    """
+
+    plan: PlanConfig = BLOCKS
+    steps: int = 1
+    filters_first: bool = True
+
+    def __call__(self, bench: Bench, size: Size) -> tuple[nn.Module, float]:
+        """The network to tune, and the passes that are left."""
+        basis, filters = (*size, 0.0)[:2]
+        model, found = split(bench, filters if self.filters_first else 0.0)
+        for step in range(self.steps if basis else 0):
+            if step:
+                model = rebase(model, bench.batches(), basis="loss")
+                found = basis_loss(model, bench.batches())
+            share = (basis / self.steps) / (1 - basis * step / self.steps)
+            plan = plan_basis(found.scores, share, self.plan)
+            model = prune_basis(model, plan, compensate="refit", statistics=found.statistics)
+        if filters and not self.filters_first:
+            model = without_filters(model, bench, filters)
+        return model, TUNE_PASSES
+
+
+_WIDTHS: tuple[Size, ...] = ((0.3,), (0.5,), (0.15,), (0.65,))
+_RANKS: tuple[Size, ...] = ((0.7,), (0.85,), (0.5,), (0.9,))
+_BOTH: tuple[Size, ...] = ((0.75, 0.5), (0.85, 0.5), (0.5, 0.5), (0.85, 0.65))
+
+_RIVALS = {
+    "torch-pruning taylor": (_taylor, _WIDTHS),
+    "torch-pruning magnitude": (_magnitude, _WIDTHS),
+    "torch-pruning group norm": (_group_norm, _WIDTHS),
+    "truncated svd": (_truncated, ((0.5,), (0.7,), (0.3,))),
+    "l1": (_filters("l1"), _WIDTHS),
+    "hrank": (_filters("hrank"), _WIDTHS),
+}
+
+METHODS = {
+    method.name: method
+    for method in (
+        Method("unpruned", "unpruned", ((SIDE,),), OURS, swept=RATES),
+        Method("unpruned, batch statistics", "unpruned", ((SIDE,),), RIVAL),
+        Method("unpruned, norms only", "unpruned", ((SIDE,),), NORMS),
+        Method("smaller images", "small", ((48,), (32,)), RIVAL, swept=RATES),
+        *(Method(name, "rival", sizes, RIVAL, prune, RATES) for name, (prune, sizes) in _RIVALS.items()),
+        *(
+            Method(f"{name}, norms only", "rival", sizes[:2], replace(RIVAL, train="method"), prune)
+            for name, (prune, sizes) in _RIVALS.items()
+        ),
+        Method("quick", "quick", ((0.5,), (0.7,), (0.3,), (0.85,)), NORMS, _quick),
+        Method("ours", "ours", _BOTH, OURS, Ours()),
+        Method("ours, basis alone", "ours", _RANKS, OURS, Ours()),
+        Method("ours, per parameter", "ours", _BOTH, OURS, Ours(replace(BLOCKS, per="parameter", min_share=0.0))),
+        Method("ours, per multiply-add", "ours", _BOTH, OURS, Ours(replace(BLOCKS, per="mac", min_share=0.0))),
+        Method("ours, filters second", "ours", _BOTH[:2], OURS, Ours(filters_first=False)),
+        Method("ours, distilled", "ours", _BOTH, replace(OURS, distill=0.5), Ours()),
+        Method("ours, in steps", "ours", _BOTH, OURS, Ours(steps=3)),
+        Method("ours, norms only", "ours", _BOTH[:2], NORMS, Ours()),
+    )
+}
+"""By name; the sizes that tell most come first, and rates are swept at the first."""

@@ -1,0 +1,126 @@
+"""Results of the field -> points, frontiers, and what one method needs to be as good as another."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, median
+from typing import Any, Literal
+
+Cost = Literal["parameters", "macs", "ms"]
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Mean:
+    """One method at one size, in the mean over seeds.
+
+    `interval` is where the mean of the accuracy lies for other test images, 95 %. `ms` is relative to the network of
+    the clock, which took turns with it, times what that took in the median of all cells.
+    """
+
+    model: str
+    dataset: str
+    method: str
+    kind: str
+    size: tuple[float, ...]
+    seeds: int
+    accuracy: float
+    interval: tuple[float, float]
+    parameters: float
+    macs: float
+    ms: float
+    passes: float
+    untuned: float | None
+
+    def cost(self, axis: Cost) -> float:
+        """What it costs on that axis."""
+        return float(getattr(self, axis))
+
+
+def read_records(folder: Path) -> list[Record]:
+    """All results in the folder; exits with a hint where there are none."""
+    records = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    if not records:
+        raise SystemExit(f"{folder}: no results there; make some with `python experiments/field.py --assets DIR`")
+    return records
+
+
+def best_rates(records: Iterable[Record], swept: str) -> dict[tuple[str, str], float | None]:
+    """The rate of each network's method that did best on the validation images of the swept dataset with seed 0."""
+    found: dict[tuple[str, str], Record] = {}
+    sizes: dict[tuple[str, str], list[Any]] = {}
+    for record in records:
+        key = (record["model"], record["method"])
+        if record["dataset"] == swept and record["seed"] == 0:
+            sizes.setdefault(key, []).append(record)
+    for key, cells in sizes.items():
+        counts = {str(cell["size"]): sum(other["size"] == cell["size"] for other in cells) for cell in cells}
+        most = max(counts.values())
+        at_one_size = [cell for cell in cells if counts[str(cell["size"])] == most]
+        found[key] = max(at_one_size, key=lambda cell: float(cell["point"]["val_accuracy"]))
+    return {key: record["rate"] for key, record in found.items()}
+
+
+def mean_points(records: Sequence[Record], swept: str) -> list[Mean]:
+    """A point for each network, dataset, method and size, at the rate that the sweep chose."""
+    rates = best_rates(records, swept)
+    clock = median(record["point"]["clock_ms"] for record in records)
+    cells: dict[tuple[Any, ...], list[Record]] = {}
+    for record in records:
+        if record["rate"] == rates.get((record["model"], record["method"]), record["rate"]):
+            key = (record["model"], record["dataset"], record["method"], record["kind"], tuple(record["size"]))
+            cells.setdefault(key, []).append(record)
+    return [_mean(key, group, clock) for key, group in cells.items()]
+
+
+def _mean(key: tuple[Any, ...], records: Sequence[Record], clock: float) -> Mean:
+    points = [record["point"] for record in records]
+    half = mean((point["interval"][1] - point["interval"][0]) / 2 for point in points) / math.sqrt(len(points))
+    accuracy = mean(point["test_accuracy"] for point in points)
+    untuned = [record["untuned_val_accuracy"] for record in records]
+    model, dataset, method, kind, size = key
+    return Mean(
+        model,
+        dataset,
+        method,
+        kind,
+        size,
+        seeds=len(records),
+        accuracy=accuracy,
+        interval=(accuracy - half, accuracy + half),
+        parameters=mean(point["parameters"] for point in points),
+        macs=mean(point["macs"] for point in points),
+        ms=clock * mean(point["ms"] / point["clock_ms"] for point in points),
+        passes=mean(record["passes"] for record in records),
+        untuned=None if None in untuned else mean(untuned),
+    )
+
+
+def frontier(points: Iterable[Mean], axis: Cost) -> list[Mean]:
+    """The points that no other beats in both, from cheap to dear, so that accuracy rises with the cost."""
+    kept: list[Mean] = []
+    for point in sorted(points, key=lambda point: (point.cost(axis), -point.accuracy)):
+        if not kept or point.accuracy > kept[-1].accuracy:
+            kept.append(point)
+    return kept
+
+
+def cost_at(points: Iterable[Mean], accuracy: float, axis: Cost) -> float | None:
+    """What the points need for that accuracy; None where they do not reach it.
+
+    Between neighbours on the frontier the logarithm of the cost is linear in the accuracy. Below the cheapest point
+    nothing is made up: it costs what that costs.
+    """
+    kept = frontier(points, axis)
+    for low, high in zip([None, *kept[:-1]], kept, strict=True):
+        if high.accuracy < accuracy:
+            continue
+        if low is None:
+            return high.cost(axis)
+        share = (accuracy - low.accuracy) / (high.accuracy - low.accuracy)
+        return float(math.exp((1 - share) * math.log(low.cost(axis)) + share * math.log(high.cost(axis))))
+    return None

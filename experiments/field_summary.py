@@ -1,0 +1,221 @@
+"""The tables, verdicts and figures of docs/field.md, from the JSON results; nothing is run here.
+
+    python experiments/field_summary.py [--results experiments/results/field] [--page docs/field.md]
+
+The page keeps its text: only what is between its markers is replaced. Figures go into a folder beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cells import DATASETS
+from field_figures import MODEL_NAMES, field_figure
+from field_points import Cost, Mean, Record, best_rates, cost_at, frontier, mean_points, read_records
+from page import fill
+from sections import bold, percent, table
+
+from basisprune.files import write_text
+
+ROOT = Path(__file__).parent.parent
+SWEPT = "cifar10"
+BARS: dict[Cost, float] = {"parameters": 0.6, "ms": 0.7}
+QUICK_BAR = 0.7
+UNITS: dict[Cost, str] = {"parameters": "parameters", "macs": "multiply-adds", "ms": "milliseconds"}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What ours needs at the accuracy of another point, in relation to that; None where ours is never as good."""
+
+    bar_of: str
+    theirs: Mean
+    axis: Cost
+    ours: float | None
+    bar: float
+
+    @property
+    def ratio(self) -> float | None:
+        """Ours over theirs."""
+        return None if self.ours is None else self.ours / self.theirs.cost(self.axis)
+
+    @property
+    def holds(self) -> bool:
+        """Whether ours keeps to the bar."""
+        return self.ratio is not None and self.ratio <= self.bar
+
+
+def verdicts(points: Sequence[Mean], dataset: str) -> list[Verdict]:
+    """The bars on a dataset: against the frontier of all rivals, against `quick`, against smaller images."""
+    here = [point for point in points if point.dataset == dataset]
+    ours = [point for point in here if point.kind == "ours"]
+    rivals = [point for point in here if point.kind in ("rival", "small", "unpruned")]
+    found = [
+        Verdict("best rival", rival, axis, cost_at(ours, rival.accuracy, axis), bar)
+        for axis, bar in BARS.items()
+        for rival in frontier(rivals, axis)
+    ]
+    for model in MODEL_NAMES:
+        mine = [point for point in ours if point.model == model]
+        found += [
+            Verdict("today's quick", old, "parameters", cost_at(mine, old.accuracy, "parameters"), QUICK_BAR)
+            for old in frontier((p for p in here if p.kind == "quick" and p.model == model), "parameters")
+        ]
+    found += [
+        Verdict("smaller network", small, axis, cost_at(ours, small.accuracy, axis), 1.0)
+        for small in here
+        if small.kind == "small"
+        for axis in UNITS
+    ]
+    return found
+
+
+def verdict_table(points: Sequence[Mean]) -> str:
+    """All bars on all datasets, and how many hold."""
+    rows, held, count = [], 0, 0
+    for dataset, name in DATASETS.items():
+        for verdict in verdicts(points, dataset):
+            theirs, ratio = verdict.theirs, verdict.ratio
+            held, count = held + verdict.holds, count + 1
+            rows.append(
+                [
+                    name,
+                    verdict.bar_of,
+                    named(theirs),
+                    percent(theirs.accuracy),
+                    UNITS[verdict.axis],
+                    shown(verdict.axis, theirs.cost(verdict.axis)),
+                    "not as good" if verdict.ours is None else shown(verdict.axis, verdict.ours),
+                    "" if ratio is None else f"{ratio:.2f}",
+                    f"{verdict.bar:g}",
+                    "holds" if verdict.holds else "**does not hold**",
+                ]
+            )
+    header = ("Dataset", "Against", "Method", "Accuracy", "Of", "Theirs", "Ours", "Ratio", "Bar", "Verdict")
+    return f"{table(header, rows)}\n\n{held} of {count} hold."
+
+
+def named(point: Mean) -> str:
+    """The method with what it was given.
+
+    >>> named(Mean("efficientnet_lite0", "mnist", "l1", "rival", (0.3,), 1, 0, (0, 0), 0, 0, 0, 0, None))
+    'l1 0.3'
+    """
+    origin = "" if point.model == "efficientnet_lite0" else f", from {MODEL_NAMES.get(point.model, point.model)}"
+    return f"{point.method} {' + '.join(f'{part:g}' for part in point.size)}{origin}"
+
+
+def shown(axis: Cost, cost: float) -> str:
+    """A cost in its unit.
+
+    >>> shown("parameters", 1.2e6), shown("ms", 0.5)
+    ('1.20M', '0.50')
+    """
+    return f"{cost:.2f}" if axis == "ms" else f"{cost / 1e6:.2f}M" if axis == "parameters" else f"{cost / 1e6:.1f}M"
+
+
+def point_table(points: Iterable[Mean]) -> str:
+    """Every point, by network and method, from large to small."""
+    header = (
+        "Network",
+        "Method",
+        "Accuracy",
+        "Interval",
+        "Untuned",
+        "Parameters",
+        "Multiply-adds",
+        "ms",
+        "Passes",
+        "Seeds",
+    )
+    kinds = ("unpruned", "small", "rival", "quick", "ours")
+    rows = [
+        [
+            MODEL_NAMES.get(point.model, point.model),
+            named(point).split(", from")[0],
+            percent(point.accuracy),
+            f"{percent(point.interval[0])} to {percent(point.interval[1])}",
+            "" if point.untuned is None else percent(point.untuned),
+            shown("parameters", point.parameters),
+            shown("macs", point.macs),
+            shown("ms", point.ms),
+            f"{point.passes:.0f}",
+            str(point.seeds),
+        ]
+        for point in sorted(points, key=lambda p: (p.model, kinds.index(p.kind), p.method, -p.parameters))
+    ]
+    return table(header, rows)
+
+
+def rate_table(records: Sequence[Record]) -> str:
+    """The accuracy on validation images at each rate of the sweep."""
+    rates, rows = best_rates(records, SWEPT), []
+    for model, method in sorted(rates):
+        cells = [
+            r for r in records if (r["model"], r["method"], r["dataset"]) == (model, method, SWEPT) and r["seed"] == 0
+        ]
+        swept = [cell for cell in cells if sum(other["size"] == cell["size"] for other in cells) > 1]
+        if swept:
+            texts = [
+                bold(
+                    f"{cell['rate']:g}: {percent(cell['point']['val_accuracy'])}", cell["rate"] == rates[model, method]
+                )
+                for cell in sorted(swept, key=lambda cell: float(cell["rate"]))
+            ]
+            rows.append([MODEL_NAMES.get(model, model), method, ", ".join(texts)])
+    return table(("Network", "Method", "Rate of the weights: accuracy"), rows)
+
+
+def settings_table(records: Sequence[Record]) -> str:
+    """What all cells have in common."""
+    first = records[0]
+    config, tuning = first["config"], first["config"]["tuning"]
+    hours = sum(record["processor_seconds"] for record in records) / 3600
+    values = {
+        "images for training, validation, test": [f"{config[f'{part}images']:,}" for part in ("", "val_", "test_")],
+        "side of the enlarged images": [f"{config['side']} pixels"],
+        "passes of the start, and of each tuning, by the clock": [
+            f"{config[f'{part}_passes']:g}" for part in ("start", "tune")
+        ],
+        "batch size, optimiser": [str(tuning["batch_size"]), tuning["optimizer"]],
+        "learning rate of norms, scales and classifier": [f"{tuning['lr']:g}"],
+        "cells, hours of one core": [str(len(records)), f"{hours:.1f}"],
+        "machine": [first["device"]],
+        "versions": [f"{name} {value}" for name, value in first["versions"].items()],
+    }
+    rows = [[name, ", ".join(texts)] for name, texts in values.items()]
+    return table(("what", "value"), rows)
+
+
+def write_page(results: Path, page: Path) -> None:
+    """Fills the page's blocks and writes its figures."""
+    records = read_records(results)
+    points = mean_points(records, SWEPT)
+    here = [dataset for dataset in DATASETS if any(point.dataset == dataset for point in points)]
+    folder = page.with_suffix("")
+    for dataset in here:
+        write_text(folder / f"{dataset}.svg", field_figure(points, dataset))
+    tables = [f"### {DATASETS[d]}\n\n{point_table(p for p in points if p.dataset == d)}" for d in here]
+    blocks = {
+        "settings": settings_table(records),
+        "verdicts": verdict_table(points),
+        "figures": "\n\n".join(f"![{DATASETS[dataset]}]({folder.name}/{dataset}.svg)" for dataset in here),
+        "tables": "\n\n".join(tables),
+        "rates": rate_table(records),
+    }
+    write_text(page, fill(page.read_text(), blocks))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, default=ROOT / "experiments" / "results" / "field")
+    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "field.md")
+    options = parser.parse_args()
+    write_page(options.results, options.page)
+
+
+if __name__ == "__main__":
+    main()

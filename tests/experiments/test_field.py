@@ -1,0 +1,171 @@
+"""Laws of the field: frontiers, verdicts and the page from made-up results, and what its methods prune."""
+
+from __future__ import annotations
+
+import copy
+import doctest
+import json
+from dataclasses import asdict
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import field
+import field_figures
+import field_points
+import field_summary
+import pytest
+import rivals
+import torch
+from field import Cell, best_rate, sweep
+from field_methods import METHODS
+from field_points import Mean, cost_at, frontier, mean_points
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from basisprune import measure, transfer_model
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("module", [field_points, field_figures, field_summary])
+def test_examples_run(module):
+    assert doctest.testmod(module).failed == 0
+
+
+def made_up(method="ours", kind="ours", accuracy=0.8, parameters=1e6, dataset="cifar10", size=(0.5,)) -> Mean:
+    interval = (accuracy - 0.01, accuracy + 0.01)
+    costs = (parameters, 10 * parameters, parameters / 1e6)
+    return Mean("efficientnet_lite0", dataset, method, kind, size, 1, accuracy, interval, *costs, 4, None)
+
+
+points = st.lists(
+    st.builds(made_up, accuracy=st.floats(0.1, 0.99), parameters=st.floats(1e5, 1e7)), min_size=1, max_size=8
+)
+
+
+@given(points)
+def test_on_a_frontier_accuracy_rises_with_the_cost_and_nothing_left_out_is_better(made):
+    kept = frontier(made, "parameters")
+    assert [p.accuracy for p in kept] == sorted({p.accuracy for p in kept})
+    assert [p.parameters for p in kept] == sorted(p.parameters for p in kept)
+    for point in made:
+        assert any(best.accuracy >= point.accuracy and best.parameters <= point.parameters for best in kept)
+
+
+@given(points)
+def test_a_point_on_the_frontier_needs_its_own_cost(made):
+    for point in frontier(made, "parameters"):
+        assert cost_at(made, point.accuracy, "parameters") == pytest.approx(point.parameters)
+
+
+@given(points, st.floats(0, 1), st.floats(0, 1))
+def test_more_accuracy_never_costs_less(made, one, other):
+    low, high = (cost_at(made, accuracy, "parameters") for accuracy in sorted((one, other)))
+    assert high is None or (low is not None and low <= high * (1 + 1e-9))
+
+
+def test_no_cost_is_made_up_for_what_is_never_reached():
+    assert cost_at([made_up(accuracy=0.8)], 0.81, "parameters") is None
+
+
+def test_a_bar_holds_only_where_ours_is_as_good_and_small_enough():
+    rival = made_up("l1", "rival", 0.8, 2e6)
+    small, large, worse = made_up(parameters=1.1e6), made_up(parameters=1.3e6), made_up(accuracy=0.7, parameters=1e5)
+    for ours, holds in ((small, True), (large, False), (worse, False)):
+        found = [v for v in field_summary.verdicts([rival, ours], "cifar10") if v.axis == "parameters"]
+        assert [verdict.holds for verdict in found] == [holds]
+
+
+# Cells
+
+
+def record(cell: Cell, accuracy: float, kind: str = "ours") -> dict[str, object]:
+    point = {"test_accuracy": accuracy, "interval": [accuracy - 0.01, accuracy + 0.01], "val_accuracy": accuracy}
+    point |= {"parameters": 1_000_000, "macs": 10_000_000, "ms": 1.0, "clock_ms": 2.0}
+    return {
+        **asdict(cell),
+        "kind": kind,
+        "config": field.config() | {"tuning": asdict(METHODS[cell.method].tuning)},
+        "point": point,
+        "untuned_val_accuracy": 0.5,
+        "passes": 4,
+        "versions": {"torch": "2"},
+        "device": "here",
+        "seconds": 1.0,
+        "processor_seconds": 1.0,
+    }
+
+
+def test_every_cell_has_a_file_of_its_own():
+    cells = {
+        Cell("efficientnet_lite0", dataset, method.name, size, rate, seed)
+        for dataset in field.DATASETS
+        for method in METHODS.values()
+        for size in method.sizes
+        for rate in (None, *method.swept)
+        for seed in (0, 1)
+    }
+    assert len({cell.file for cell in cells}) == len(cells)
+
+
+def test_the_best_rate_is_that_of_the_best_on_validation_images(tmp_path):
+    cells = sweep("efficientnet_lite0", METHODS["l1"])
+    for cell, accuracy in zip(cells, (0.7, 0.8, 0.75), strict=True):
+        (tmp_path / cell.file).write_text(json.dumps(record(cell, accuracy)))
+    assert best_rate(cells, tmp_path) == cells[1].rate
+    assert best_rate([], tmp_path) is None
+
+
+def test_points_are_at_the_chosen_rate_and_means_over_seeds():
+    cells = sweep("efficientnet_lite0", METHODS["l1"])
+    records = [record(cell, accuracy) for cell, accuracy in zip(cells, (0.7, 0.8, 0.75), strict=True)]
+    other = Cell("efficientnet_lite0", "cifar10", "l1", cells[0].size, cells[1].rate, 1)
+    (point,) = mean_points([*records, record(other, 0.9)], "cifar10")
+    assert (point.seeds, point.accuracy) == (2, pytest.approx(0.85))
+
+
+def test_the_page_is_filled_and_its_figures_are_xml(tmp_path):
+    results, page = tmp_path / "results", tmp_path / "field.md"
+    results.mkdir()
+    page.write_text((ROOT / "docs" / "field.md").read_text())
+    for name, kind in (("ours", "ours"), ("quick", "quick"), ("l1", "rival"), ("smaller images", "small")):
+        cell = Cell("efficientnet_lite0", "mnist", name, METHODS[name].sizes[0], None, 0)
+        (results / cell.file).write_text(json.dumps(record(cell, 0.9, kind)))
+    field_summary.write_page(results, page)
+    assert "6 hold." in page.read_text()
+    ET.parse(page.with_suffix("") / "mnist.svg")
+
+
+# Rivals
+
+
+def network():
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU()]
+    layers += [nn.Conv2d(32, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64), nn.ReLU()]
+    return transfer_model(nn.Sequential(*layers), 3, input_size=16)
+
+
+def batches(model):
+    torch.manual_seed(0)
+    return [(torch.randn(4, *model.input_spec.shape), torch.randint(3, (4,)))]
+
+
+@pytest.mark.parametrize("method", ["magnitude", "taylor", "group norm", "l1", "hrank", "svd"])
+def test_a_rival_makes_a_smaller_network_and_leaves_its_own_alone(method):
+    model = network()
+    before = copy.deepcopy(model.state_dict())
+    if method == "group norm":
+        sparse = rivals.GroupNorm(model, 0.5)
+        sparse.step(*batches(model)[0])
+        small = sparse.pruned()
+    else:
+        ways = {
+            "magnitude": lambda: rivals.by_magnitude(model, 0.5),
+            "taylor": lambda: rivals.by_taylor(model, 0.5, batches(model)),
+            "svd": lambda: rivals.by_singular_values(model, 0.5),
+        }
+        small = ways.get(method, lambda: rivals.by_filters(model, method, 0.5, batches(model)))()
+    assert measure(small).parameters < measure(model).parameters
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
