@@ -107,7 +107,7 @@ def singular_values(model: nn.Module) -> Scores:
 
 @contextmanager
 def _all_learn(model: nn.Module) -> Iterator[nn.Module]:
-    """A copy of the model whose weights all have gradients for a while."""
+    """A copy of the model whose weights all have gradients temporarily."""
     copied = copy.deepcopy(model).eval().requires_grad_(True)
     yield copied
     copied.zero_grad(set_to_none=True)

@@ -9,7 +9,7 @@
     │   └── TooMuchError                      a ratio that removes more than can go
     ├── CheckpointError      (ValueError)     a file of ours that is damaged or belongs to another run
     ├── BundleError          (ValueError)     a saved network that cannot be written, or trusted when read
-    ├── TrainingError        (RuntimeError)   a training that cannot go on
+    ├── TrainingError        (RuntimeError)   a training that cannot continue
     └── MissingExtraError    (ImportError)    an optional package is needed; the message names the extra
 
 Each is also the matching builtin, so that code which knows nothing of basisprune can catch it. A message
@@ -109,7 +109,7 @@ class BundleError(BasisPruneError, ValueError):
 
 
 class TrainingError(BasisPruneError, RuntimeError):
-    """A training that cannot go on."""
+    """A training that cannot continue."""
 
 
 class MissingExtraError(BasisPruneError, ImportError):

@@ -126,7 +126,7 @@ def read_checked(path: Path, *, most: int = _MOST_BYTES) -> bytes:
 def sound_or_aside(path: Path, say: Callable[[str], None], *, most: int = _MOST_BYTES) -> bytes | None:
     """What `read_checked` gives; None where there is no file, and where it is damaged.
 
-    A damaged one is set aside under another name and `say` is told, so that it can be made again.
+    A damaged one is set aside under another name and `say` gets a line, so that it can be made again.
     """
     try:
         return read_checked(path, most=most)
@@ -211,7 +211,7 @@ def current(folder: Path, name: str) -> Path:
 
 
 def read_bytes(path: Path, *, most: int = _MOST_BYTES) -> bytes:
-    """The content of a file of at most so many bytes; raises OSError for any other, and for what is no file at all.
+    """The content of a file of at most this many bytes; raises OSError for any other, and for what is not a file at all.
 
     Nothing is opened that could make the reader wait, as a pipe would, or never end, as a device would.
     """
@@ -235,7 +235,7 @@ def open_file(path: Path) -> BinaryIO:
 
 
 def parse_json(content: bytes) -> Json:
-    """The value in JSON text; raises ValueError for what is none, or is too deep, or holds no finite numbers.
+    """The value in JSON text; raises ValueError for text that is not JSON, is too deep, or contains numbers that are not finite.
 
     >>> parse_json(b'{"a": [1, 2.5]}')
     {'a': [1, 2.5]}
@@ -339,4 +339,4 @@ def _finite(text: str) -> float:
 
 
 def _refuse_number(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no number")
+    raise ValueError(f"{text} is not a number")

@@ -140,7 +140,7 @@ def _width_lever(model: nn.Module, group: Group, filters: Scores, config: PlanCo
 
 @dataclass(frozen=True)
 class _Pair:
-    """The weights of a pair, and where the first has the channels that the one conv would put out."""
+    """The weights of a pair, and where the first has the channels that the one conv would output."""
 
     first: str
     second: str

@@ -210,7 +210,7 @@ class Queue:
         return cls(order, starts, means.tolist(), (cost * count * lengths).tolist())
 
     def keep(self, lost_blocks: int) -> tuple[int, ...]:
-        """The units that stay, sorted, when so many of the worst blocks go."""
+        """The units that stay, sorted, when this many of the worst blocks go."""
         return tuple(sorted(self.order[:, : self.starts[len(self.starts) - 1 - lost_blocks]].ravel().tolist()))
 
 

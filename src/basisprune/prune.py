@@ -33,7 +33,7 @@ def prune_basis(
     What the removed vectors contributed does not have to vanish. `compensate="mean"` moves its mean into the
     bias, where the plan knows the means (a bias is added where there was none). "refit" moves all that the
     vectors which stay can predict of it, by least squares, into their columns and the bias; it needs the
-    `statistics` that `basis_statistics(model, batches)` tells of this model. "none" drops it.
+    `statistics` of this model from `basis_statistics(model, batches)`. "none" drops it.
 
     Layers that the plan does not name are left alone. Raises PlanError, and changes nothing, when plan or
     statistics do not fit.
@@ -146,7 +146,7 @@ def prune_filters(
     """The model without the filters that the plan does not keep, and without all that depends on them.
 
     Norms, the inputs of the next layers and whatever is coupled by additions or concatenations shrink with
-    them. What the filters put out behind their activations does not have to vanish: `compensate="mean"` moves
+    them. What the filters output behind their activations does not have to vanish: `compensate="mean"` moves
     its mean into the biases of the layers that read it, "refit" all that their other inputs predict of it, by least
     squares, into their weights too. Both need the `statistics` that `filter_loss` or `filter_statistics` tell of
     this model. "none" is the paper's. Where a layer that reads pads with zeros, its border is a little off.
@@ -188,7 +188,7 @@ def prune_together(
     """The model without the basis vectors and the filters that the plan does not keep, as one move.
 
     `compensate` is what `prune_basis` and `prune_filters` do about what is removed; `basis` and `filters` are the
-    statistics that `joint_loss` tells of this model, both before pruning: a removed filter's mean and share move into
+    statistics of this model from `joint_loss`, both before pruning: a removed filter's mean and share move into
     the layers that read it, then the vectors that go hand theirs to those that stay. Raises PlanError, and changes
     nothing, when the plan does not fit.
     """

@@ -60,7 +60,7 @@ def _adapter(kind: type[Value]) -> TypeAdapter[Value]:
 
 
 def _are_finite(values: object) -> bool:
-    """Whether this is a list of finite numbers; no computing goes on from NaN."""
+    """Whether this is a list of finite numbers; nothing can be computed from NaN."""
     if not isinstance(values, tuple | list):
         return False
     return all(isinstance(value, int | float) and math.isfinite(value) for value in values)

@@ -93,7 +93,7 @@ def with_strides_of_keras(model: TransferModel) -> TransferModel:
 
 
 def norm_and_bias_operations(model: nn.Module, size: int, *, biases_everywhere: bool) -> int:
-    """One multiply-add for each number that a BN puts out, and one for each that a conv adds a bias to."""
+    """One multiply-add for each number that a BN outputs, and one for each that a conv adds a bias to."""
     counts: list[int] = []
 
     def count(module: nn.Module, _args: object, output: object) -> None:

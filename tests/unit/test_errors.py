@@ -40,8 +40,12 @@ def test_an_error_keeps_its_faults_as_data_and_names_each_in_its_message(kind, w
 
 
 def test_a_message_alone_is_the_one_fault():
-    error = DataError("photo.png: is no image")
-    assert (str(error), error.where, error.faults) == ("photo.png: is no image", "", ("photo.png: is no image",))
+    error = DataError("photo.png: is not an image")
+    assert (str(error), error.where, error.faults) == (
+        "photo.png: is not an image",
+        "",
+        ("photo.png: is not an image",),
+    )
 
 
 def test_several_faults_are_counted_and_listed():

@@ -82,7 +82,7 @@ class BasisScalingConv(nn.Module):
 class BasisPair(nn.Module):
     """A conv (or linear layer) split into `basis` and `scaling`; answers like the layer it replaced.
 
-    Other code may go on reading `weight`, `kernel_size`, `stride`, `in_channels` and the like: `weight` is
+    Other code may still read `weight`, `kernel_size`, `stride`, `in_channels` and the like: `weight` is
     the dense weight that the pair stands for, the rest comes from the basis layer, which has the class and
     all settings of the original.
     """

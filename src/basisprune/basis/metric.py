@@ -38,7 +38,7 @@ def loss_basis(matrix: Tensor, covariance: Tensor, metric: Tensor) -> tuple[Tens
     """W G^1/2 U (…, k, r) and U^T G^-1/2 (…, r, c_o), in descending order of what a vector is worth, balanced.
 
     `matrix` is W (…, k, c_o), `covariance` C and `metric` G of its outputs (…, c_o, c_o). Fewer inputs than outputs:
-    U is taken within what the layer can put out, so that the product is W at full rank.
+    U is taken within what the layer can output, so that the product is W at full rank.
     """
     root, inverse = metric_roots(metric)
     seen = matrix @ root

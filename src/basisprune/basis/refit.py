@@ -63,7 +63,7 @@ def rebase(
     loss: Loss = F.cross_entropy,
     inplace: bool = False,
 ) -> nn.Module:
-    """The model with every pair turned to the principal axes of what it puts out on `batches`, scales at 1.
+    """The model with every pair turned to the principal axes of what it outputs on `batches`, scales at 1.
 
     The output is unchanged, as are the ranks (but for a pair with more basis vectors than outputs, which loses
     those that are too many); the features along the new basis vectors are uncorrelated, in descending order of

@@ -88,7 +88,7 @@ def decompose(
     `choose_layers` tells which and why. `linear=True` splits linear layers too.
 
     `basis="weights"` is the paper's: the singular vectors of the weight. `basis="outputs"` takes the
-    principal axes of what the conv puts out on `batches` of prepared images (as tensors, or tuples that
+    principal axes of what the conv outputs on `batches` of prepared images (as tensors, or tuples that
     start with them; a few hundred images are enough). `basis="loss"` takes those that matter to the loss, the
     eigenvectors of G^1/2 C G^1/2 (see `basis.metric`); its batches are (images, labels) of training data, `loss`
     gives their mean loss.
@@ -201,7 +201,7 @@ def output_basis(matrix: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
     the images do not excite all of it.
     """
     if matrix.shape[-2] < matrix.shape[-1]:
-        space, _ = torch.linalg.qr(matrix.mT)  # (…, c_o, k): all that this layer can put out
+        space, _ = torch.linalg.qr(matrix.mT)  # (…, c_o, k): all that this layer can output
         _, inner = torch.linalg.eigh(space.mT @ covariance @ space)
         axes = space @ inner.flip(-1)
     else:
@@ -219,7 +219,7 @@ def _matrix_shape(layer: Layer) -> tuple[int, int, int]:
 
 
 def full_rank(layer: Layer, outputs: int | None = None) -> int:
-    """The most basis vectors of use to a layer, over all groups; with so many outputs, if those are not its own."""
+    """The most basis vectors of use to a layer, over all groups; with that many outputs, if those are not its own."""
     groups, fan_in, fan_out = _matrix_shape(layer)
     return groups * min(fan_in, fan_out if outputs is None else outputs // groups)
 

@@ -59,7 +59,7 @@ def hand_over(
 
 @dataclass(frozen=True)
 class _Change:
-    """The new weight of a layer and the constant (c_o) to be added to what it puts out."""
+    """The new weight of a layer and the constant (c_o) to be added to what it outputs."""
 
     name: str
     layer: Layer
@@ -83,7 +83,7 @@ def _change(name: str, layer: Layer, gone: list[int], known: OutputStatistics, r
         constant = constant - (predictor @ mean.gather(1, kept)[..., None])[..., 0]
         staying = weight.take_along_dim(kept[:, None, :, None], 2) + torch.einsum("gopx,gpk->gokx", going, predictor)
         weight = weight.scatter(2, kept[:, None, :, None].expand_as(staying), staying)
-    # Of a transposed conv's kernel, one place in so many meets an output.
+    # Of a transposed conv's kernel, one place in that many meets an output.
     share = 1 if isinstance(layer, nn.Linear) or not layer.transposed else math.prod(layer.stride)
     added = (going.sum(-1) @ constant[..., None])[..., 0].flatten() / share
     return _Change(name, layer, _as_layer(weight, layer), added)
@@ -105,7 +105,7 @@ def _as_layer(weight: Tensor, layer: Layer) -> Tensor:
 
 
 def _add_bias(model: nn.Module, change: _Change) -> str | None:
-    """Adds the constant to what the layer, or the pair that it begins, puts out; its name if the bias is a new one."""
+    """Adds the constant to what the layer, or the pair that it begins, outputs; its name if the bias is a new one."""
     target: Layer | BasisScalingConv = change.layer
     name, constant = change.name, change.constant
     parent, _, own = name.rpartition(".")

@@ -104,7 +104,7 @@ def join(ledger: Ledger, operands: Sequence[tuple[Labels, tuple[int, ...]]], ndi
             wide = ids.reshape((1,) * (ndim - ids.ndim) + ids.shape)
             if not _meet_all(ledger, found, wide):
                 if active and not labels.active and _is_fixed(wide, operands, ndim):
-                    ledger.freeze(ids, "it meets data that is no channel")
+                    ledger.freeze(ids, "it meets data that is not a channel")
                 else:
                     fresh.append(wide)
         found.extend(fresh)

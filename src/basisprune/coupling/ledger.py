@@ -49,7 +49,7 @@ class Split:
 
 @dataclass
 class Ledger:
-    """The notes of one run. Ids are positive integers; 0 stands for a position that is no channel.
+    """The notes of one run. Ids are positive integers; 0 stands for a position that is not a channel.
 
     `given` holds the ids of parameters by `id(tensor)` where they are known before the run; the axes of
     every other parameter get new ones when the parameter is first used.

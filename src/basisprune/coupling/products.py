@@ -27,7 +27,7 @@ def _contract(call: Operation, left: Operand, right: Operand) -> Labels:
             call.ledger.unite(squash(call.ledger, ids, (0, 2)), squash(call.ledger, other, (0, 2)))
     if not (inner_rows and inner_columns):
         for ids in (*inner_rows, *inner_columns):
-            call.ledger.freeze(ids, "it is multiplied with data that is no channel")
+            call.ledger.freeze(ids, "it is multiplied with data that is not a channel")
     outer_rows = [ids[:, :, 0, :] for ids in rows if ids.shape[2] == 1 and support(ids)]
     outer_columns = [ids[:, :, 0, :] for ids in columns if ids.shape[2] == 1 and support(ids)]
     if a.active and not b.active:
@@ -98,7 +98,7 @@ def _convolution(call: Operation) -> Labels:
     else:
         consumed = _vector_along(call, kernel, 1, channels // groups)
         outputs = _vector_along(call, kernel, 0, filters, apart_from=1)
-    # all inputs alike: a grouped conv that was cut to one channel per group is no depthwise one
+    # all inputs alike: a grouped conv that was cut to one channel per group is not a depthwise one
     if groups > 1 and channels == groups and (inputs != inputs[0]).any():
         if not transposed:
             _depthwise(call, inputs, outputs.reshape(groups, -1))
@@ -124,16 +124,16 @@ def _depthwise(call: Operation, inputs: Ids, outputs: Ids) -> None:
     """One group per input channel: it goes with its filters."""
     call.ledger.unite(inputs, outputs)
     if not inputs.all():
-        call.ledger.freeze(outputs, "it reads an axis that is no channel")
+        call.ledger.freeze(outputs, "it reads an axis that is not a channel")
 
 
 def _fix_lonely(call: Operation, inputs: Ids, consumed: Ids) -> None:
     if not inputs.any():
-        call.ledger.freeze(consumed, "it reads data that is no channel")
+        call.ledger.freeze(consumed, "it reads data that is not a channel")
     elif not inputs.all():
-        call.ledger.freeze(np.where(inputs == 0, consumed, 0), "it reads data that is no channel")
+        call.ledger.freeze(np.where(inputs == 0, consumed, 0), "it reads data that is not a channel")
     if consumed.size > 1 and not consumed.any():
-        call.ledger.freeze(inputs, "it is multiplied with data that is no channel")
+        call.ledger.freeze(inputs, "it is multiplied with data that is not a channel")
 
 
 def _along_space(call: Operation, x: Tensor, labels: Labels) -> list[Ids]:

@@ -23,7 +23,7 @@ def unit_outputs(model: nn.Module, group: Group, layer: str) -> Channels:
     place = (f"{layer}.weight", 0 if conv is None else 1)
     axis = next((axis for axis in group.axes if (axis.parameter, axis.dim) == place), None)
     if axis is None:
-        raise PlanError(f"{layer}: its filters cannot be told apart; add it to ignored_layers of trace_coupling")
+        raise PlanError(f"{layer}: its filters cannot be distinguished; add it to ignored_layers of trace_coupling")
     index = _index(axis, group)
     # A transposed conv has one column for the channels at the same place in each of its groups.
     return index if conv is None else _in_every_group(index, conv.weight.shape[1], conv.groups)

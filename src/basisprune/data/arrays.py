@@ -80,7 +80,7 @@ def as_labels(labels: object, count: int, where: str) -> Labels:
     if not np.issubdtype(array.dtype, np.integer) and len(array) > 0:
         raise DataError(f"{where}: {array.dtype} labels given (the first is {array[0]!r}), integers are needed")
     if len(array) > 0 and array.max() > _LARGEST_LABEL:
-        raise DataError(f"{where}: the label {array.max()} given, at most {_LARGEST_LABEL} can be told apart")
+        raise DataError(f"{where}: the label {array.max()} given, at most {_LARGEST_LABEL} can be distinguished")
     return read_only(array)
 
 

@@ -224,7 +224,7 @@ def blend(
 
 @contextmanager
 def _seeded_by(generator: torch.Generator | None) -> Iterator[None]:
-    """PyTorch's global random numbers on the CPU, from which torchvision draws, are the generator's for a while."""
+    """PyTorch's global random numbers on the CPU, from which torchvision draws, are the generator's temporarily."""
     seed = int(torch.randint(2**62, (), generator=generator))
     state = torch.default_generator.get_state()
     try:

@@ -15,7 +15,7 @@ from basisprune.files import open_file
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP")
 """What Pillow may take a file for; left to itself, it would also start Ghostscript for what it takes for EPS."""
 EXTENSIONS = (".bmp", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
-_MOST_PIXELS = 178_956_970  # from which on Pillow, unless it is told otherwise, suspects a decompression bomb
+_MOST_PIXELS = 178_956_970  # from which on Pillow, by default, suspects a decompression bomb
 
 
 def decode(path: Path, size: tuple[int, int]) -> Tensor:

@@ -73,7 +73,7 @@ def _class_files(folder: Path) -> Files:
     seen: set[Place] = set()
     files = {_checked_name(entry): _images(entry, seen) for entry in subfolders(folder)}
     if not files:
-        raise DataError(f"{folder}: holds no class folders; put the images of each class into a folder of its own")
+        raise DataError(f"{folder}: contains no class folders; put the images of each class into a folder of its own")
     if len(files) == 1:
         raise DataError(f"{folder}: holds one class only ({next(iter(files))}); at least two are needed")
     return files
@@ -83,7 +83,7 @@ def _checked_name(folder: Path) -> str:
     try:
         folder.name.encode()
     except UnicodeEncodeError as error:
-        raise DataError(f"{str(folder)!r}: the name of the class is no UTF-8; rename the folder") from error
+        raise DataError(f"{str(folder)!r}: the name of the class is not valid UTF-8; rename the folder") from error
     return folder.name
 
 
@@ -93,7 +93,7 @@ def _images(folder: Path, seen: set[Place]) -> list[Path]:
     if not images:
         others = f"only {len(files)} other files, such as {files[0].name}" if files else "it is empty"
         raise DataError(
-            f"{folder}: the class folder holds no image ({others}); add images ({' '.join(EXTENSIONS)}) "
+            f"{folder}: the class folder contains no images ({others}); add images ({' '.join(EXTENSIONS)}) "
             "or remove the folder"
         )
     return images

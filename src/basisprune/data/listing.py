@@ -19,7 +19,7 @@ def image_files(folder: Path, seen: set[Place] | None = None) -> list[Path]:
 
     Links are followed, but not to a folder that is read already, as links in a circle lead to; `seen` are such
     folders, which the call adds to. Raises DataError that names such a link, a link that leads nowhere, and what
-    has the name of an image and is no file.
+    has the name of an image and is not a file.
     """
     return [path for path in all_files(folder, seen) if path.suffix.lower() in EXTENSIONS]
 

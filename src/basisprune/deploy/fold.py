@@ -255,7 +255,7 @@ def _plain_structure(model: nn.Module) -> nn.Module:
 def _check_same(
     original: nn.Module, result: nn.Module, inputs: tuple[object, ...], run: Dataflow, skip: Collection[str]
 ) -> None:
-    """Raises LayerError, with the first layer that differs, unless the result puts out what the original did."""
+    """Raises LayerError, with the first layer that differs, unless the result outputs what the original did."""
     expected = list(tensors_in(run.output))
     if not all(bool(tensor.isfinite().all()) for tensor in expected):
         raise ModelError(f"{type(original).__name__}: its output holds NaN or infinite values, nothing to compare")
@@ -270,7 +270,7 @@ def _check_same(
 
 
 def _outputs_by_name(model: nn.Module, inputs: tuple[object, ...]) -> dict[str, list[Tensor]]:
-    """What each module puts out, in the order in which they finish."""
+    """What each module outputs, in the order in which they finish."""
     outputs: dict[str, list[Tensor]] = {}
 
     def keep(name: str, _module: nn.Module, _args: object, output: object) -> None:

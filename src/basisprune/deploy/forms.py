@@ -73,7 +73,7 @@ def subsampled(form: nn.Module) -> nn.Sequential | None:
 
 
 def plain_layers(form: nn.Module) -> dict[str, Layer]:
-    """The convs and linear layers that a form consists of, in their order; a layer by itself is called "conv"."""
+    """The convs and linear layers that a form consists of, in their order; a layer on its own is called "conv"."""
     parts = form.named_children() if isinstance(form, nn.Sequential) else [("conv", form)]
     return {name: part for name, part in parts if isinstance(part, PLAIN)}
 

@@ -44,7 +44,7 @@ class Latency:
 
 @dataclass(frozen=True)
 class LatencyReport(JsonValue):
-    """The latency of every model in every setting, on so many CPU threads, from so many rounds.
+    """The latency of every model in every setting, on this many CPU threads, from this many rounds.
 
     `clock` is "cpu" for the CPU time of the one thread, "wall" for the time that passed.
     """
@@ -196,7 +196,7 @@ def onnx_session(model: nn.Module, input_shape: tuple[int, ...], threads: int) -
 def onnx_layer_seconds(
     forms: Mapping[str, Sequence[nn.Module]], shapes: Mapping[str, tuple[int, ...]], repeats: int
 ) -> dict[str, list[float]]:
-    """The median seconds of all forms of each layer by itself in onnxruntime, on an input of the layer's shape.
+    """The median seconds of all forms of each layer on its own in onnxruntime, on an input of the layer's shape.
 
     All take turns, so that each finds its weights outside the caches, as it does in the network. What it takes to
     bring one layer's input and output into onnxruntime's own memory format is in the times of all its forms.

@@ -42,7 +42,7 @@ def gate_behind(model: nn.Module, layers: Sequence[str], batches: Batches, _seed
     """The same for gates behind norm, activation and depthwise convs, one for all filters that are coupled.
 
     A gate before the activation says that a channel at the ceiling of a ReLU6 can go, because no gradient passes; yet
-    what it puts out matters. Here a unit of coupled filters has one gate, where convs and linear layers read
+    what it outputs matters. Here a unit of coupled filters has one gate, where convs and linear layers read
     it, and each of its filters gets its score. The coupling is traced on the first of the batches.
     """
     coupling = trace_coupling(model, first_images(model, batches)[:2])
@@ -60,7 +60,7 @@ def gate_behind(model: nn.Module, layers: Sequence[str], batches: Batches, _seed
 def _read_through(
     model: nn.Module, readers: Mapping[str, Mapping[str, Channels]], gates: Mapping[str, Tensor]
 ) -> Iterator[None]:
-    """Each unit's gate multiplied into its channels wherever a layer reads them, for a while."""
+    """Each unit's gate multiplied into its channels wherever a layer reads them, temporarily."""
     handles = []
     for name, parts in readers.items():
         places = {group: torch.from_numpy(index).to(gates[group].device) for group, index in parts.items()}
@@ -80,7 +80,7 @@ def _read_through(
 
 @contextmanager
 def _gates(model: nn.Module, layers: Sequence[str]) -> Iterator[dict[str, Tensor]]:
-    """A gate, a vector of ones, multiplied into the output channels of each layer for a while."""
+    """A gate, a vector of ones, multiplied into the output channels of each layer temporarily."""
     gates = {}
     handles = []
     for name in layers:

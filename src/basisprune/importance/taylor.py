@@ -72,7 +72,7 @@ class Watch:
 
 @contextmanager
 def watched(model: nn.Module, pairs: dict[str, BasisPair]) -> Iterator[dict[str, Watch]]:
-    """What each layer's basis puts out while the model runs, known at the end; zeros where a layer never ran."""
+    """What each layer's basis outputs while the model runs, known at the end; zeros where a layer never ran."""
     watches = {name: Watch(pair) for name, pair in pairs.items()}
     images = 0
 

@@ -1,4 +1,4 @@
-"""Who reads what: the layers of one run of a network, and the norms that read what they put out."""
+"""Who reads what: the layers of one run of a network, and the norms that read what they output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What layers put out or read on given images, and what the loss makes of it: moments, gathered in one pass."""
+"""What layers output or read on given images, and what the loss makes of it: moments, gathered in one pass."""
 
 from __future__ import annotations
 
@@ -202,14 +202,14 @@ _Sums = TypeVar("_Sums", bound=Mapping[str, _Watching])
 
 @contextmanager
 def _watched(model: nn.Module, sums: _Sums) -> Iterator[_Sums]:
-    """The same sums, which see every output of their layers for a while."""
+    """The same sums, which see every output of their layers temporarily."""
     handles = [model.get_submodule(name).register_forward_hook(one.hook) for name, one in sums.items()]
     with hooked(handles):
         yield sums
 
 
 def _rows(layer: nn.Module, features: Tensor) -> Tensor:
-    """What a layer puts out, or its gradient, as rows (positions, channels), in single precision at least."""
+    """What a layer outputs, or its gradient, as rows (positions, channels), in single precision at least."""
     rows = features.flatten(0, -2) if has_channels_last(layer) else features.transpose(0, 1).flatten(1).mT
     return rows.to(torch.promote_types(rows.dtype, torch.float32))  # half precision cannot hold a variance
 
@@ -253,7 +253,7 @@ class _Moments:
         if self.shift is None:
             raise LayerError(name, "never ran on the given images; add it to ignored_layers of decompose")
         if not bool(self.second.isfinite().all()):
-            raise LayerError(name, "puts out NaN or infinite values on the given images; check images and weights")
+            raise LayerError(name, "outputs NaN or infinite values on the given images; check images and weights")
         mean = self.first / self.count
         grouped = mean.view(self.groups, -1, 1)
         return OutputStatistics(mean + self.shift, self.second / self.count - grouped @ grouped.mT)

@@ -1,4 +1,4 @@
-"""What every run of a network needs: its mode and hooks for a while, images and labels, tensors and how they differ."""
+"""What every run of a network needs: its mode and hooks temporarily, images and labels, tensors and how they differ."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 @contextmanager
 def mode(model: nn.Module, *, training: bool) -> Iterator[None]:
-    """The model in train or eval mode for a while; every module gets its own mode back afterwards."""
+    """The model in train or eval mode temporarily; every module gets its own mode back afterwards."""
     before = [(module, module.training) for module in model.modules()]
     model.train(training)
     try:
@@ -32,7 +32,7 @@ def mode(model: nn.Module, *, training: bool) -> Iterator[None]:
 
 @contextmanager
 def hooked(handles: Iterable[RemovableHandle]) -> Iterator[None]:
-    """Hooks that were registered stay for a while, and go however it ends."""
+    """Hooks that were registered stay temporarily, and go however it ends."""
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Convs that put out only a few pixels, as matrix products.
+"""Convs that output only a few pixels, as matrix products.
 
 On a map of 2x2 pixels more than half of a 3x3 kernel lies outside of the image, and a conv spends much of its time on
 bringing a large weight into another order, for few features to use it. Products of the pixels with the part of
@@ -58,7 +58,7 @@ def transform_pixels(
 ) -> Tensor:
     """What a 1x1 conv with the weight `matrix` (c_o, c_i) computes, without bringing it into another order.
 
-    The result (N, c_o, *) lies in memory as the features do, or as `like` does, and is no view, so that what
+    The result (N, c_o, *) lies in memory as the features do, or as `like` does, and is not a view, so that what
     follows may work in place. Nothing is recorded for gradients.
     """
     count, _, *sizes = features.shape

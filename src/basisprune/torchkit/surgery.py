@@ -78,7 +78,7 @@ def is_plain(layer: nn.Module) -> bool:
 
 
 def output_channels(layer: Layer) -> int:
-    """How many channels, or features, the layer puts out."""
+    """How many channels, or features, the layer outputs."""
     return layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels
 
 

@@ -29,7 +29,7 @@ class TrainConfig:
     Norms, scales and classifier learn at `lr`, these weights at `weight_lr` of it, for adamw times the size of
     each (`weight_share`). They join after the share `head_first` of all steps, when the classifier is no longer
     random (LP-FT; Kumar et al., 2022), and warm up then. `clip_norm` bounds the norm of all gradients of a step.
-    With `patience`, the training ends after so many epochs without a better accuracy on the validation images, and
+    With `patience`, the training ends after this many epochs without a better accuracy on the validation images, and
     keeps the best weights; that accuracy was chosen for being high, so that it flatters.
 
     >>> TrainConfig(epochs=0, lr=-1)

@@ -60,5 +60,5 @@ def evaluate(
             loss.update(F.cross_entropy(logits, labels), len(labels))
             count += len(labels)
     if count == 0:
-        raise DataError("evaluate: the data holds no image")
+        raise DataError("evaluate: the data contains no images")
     return Evaluation(loss.compute().item(), accuracy.compute().item(), count)

@@ -85,7 +85,7 @@ def fit(
     on from it and ends in the same weights. `progress=None` shows a bar in a terminal only. Accelerate carries
     the training: run it under `accelerate launch` for several GPUs or nodes.
 
-    With `config.patience`, the training ends when so many epochs brought no better accuracy on `val`, and the
+    With `config.patience`, the training ends when this many epochs brought no better accuracy on `val`, and the
     model has the weights of the best one. With `config.distill`, it also learns what the `teacher` of the
     session says of each augmented batch in eval mode. The teacher moves to the device of the training and is
     otherwise not changed; with `distill=0` it is not asked at all. A run that is resumed needs the same one.
@@ -155,7 +155,7 @@ class _Run:
         self.waiting = False
         self.steps = len(self._loader(0))
         if self.steps == 0:
-            raise DataError("fit: the training data holds no batch")
+            raise DataError("fit: the training data contains no batches")
 
     def _loader(self, epoch: int) -> DataLoader[tuple[Tensor, Tensor]]:
         config = self.config
@@ -179,11 +179,11 @@ class _Run:
 
     def resume(self, path: Path) -> Past:
         past = load_checkpoint(path, self.model, self.optimizer, self.config, self.accelerator.scaler)
-        logger.info("%s: goes on after epoch %d", path, len(past.history))
+        logger.info("%s: resumes after epoch %d", path, len(past.history))
         return past
 
     def after(self, past: Past, record: EpochRecord) -> Past:
-        """The past with one more epoch, which the tracker is told of."""
+        """The past with one more epoch, which is reported to the tracker."""
         logger.info("%s", record)
         numbers = {key: value for key, value in asdict(record).items() if value is not None}
         self.accelerator.log(numbers, step=record.epoch)
@@ -292,8 +292,8 @@ class _Run:
         with torch.no_grad(), mode(teacher, training=False), self.accelerator.autocast():
             taught: Tensor = teacher(batch)
         if taught.shape != logits.shape:
-            shapes = f"{tuple(taught.shape)} where the model puts out {tuple(logits.shape)}"
-            raise ConfigError(f"teacher: puts out {shapes}; it must tell the same classes apart")
+            shapes = f"{tuple(taught.shape)} where the model outputs {tuple(logits.shape)}"
+            raise ConfigError(f"teacher: outputs {shapes}; it must distinguish the same classes")
         heat = self.config.distill_temperature
         student, goal = (F.log_softmax(values.float() / heat, dim=-1) for values in (logits, taught))
         # The square keeps the gradient as large as that of the labels, whatever the temperature.

@@ -48,7 +48,7 @@ def predict(model: nn.Module, data: Data, *, batch_size: int = 128, prepared: bo
             probabilities.append(certainty.double().cpu())
             labels.append(given)
     if not labels:
-        raise DataError("predict: the data holds no image")
+        raise DataError("predict: the data contains no images")
     return Predictions(
         torch.cat(classes).numpy(), torch.cat(probabilities).numpy(), torch.cat(labels).to(torch.int64).numpy()
     )

@@ -69,7 +69,7 @@ def _is_linear(layer: nn.Module) -> bool:
 
 
 def classes_of(model: nn.Module) -> int:
-    """The number of classes that the model tells apart; raises ModelError where no linear layer ends it."""
+    """The number of classes that the model distinguishes; raises ModelError where no linear layer ends it."""
     kinds: tuple[type[nn.Module], ...] = (nn.Linear, BasisPair)
     heads = [layer for head in find_classifiers(model) for _, layer in find_layers(head, kinds, opaque=BasisPair)]
     if not heads:

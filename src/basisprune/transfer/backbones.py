@@ -120,7 +120,7 @@ def _from_factory(reference: str) -> nn.Module:
     """What the function makes; whatever goes wrong in the code of others, and even if it exits, is a ModelError."""
     module_name, _, attribute = reference.partition(":")
     if not (attribute.isidentifier() and all(name.isidentifier() for name in module_name.split("."))):
-        raise ModelError(f"{reference!r} is no factory; write 'package.module:function'")
+        raise ModelError(f"{reference!r} is not a factory; write 'package.module:function'")
     try:
         module = importlib.import_module(module_name)
         factory = getattr(module, attribute, None)
@@ -151,7 +151,7 @@ def _state_dict(path: Path) -> dict[str, Tensor]:
             content = content[key]
     if not isinstance(content, Mapping) or not content or not all(isinstance(v, Tensor) for v in content.values()):
         raise ModelError(
-            f"{path}: holds no state dict (names and tensors, alone or under 'state_dict' or 'model'); "
+            f"{path}: contains no state dict (names and tensors, alone or under 'state_dict' or 'model'); "
             "save one with safetensors.torch.save_file(model.state_dict(), ...)"
         )
     return {str(key).removeprefix("module."): value for key, value in content.items()}

@@ -43,7 +43,7 @@ def test_what_a_layer_reads_of_a_unit_is_what_the_unit_makes(network, split):
     before = reads()
     for group in coupling.groups:
         saved = {name: value.clone() for name, value in model.state_dict().items()}
-        for name in group.layers:  # the last unit puts out nothing but what norms add
+        for name in group.layers:  # the last unit outputs nothing but what norms add
             layer = model.get_submodule(name)
             outputs = torch.from_numpy(unit_outputs(model, group, name)[-1])
             weight = layer.weight.data
@@ -87,5 +87,5 @@ def test_a_flattened_map_is_read_at_every_position():
 def test_a_layer_whose_filters_cannot_be_told_apart_is_refused_by_name():
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 1))
     group = trace_coupling(net, torch.zeros(1, 3, 8, 8))["0"]
-    with pytest.raises(PlanError, match=r"^2: its filters cannot be told apart"):
+    with pytest.raises(PlanError, match=r"^2: its filters cannot be distinguished"):
         unit_outputs(net, group, "2")

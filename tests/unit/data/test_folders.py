@@ -90,7 +90,7 @@ def test_two_training_folders_are_refused(tmp_path):
 def test_a_class_whose_name_is_no_utf8_is_refused(tmp_path):
     write_images(tmp_path, {"ant": 3})
     os.mkdir(os.fsencode(tmp_path) + b"/b\xffe")
-    refused(tmp_path, "the name of the class is no UTF-8")
+    refused(tmp_path, "the name of the class is not valid UTF-8")
 
 
 def test_a_class_that_is_a_link_to_another_is_refused(tmp_path):

@@ -112,7 +112,7 @@ def test_a_unit_that_no_layer_reads_stays_longest():
 
 
 def saturated() -> tuple[nn.Module, Batches]:
-    """A network of which filter 2 puts out the ceiling of its activation, and matters by that; filter 3 is dead."""
+    """A network of which filter 2 outputs the ceiling of its activation, and matters by that; filter 3 is dead."""
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(3, 6, 1), nn.BatchNorm2d(6), nn.ReLU6(), nn.Conv2d(6, 8, 1), nn.ReLU(),

@@ -61,7 +61,7 @@ def test_half_precision_is_summed_in_full():
         found = output_statistics(conv, [""], batches)[""]
     rows = torch.cat([conv.bfloat16()(batch.bfloat16()).detach().movedim(1, -1).flatten(0, -2) for batch in batches])
     truth = rows.double().mT.cov(correction=0)
-    torch.testing.assert_close(found.covariance[0], truth, rtol=1e-4, atol=1e-5)  # what bfloat16 put out, exactly
+    torch.testing.assert_close(found.covariance[0], truth, rtol=1e-4, atol=1e-5)  # what bfloat16 output, exactly
     torch.testing.assert_close(found.covariance, full.covariance, rtol=0.05, atol=1e-2)
     whole = output_statistics(conv, [""], [batch.bfloat16() for batch in batches])[""]
     torch.testing.assert_close(whole.covariance[0], truth, rtol=1e-4, atol=1e-5)
@@ -103,7 +103,7 @@ def test_what_cannot_be_measured_is_refused_by_name():
         output_statistics(Unused(), ["used"], [])
     with pytest.raises(LayerError, match=r"^unused: never ran"):
         output_statistics(Unused(), ["used", "unused"], [x])
-    with pytest.raises(LayerError, match=r"^used: puts out NaN"):
+    with pytest.raises(LayerError, match=r"^used: outputs NaN"):
         output_statistics(Unused(), ["used"], [x, x / 0])
 
 

@@ -40,5 +40,5 @@ def test_the_accuracy_is_the_fraction_that_is_right():
 
 def test_data_without_images_is_refused():
     empty = DataLoader(TensorDataset(torch.zeros(0, 3, 16, 16), torch.zeros(0).long()))
-    with pytest.raises(DataError, match="the data holds no image"):
+    with pytest.raises(DataError, match="the data contains no images"):
         evaluate(tiny_decomposed(), empty)

@@ -101,9 +101,9 @@ def test_what_cannot_be_trained_on_is_refused():
     with pytest.raises(TrainingError, match="does not say how its images are prepared"):
         fit(NETWORKS["plain"]()[0], tiny_images(), None, tiny_training())
     empty = DataLoader(TensorDataset(torch.zeros(0, 3, 16, 16), torch.zeros(0).long()))
-    with pytest.raises(DataError, match="the training data holds no batch"):
+    with pytest.raises(DataError, match="the training data contains no batches"):
         fit(tiny_decomposed(), empty, None, tiny_training())
-    with pytest.raises(DataError, match="the data holds no image"):
+    with pytest.raises(DataError, match="the data contains no images"):
         evaluate(tiny_decomposed(), empty)
 
 
@@ -334,7 +334,7 @@ def test_a_teacher_that_is_missing_or_does_not_fit_is_refused():
 
     with pytest.raises(ConfigError, match=r"distill: 0\.5 given, but no teacher; pass session=Session\(teacher="):
         taught_by(None)
-    with pytest.raises(ConfigError, match=r"teacher: puts out \(16, 9\) where the model puts out \(16, 3\)"):
+    with pytest.raises(ConfigError, match=r"teacher: outputs \(16, 9\) where the model outputs \(16, 3\)"):
         taught_by(nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 9)))
     other = tiny_model()
     other.input_spec = InputSpec((16, 16), (0.1,) * 3, (0.5,) * 3)

@@ -86,7 +86,7 @@ def test_files_of_other_kinds_are_refused(tmp_path: Path) -> None:
     torch.save({"epoch": 3}, tmp_path / "w.pth")
     refused("no such file", Tiny(), weights=tmp_path / "none.pth")
     refused("of this kind are not read; allowed are .safetensors", Tiny(), weights=tmp_path / "w.h5")
-    refused("holds no state dict", Tiny(), weights=tmp_path / "w.pth")
+    refused("contains no state dict", Tiny(), weights=tmp_path / "w.pth")
 
 
 def test_a_misspelt_name_is_met_with_the_nearest_ones() -> None:
@@ -130,10 +130,10 @@ def test_a_factory_is_called() -> None:
         ("a_zoo:constant", "a_zoo has no function 'constant'"),
         ("a_zoo:number", "returned int; it must return a torch.nn.Module"),
         ("a_zoo:wants", "calling it without arguments failed: TypeError"),
-        (":tiny", "is no factory; write"),
-        ("a_zoo:", "is no factory; write"),
-        (".rel:x", "is no factory; write"),
-        ("a_zoo:x.y", "is no factory; write"),
+        (":tiny", "is not a factory; write"),
+        ("a_zoo:", "is not a factory; write"),
+        (".rel:x", "is not a factory; write"),
+        ("a_zoo:x.y", "is not a factory; write"),
         ("a_zoo:leave", "calling it without arguments failed: it ends the program"),
     ],
 )

@@ -42,7 +42,7 @@ def check_loading(factory: object, revision: object, trust_remote_code: object) 
 
 
 def check_repo_id(repo_id: object) -> None:
-    """Raises ConfigError for what is no name of a model on the hub."""
+    """Raises ConfigError for what is not a name of a model on the hub."""
     if not isinstance(repo_id, str) or not HUB_ID.fullmatch(repo_id):
         _raise("push_to_hub", [f"repo_id: {repo_id!r} given; write 'owner/name'"])
 

@@ -20,7 +20,7 @@ _LISTED = 3
 
 def _checked_name(name: str) -> str:
     if not (name.isidentifier() or (name.isascii() and name.isdecimal())):
-        raise ValueError(f"{name[:80]!r} is no name for a part of a network, which are such as conv1 or 0")
+        raise ValueError(f"{name[:80]!r} is not a name for a part of a network, which are such as conv1 or 0")
     return name
 
 
@@ -124,12 +124,12 @@ class Input:
     def __post_init__(self) -> None:
         for shape in (self.shape, self.shape if self.spec is None else self.spec.shape):
             if not shape or min(shape) < 1 or math.prod(shape) > _LARGEST_INPUT:
-                raise ValueError(f"{shape} is no shape of an input with 1 to {_LARGEST_INPUT:,} numbers")
+                raise ValueError(f"{shape} is not a shape of an input with 1 to {_LARGEST_INPUT:,} numbers")
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What the network puts out for one fixed input: its first values, and the norm of them all."""
+    """What the network outputs for one fixed input: its first values, and the norm of them all."""
 
     __pydantic_config__ = _STRICT
     shape: list[int]

@@ -108,12 +108,12 @@ def check_folder(folder: Path) -> None:
         raise BundleError(f"{folder}: is a file or a link; name a folder that is new, empty or a bundle")
     held = sorted(name for name in NAMES if os.path.lexists(folder / name))
     if held and not holds_bundle(folder):
-        raise BundleError(f"{folder}: is no bundle, and saving would replace its {held[0]}; name another folder")
+        raise BundleError(f"{folder}: is not a bundle, and saving would replace its {held[0]}; name another folder")
     if odd := [name for name in held if (folder / name).is_symlink() or not (folder / name).is_file()]:
         raise BundleError(f"{folder / odd[0]}: is a link or a folder, which saving would replace; move it away")
     there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        raise BundleError(f"{folder}: {there} is no folder that one may write into; name another folder")
+        raise BundleError(f"{folder}: {there} is not a folder that one may write into; name another folder")
 
 
 def _named(path: Path, parse: Callable[[bytes], _T], content: bytes) -> _T:

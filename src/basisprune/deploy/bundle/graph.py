@@ -122,10 +122,10 @@ def _target(step: Step, args: tuple[object, ...]) -> str | Callable[..., object]
     if step["op"] == "call_function":
         function = _FUNCTIONS.get(name)
         if function is None or (function is getattr and list(args[1:]) not in _READABLE):
-            raise BundleError(f"graph: {name} is no function that a bundle may call")
+            raise BundleError(f"graph: {name} is not a function that a bundle may call")
         return function
     if step["op"] == "call_method" and name not in _METHODS:
-        raise BundleError(f"graph: {name} is no method that a bundle may call")
+        raise BundleError(f"graph: {name} is not a method that a bundle may call")
     return name
 
 

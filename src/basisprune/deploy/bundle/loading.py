@@ -135,4 +135,4 @@ def _from_graph(parts: nn.Module, config: Config, source: ModelSource) -> nn.Mod
 
 def _check_classes(classes: tuple[str, ...] | None, output: Tensor) -> None:
     if classes is not None and (output.dim() < 2 or output.shape[-1] != len(classes)):
-        raise BundleError(f"it names {len(classes)} classes and puts out {tuple(output.shape)[1:]} numbers")
+        raise BundleError(f"it names {len(classes)} classes and outputs {tuple(output.shape)[1:]} numbers")

@@ -1,4 +1,4 @@
-"""A network on one fixed input: does it run, what does it put out, and is that what it was."""
+"""A network on one fixed input: does it run, what does it output, and is that what it was."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def fixed_input(model: nn.Module, shape: Sequence[int]) -> Tensor:
 
 
 def run(model: nn.Module, images: Tensor) -> Tensor:
-    """What the network puts out in eval mode; raises BundleError unless it is one tensor of finite numbers."""
+    """What the network outputs in eval mode; raises BundleError unless it is one tensor of finite numbers."""
     with torch.no_grad(), mode(model, training=False):
         try:
             output = model(images)
@@ -38,7 +38,7 @@ def run(model: nn.Module, images: Tensor) -> Tensor:
             ) from error
     if not isinstance(output, Tensor) or not bool(output.isfinite().all()):
         what = "values that are not finite" if isinstance(output, Tensor) else type(output).__name__
-        raise BundleError(f"the network puts out {what}; one tensor of finite numbers is needed")
+        raise BundleError(f"the network outputs {what}; one tensor of finite numbers is needed")
     return output
 
 
@@ -49,7 +49,7 @@ def fingerprint(output: Tensor) -> Fingerprint:
 
 
 def check_fingerprint(output: Tensor, wanted: Fingerprint, versions: Mapping[str, str]) -> None:
-    """Raises BundleError unless the network puts out what it did when it was saved, but for rounding."""
+    """Raises BundleError unless the network outputs what it did when it was saved, but for rounding."""
     found, root = fingerprint(output), math.sqrt(max(1, output.numel()))
     coarse = torch.finfo(output.dtype).bits < 32
     tolerance = (5e-2 if coarse else 2e-3) * found.norm / root + 1e-6
@@ -65,19 +65,19 @@ def check_fingerprint(output: Tensor, wanted: Fingerprint, versions: Mapping[str
         f"{name} {versions.get(name)} then, {here[name]} now" for name in here if versions.get(name) != here[name]
     )
     raise BundleError(
-        "the network does not put out what it did when it was saved; it was tampered with, or its architecture "
+        "the network does not output what it did when it was saved; it was tampered with, or its architecture "
         f"is another one now ({others or 'all versions are the same'})"
     )
 
 
 def check_same(model: nn.Module, loaded: nn.Module, shape: Sequence[int]) -> None:
-    """Raises BundleError unless both put out the same for two random inputs, bit for bit."""
+    """Raises BundleError unless both output the same for two random inputs, bit for bit."""
     like = fixed_input(model, shape)
     images = torch.randn(2, *shape, generator=torch.Generator().manual_seed(1)).to(like.dtype)
     if not torch.equal(run(model, images), run(loaded, images)):
         raise BundleError(
-            "what was loaded does not put out what the network does, so nothing was saved; it keeps something in an "
-            "attribute that is no number, text or tensor: build that in a factory='package.module:function'"
+            "what was loaded does not output what the network does, so nothing was saved; it keeps something in an "
+            "attribute that is not a number, text or tensor: build that in a factory='package.module:function'"
         )
 
 

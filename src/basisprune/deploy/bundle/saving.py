@@ -34,7 +34,7 @@ from basisprune.types import BasisPlan, InputSpec
 
 
 class Saving(TypedDict, total=False):
-    """What `save_pretrained` may be told beside the network and the folder."""
+    """What `save_pretrained` accepts besides the network and the folder."""
 
     classes: Sequence[str] | None
     metrics: Mapping[str, JsonValue] | None

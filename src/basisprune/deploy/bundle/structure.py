@@ -241,7 +241,7 @@ def _find_class(name: str) -> type[nn.Module]:
     space, _, leaf = name.rpartition(".")
     kind = _OURS.get(leaf) if space == "basisprune" else vars(_SPACES[space]).get(leaf) if space in _SPACES else None
     if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
-        raise BundleError(f"{name!r} is no class that a bundle may name")
+        raise BundleError(f"{name!r} is not a class that a bundle may name")
     return kind
 
 

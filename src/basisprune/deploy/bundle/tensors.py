@@ -84,7 +84,7 @@ def assign_tensors(model: nn.Module, tensors: dict[str, Tensor], facts: TensorFa
     for name, origin in facts.aliases.items():
         path, _, leaf = name.rpartition(".")
         if hasattr(type(home := _home(model, name)), leaf):
-            raise BundleError(f"{name}: is no attribute that a bundle may set")
+            raise BundleError(f"{name}: is not an attribute that a bundle may set")
         vars(home)[leaf] = _of(given, path + origin if origin.startswith(".") else origin)
     lasting = set(model.state_dict(keep_vars=True))
     left = ((name, tensor) for name, tensor in named_tensors(model) if name not in given and name not in shared)

@@ -1,4 +1,4 @@
-"""Attributes and arguments as JSON, and back, with what JSON does not tell apart."""
+"""Attributes and arguments as JSON, and back, with what JSON does not distinguish."""
 
 from __future__ import annotations
 
@@ -52,4 +52,4 @@ def decode(value: JsonValue) -> Plain:
             return tuple(decode(item) for item in items)
         case {"float": str(text)} if len(value) == 1 and text in _NOT_FINITE:
             return _NOT_FINITE[text]
-    raise BundleError(f"{str(value)[:80]} is no value that a bundle may hold")
+    raise BundleError(f"{str(value)[:80]} is not a value that a bundle may hold")

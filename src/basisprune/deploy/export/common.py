@@ -15,7 +15,7 @@ from basisprune.types import InputSpec
 PixelLayout: TypeAlias = Literal["NHWC", "NCHW"]
 
 LEAST = 1e-6
-"""Outputs that are smaller than this count as this large where differences are told in relation to them."""
+"""Outputs that are smaller than this count as this large where differences are given relative to them."""
 
 
 class WithPreparation(nn.Module):
@@ -66,5 +66,5 @@ def outputs_of(model: nn.Module, inputs: Tensor) -> Tensor:
         output = model(inputs)
     if not isinstance(output, Tensor) or not bool(output.isfinite().all()):
         what = "NaN or infinite values" if isinstance(output, Tensor) else type(output).__name__
-        raise ModelError(f"{type(model).__name__} puts out {what}; a network to export puts out one finite tensor")
+        raise ModelError(f"{type(model).__name__} outputs {what}; a network to export outputs one finite tensor")
     return output

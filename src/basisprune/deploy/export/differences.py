@@ -43,7 +43,7 @@ def name_difference(network: nn.Module, proto: ModelProto, inputs: Tensor, diffe
         given, wanted = torch.from_numpy(value), expected[path]
         if given.shape == wanted.shape and relative_difference(wanted, given, least=LEAST) > _NOTICEABLE:
             return LayerError(path.removeprefix("network."), f"is the first layer where {said}")
-    return LayerError("", f"{said}; every layer by itself agrees, so the difference lies between them")
+    return LayerError("", f"{said}; every layer on its own agrees, so the difference lies between them")
 
 
 def module_scopes(node: NodeProto) -> list[str]:
@@ -65,7 +65,7 @@ def _last_outputs(proto: ModelProto) -> dict[str, str]:
 
 @torch.no_grad()
 def _leaf_outputs(network: nn.Module, inputs: Tensor) -> dict[str, Tensor]:
-    """What every module without children puts out, if it runs once and puts out one tensor."""
+    """What every module without children outputs, if it runs once and outputs one tensor."""
     seen: dict[str, list[object]] = {}
 
     def keep(name: str, _module: nn.Module, _args: object, output: object) -> None:

@@ -33,7 +33,7 @@ def evaluate_onnx(path: str | Path, data: Data, *, batch_size: int = 128, prepar
         hits += int((scores.argmax(-1) == labels).sum())
         count += len(labels)
     if count == 0:
-        raise DataError("evaluate_onnx: the data holds no image")
+        raise DataError("evaluate_onnx: the data contains no images")
     return Evaluation(losses / count, hits / count, count)
 
 

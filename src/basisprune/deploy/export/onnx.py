@@ -149,7 +149,7 @@ def _strip(proto: ModelProto) -> None:
 
 
 def _compare(network: nn.Module, proto: ModelProto, checks: Sequence[Tensor]) -> float:
-    """The largest difference between onnxruntime and PyTorch; raises LayerError if it is no rounding."""
+    """The largest difference between onnxruntime and PyTorch; raises LayerError if it is more than rounding."""
     worst = 0.0
     try:
         session = open_session(proto.SerializeToString())

@@ -82,7 +82,7 @@ def to_proto(network: nn.Module, example: Tensor) -> ModelProto:
 
 
 def layer_protos(layers: Sequence[nn.Module], inputs: Sequence[Tensor]) -> list[ModelProto]:
-    """Each layer by itself as an onnx.ModelProto for the one shape of its input.
+    """Each layer on its own as an onnx.ModelProto for the one shape of its input.
 
     The exporter takes a moment to start, so all go through it at once and are parted afterwards.
     """

@@ -48,6 +48,6 @@ def export_program(model: nn.Module, path: str | Path, *, example_inputs: Tensor
 
 @torch.no_grad()
 def outputs_of_program(program: nn.Module, inputs: Tensor) -> Tensor:
-    """What a loaded program puts out; it has no train and eval mode to switch."""
+    """What a loaded program outputs; it has no train and eval mode to switch."""
     output: Tensor = program(inputs)
     return output

@@ -64,7 +64,7 @@ def test_numbers_beyond_reason_are_refused(saved, number):
 def test_a_norm_that_would_excuse_every_output_excuses_none(saved):
     forged(saved, "fingerprint", "norm", value=1e300)
     rewrite(saved, tensors=lambda state: state["backbone.0.basis.weight"].mul_(1.1))
-    refused(saved, "does not put out what it did")
+    refused(saved, "does not output what it did")
 
 
 @pytest.mark.parametrize("shape", [[3, 10**6, 10**6], [0], [], [-3, 16, 16], [3.5], [10**30]])
@@ -76,7 +76,7 @@ def test_shapes_beyond_reason_are_refused_before_memory_is_taken(saved, shape):
 @pytest.mark.parametrize("classes", [["a"], ["a", "b", "c", "d"], [], ["a", "b", 3], "abc"])
 def test_classes_that_do_not_match_the_outputs_are_refused(saved, classes):
     forged(saved, "classes", value=classes)
-    refused(saved, "names . classes and puts out|does not make sense")
+    refused(saved, "names . classes and outputs|does not make sense")
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def test_what_is_not_ours_is_never_replaced(tmp_path):
     other.mkdir()
     for name in ("config.json", "README.md", "model.safetensors"):
         (other / name).write_text("{}")
-        with pytest.raises(BundleError, match="is no bundle"):
+        with pytest.raises(BundleError, match="is not a bundle"):
             save_pretrained(tiny_model(), other)
         with pytest.raises(BundleError, match="is a file or a link"):
             save_pretrained(tiny_model(), other / name)

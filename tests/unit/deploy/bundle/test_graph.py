@@ -93,7 +93,7 @@ def step(op: str, target: str, *args: object, **kwargs: object) -> dict[str, obj
 
 X = {"step": 0}
 FORBIDDEN = {
-    "is no function": [
+    "is not a function": [
         step("call_function", "torch.load", "/etc/passwd"),
         step("call_function", "torch.save", X, "x"),
         step("call_function", "builtins.eval", "1"),
@@ -103,7 +103,7 @@ FORBIDDEN = {
         step("call_function", "getattr", X, {"step": 0}),
         step("call_function", "getattr", X, ["shape"]),
     ],
-    "is no method": [step("call_method", name, X) for name in ("__reduce_ex__", "numpy", "apply_", "share_memory_")],
+    "is not a method": [step("call_method", name, X) for name in ("__reduce_ex__", "numpy", "apply_", "share_memory_")],
     "one input comes first": [step("placeholder", "y"), step("output", "output", X)],
     "neither tensor nor number": [
         step("call_function", "operator.mul", [1], 10**9),
@@ -111,7 +111,7 @@ FORBIDDEN = {
         step("call_function", "operator.mod", "%999999999d", 1),
     ],
     "becomes too large": [step("call_function", "operator.mul", 10**9, 10**9)],
-    "is no value": [step("call_method", "add", X, {"step": 99}), step("call_method", "add", X, {"code": "x"})],
+    "is not a value": [step("call_method", "add", X, {"step": 99}), step("call_method", "add", X, {"code": "x"})],
     "does not make sense": [step("exec", "x"), step("call_method", "a b", X), step("call_module", "nowhere", X)],
     "makes a tensor of": [step("call_method", "expand", X, 10**9, 3, 16, 16)],
 }

@@ -106,7 +106,7 @@ def test_a_network_that_would_be_loaded_otherwise_is_not_saved(tmp_path):
     before = copy.deepcopy(model)
     model.act = torch.sigmoid
     model.layer.weight.data *= 2
-    with pytest.raises(BundleError, match="does not put out what"):
+    with pytest.raises(BundleError, match="does not output what"):
         save_pretrained(model, tmp_path / "b", factory=f"{__name__}:Odd", input_shape=(4,))
     loaded, x = from_pretrained(tmp_path / "b", trust_remote_code=True), torch.randn(2, 4)
     assert same(loaded, before, x)
@@ -167,8 +167,8 @@ def test_a_network_that_stands_alone_needs_no_factory(tmp_path):
         ({"plans": 3}, "plans: int given"),
         ({"factory": 3}, "factory: 3 given, a text is needed"),
         ({"input_shape": "3"}, "input_shape: '3' given, whole numbers"),
-        ({"input_shape": (3, -1, 4)}, r"input_shape: \(3, -1, 4\) is no shape"),
-        ({"input_shape": (3, 10**6, 10**6)}, "input_shape: .* is no shape"),
+        ({"input_shape": (3, -1, 4)}, r"input_shape: \(3, -1, 4\) is not a shape"),
+        ({"input_shape": (3, 10**6, 10**6)}, "input_shape: .* is not a shape"),
         ({"folder": 3}, "3 given, a path is needed"),
         ({"folder": "x" * 5000}, "which cannot be a path"),
         ({"folder": "x" * 300}, "too long"),

@@ -14,7 +14,7 @@ from basisprune.transfer.model import transfer_model
 def test_a_network_whose_parts_have_other_names_than_python_allows_is_refused(tmp_path):
     model = nn.Sequential()
     model.add_module('a" if x else "b', nn.ReLU())
-    with pytest.raises(BundleError, match="is no name for a part of a network"):
+    with pytest.raises(BundleError, match="is not a name for a part of a network"):
         save_pretrained(model, tmp_path / "b", input_shape=(3,))
     assert list(tmp_path.iterdir()) == []
 

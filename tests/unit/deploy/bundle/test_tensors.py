@@ -65,7 +65,7 @@ TAMPERED = {
     "does not run": lambda state: state.update({first(state): state[first(state)][:2].clone()}),
     "does not run on an input": lambda state: state.update({first(state): state[first(state)].half()}),
     "holds NaN": lambda state: state[first(state)].fill_(torch.nan),
-    "does not put out what it did": lambda state: state[first(state)].mul_(1.1),
+    "does not output what it did": lambda state: state[first(state)].mul_(1.1),
     "not finite": lambda state: state[first(state)].fill_(torch.inf),
 }
 

@@ -25,7 +25,7 @@ def test_what_does_not_fit_is_not_evaluated(tiny, tmp_path):
     path = export_onnx(nn.Linear(4, 4), tmp_path / "m.onnx", example_inputs=torch.randn(2, 4)).path
     with pytest.raises(ModelError, match="does not say how it wants its images"):
         evaluate_onnx(path, tiny_images())
-    with pytest.raises(DataError, match="holds no image"):
+    with pytest.raises(DataError, match="contains no images"):
         evaluate_onnx(tiny[1][False], Subset(tiny_images(), []))
     with pytest.raises(DataError, match="prepares its images itself"):
         evaluate_onnx(tiny[1][True], tiny_images(), prepared=True)
