@@ -211,7 +211,7 @@ def current(folder: Path, name: str) -> Path:
 
 
 def read_bytes(path: Path, *, most: int = _MOST_BYTES) -> bytes:
-    """The content of a file of at most this many bytes; raises OSError for any other, and for what is not a file at all.
+    """The content of a file of at most this many bytes; raises OSError for a larger one, and for what is not a file.
 
     Nothing is opened that could make the reader wait, as a pipe would, or never end, as a device would.
     """
@@ -235,7 +235,7 @@ def open_file(path: Path) -> BinaryIO:
 
 
 def parse_json(content: bytes) -> Json:
-    """The value in JSON text; raises ValueError for text that is not JSON, is too deep, or contains numbers that are not finite.
+    """The value in JSON text; raises ValueError for other text, for one too deep, and for numbers that are not finite.
 
     >>> parse_json(b'{"a": [1, 2.5]}')
     {'a': [1, 2.5]}
