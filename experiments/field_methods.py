@@ -27,8 +27,8 @@ from basisprune import (
     taylor_scores,
     trace_coupling,
 )
+from basisprune.importance.basis_loss import BasisLoss
 from basisprune.importance.filter_loss import filter_loss
-from basisprune.importance.loss import BasisLoss
 
 Kind = Literal["unpruned", "small", "rival", "quick", "ours"]
 Size = tuple[float, ...]

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from tiny import tiny_decomposed
 from torch import Tensor, nn
 
-from basisprune.basis.split import decompose
+from basisprune.basis.decompose import decompose
 from basisprune.coupling import cut, trace_coupling
 from basisprune.deploy.bundle import from_pretrained
 from basisprune.deploy.fold import fold

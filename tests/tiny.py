@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from basisprune.basis.split import decompose
+from basisprune.basis.decompose import decompose
 from basisprune.data import ArrayImages
 from basisprune.recipes import RECIPES, Recipe
 from basisprune.training.config import TrainConfig

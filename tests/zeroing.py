@@ -9,7 +9,7 @@ import torch
 from networks import NETWORKS
 from torch import Tensor, nn
 
-from basisprune.basis.split import decompose
+from basisprune.basis.decompose import decompose
 from basisprune.coupling import trace_coupling
 from basisprune.importance import score_filters
 from basisprune.plan import PlanConfig, plan_filters

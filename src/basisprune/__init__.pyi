@@ -1,12 +1,12 @@
 """The public names, each with the file it lives in; `__init__.py` imports one when it is first used."""
 
+from .basis.decompose import choose_layers as choose_layers
+from .basis.decompose import decompose as decompose
+from .basis.decompose import recompose as recompose
 from .basis.layers import BasisPair as BasisPair
 from .basis.layers import BasisScalingConv as BasisScalingConv
 from .basis.refit import basis_statistics as basis_statistics
 from .basis.refit import rebase as rebase
-from .basis.split import choose_layers as choose_layers
-from .basis.split import decompose as decompose
-from .basis.split import recompose as recompose
 from .budget import Budget as Budget
 from .budget import Ratios as Ratios
 from .costs import ModelReport as ModelReport
@@ -36,7 +36,7 @@ from .importance import joint_loss as joint_loss
 from .importance import loss_scores as loss_scores
 from .importance import score_filters as score_filters
 from .importance import taylor_scores as taylor_scores
-from .joint import plan_together as plan_together
+from .joint_plan import plan_together as plan_together
 from .listener import Listener as Listener
 from .pipeline import Pipeline as Pipeline
 from .pipeline import Pruned as Pruned

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from basisprune.basis.decompose import choose_layers, full_rank
 from basisprune.basis.layers import BasisPair, BasisScalingConv
-from basisprune.basis.split import choose_layers, full_rank
 from basisprune.errors import ModelError
 from basisprune.torchkit.running import hooked, mode
 from basisprune.torchkit.surgery import TORCH_CONVS, Layer, find_layers, has_channels_last, is_depthwise

@@ -13,8 +13,8 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from basisprune.basis.decompose import decompose
 from basisprune.basis.refit import Axes, basis_statistics, rebase
-from basisprune.basis.split import decompose
 from basisprune.costs import measure
 from basisprune.coupling import trace_coupling
 from basisprune.data import LabelledImages, PreparedBatches, load_data, take
@@ -32,8 +32,8 @@ from basisprune.frameworks import (
     named,
 )
 from basisprune.importance import score_filters, taylor_scores
+from basisprune.importance.basis_loss import basis_loss
 from basisprune.importance.filter_loss import filter_loss, filter_statistics
-from basisprune.importance.loss import basis_loss
 from basisprune.listener import Listener, Silence
 from basisprune.plan import PlanConfig, plan_basis, plan_filters
 from basisprune.prune import prune_basis, prune_filters

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias, get_args
 
-from basisprune.basis.split import Basis
+from basisprune.basis.decompose import Basis
 from basisprune.data.augment import Augment
 from basisprune.errors import ConfigError, nearest
 from basisprune.frameworks import FrameworkName

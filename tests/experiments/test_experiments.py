@@ -26,7 +26,7 @@ from protocol import FRAMEWORKS, INSIDE, PEERS, PROTOCOLS, ROWS, START, VARIANTS
 from tiny import CLASSES, differing, tiny_images, tiny_model, tiny_recipe, tiny_training
 from torch import nn
 
-from basisprune.basis.split import decompose
+from basisprune.basis.decompose import decompose
 from basisprune.costs import measure
 from basisprune.data import load_data
 from basisprune.frameworks import DENSE

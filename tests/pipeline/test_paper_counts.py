@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import pytest
 from torch import nn
 
+from basisprune.basis.decompose import choose_layers, decompose
 from basisprune.basis.layers import BasisPair
-from basisprune.basis.split import choose_layers, decompose
 from basisprune.costs import measure
 from basisprune.torchkit.surgery import find_layers
 from basisprune.training.trainable import set_trainable

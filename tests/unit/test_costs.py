@@ -10,8 +10,8 @@ from networks import NETWORKS
 from tiny import tiny_model
 from torch import nn
 
+from basisprune.basis.decompose import decompose
 from basisprune.basis.layers import basis_pairs
-from basisprune.basis.split import decompose
 from basisprune.costs import measure, weight_uses
 from basisprune.errors import ModelError
 from basisprune.prune import prune_basis

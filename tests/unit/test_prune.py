@@ -13,8 +13,8 @@ from networks import NETWORKS
 from torch import Tensor, nn
 from zeroing import planned_filters, zeroed
 
+from basisprune.basis.decompose import decompose, recompose
 from basisprune.basis.layers import BasisPair, basis_pairs
-from basisprune.basis.split import decompose, recompose
 from basisprune.errors import ConfigError, ModelError, PlanError
 from basisprune.importance import filter_statistics, taylor_scores
 from basisprune.plan import PlanConfig, plan_basis

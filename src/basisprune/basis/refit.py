@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from basisprune.basis.decompose import to_matrix, with_matrix
 from basisprune.basis.layers import BasisPair, BasisScalingConv, basis_pairs, half_name
-from basisprune.basis.metric import balanced, metric_roots
-from basisprune.basis.split import to_matrix, with_matrix
+from basisprune.basis.loss_basis import balanced, metric_roots
 from basisprune.errors import ConfigError
 from basisprune.torchkit.moments import LossStatistics, OutputStatistics, loss_statistics, output_statistics
 from basisprune.torchkit.running import Loss
@@ -33,7 +33,7 @@ def basis_statistics(model: nn.Module, batches: Iterable[object]) -> dict[str, O
     group. `batches` are prepared images, as tensors or tuples that start with them; a few hundred images are
     enough. The model is not changed.
 
-    >>> from basisprune.basis.split import decompose
+    >>> from basisprune.basis.decompose import decompose
     >>> found = basis_statistics(decompose(nn.Conv2d(3, 8, 1)), [torch.randn(4, 3, 5, 5)])
     >>> found[""].mean.shape, found[""].covariance.shape
     (torch.Size([3]), torch.Size([1, 3, 3]))
@@ -73,7 +73,7 @@ def rebase(
     factors balanced; its batches need labels. Because no output changes, one pass is enough for all layers.
     `batches` are as in `basis_statistics`.
 
-    >>> from basisprune.basis.split import decompose
+    >>> from basisprune.basis.decompose import decompose
     >>> rebase(decompose(nn.Conv2d(3, 8, 1)), [torch.randn(4, 3, 5, 5)]).scaling.scale.tolist()
     [1.0, 1.0, 1.0]
     """
@@ -116,7 +116,7 @@ def refit_scaling(
     b + V_P (m_P - A m_K). The scales stay as they are, but for those that are nearly zero: what is predicted
     through them must not vanish, so these become 1. With all covariances zero, only the bias changes.
 
-    >>> from basisprune.basis.split import decompose
+    >>> from basisprune.basis.decompose import decompose
     >>> pair, x = decompose(nn.Conv2d(3, 8, 1), scale_init=1.0), torch.randn(4, 3, 5, 5)
     >>> refit_scaling(pair.scaling, (0, 1), basis_statistics(pair, [x])[""]).rank
     2

@@ -68,7 +68,7 @@ def fold(
     The outputs are always compared. Raises LayerError, naming the first layer that differs, if they do not
     agree, and ModelError if a TransferModel cannot be traced.
 
-    >>> from basisprune.basis.split import decompose
+    >>> from basisprune.basis.decompose import decompose
     >>> net = nn.Sequential(decompose(nn.Conv2d(3, 8, 3)), nn.BatchNorm2d(8), nn.Dropout(0.5)).eval()
     >>> fold(net, torch.ones(2, 3, 8, 8))
     Sequential(

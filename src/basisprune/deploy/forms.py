@@ -10,8 +10,8 @@ import torch
 from timm.layers import BatchNormAct2d
 from torch import Tensor, nn
 
+from basisprune.basis.decompose import merge_pair
 from basisprune.basis.layers import BasisPair
-from basisprune.basis.split import merge_pair
 from basisprune.deploy.folded import LAYER_ATTRIBUTES
 from basisprune.torchkit.surgery import (
     TORCH_CONVS,

@@ -9,8 +9,8 @@ from typing import cast
 from safetensors.torch import save
 from torch import nn
 
+from basisprune.basis.decompose import full_rank
 from basisprune.basis.layers import half_name
-from basisprune.basis.split import full_rank
 from basisprune.costs import LayerReport, ModelReport, measure
 from basisprune.torchkit.surgery import Layer, output_channels
 

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from basisprune.coupling import trace_coupling, unit_inputs
-from basisprune.importance.channels import Batches, filter_values, first_images
-from basisprune.importance.loss import BasisLoss, basis_loss
+from basisprune.importance.basis_loss import BasisLoss, basis_loss
+from basisprune.importance.layer_access import Batches, filter_values, first_images
 from basisprune.torchkit.moments import LossStatistics, OutputStatistics, input_statistics, reading
 from basisprune.torchkit.running import Loss
 from basisprune.types import Coupling, LayerScores, Scores

@@ -12,10 +12,10 @@ from typing import TypeAlias
 from torch import Tensor, nn
 
 from basisprune.errors import ConfigError, DataError, nearest
-from basisprune.importance.channels import Batches
 from basisprune.importance.filter_loss import loss_values
-from basisprune.importance.gates import gate_behind, gate_taylor
+from basisprune.importance.filter_taylor import gate_behind, gate_taylor
 from basisprune.importance.hrank import mean_ranks
+from basisprune.importance.layer_access import Batches
 from basisprune.importance.magnitude import bn_scale, l1, random
 from basisprune.types import LayerScores, Scores
 

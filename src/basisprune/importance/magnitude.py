@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from basisprune.importance.channels import Batches, filter_weights, norms_behind
+from basisprune.importance.layer_access import Batches, filter_weights, norms_behind
 
 
 def l1(model: nn.Module, layers: Sequence[str], _batches: Batches, _seed: int) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch.nn.functional as F
 from torch import nn
 
-from basisprune.basis.split import decompose
+from basisprune.basis.decompose import decompose
 from basisprune.budget import Budget
 from basisprune.data import LabelledImages, PreparedBatches, Splits, take
 from basisprune.frameworks import DECOMPOSED

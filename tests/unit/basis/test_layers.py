@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from basisprune.basis.decompose import decompose
 from basisprune.basis.layers import BasisPair, BasisScalingConv
-from basisprune.basis.split import decompose
 
 POINTWISE = {0: None, 1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 SCALES = torch.tensor([1.0, 0.0, 1e-6, -0.7, 0.5, 1e-4, 2.0, -1e-5], dtype=torch.float64)

@@ -10,9 +10,9 @@ import torch
 from networks import NETWORKS
 from torch import Tensor, nn
 
+from basisprune.basis.decompose import decompose, recompose, to_matrix
 from basisprune.basis.layers import BasisPair, BasisScalingConv, basis_pairs
 from basisprune.basis.refit import basis_statistics, rebase, refit_scaling
-from basisprune.basis.split import decompose, recompose, to_matrix
 from basisprune.errors import ConfigError, DataError, ModelError, PlanError
 from basisprune.importance import loss_scores, taylor_scores
 from basisprune.plan import PlanConfig, plan_basis

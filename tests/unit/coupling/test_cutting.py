@@ -16,7 +16,7 @@ from networks import NETWORKS, randomise_norms
 from torch import Tensor, nn
 from zeroing import without_channels
 
-from basisprune.basis.split import decompose
+from basisprune.basis.decompose import decompose
 from basisprune.coupling import cut, trace_coupling
 from basisprune.errors import PlanError
 from basisprune.types import Coupling

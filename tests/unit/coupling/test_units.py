@@ -8,7 +8,7 @@ import torch
 from networks import NETWORKS
 from torch import nn
 
-from basisprune.basis.split import decompose
+from basisprune.basis.decompose import decompose
 from basisprune.coupling import trace_coupling, unit_inputs, unit_outputs
 from basisprune.errors import PlanError
 from basisprune.torchkit.surgery import TORCH_CONVS, is_depthwise

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from basisprune.basis.split import decompose
+from basisprune.basis.decompose import decompose
 from basisprune.deploy.forms import affine, drop_statistics, merged, plain_layers, plain_pair, subsampled
 
 LAYERS = {

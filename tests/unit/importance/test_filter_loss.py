@@ -11,7 +11,7 @@ from networks import NETWORKS
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from basisprune.basis.split import decompose
+from basisprune.basis.decompose import decompose
 from basisprune.coupling import trace_coupling, unit_inputs, unit_outputs
 from basisprune.errors import DataError
 from basisprune.importance import filter_loss, filter_statistics, score_filters

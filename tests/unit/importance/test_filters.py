@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from networks import NETWORKS
 from torch import nn
 
-from basisprune.basis.split import decompose
+from basisprune.basis.decompose import decompose
 from basisprune.errors import ConfigError, DataError
 from basisprune.importance import score_filters
 from basisprune.importance.filters import FILTER_SCORES, FilterScore

@@ -6,7 +6,7 @@ import pytest
 from networks import NETWORKS
 from torch import nn
 
-from basisprune.basis.split import decompose
+from basisprune.basis.decompose import decompose
 from basisprune.costs import measure
 from basisprune.pipeline import Pruned, Stage
 from basisprune.prune import prune_basis

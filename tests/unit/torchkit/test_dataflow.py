@@ -6,8 +6,8 @@ import torch
 from networks import NETWORKS
 from torch import nn
 
+from basisprune.basis.decompose import decompose
 from basisprune.basis.layers import BasisPair
-from basisprune.basis.split import decompose
 from basisprune.torchkit.dataflow import Dataflow, dataflow_of
 from basisprune.torchkit.surgery import TORCH_CONVS, find_layers
 

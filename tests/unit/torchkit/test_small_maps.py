@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from basisprune.basis.split import decompose
+from basisprune.basis.decompose import decompose
 from basisprune.torchkit.small_maps import _along_axis, as_matrix_products, transform_pixels
 
 small = st.integers(1, 4)

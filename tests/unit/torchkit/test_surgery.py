@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
+from basisprune.basis.decompose import decompose, recompose
 from basisprune.basis.layers import BasisPair, BasisScalingConv
-from basisprune.basis.split import decompose, recompose
 from basisprune.errors import LayerError, ModelError
 from basisprune.torchkit.surgery import (
     TORCH_CONVS,

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import basisprune.training.loop
-from basisprune.basis.split import decompose
+from basisprune.basis.decompose import decompose
 from basisprune.data import ArrayImages, Augment, blend
 from basisprune.errors import ConfigError, DataError, TrainingError
 from basisprune.training.config import learning_rate

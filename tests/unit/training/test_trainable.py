@@ -11,8 +11,8 @@ from networks import NETWORKS
 from tiny import differing, tiny_decomposed, tiny_images, tiny_training
 from torch import nn
 
+from basisprune.basis.decompose import decompose
 from basisprune.basis.layers import basis_pairs
-from basisprune.basis.split import decompose
 from basisprune.errors import ModelError
 from basisprune.training.config import TrainConfig
 from basisprune.training.loop import fit

@@ -16,7 +16,7 @@ from PIL import Image
 from tiny import tiny_model
 from torch import nn
 
-from basisprune.basis.split import decompose
+from basisprune.basis.decompose import decompose
 from basisprune.coupling import cut, trace_coupling
 from basisprune.deploy.export import export_onnx, export_program
 from basisprune.deploy.fold import fold

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from basisprune.basis.layers import BasisPair, BasisScalingConv, dense_weight
-from basisprune.basis.metric import loss_basis
+from basisprune.basis.loss_basis import loss_basis
 from basisprune.errors import ConfigError, LayerError
 from basisprune.torchkit.moments import LossStatistics, OutputStatistics, loss_statistics, output_statistics
 from basisprune.torchkit.running import Loss

@@ -13,8 +13,16 @@ from hypothesis import strategies as st
 from networks import NETWORKS
 from torch import Tensor, nn
 
+from basisprune.basis.decompose import (
+    choose_layers,
+    decompose,
+    full_rank,
+    output_basis,
+    recompose,
+    to_matrix,
+    weight_basis,
+)
 from basisprune.basis.layers import BasisPair
-from basisprune.basis.split import choose_layers, decompose, full_rank, output_basis, recompose, to_matrix, weight_basis
 from basisprune.errors import ConfigError, DataError, LayerError, ModelError
 from basisprune.torchkit.surgery import TORCH_CONVS, find_layers
 

@@ -10,11 +10,11 @@ import numpy as np
 from torch import Tensor, nn
 
 from basisprune.basis.layers import BasisPair, half_name
-from basisprune.coupling.building import build
 from basisprune.coupling.cutting import hollow_cut, shell
+from basisprune.coupling.grouping import build
+from basisprune.coupling.labelled_run import Tracer, forward
 from basisprune.coupling.ledger import Ids, Ledger
 from basisprune.coupling.solving import Solution, solve
-from basisprune.coupling.tracing import Tracer, forward
 from basisprune.errors import ModelError
 from basisprune.torchkit.surgery import LayerPatterns, find_layers, match_layers, named_tensors
 from basisprune.types import Coupling, Group

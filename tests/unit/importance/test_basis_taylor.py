@@ -10,8 +10,8 @@ from networks import NETWORKS
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from basisprune.basis.decompose import decompose
 from basisprune.basis.layers import basis_pairs
-from basisprune.basis.split import decompose
 from basisprune.costs import measure
 from basisprune.errors import DataError, ModelError, TrainingError
 from basisprune.importance import taylor_scores

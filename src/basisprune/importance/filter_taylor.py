@@ -10,14 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from basisprune.coupling import Channels, trace_coupling, unit_inputs
-from basisprune.importance.channels import (
+from basisprune.importance.gradients import mean_square_products
+from basisprune.importance.layer_access import (
     Batches,
     filter_values,
     filter_weights,
     first_images,
     norms_behind,
 )
-from basisprune.importance.gradients import mean_square_products
 from basisprune.torchkit.running import average_over_processes, hooked
 from basisprune.torchkit.surgery import has_channels_last
 

@@ -9,7 +9,7 @@ import torch
 from networks import NETWORKS
 from torch import Tensor, nn
 
-from basisprune.basis.split import decompose
+from basisprune.basis.decompose import decompose
 from basisprune.coupling import cut, hand_over, trace_coupling, unit_inputs
 from basisprune.coupling.cutting import dropped
 from basisprune.errors import PlanError
@@ -96,14 +96,14 @@ def test_a_channel_that_follows_from_others_goes_without_a_trace(kind, groups):
 
 def test_without_a_ridge_it_is_exact(monkeypatch):
     from basisprune.basis import refit
-    from basisprune.coupling import handing_over
+    from basisprune.coupling import compensate
 
     model, x = chain("conv2d")
     model[1] = nn.Identity()
     with torch.no_grad():
         model[0].weight[3:] = torch.einsum("pk,k...->p...", torch.randn(3, 3).double(), model[0].weight[:3])
     exact = lambda *given: refit.least_squares(*given, ridge=0.0)  # noqa: E731
-    monkeypatch.setattr(handing_over, "least_squares", exact)
+    monkeypatch.setattr(compensate, "least_squares", exact)
     small = handed(model, {"0": (0, 1, 2)}, x, refit=True)
     torch.testing.assert_close(small(x), model(x), rtol=1e-8, atol=1e-8)
 

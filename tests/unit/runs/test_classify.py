@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from tiny import NAMES, tiny_images
 
-from basisprune.runs.answers import classify_files, image_files
+from basisprune.runs.classify import classify_files, image_files
 from basisprune.runs.load import load_any
 
 

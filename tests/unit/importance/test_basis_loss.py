@@ -11,10 +11,10 @@ from networks import NETWORKS
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from basisprune.basis.decompose import decompose
 from basisprune.basis.layers import basis_pairs
-from basisprune.basis.metric import metric_roots, with_ridge
+from basisprune.basis.loss_basis import metric_roots, with_ridge
 from basisprune.basis.refit import basis_statistics, rebase
-from basisprune.basis.split import decompose
 from basisprune.errors import DataError, ModelError, TrainingError
 from basisprune.importance import basis_loss, loss_scores, taylor_scores
 from basisprune.plan import plan_basis

@@ -12,8 +12,8 @@ from networks import NETWORKS
 from torch import Tensor, nn
 from zeroing import without_channels
 
+from basisprune.basis.decompose import decompose
 from basisprune.basis.layers import BasisPair, BasisScalingConv
-from basisprune.basis.split import decompose
 from basisprune.coupling import cut, trace_coupling
 from basisprune.errors import ModelError
 from basisprune.types import Coupling

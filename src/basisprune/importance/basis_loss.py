@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from basisprune.basis.layers import BasisPair, basis_pairs
-from basisprune.basis.metric import with_ridge
+from basisprune.basis.loss_basis import with_ridge
 from basisprune.basis.refit import loss_basis_statistics
-from basisprune.importance.taylor import watched
+from basisprune.importance.basis_taylor import watched
 from basisprune.torchkit.moments import LossStatistics
 from basisprune.torchkit.running import Loss
 from basisprune.types import Scores

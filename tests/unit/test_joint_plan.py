@@ -10,13 +10,13 @@ import torch
 from networks import NETWORKS
 from torch import Tensor, nn
 
+from basisprune.basis.decompose import decompose, recompose
 from basisprune.basis.layers import BasisPair, basis_pairs
-from basisprune.basis.split import decompose, recompose
 from basisprune.costs import measure, weight_uses
 from basisprune.coupling import trace_coupling
 from basisprune.errors import PlanError, TooMuchError
 from basisprune.importance import BasisLoss, FilterLoss, filter_loss, joint_loss
-from basisprune.joint import plan_together
+from basisprune.joint_plan import plan_together
 from basisprune.plan import PlanConfig
 from basisprune.prune import prune_filters, prune_together
 from basisprune.torchkit.surgery import find_layers

@@ -7,10 +7,10 @@ import torch
 from networks import NETWORKS
 from torch import nn
 
-from basisprune.basis.split import decompose
+from basisprune.basis.decompose import decompose
 from basisprune.errors import DataError, LayerError
 from basisprune.importance import score_filters
-from basisprune.importance.channels import filter_weights, norms_behind
+from basisprune.importance.layer_access import filter_weights, norms_behind
 
 
 @pytest.mark.parametrize("name", NETWORKS)

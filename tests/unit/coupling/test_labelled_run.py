@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from basisprune.coupling.combining import COMBINING
+from basisprune.coupling.labelled_run import RULES
 from basisprune.coupling.products import PRODUCTS
 from basisprune.coupling.rearranging import REARRANGING
-from basisprune.coupling.tracing import RULES
 
 
 def test_every_rule_is_known_and_no_operation_has_two():
