@@ -14,10 +14,13 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from common import RESULTS, write_result
+
+from basisprune.results import RunSummary
 
 ROOT = Path(__file__).parent.parent
 BEGIN, END = "<!-- demo:begin -->", "<!-- demo:end -->"
@@ -192,10 +195,13 @@ def demo_picture() -> str:
 
 def take_demo(folder: Path) -> None:
     """Copies the demo's numbers, and takes a screenshot of its report if Chromium is installed."""
-    summary = json.loads((folder / "summary.json").read_text())
+    summary = RunSummary.read(folder / "summary.json")
+    if summary.test is None:
+        raise SystemExit(f"{folder}: this run had no test images")
     kept = ("basis_ratio", "filter_ratio", "accuracy", "parameters", "macs", "passed", "chosen")
-    candidates = [{key: candidate[key] for key in kept} for candidate in summary["candidates"]]
-    results = summary["test"] | {key: summary[key] for key in ("verdict", "latency_by")} | {"candidates": candidates}
+    candidates = [{key: getattr(candidate, key) for key in kept} for candidate in summary.candidates]
+    results = asdict(summary.test) | {"verdict": summary.verdict, "latency_by": summary.latency_by}
+    results |= {"candidates": candidates}
     write_result("demo", {"command": "basisprune demo"}, results)
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is not None:
