@@ -72,7 +72,7 @@ class Candidate:
             undecided=False,
             parameters=size.parameters,
             macs=size.macs,
-            history=state.stages[-1].history,
+            history=_history(state),
             latency_ms=size.latency_ms,
         )
 
@@ -136,6 +136,12 @@ class Found:
     def reference(self) -> State:
         """The unpruned network as trained."""
         return self.trials[0].state
+
+
+def _history(state: State) -> tuple[EpochRecord, ...]:
+    """The last training of the network; of one that was split after its training, that training."""
+    stages = state.stages[-1:] if state.plans else state.stages
+    return next((stage.history for stage in reversed(stages) if stage.history), ())
 
 
 def really_kept(state: State, asked: Shares) -> Shares:

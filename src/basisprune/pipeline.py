@@ -42,7 +42,7 @@ from basisprune.stage_store import StageStore, fingerprint
 from basisprune.torchkit.moments import OutputStatistics
 from basisprune.training.config import TrainConfig
 from basisprune.training.evaluation import evaluate
-from basisprune.training.history import EpochRecord
+from basisprune.training.history import EpochRecord, out_of_patience
 from basisprune.training.loop import Session, fit
 from basisprune.training.predict import predict
 from basisprune.training.trainable import classes_of, set_trainable
@@ -253,7 +253,9 @@ class Pipeline:
     def _is_tuned(self, state: State, tuning: Tuning) -> bool:
         """Whether a network that was tuned before needs no more tuning for this purpose."""
         epochs = len(state.stages[-1].history)
-        return epochs == self.settings.finetune.epochs or tuning.may_end(epochs, state.stages[-1].accuracy)
+        config, history = self.settings.finetune, state.stages[-1].history
+        over = epochs == config.epochs or out_of_patience(history, config.patience)
+        return over or tuning.may_end(epochs, state.stages[-1].accuracy)
 
     def prune_filters(self, state: State, method: str, ratio: float, tuning: Tuning = FULLY) -> State:
         """The state without the fraction `ratio` of its filters, ranked by the method's scores."""
@@ -331,7 +333,8 @@ class Pipeline:
     def _stage(
         self, name: str, model: nn.Module, history: tuple[EpochRecord, ...] = ()
     ) -> tuple[Stage, npt.NDArray[np.bool_]]:
-        set_trainable(model, scales=self.settings.finetune.train_scales)
+        tuning = self.settings.finetune
+        set_trainable(model, scales=tuning.train_scales, train=tuning.train)
         report = measure(model)
         with self._precision():
             hits = predict(model, self.val, prepared=self.settings.train.prepared).hits

@@ -57,6 +57,12 @@ class Recipe:
             faults.append(
                 f"scale_init: {self.scale_init} given; the basis 'loss' is computed on a trained network; pass 1.0"
             )
+        choices = {"basis": get_args(Basis), "scores": get_args(BasisScores), "framework": get_args(FrameworkName)}
+        faults += [
+            f"{name}: {getattr(self, name)!r} given; allowed are {', '.join(allowed)}"
+            for name, allowed in choices.items()
+            if getattr(self, name) not in allowed
+        ]
         for name in ("basis_images", "score_images", "score_batch"):
             count = getattr(self, name)
             if count is not None and count < 1:

@@ -248,7 +248,7 @@ class Search:
         if self.goal.is_about_accuracy:
             return min(passing, key=size)
         if passing:
-            return max(passing, key=lambda index: (candidates[index].accuracy, *size(index)))
+            return min(passing, key=lambda index: (-candidates[index].accuracy, *size(index)))
         return min(range(len(candidates)), key=size)
 
 

@@ -38,11 +38,6 @@ if TYPE_CHECKING:
     from basisprune.results import RunSummary
     from basisprune.runs.options import Options
 
-_LIMITS = (
-    *("max_drop", "min_accuracy", "target_params", "target_macs", "target_latency"),
-    *("basis_ratio", "filter_ratio"),
-)
-
 
 def compress(
     ctx: typer.Context,
@@ -153,10 +148,11 @@ def finish(summary: RunSummary, output: Path, *, as_json: bool, images: Path = P
 
 def _options(ctx: typer.Context) -> Options:
     """The settings among the command's options; a budget on the command line overrides one in a file."""
-    from basisprune.runs.options import Options
+    from basisprune.runs.options import BUDGETS, RATIOS, Options
 
+    limits = (*BUDGETS, *RATIOS)
     given = {name: value for name, value in ctx.params.items() if name in Options.__annotations__}
-    typed = [name for name in _LIMITS if given.get(name) is not None and typed_here(ctx, name)]
+    typed = [name for name in limits if given.get(name) is not None and typed_here(ctx, name)]
     if typed:
-        given = {name: value for name, value in given.items() if name not in _LIMITS or name in typed}
+        given = {name: value for name, value in given.items() if name not in limits or name in typed}
     return cast("Options", given)

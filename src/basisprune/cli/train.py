@@ -20,6 +20,7 @@ from basisprune.cli.common import (
     Size,
     Teller,
     TestFraction,
+    TrustCode,
     ValFraction,
     command_line,
     told_errors,
@@ -39,6 +40,7 @@ def train(
     test_fraction: TestFraction = 0.1,
     limit: Limit = None,
     seed: Seed = 0,
+    trust_code: TrustCode = False,
     as_json: Json = False,
     _config: ConfigFile = None,
 ) -> None:

@@ -141,7 +141,7 @@ def importance_plots(importance: Mapping[str, LayerImportance]) -> list[Plot]:
             ],
             height=240,
         )
-        figure.update_xaxes(title_text="singular value", showgrid=False, dtick=_step(len(taylor)))
+        figure.update_xaxes(title_text="basis vector", showgrid=False, dtick=_step(len(taylor)))
         figure.update_yaxes(rangemode="tozero", nticks=5)
         alt = f"Scale factors and Taylor importance of the {len(taylor)} basis vectors of {name}."
         plots.append(_plot(f"importance-{number}", name, alt, figure))

@@ -77,6 +77,7 @@ def deliver(summary: RunSummary, delivery: Delivery, folder: Path, listener: Lis
     try:
         write_report(summary, folder / REPORT)
     except MissingExtraError as error:
+        (folder / REPORT).unlink(missing_ok=True)
         listener.say(f"{REPORT} is not written: {error}; its contents are in {SUMMARY}")
     summary.write(folder / SUMMARY)
     return summary
@@ -98,7 +99,7 @@ def _write_models(
 
 def _remove_stale(folder: Path, files: Mapping[str, DeliveredFile]) -> None:
     """Removes files of an earlier start of the run that this one did not rewrite."""
-    for name in (ONNX, INT8, REPORT):
+    for name in (ONNX, INT8):
         if name not in files:
             (folder / name).unlink(missing_ok=True)
 

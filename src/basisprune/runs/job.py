@@ -6,19 +6,20 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+import timm
 import torch
 from pydantic import JsonValue
 from torch import nn
 
 from basisprune.data import Splits, load_data
 from basisprune.data.load import Source
-from basisprune.deploy.bundle import load_bundle
+from basisprune.deploy.bundle import holds_bundle, load_bundle
 from basisprune.errors import ConfigError, ModelError
 from basisprune.runs.options import RunConfig
 from basisprune.runs.output import IN_PYTHON
 from basisprune.transfer.model import TransferModel, spec_of, transfer_model
 
-ModelSource = str | nn.Module
+ModelSource = str | os.PathLike[str] | nn.Module
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,9 @@ def prepare_job(model: ModelSource, data: Source, config: RunConfig) -> Job:
     """
     torch.manual_seed(config.seed)
     names = _called(model), _called(data)
-    if isinstance(model, str) and Path(model).is_dir():
+    if isinstance(model, os.PathLike):
+        model = str(model)
+    if isinstance(model, str) and _is_folder_of_a_model(Path(model)):
         model = load_bundle(model, trust_remote_code=config.trust_code).model
         if not isinstance(model, TransferModel):
             raise ModelError(
@@ -57,6 +60,11 @@ def prepare_job(model: ModelSource, data: Source, config: RunConfig) -> Job:
     return Job(network, splits, config, *names)
 
 
+def _is_folder_of_a_model(path: Path) -> bool:
+    """Whether the path, and not a timm model of that name, is meant; an output folder may be named like the model."""
+    return holds_bundle(path) or (path.is_dir() and not timm.is_model(path.name))
+
+
 def _load_for(model: nn.Module, data: Source, config: RunConfig) -> Splits:
     """The images for a model with an input spec."""
     spec, size = spec_of(model), config.images.size
@@ -66,7 +74,7 @@ def _load_for(model: nn.Module, data: Source, config: RunConfig) -> Splits:
     return load_images(data, spec.size, config)
 
 
-def _new_network(model: ModelSource, data: Source, config: RunConfig) -> tuple[TransferModel, Splits]:
+def _new_network(model: str | nn.Module, data: Source, config: RunConfig) -> tuple[TransferModel, Splits]:
     side = config.images.size
     size = None if side is None else (side, side)
     splits = load_images(data, size, config)

@@ -153,7 +153,8 @@ def _recipe_of(given: Options, faults: list[str]) -> Recipe | None:
     """The recipe, with the requested epochs and seed."""
     try:
         recipe = recipe_of(given.get("recipe", "quick"))
-        changes: dict[str, int] = {"seed": given.get("seed", 0)}
+        # 0, the default, leaves the seeds of the recipe as they are.
+        changes: dict[str, int] = {"seed": given["seed"]} if given.get("seed") else {}
         if (epochs := given.get("epochs")) is not None:
             changes["epochs"] = epochs
         train, finetune = (replace(each, **changes) for each in (recipe.train, recipe.finetune))  # type: ignore[arg-type]
