@@ -22,7 +22,7 @@ def test_every_name_in_a_structure_is_checked(saved, name, place):
     if place == "children":
         value = {name: {"class": "torch.nn.Identity"}}
     rewrite(saved, lambda config: config["structure"].setdefault("children", {}).update(extra={place: value}))
-    refused(saved, "no name for a part of a network")
+    refused(saved, "not a name for a part of a network")
 
 
 @pytest.mark.parametrize("name", [name for name in ODD if name not in ("", "1.5") and "\0" not in name])
@@ -30,10 +30,10 @@ def test_every_name_of_a_tensor_is_checked(saved, name):
     state = load_file(saved / "model.safetensors")
     save_file(state | {f"backbone.{name}": torch.zeros(2)}, saved / "model.safetensors", {"format": "pt"})
     seal(saved)
-    refused(saved, "no name for a part of a network")
+    refused(saved, "not a name for a part of a network")
     for place in ("shared", "aliases"):
         rewrite(saved, lambda config, place=place: config["tensors"].update({place: {name: "backbone.0.weight"}}))
-        refused(saved, "no name for a part of a network")
+        refused(saved, "not a name for a part of a network")
 
 
 def forged(saved: Path, *path: str, value: object) -> None:

@@ -43,7 +43,7 @@ def test_a_name_never_becomes_code(timm_bundle, tmp_path):
         structure["children"]["dropout"] = {"same": name}
 
     seal(folder, change)
-    refused(folder, "no name for a part of a network")
+    refused(folder, "not a name for a part of a network")
     assert not (tmp_path / "pwned").exists()
 
 

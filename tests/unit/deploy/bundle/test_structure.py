@@ -48,7 +48,7 @@ def test_another_architecture_is_refused(tmp_path):
 )
 def test_a_structure_that_makes_no_sense_is_refused(saved, node):
     rewrite(saved, lambda config: config.update(structure=node))
-    refused(saved, r"does not fit|may not|may hold|makes? sense|no class|no such|not one|no children|missing")
+    refused(saved, r"does not fit|may not|may hold|makes? sense|not a class|no such|not one|no children|missing")
 
 
 def nested(levels: int, inner: dict[str, object]) -> dict[str, object]:

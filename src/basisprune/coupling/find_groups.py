@@ -10,8 +10,8 @@ import numpy as np
 from torch import Tensor, nn
 
 from basisprune.basis.layers import BasisPair, half_name
+from basisprune.coupling.assembling import build
 from basisprune.coupling.cutting import hollow_cut, shell
-from basisprune.coupling.grouping import build
 from basisprune.coupling.labelled_run import Tracer, forward
 from basisprune.coupling.ledger import Ids, Ledger
 from basisprune.coupling.solving import Solution, solve
