@@ -49,6 +49,13 @@ torch.save({name: vars(one) for name, one in found.items()}, f"{sys.argv[1]}/{sy
 """
 
 
+# Without it, one process may still be listening to the other when it exits, which torch answers with an abort.
+END = """
+torch.distributed.barrier()
+torch.distributed.destroy_process_group()
+"""
+
+
 def run_both(folder: Path, script: str = SCRIPT) -> list[dict]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -58,7 +65,7 @@ def run_both(folder: Path, script: str = SCRIPT) -> list[dict]:
     shared |= {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
     runs = [
         subprocess.Popen(
-            [sys.executable, "-c", script, str(folder), str(rank)],
+            [sys.executable, "-c", script + END, str(folder), str(rank)],
             env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
             stderr=subprocess.PIPE,
             text=True,

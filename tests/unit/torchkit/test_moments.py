@@ -12,7 +12,6 @@ from torch.nn import functional as F
 
 from basisprune.errors import DataError, LayerError, ModelError, TrainingError
 from basisprune.torchkit.moments import gradient_moments, loss_statistics, output_statistics
-from basisprune.torchkit.running import images_of
 from basisprune.torchkit.surgery import TORCH_CONVS, find_layers
 
 
@@ -208,25 +207,3 @@ def test_metrics_that_cannot_be_measured_are_refused_by_name():
     with pytest.raises(ModelError, match="CutOff lets no gradient through"):
         gradient_moments(CutOff().requires_grad_(False), ["early"], [(x, labels)])
     assert not any(module._forward_hooks for module in model.modules())
-
-
-@pytest.mark.parametrize(
-    ("batch", "kind"),
-    [
-        (torch.zeros(2, 3, 4, 4, dtype=torch.uint8), "torch.uint8 tensor"),
-        ((torch.zeros(2, dtype=torch.int64), 1), "torch.int64 tensor"),
-        ("images", "str"),
-        ([], "list"),
-        ({"image": torch.zeros(2)}, "dict"),
-    ],
-)
-def test_batches_that_hold_no_prepared_images_are_refused(batch, kind):
-    with pytest.raises(DataError, match=f"a {kind} given"):
-        images_of(batch)
-
-
-def test_images_are_the_batch_or_its_first_part():
-    x = torch.randn(2, 3, 4, 4)
-    assert images_of(x) is x
-    assert images_of((x, torch.zeros(2))) is x
-    assert images_of([x]) is x
