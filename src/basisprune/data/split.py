@@ -15,12 +15,17 @@ from basisprune.errors import ConfigError, DataError
 
 @dataclass(frozen=True)
 class Splits:
-    """The parts of a dataset; all have the same classes."""
+    """The parts of a dataset; all have the same classes.
+
+    Every decision on the way to a small network is made on `val`. `confirm` are validation images that nothing looks at
+    before the end, when the budget is certified on them.
+    """
 
     train: LabelledImages
     val: LabelledImages | None
     test: LabelledImages | None
     classes: tuple[str, ...]
+    confirm: LabelledImages | None = None
 
     @property
     def num_classes(self) -> int:
@@ -30,7 +35,7 @@ class Splits:
     @property
     def parts(self) -> dict[str, LabelledImages]:
         """The parts that there are, by name, training first."""
-        named = {"train": self.train, "val": self.val, "test": self.test}
+        named = {"train": self.train, "val": self.val, "confirm": self.confirm, "test": self.test}
         return {name: part for name, part in named.items() if part is not None}
 
     def describe(self) -> str:
