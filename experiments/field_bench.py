@@ -30,7 +30,7 @@ from backbones import build  # the benchmarks use them too
 SIDE = 64
 IMAGES, VAL_IMAGES, TEST_IMAGES = 2000, 1000, 5000
 BASIS_IMAGES = 512
-START_PASSES, TUNE_PASSES = 6.0, 4.0
+START_PASSES, TUNE_PASSES = 4.0, 6.0
 """What the start and each tuning may take, in the time of one pass of the unpruned network with all its weights."""
 
 CLOCK = "efficientnet_lite0"

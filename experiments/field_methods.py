@@ -45,14 +45,22 @@ NORMS = TrainConfig(
 """Norms, scales and classifier alone, as the recipe `quick` has it."""
 
 OURS = replace(NORMS, train="all", weight_lr=0.3, clip_norm=5.0)
-"""How our networks are tuned."""
+"""How the unpruned network and ours are trained; ours is tuned at the best of OUR_RATES."""
+
+TUNED = replace(OURS, weight_lr=1.0)
+"""The same at the rate that the sweep of ours chose, for its variants."""
 
 RIVAL = replace(OURS, norm_statistics="batch")
-"""How rivals are tuned, at the best of RATES: after pruning they need new statistics, or they diverge. So that
-these are not new to them, the network that they start from is trained that way too."""
+"""How rivals are tuned, at the best of RIVAL_RATES: after pruning they need new statistics, or they diverge."""
 
 RATES = (0.3, 1.0, 3.0)
 """`weight_lr`: the rates of the weights, in relation to their size, that are swept with seed 0."""
+
+OUR_RATES = (0.3, 1.0)
+"""The same for ours; at 3 the factors of the pairs diverge."""
+
+RIVAL_RATES = (1.0, 3.0, 10.0)
+"""The same for networks that lose most of their accuracy when they are pruned, and need to learn more anew."""
 
 
 @dataclass(frozen=True)
@@ -73,42 +81,40 @@ class Method:
 
 @lru_cache(maxsize=1)
 def start(bench: Bench) -> nn.Module:
-    """The network trained with all weights, where our pruning starts."""
+    """The network trained with all weights, where pruning starts."""
     return bench.trained(bench.pretrained, OURS, START_PASSES, checkpoint="start")[0]
-
-
-@lru_cache(maxsize=1)
-def rival_start(bench: Bench) -> nn.Module:
-    """The same with the statistics of the batch in BN, where rivals start."""
-    return bench.trained(bench.pretrained, RIVAL, START_PASSES, checkpoint="rival-start")[0]
 
 
 # Rivals
 
 
 def _magnitude(bench: Bench, size: Size) -> tuple[nn.Module, float]:
-    return rivals.by_magnitude(rival_start(bench), size[0]), TUNE_PASSES
+    return rivals.by_magnitude(start(bench), size[0]), TUNE_PASSES
 
 
 def _taylor(bench: Bench, size: Size) -> tuple[nn.Module, float]:
-    return rivals.by_taylor(rival_start(bench), size[0], bench.batches()), TUNE_PASSES
+    return rivals.by_taylor(start(bench), size[0], bench.batches()), TUNE_PASSES
+
+
+def _taylor_by_layer(bench: Bench, size: Size) -> tuple[nn.Module, float]:
+    return rivals.by_taylor(start(bench), size[0], bench.batches(), across=False), TUNE_PASSES
 
 
 def _group_norm(bench: Bench, size: Size) -> tuple[nn.Module, float]:
-    sparse = rivals.GroupNorm(rival_start(bench), size[0])
+    sparse = rivals.GroupNorm(start(bench), size[0])
     bench.sparsely(sparse.step, TUNE_PASSES / 2)
     return sparse.pruned(), TUNE_PASSES / 2
 
 
 def _filters(method: str) -> Callable[[Bench, Size], tuple[nn.Module, float]]:
     def prune(bench: Bench, size: Size) -> tuple[nn.Module, float]:
-        return rivals.by_filters(rival_start(bench), method, size[0], bench.batches()), TUNE_PASSES
+        return rivals.by_filters(start(bench), method, size[0], bench.batches()), TUNE_PASSES
 
     return prune
 
 
 def _truncated(bench: Bench, size: Size) -> tuple[nn.Module, float]:
-    return rivals.by_singular_values(rival_start(bench), size[0]), TUNE_PASSES
+    return rivals.by_singular_values(start(bench), size[0]), TUNE_PASSES
 
 
 # The recipe `quick` as it was, and ours
@@ -126,15 +132,12 @@ BLOCKS = PlanConfig(round_to=rivals.BLOCK)
 
 
 @lru_cache(maxsize=2)
-def thinned(bench: Bench, ratio: float) -> nn.Module:
-    """The start without the fraction `ratio` of its filters."""
-    return without_filters(start(bench), bench, ratio) if ratio else start(bench)
-
-
-@lru_cache(maxsize=2)
 def split(bench: Bench, filters: float) -> tuple[nn.Module, BasisLoss]:
     """The start without so many filters and every conv split by the loss, and what its basis vectors are worth."""
-    model = decompose(thinned(bench, filters), scale_init=1.0, basis="loss", batches=bench.batches())
+    model = start(bench)
+    if filters:
+        model = without_filters(model, bench, filters)
+    model = decompose(model, scale_init=1.0, basis="loss", batches=bench.batches())
     return model, basis_loss(model, bench.batches())
 
 
@@ -174,12 +177,14 @@ class Ours:
         return model, TUNE_PASSES
 
 
-_WIDTHS: tuple[Size, ...] = ((0.3,), (0.5,), (0.15,), (0.65,))
+_WIDTHS: tuple[Size, ...] = ((0.3,), (0.15,), (0.5,))
 _RANKS: tuple[Size, ...] = ((0.7,), (0.85,), (0.5,), (0.9,))
-_BOTH: tuple[Size, ...] = ((0.75, 0.5), (0.85, 0.5), (0.5, 0.5), (0.85, 0.65))
+_BOTH: tuple[Size, ...] = ((0.65, 0.65), (0.5, 0.5), (0.3, 0.3), (0.75, 0.75))
+
 
 _RIVALS = {
     "torch-pruning taylor": (_taylor, _WIDTHS),
+    "torch-pruning taylor, by layer": (_taylor_by_layer, _WIDTHS),
     "torch-pruning magnitude": (_magnitude, _WIDTHS),
     "torch-pruning group norm": (_group_norm, _WIDTHS),
     "truncated svd": (_truncated, ((0.5,), (0.7,), (0.3,))),
@@ -193,20 +198,20 @@ METHODS = {
         Method("unpruned", "unpruned", ((SIDE,),), OURS, swept=RATES),
         Method("unpruned, batch statistics", "unpruned", ((SIDE,),), RIVAL),
         Method("unpruned, norms only", "unpruned", ((SIDE,),), NORMS),
-        Method("smaller images", "small", ((48,), (32,)), RIVAL, swept=RATES),
-        *(Method(name, "rival", sizes, RIVAL, prune, RATES) for name, (prune, sizes) in _RIVALS.items()),
+        Method("smaller images", "small", ((48,), (32,)), OURS, swept=RATES),
+        *(Method(name, "rival", sizes, RIVAL, prune, RIVAL_RATES) for name, (prune, sizes) in _RIVALS.items()),
         *(
             Method(f"{name}, norms only", "rival", sizes[:2], replace(RIVAL, train="method"), prune)
             for name, (prune, sizes) in _RIVALS.items()
         ),
         Method("quick", "quick", ((0.5,), (0.7,), (0.3,), (0.85,)), NORMS, _quick),
-        Method("ours", "ours", _BOTH, OURS, Ours()),
-        Method("ours, basis alone", "ours", _RANKS, OURS, Ours()),
-        Method("ours, per parameter", "ours", _BOTH, OURS, Ours(replace(BLOCKS, per="parameter", min_share=0.0))),
-        Method("ours, per multiply-add", "ours", _BOTH, OURS, Ours(replace(BLOCKS, per="mac", min_share=0.0))),
-        Method("ours, filters second", "ours", _BOTH[:2], OURS, Ours(filters_first=False)),
-        Method("ours, distilled", "ours", _BOTH, replace(OURS, distill=0.5), Ours()),
-        Method("ours, in steps", "ours", _BOTH, OURS, Ours(steps=3)),
+        Method("ours", "ours", _BOTH, OURS, Ours(), OUR_RATES),
+        Method("ours, basis alone", "ours", _RANKS, TUNED, Ours()),
+        Method("ours, per parameter", "ours", _BOTH, TUNED, Ours(replace(BLOCKS, per="parameter", min_share=0.0))),
+        Method("ours, per multiply-add", "ours", _BOTH, TUNED, Ours(replace(BLOCKS, per="mac", min_share=0.0))),
+        Method("ours, filters second", "ours", _BOTH[:2], TUNED, Ours(filters_first=False)),
+        Method("ours, distilled", "ours", _BOTH, replace(TUNED, distill=0.5), Ours()),
+        Method("ours, in steps", "ours", _BOTH, TUNED, Ours(steps=3)),
         Method("ours, norms only", "ours", _BOTH[:2], NORMS, Ours()),
     )
 }

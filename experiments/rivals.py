@@ -35,19 +35,27 @@ SPARSE_RATE, SPARSE_REG = 1e-2, 5e-4
 """Rate of SGD and strength of the regularisation, from torch-pruning's own benchmark of its group norm pruner."""
 
 
-def by_magnitude(model: nn.Module, ratio: float) -> nn.Module:
-    """The model without the fraction `ratio` of its channels, by torch-pruning's magnitudes of groups."""
+def by_magnitude(model: nn.Module, ratio: float, *, across: bool = True) -> nn.Module:
+    """The model without the fraction `ratio` of its channels, by torch-pruning's magnitudes of groups.
+
+    `across` layers, or of each layer alike.
+    """
+    kind, importance = torch_pruning.pruner.BasePruner, torch_pruning.importance.MagnitudeImportance()
     with _all_learn(model) as pruned:
-        _pruner(pruned, torch_pruning.pruner.BasePruner, torch_pruning.importance.MagnitudeImportance(), ratio).step()
+        _pruner(pruned, kind, importance, ratio, across=across).step()
     return pruned
 
 
-def by_taylor(model: nn.Module, ratio: float, batches: Batches) -> nn.Module:
-    """The model without the fraction `ratio` of its channels, by torch-pruning's Taylor importance of groups."""
+def by_taylor(model: nn.Module, ratio: float, batches: Batches, *, across: bool = True) -> nn.Module:
+    """The model without the fraction `ratio` of its channels, by torch-pruning's Taylor importance of groups.
+
+    `across` layers, or of each layer alike.
+    """
+    kind, importance = torch_pruning.pruner.BasePruner, torch_pruning.importance.TaylorImportance()
     with _all_learn(model) as pruned:
         for images, labels in batches:
             F.cross_entropy(pruned(images), labels).backward()
-        _pruner(pruned, torch_pruning.pruner.BasePruner, torch_pruning.importance.TaylorImportance(), ratio).step()
+        _pruner(pruned, kind, importance, ratio, across=across).step()
     return pruned
 
 
@@ -118,13 +126,15 @@ def _pruner(
     kind: Callable[..., torch_pruning.pruner.BasePruner],
     importance: object,
     ratio: float,
+    *,
+    across: bool = True,
     **more: float,
 ) -> Any:
     return kind(
         model,
         torch.zeros(1, *spec_of(model).shape),
         importance=importance,
-        global_pruning=True,
+        global_pruning=across,
         pruning_ratio=ratio,
         ignored_layers=find_classifiers(model),
         round_to=BLOCK,
