@@ -10,7 +10,17 @@ from basisprune.errors import ConfigError, nearest
 Axis: TypeAlias = Literal["basis", "filters"]
 Start: TypeAlias = Literal["dense", "decomposed"]
 FrameworkName: TypeAlias = Literal[
-    "baseline", "l1", "taylor", "hrank", "loss", "basis", "basis+taylor", "basis+hrank", "basis+l1", "basis+loss"
+    "baseline",
+    "l1",
+    "taylor",
+    "hrank",
+    "loss",
+    "basis",
+    "basis+taylor",
+    "basis+hrank",
+    "basis+l1",
+    "basis+loss",
+    "loss+basis",
 ]
 
 
@@ -46,10 +56,22 @@ def named(steps: Steps) -> str:
 
 @dataclass(frozen=True)
 class Move:
-    """One way to make a network smaller: what is removed, and the name of the scores that rank it."""
+    """One way to make a network smaller: what is removed, and the name of the scores that rank it.
 
-    axis: Axis
+    "both" removes the same share of the filters and then of the basis vectors; the scores are those of the filters.
+    """
+
+    axis: Axis | Literal["both"]
     scores: str
+
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        """What is removed, in order.
+
+        >>> Move("both", "loss").axes
+        ('filters', 'basis')
+        """
+        return ("filters", "basis") if self.axis == "both" else (self.axis,)
 
 
 @dataclass(frozen=True)
@@ -74,9 +96,11 @@ FRAMEWORKS = {
             Framework(f"basis+{scores}", "decomposed", (BASIS, Move("filters", scores)))
             for scores in ("taylor", "hrank", "l1", "loss")
         ),
+        Framework("loss+basis", "dense", (Move("both", "loss"),)),
     )
 }
-"""By name, as in the paper's tables; those with "loss" are not in the paper."""
+"""By name, as in the paper's tables; those with "loss" are not in the paper. "loss+basis" removes filters first, and
+splits what remains."""
 
 assert tuple(FRAMEWORKS) == get_args(FrameworkName)
 
@@ -87,7 +111,7 @@ def find_framework(name: str) -> Framework:
     >>> find_framework("basis+tylor")
     Traceback (most recent call last):
     basisprune.errors.ConfigError: framework: 'basis+tylor' given; allowed are baseline, l1, taylor, hrank, loss, \
-basis, basis+taylor, basis+hrank, basis+l1, basis+loss. Did you mean 'basis+taylor'?
+basis, basis+taylor, basis+hrank, basis+l1, basis+loss, loss+basis. Did you mean 'basis+taylor'?
     """
     if name in FRAMEWORKS:
         return FRAMEWORKS[name]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -14,11 +14,13 @@ import torch
 from torch import nn
 
 from basisprune.basis.decompose import decompose
+from basisprune.basis.layers import BasisPair
 from basisprune.basis.refit import Axes, basis_statistics, rebase
+from basisprune.budget import Ratios
 from basisprune.costs import measure
 from basisprune.coupling import trace_coupling
 from basisprune.data import LabelledImages, PreparedBatches, load_data, take
-from basisprune.errors import ConfigError, DataError
+from basisprune.errors import ConfigError, DataError, TooMuchError
 from basisprune.frameworks import (
     DECOMPOSED,
     DENSE,
@@ -35,11 +37,13 @@ from basisprune.importance import score_filters, taylor_scores
 from basisprune.importance.basis_loss import basis_loss
 from basisprune.importance.filter_loss import filter_loss, filter_statistics
 from basisprune.listener import Listener, Silence
+from basisprune.outlook import Outlook, expected_of_basis, expected_of_filters
 from basisprune.plan import PlanConfig, plan_basis, plan_filters
 from basisprune.prune import prune_basis, prune_filters
 from basisprune.recipes import Recipe, find_recipe
 from basisprune.stage_store import StageStore, fingerprint
 from basisprune.torchkit.moments import OutputStatistics
+from basisprune.torchkit.surgery import find_layers
 from basisprune.training.config import TrainConfig
 from basisprune.training.evaluation import evaluate
 from basisprune.training.history import EpochRecord, out_of_patience
@@ -50,6 +54,8 @@ from basisprune.transfer.model import spec_of
 from basisprune.types import OUTPUT, BasisPlan, Coupling, FilterPlan, Scores
 
 Plan = BasisPlan | FilterPlan
+ScoredFilters: TypeAlias = tuple[Coupling, Scores, Mapping[str, OutputStatistics] | None]
+"""Which filters go together, what they are worth, and statistics if the recipe compensates for removed ones."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +145,7 @@ class Pipeline:
     progress: bool | None = None
     listener: Listener | None = None
     _known: dict[Steps, State] = field(default_factory=dict, init=False, repr=False)
+    _last_scored: tuple[Steps, str, ScoredFilters] | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.settings = find_recipe(self.recipe)
@@ -169,9 +176,9 @@ class Pipeline:
         self.claim_folder()
         state = self.start(framework)
         for move in framework.moves:
-            ratio = basis_ratio if move.axis == "basis" else filter_ratio
             for step in range(iterations):
-                state = self.prune(state, move, _step_ratio(ratio, step, iterations))
+                ratios = (_step_ratio(ratio, step, iterations) for ratio in (basis_ratio, filter_ratio))
+                state = self.remove(state, move, Ratios(*ratios))
         accuracy = None if self.splits.test is None else self._accuracy(state.model, self.splits.test)
         return Pruned(framework.name, state.model, state.stages, state.plans, accuracy)
 
@@ -217,10 +224,43 @@ class Pipeline:
         return self._known[steps]
 
     def prune(self, state: State, move: Move, ratio: float, tuning: Tuning = FULLY) -> State:
-        """The state without the fraction `ratio` of what the move prunes, tuned according to `tuning`."""
+        """The state without the fraction `ratio` of all that the move prunes, tuned according to `tuning`."""
+        return self.remove(state, move, Ratios(ratio, ratio), tuning)
+
+    def remove(self, state: State, move: Move, ratios: Ratios, tuning: Tuning = FULLY) -> State:
+        """The state without these fractions of what the move prunes, tuned once, according to `tuning`."""
         if move.axis == "basis":
-            return self.prune_basis(state, ratio, tuning)
-        return self.prune_filters(state, move.scores, ratio, tuning)
+            return self.prune_basis(state, ratios.basis, tuning)
+        if move.axis == "filters" or not ratios.basis:
+            return self.prune_filters(state, move.scores, ratios.filters, tuning)
+        thinned = self.prune_filters(state, move.scores, ratios.filters, NOT_AT_ALL) if ratios.filters else state
+        return self.prune_basis(thinned, ratios.basis, tuning)
+
+    def outlook(self, state: State, move: Move, smallest: float) -> Outlook | None:
+        """What the scores expect of each share that the move could keep; None unless they are in units of the loss.
+
+        For both filters and basis vectors, those of the state are added up: what removing the one does to the worth of
+        the other is left out.
+        """
+        if not self.settings.foresees(move):
+            return None
+        rises: list[Callable[[float], float]] = []
+        if "filters" in move.axes:
+            rises.append(self._filter_outlook(state))
+        if "basis" in move.axes:
+            _, scores, _ = self._scored(state.model)
+            rises.append(lambda ratio: expected_of_basis(plan_basis(scores, ratio, self.settings.plan), scores))
+        return Outlook.of(lambda share: sum(rise(1 - share) for rise in rises), smallest)
+
+    def _filter_outlook(self, state: State) -> Callable[[float], float]:
+        coupling, scores, _ = self._scored_filters(state, "loss")
+        config = self._filter_plan("loss")
+
+        def rise(ratio: float) -> float:
+            plan = plan_filters(state.model, scores, ratio, config, coupling=coupling)
+            return expected_of_filters(state.model, plan, scores, config)
+
+        return rise
 
     def prune_basis(self, state: State, ratio: float, tuning: Tuning = FULLY) -> State:
         """The state without the fraction `ratio` of its basis vectors."""
@@ -238,7 +278,11 @@ class Pipeline:
     def _scored(self, model: nn.Module) -> tuple[nn.Module, Scores, Mapping[str, OutputStatistics] | None]:
         """The model in the basis that is scored, its scores, and statistics if the recipe refits."""
         recipe, refits = self.settings, self.settings.compensate == "refit"
-        if recipe.rebase:
+        if not _is_split(model):
+            model = self._split(model)
+            if not _is_split(model):
+                raise TooMuchError("basis: no conv is left that is large enough to be split; remove fewer filters")
+        elif recipe.rebase:
             axes: Axes = "loss" if recipe.basis == "loss" else "outputs"
             model = rebase(model, self._basis_batches(), basis=axes)
         if recipe.scores == "loss":
@@ -260,10 +304,7 @@ class Pipeline:
     def prune_filters(self, state: State, method: str, ratio: float, tuning: Tuning = FULLY) -> State:
         """The state without the fraction `ratio` of its filters, ranked by the method's scores."""
         steps = state.after(Step(method, ratio))
-        self.hearer.say(f"scoring the filters by {method}")
-        device = next(state.model.parameters()).device
-        coupling = trace_coupling(state.model, torch.zeros(2, *self.spec.shape, device=device))
-        scores, statistics = self._filter_scores(state.model, method, coupling)
+        coupling, scores, statistics = self._scored_filters(state, method)
         plan = self.store.plan(
             steps, plan_filters(state.model, scores, ratio, self._filter_plan(method), coupling=coupling)
         )
@@ -273,6 +314,16 @@ class Pipeline:
                 self.hearer.say(f"  {name} keeps its filters: {reason}")
         pruned = prune_filters(state.model, plan, compensate=self.settings.filter_compensate, statistics=statistics)
         return self.tune(state, steps, pruned, plan, tuning=tuning)
+
+    def _scored_filters(self, state: State, method: str) -> ScoredFilters:
+        """The coupling and the scores of all filters; kept for the next candidate from the same state."""
+        if self._last_scored is None or self._last_scored[:2] != (state.steps, method):
+            self.hearer.say(f"scoring the filters by {method}")
+            device = next(state.model.parameters()).device
+            coupling = trace_coupling(state.model, torch.zeros(2, *self.spec.shape, device=device))
+            scored = (coupling, *self._filter_scores(state.model, method, coupling))
+            self._last_scored = (state.steps, method, scored)
+        return self._last_scored[2]
 
     def _filter_scores(
         self, model: nn.Module, method: str, coupling: Coupling
@@ -415,6 +466,10 @@ def run(
     """The result of one of the paper's frameworks; use `Pipeline` to compare several, which is faster."""
     pipeline = Pipeline(model, data, recipe, checkpoints)
     return pipeline.run(framework, basis_ratio=basis_ratio, filter_ratio=filter_ratio, iterations=iterations)
+
+
+def _is_split(model: nn.Module) -> bool:
+    return next(find_layers(model, BasisPair), None) is not None
 
 
 def _step_ratio(ratio: float, step: int, steps: int) -> float:

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias, get_args
 from basisprune.basis.decompose import Basis
 from basisprune.data.augment import Augment
 from basisprune.errors import ConfigError, nearest
-from basisprune.frameworks import FrameworkName
+from basisprune.frameworks import FrameworkName, Move
 from basisprune.plan import PlanConfig
 from basisprune.prune import Compensation
 from basisprune.training.config import TrainConfig
@@ -72,6 +72,16 @@ class Recipe:
         if faults:
             raise ConfigError.of("Recipe", faults)
 
+    def foresees(self, move: Move) -> bool:
+        """Whether the scores of all that the move prunes are in units of the loss.
+
+        >>> RECIPES["quick"].foresees(Move("both", "loss")), RECIPES["paper"].foresees(Move("filters", "l1"))
+        (True, False)
+        """
+        return ("filters" not in move.axes or move.scores == "loss") and (
+            "basis" not in move.axes or self.scores == "loss"
+        )
+
 
 PAPER_DATASETS = {
     "cifar10": (128, Augment(shift=0.15, flip=True)),
@@ -103,7 +113,7 @@ _QUICK = Recipe(
     rebase=True,
     scores="loss",
     filter_compensate="refit",
-    framework="basis+loss",
+    framework="loss+basis",
 )
 
 RECIPES = {

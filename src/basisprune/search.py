@@ -17,19 +17,21 @@ from basisprune.deploy.latency import Backend, measure_latency
 from basisprune.errors import ConfigError, TooMuchError
 from basisprune.frameworks import Framework, FrameworkName, Move, find_framework
 from basisprune.pipeline import FULLY, NOT_AT_ALL, Pipeline, State, Tuning
+from basisprune.stepping import Attempt, Stepping
 
 
 @dataclass(frozen=True)
 class SearchConfig:
     """What is pruned and how far the search goes.
 
-    `framework` prunes filters by l1, taylor, hrank or loss, the basis, or both (default: the recipe's). The search
-    first multiplies the share kept by `step` until a candidate fails, then narrows down. It ends when the share of
-    basis vectors or filters that failed is within `tolerance` of the share that passed, or at `smallest`. A candidate
-    more than `give_up_margin` below the required accuracy after an epoch is given up. With `warm_start`, a candidate
-    is pruned from the last one that passed, otherwise in one step from the unpruned network, as in the paper. With
-    `tune_fully`, all candidates are tuned for all epochs, also as in the paper. `polish` tunes the chosen network
-    again, for all epochs.
+    `framework` prunes filters by l1, taylor, hrank or loss, the basis, or both (default: the recipe's). Where scores
+    are in units of the loss, they say which share to try first, and with the accuracies of what was tried which one
+    next; otherwise the share kept is multiplied by `step` until a candidate fails, then narrowed down. The search ends
+    when the share of basis vectors or filters that failed is within `tolerance` of the share that passed, or at
+    `smallest`. A candidate more than `give_up_margin` below the required accuracy after an epoch is given up. With
+    `warm_start`, a candidate is pruned from the last one that passed, otherwise in one step from the unpruned network,
+    as in the paper; by default, only where scores do not tell the loss. With `tune_fully`, all candidates are tuned for
+    all epochs, also as in the paper. `polish` tunes the chosen network again, for all epochs.
     """
 
     framework: FrameworkName | None = None
@@ -37,7 +39,7 @@ class SearchConfig:
     tolerance: float = 0.2
     smallest: float = 0.02
     give_up_margin: float = 0.1
-    warm_start: bool = True
+    warm_start: bool | None = None
     tune_fully: bool = False
     polish: bool = True
 
@@ -109,9 +111,9 @@ class Search:
         """Tries the single candidate with the given ratios."""
         kept = dict(ALL)
         for move in self.framework.moves:
-            ratio = ratios.of(move.axis)
-            if ratio > 0:
-                state, kept[move.axis] = self.pipeline.prune(state, move, ratio), 1 - ratio
+            if any(ratios.of(axis) > 0 for axis in move.axes):
+                state = self.pipeline.remove(state, move, ratios)
+                kept |= {axis: 1 - ratios.of(axis) for axis in move.axes}
         self._judge(state, kept)
 
     def _shrink(self, start: State, budget: Budget) -> None:
@@ -126,24 +128,39 @@ class Search:
 
     def _gallop(self, start: State, kept: Shares, move: Move, tuning: Tuning) -> tuple[State, Shares]:
         """The state with the smallest share that passes, and what it keeps; `start` if none does."""
-        state, passed, failed = start, 1.0, 0.0
-        while failed < passed * (1 - self.config.tolerance) and passed > self.config.smallest:
-            share = math.sqrt(passed * failed) if failed else max(passed * self.config.step, self.config.smallest)
-            source, done = (state, passed) if self.config.warm_start else (start, 1.0)
+        stepping = self._stepping(start, move)
+        warm = stepping.outlook is None if self.config.warm_start is None else self.config.warm_start
+        state, passed = start, 1.0
+        attempts: list[Attempt] = []
+        while (share := stepping.next_share(attempts)) is not None:
+            source, done = (state, passed) if warm else (start, 1.0)
             try:
                 tried = self.pipeline.prune(source, move, round(1 - share / done, 4), tuning)
             except TooMuchError:
                 self.pipeline.hearer.say(f"{1 - share / done:.0%} cannot be removed; trying less")
-                failed = share
+                attempts.append(Attempt(share, 1.0, passed=False))
                 continue
-            if _removes_nothing(tried):
-                failed = share
+            if _removes_nothing(tried, source):
+                attempts.append(Attempt(share, 1.0, passed=False))
                 continue
-            if self._judge(tried, _multiplied(kept, move, share)).passed:
+            candidate = self._judge(tried, _multiplied(kept, move, share))
+            attempts.append(Attempt(share, candidate.drop, candidate.passed))
+            if candidate.passed:
                 state, passed = tried, share
-            else:
-                failed = share
         return state, _multiplied(kept, move, passed)
+
+    def _stepping(self, start: State, move: Move) -> Stepping:
+        """How the search for the smallest share of the move's axes goes."""
+        config, reference = self.config, self.trials[0].candidate.accuracy
+        assert isinstance(self.goal, Budget)
+        return Stepping(
+            allowed=reference - self.goal.least_accuracy(reference),
+            step=config.step,
+            # Where two axes shrink together, so does their product.
+            tolerance=1 - (1 - config.tolerance) ** (1 / len(move.axes)),
+            smallest=config.smallest,
+            outlook=self.pipeline.outlook(start, move, config.smallest),
+        )
 
     def _tuning(self, budget: Budget) -> Tuning:
         """Candidates are tuned until they are good enough or hopeless."""
@@ -165,7 +182,7 @@ class Search:
                     tried = self.pipeline.prune(state, move, round(1 - step, 4))
                 except TooMuchError:
                     break
-                if _removes_nothing(tried):
+                if _removes_nothing(tried, state):
                     break
                 state, share, kept = tried, share / step, _multiplied(kept, move, step)
                 if share >= 1.0 and more and not self._is_small_enough(state, budget):
@@ -253,10 +270,11 @@ class Search:
 
 
 def _multiplied(kept: Shares, move: Move, share: float) -> Shares:
-    """The shares, with that of the move's axis reduced further."""
-    return {**kept, move.axis: kept[move.axis] * share}
+    """The shares, with those of the move's axes reduced further."""
+    return {**kept, **{axis: kept[axis] * share for axis in move.axes}}
 
 
-def _removes_nothing(state: State) -> bool:
-    """Whether the last plan removes nothing, because a block of `round_to` is more than was requested."""
-    return bool(state.plans) and state.plans[-1].removed == 0
+def _removes_nothing(state: State, source: State) -> bool:
+    """Whether the plans since `source` remove nothing, because a block of `round_to` is more than was requested."""
+    plans = state.plans[len(source.plans) :]
+    return bool(plans) and all(plan.removed == 0 for plan in plans)

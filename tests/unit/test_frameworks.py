@@ -45,11 +45,12 @@ def test_every_framework_can_be_carried_out(name):
     for move in framework.moves:
         assert move == BASIS or move.scores in FILTER_SCORES
         assert move.axis != "basis" or framework.start == DECOMPOSED.name
+        assert move.axis != "both" or framework.start == DENSE.name
 
 
 @pytest.mark.parametrize(("given", "hint"), [("basis+tailor", "basis+taylor"), ("BASIS", "basis"), ("hrnk", "hrank")])
 def test_an_unknown_framework_is_answered_with_what_is_allowed_and_the_nearest(given, hint):
-    with pytest.raises(ConfigError, match=r"allowed are baseline, l1, .*basis\+loss\.") as error:
+    with pytest.raises(ConfigError, match=r"allowed are baseline, l1, .*loss\+basis\.") as error:
         find_framework(given)
     assert str(error.value).endswith(f"Did you mean {hint!r}?")
 

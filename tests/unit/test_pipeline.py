@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tiny import tiny_images, tiny_model, tiny_recipe, tiny_training
 from torch import nn
 
+from basisprune.budget import Ratios
 from basisprune.data import load_data
 from basisprune.frameworks import DECOMPOSED, DENSE, FRAMEWORKS, Framework, Move, Step
 from basisprune.pipeline import FULLY, NOT_AT_ALL, Pipeline, Stage, State, Tuning, _step_ratio
@@ -67,6 +68,16 @@ def test_a_move_prunes_what_it_counts_by_its_own_scores(monkeypatch):
     given.prune(state(DENSE), Move("basis", "basis"), 0.5, NOT_AT_ALL)
     given.prune(state(DENSE), Move("filters", "hrank"), 0.25)
     assert called == [("basis", 0.5, NOT_AT_ALL), ("filters", "hrank", 0.25, FULLY)]
+    called.clear()
+    given.prune(state(DENSE), Move("both", "loss"), 0.5)
+    given.remove(state(DENSE), Move("both", "loss"), Ratios(0.0, 0.25))
+    given.remove(state(DENSE), Move("both", "loss"), Ratios(0.75, 0.0))
+    assert called == [
+        ("filters", "loss", 0.5, NOT_AT_ALL),
+        ("basis", 0.5, FULLY),
+        ("filters", "loss", 0.25, FULLY),
+        ("basis", 0.75, FULLY),
+    ]
 
 
 @pytest.mark.usefixtures("one_thread")

@@ -16,6 +16,7 @@ from basisprune.candidates import Size
 from basisprune.errors import ConfigError, TooMuchError
 from basisprune.frameworks import POLISHED, Framework, Move, Step
 from basisprune.listener import Silence
+from basisprune.outlook import Outlook
 from basisprune.pipeline import FULLY, NOT_AT_ALL, Stage, State, Tuning
 from basisprune.recipes import RECIPES, Recipe
 from basisprune.search import Search, SearchConfig
@@ -38,6 +39,8 @@ class FakePipeline:
     claimed: int = 0
     tunings: list[Tuning] = field(default_factory=list)
     sources: list[tuple[float, float]] = field(default_factory=list)
+    foresees: bool = False
+    scale: float = 0.05
 
     def start(self, framework: Framework) -> State:
         return self._state((Step(framework.start),), 1.0, 1.0)
@@ -49,7 +52,8 @@ class FakePipeline:
             state.after(Step(move.scores, ratio)),
             {"basis": state.model.basis, "filters": state.model.filters},
         )
-        left[move.axis] *= 1 - ratio
+        for axis in move.axes:
+            left[axis] *= 1 - ratio
         if left["basis"] < self.least - 1e-3:
             raise TooMuchError(f"{left} is not possible")
         pruned = self._state(steps, **left)
@@ -58,6 +62,15 @@ class FakePipeline:
                 raise KeyboardInterrupt
             self.tuned.append((left["basis"], left["filters"]))
         return pruned
+
+    def remove(self, state: State, move: Move, ratios: Ratios) -> State:
+        return self.prune(state, move, ratios.of(move.axis))
+
+    def outlook(self, state: State, move: Move, smallest: float) -> Outlook | None:
+        if not self.foresees:
+            return None
+        limit = max(self.basis_limit if "basis" in move.axes else 0, self.filter_limit if "filters" in move.axes else 0)
+        return Outlook.of(lambda share: self.scale * (limit / share) ** 4, smallest)
 
     def polish(self, state: State) -> State:
         polished = self._state(state.after(POLISHED), state.model.basis, state.model.filters)
@@ -96,6 +109,25 @@ def test_the_smallest_shares_within_the_budget_are_found_to_within_the_tolerance
         assert limit - 2e-3 <= kept <= limit / 0.9 + 2e-3
     assert chosen.parameters == min(c.parameters for c in found.candidates if c.passed)
     assert len(found.candidates) <= 2 * (1 + 6 + 4)
+
+
+@settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.floats(0.03, 1), st.floats(0.005, 0.5))
+def test_a_search_that_foresees_the_loss_finds_the_limit_even_where_accuracy_falls_off_a_cliff(limit, scale):
+    pipeline = FakePipeline(limit, limit, foresees=True, scale=scale)
+    found = Search(pipeline, Budget(max_drop=0.01), SearchConfig(framework="loss+basis", tolerance=0.2)).run()
+    chosen = found.candidates[found.chosen]
+    assert chosen.passed
+    assert chosen.basis_ratio == chosen.filter_ratio
+    assert limit - 2e-3 <= 1 - chosen.basis_ratio <= limit / 0.89 + 2e-3
+    assert len(found.candidates) <= 12
+
+
+def test_candidates_start_anew_where_the_loss_is_foreseen_and_from_the_last_one_otherwise():
+    for foresees in (True, False):
+        pipeline = FakePipeline(0.2, 0.2, foresees=foresees)
+        Search(pipeline, Budget(max_drop=0.01), SearchConfig(framework="loss+basis")).run()
+        assert (set(pipeline.sources) == {(1.0, 1.0)}) == foresees
 
 
 @pytest.mark.parametrize(("warm", "sources"), [(True, [1.0, 0.5, 0.25]), (False, [1.0, 1.0, 1.0])])

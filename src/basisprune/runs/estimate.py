@@ -24,6 +24,7 @@ from basisprune.transfer.model import spec_of
 
 _STEPS = 3
 _GALLOPS = 3
+_FORESEEN = 4
 
 
 @dataclass(frozen=True)
@@ -43,21 +44,21 @@ class Estimate:
 def expected_candidates(config: RunConfig) -> int:
     """About how many networks a search tries besides the unpruned one; exact for fixed ratios.
 
-    It assumes three steps until a candidate is too small, then as many as it takes to narrow one step down to the
-    tolerance.
+    It assumes four for a move whose scores foresee the loss; otherwise three steps until a candidate is too small, then
+    as many as it takes to narrow one step down to the tolerance.
 
     >>> from basisprune.search import SearchConfig
-    >>> expected_candidates(RunConfig(search=SearchConfig(framework="basis")))
-    6
+    >>> [expected_candidates(RunConfig(search=SearchConfig(framework=name))) for name in ("basis", "basis+l1")]
+    [5, 10]
     """
-    search, goal = config.search, config.goal
-    moves = len(config.framework.moves)
+    search, goal, moves = config.search, config.goal, config.framework.moves
     if not isinstance(goal, Budget):
         return 1
     if not goal.is_about_accuracy:
-        return moves * _GALLOPS
+        return len(moves) * _GALLOPS
     narrowing = math.ceil(math.log2(max(math.log(search.step) / math.log(1 - search.tolerance), 1)))
-    return moves * (_GALLOPS + narrowing) + search.polish
+    each = (_FORESEEN if config.recipe.foresees(move) else _GALLOPS + narrowing for move in moves)
+    return sum(each) + search.polish
 
 
 def estimate(job: Job) -> Estimate:
@@ -81,15 +82,17 @@ def estimate(job: Job) -> Estimate:
 
 def seconds_to_plan(model: nn.Module, data: Splits, recipe: Recipe) -> float:
     """The seconds for all scores, measured on a few batches, and for a refit or new axes on the basis images."""
-    val = data.val or data.train
+    val, basis_images = data.val or data.train, min(recipe.basis_images, len(data.train))
     images = len(val) if recipe.score_images is None else min(recipe.score_images, len(val) // 2)
+    if recipe.scores == "loss":
+        images = basis_images
     some = _first(val, _STEPS * recipe.score_batch)
     batches = PreparedBatches(some, spec_of(model), batch_size=recipe.score_batch, prepared=recipe.train.prepared)
     start = time.perf_counter()
     mean_square_products(model, [[next(model.parameters())]], batches, F.cross_entropy)
     seconds = (time.perf_counter() - start) / len(some)
     passes = (recipe.compensate == "refit") + recipe.rebase
-    return seconds * (images + passes * min(recipe.basis_images, len(data.train)))
+    return seconds * (images + passes * basis_images)
 
 
 def seconds_per_pass(model: nn.Module, data: Splits, config: TrainConfig) -> float:

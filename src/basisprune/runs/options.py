@@ -141,7 +141,7 @@ def _goal_of(given: Mapping[str, object], faults: list[str]) -> Goal | None:
 
 def _without_a_move(ratios: Ratios, framework: Framework) -> list[str]:
     """Faults for ratios that the framework does not use."""
-    axes = {move.axis for move in framework.moves}
+    axes = {axis for move in framework.moves for axis in move.axes}
     return [
         f"{name}: {ratios.of(axis)} given, but the framework {framework.name} does not prune that; omit it"
         for name, axis in zip(RATIOS, get_args(Axis), strict=True)

@@ -12,7 +12,7 @@ def test_a_dry_run_says_what_would_be_done_and_writes_nothing(photos, tmp_path):
         "parameters",
         "train: 78 images",
         "max_drop 0.01",
-        "basis+loss",
+        "loss+basis",
         "candidates",
         "time ",
         "report.html",

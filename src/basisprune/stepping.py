@@ -1,0 +1,82 @@
+"""What a search tries next, from what it has tried: a rule without memory, so that a search can be repeated."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from basisprune.outlook import Outlook
+
+_FIRST = 6.0
+"""The expected rise of the loss, in units of the accuracy that may be lost, at which the search starts. Tuned networks
+lose about a tenth to a quarter of a point for each hundredth (experiments/search.py)."""
+
+_LEAST_ALLOWED = 0.002
+_INSIDE = 0.35  # a guess is at least so far from both ends of what is known, on a scale of logarithms
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A share that was kept, the accuracy that was lost, and whether that is within the budget."""
+
+    share: float
+    drop: float
+    passed: bool
+
+
+@dataclass(frozen=True)
+class Stepping:
+    """How a search for the smallest share goes; see `SearchConfig` for `step`, `tolerance` and `smallest`.
+
+    `allowed` is the accuracy that may be lost. Without an `outlook` the share is multiplied by `step` until a candidate
+    fails, then narrowed down.
+    """
+
+    allowed: float
+    step: float
+    tolerance: float
+    smallest: float
+    outlook: Outlook | None = None
+
+    def next_share(self, attempts: Sequence[Attempt]) -> float | None:
+        """The share to try next; None if what failed, or is expected to fail, is within the tolerance of what passed.
+
+        >>> halving = Stepping(allowed=0.01, step=0.5, tolerance=0.2, smallest=0.02)
+        >>> halving.next_share([]), halving.next_share([Attempt(0.5, 0.0, passed=True)])
+        (0.5, 0.25)
+        """
+        passed = min((attempt for attempt in attempts if attempt.passed), key=lambda one: one.share, default=None)
+        largest = 1.0 if passed is None else passed.share
+        worse = (attempt for attempt in attempts if not attempt.passed and attempt.share < largest)
+        failed = max(worse, key=lambda one: one.share, default=None)
+        if largest <= self.smallest or (failed is not None and failed.share >= largest * (1 - self.tolerance)):
+            return None
+        if self.outlook is None:
+            return math.sqrt(largest * failed.share) if failed else max(largest * self.step, self.smallest)
+        guess = self.outlook.share(self._loss(passed, failed, self.outlook))
+        if passed is not None and passed.drop >= self.allowed / 2 and guess >= largest * (1 - self.tolerance):
+            return None
+        if failed is None:
+            return max(min(guess, largest * (1 - self.tolerance)), self.smallest)
+        margin = _INSIDE * math.log(largest / failed.share)
+        return math.exp(min(max(math.log(guess), math.log(failed.share) + margin), math.log(largest) - margin))
+
+    def _loss(self, passed: Attempt | None, failed: Attempt | None, outlook: Outlook) -> float:
+        """The expected rise of the loss at which all of the allowed accuracy should be lost."""
+        allowed = max(self.allowed, _LEAST_ALLOWED)
+        if passed is None and failed is None:
+            return _FIRST * allowed
+        if failed is None:
+            assert passed is not None
+            return outlook.loss(passed.share) * max(allowed / max(passed.drop, allowed / 8), 1.0)
+        below = outlook.loss(failed.share)
+        if passed is None:
+            return below * min(max(allowed / max(failed.drop, allowed), 1 / 16), 0.5)
+        if below <= 0:
+            return 0.0
+        # Between the two, the accuracy lost is taken to be a power of the expected rise.
+        above = max(outlook.loss(passed.share), 1e-3 * below)
+        least, most = max(passed.drop, allowed / 8), max(failed.drop, 1.01 * allowed)
+        part = math.log(allowed / min(least, allowed)) / math.log(most / min(least, allowed))
+        return float(above * (below / above) ** part)

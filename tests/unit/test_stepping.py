@@ -1,0 +1,82 @@
+"""Laws of what a search tries next, on networks whose accuracy is a function of the share kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from basisprune.outlook import Outlook
+from basisprune.stepping import Attempt, Stepping
+
+ALLOWED = 0.01
+HALVING = Stepping(allowed=ALLOWED, step=0.5, tolerance=0.1, smallest=0.02)
+limits = st.floats(0.03, 0.95)
+
+
+def search(stepping: Stepping, drop: Callable[[float], float]) -> list[Attempt]:
+    """All attempts of a search on networks that lose `drop(share)`."""
+    attempts: list[Attempt] = []
+    while (share := stepping.next_share(attempts)) is not None:
+        attempts.append(Attempt(share, drop(share), passed=drop(share) <= ALLOWED))
+        assert len(attempts) < 50
+    return attempts
+
+
+def smallest(attempts: list[Attempt]) -> float:
+    return min((attempt.share for attempt in attempts if attempt.passed), default=1.0)
+
+
+def foreseeing(limit: float, steepness: float, expected: float) -> Stepping:
+    """A search whose scores expect so much of the limit, and whose losses rise with that power of the share."""
+    outlook = Outlook.of(lambda share: expected * (limit / share) ** steepness, HALVING.smallest)
+    return replace(HALVING, outlook=outlook)
+
+
+@given(limits, st.floats(2, 8), st.floats(0.005, 0.5), st.floats(0.5, 2))
+def test_the_smallest_share_is_found_with_few_attempts_where_the_loss_is_foreseen(limit, steepness, expected, power):
+    stepping = foreseeing(limit, steepness, expected)
+    attempts = search(stepping, lambda share: ALLOWED * (limit / share) ** (steepness * power))
+    assert limit * 0.999 <= smallest(attempts) <= limit / 0.9 * 1.25
+    assert len(attempts) <= 8
+
+
+def test_it_takes_half_as_many_attempts_as_halving():
+    counts = {True: 0, False: 0}
+    for limit in (0.05, 0.1, 0.2, 0.3, 0.5):
+        for expected in (0.02, 0.06, 0.2):
+            stepping = foreseeing(limit, 4, expected)
+
+            def drop(share: float, limit: float = limit) -> float:
+                return ALLOWED * (limit / share) ** 4
+
+            counts[True] += len(search(stepping, drop))
+            counts[False] += len(search(HALVING, drop))
+    assert counts[True] <= 0.5 * counts[False]
+
+
+@given(limits)
+def test_both_ways_find_a_cliff(limit):
+    def cliff(share: float) -> float:
+        return 0.0 if share >= limit else 0.5
+
+    for stepping in (HALVING, foreseeing(limit, 4, 0.06)):
+        assert limit <= smallest(search(stepping, cliff)) <= limit / 0.9 * 1.001
+
+
+def test_where_all_pass_the_smallest_is_tried_and_where_none_does_the_search_ends():
+    for stepping in (HALVING, foreseeing(0.5, 4, 0.06)):
+        assert smallest(search(stepping, lambda share: 0.0)) == pytest.approx(stepping.smallest)
+        assert smallest(search(stepping, lambda share: 1.0)) == 1.0
+
+
+@given(st.lists(st.builds(Attempt, st.floats(0.03, 0.99), st.floats(-0.1, 1), st.booleans()), max_size=6), limits)
+def test_every_share_is_inside_of_what_is_known(attempts, limit):
+    for stepping in (HALVING, foreseeing(limit, 4, 0.06), replace(HALVING, outlook=Outlook((1.0,), (0.0,)))):
+        share = stepping.next_share(attempts)
+        passed = smallest(attempts)
+        failed = max((one.share for one in attempts if not one.passed and one.share < passed), default=0.0)
+        assert share is None or max(failed, stepping.smallest * 0.999) <= share <= passed
