@@ -51,8 +51,8 @@ TUNED = replace(OURS, weight_lr=1.0)
 """The same at the rate that the sweep of ours chose, for its variants."""
 
 RIVAL = replace(OURS, norm_statistics="batch")
-"""How rivals are tuned, at the best of RIVAL_RATES: much pruned, they need new statistics, or they diverge. Where little is
-pruned, those that they have are better: that is run too."""
+"""How rivals are tuned, at the best of RIVAL_RATES: much pruned, they need new statistics, or they diverge. Where
+little is pruned, those that they have are better: that is run too."""
 
 RATES = (0.3, 1.0, 3.0)
 """`weight_lr`: the rates of the weights, in relation to their size, that are swept with seed 0."""
