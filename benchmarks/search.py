@@ -1,0 +1,107 @@
+"""How many candidates a search needs and how small it gets: steps by the expected loss against halving.
+
+    python benchmarks/search.py --assets DIR [--datasets cifar10 mnist] [--seeds 0 1] [--ways ...]
+
+EfficientNet-Lite0, 2,000 training and 1,000 validation images at 32x32, a budget of one point, the recipe `quick` with
+three passes, one thread. All ways start from the same trained network. DIR is described in benchmarks/backbones.py.
+Goes on where it was stopped; writes results/search.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from backbones import build, data
+from common import Cells
+
+from basisprune import RECIPES, evaluate
+from basisprune.budget import Budget
+from basisprune.data import take
+from basisprune.frameworks import Framework, FrameworkName, Move, find_framework
+from basisprune.outlook import Outlook
+from basisprune.pipeline import Pipeline, State
+from basisprune.search import Search, SearchConfig
+
+IMAGES, VAL_IMAGES, TEST_IMAGES, SIDE, PASSES = 2000, 1000, 5000, 32, 3
+
+
+class Blind(Pipeline):
+    """A pipeline whose searches do not know what the scores expect."""
+
+    def outlook(self, _state: State, _move: Move, _smallest: float) -> Outlook | None:
+        """Nothing."""
+        return None
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a search goes."""
+
+    framework: FrameworkName
+    pipeline: type[Pipeline] = Pipeline
+    warm_start: bool | None = None
+
+
+WAYS = {
+    "one share, by the expected loss, anew": Way("loss+basis"),
+    "one share, by the expected loss, from the last": Way("loss+basis", warm_start=True),
+    "one share, halving, from the last": Way("loss+basis", Blind),
+    "basis then filters, halving, from the last": Way("basis+loss", Blind),
+}
+
+
+def searched(way: Way, dataset: str, seed: int, assets: Path) -> dict[str, float]:
+    torch.manual_seed(seed)
+    splits, test = data(dataset, assets, images=IMAGES, test_images=TEST_IMAGES, seed=seed)
+    assert splits.val is not None
+    splits = replace(splits, val=take(splits.val, range(VAL_IMAGES)))
+    quick = RECIPES["quick"]
+    training = replace(quick.train, epochs=PASSES, seed=seed)
+    recipe = replace(quick, train=training, finetune=training)
+    model = build("efficientnet_lite0", assets, num_classes=10, input_size=SIDE)
+    pipeline = way.pipeline(model, splits, recipe, progress=False)
+    start = _start(pipeline, find_framework(way.framework))
+    before = time.process_time()
+    found = Search(pipeline, Budget(max_drop=0.01), SearchConfig(way.framework, warm_start=way.warm_start)).run()
+    seconds = time.process_time() - before
+    chosen = found.candidates[found.chosen]
+    return {
+        "candidates": len(found.candidates) - 1,
+        "parameters": chosen.parameters,
+        "multiply-adds": chosen.macs,
+        "drop": round(chosen.drop, 4),
+        "test drop": round(evaluate(start.model, test).accuracy - evaluate(found.state.model, test).accuracy, 4),
+        "seconds": round(seconds),
+    }
+
+
+def _start(pipeline: Pipeline, framework: Framework) -> State:
+    """The network that the search starts from, trained before the clock runs."""
+    pipeline.start(framework)
+    return pipeline.dense()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--assets", type=Path, required=True)
+    parser.add_argument("--datasets", nargs="+", default=["cifar10", "mnist"])
+    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    config = {"images": IMAGES, "val images": VAL_IMAGES, "test images": TEST_IMAGES, "size": SIDE, "passes": PASSES}
+    cells = Cells("search", config)
+    for seed in options.seeds:
+        for dataset in options.datasets:
+            for name in options.ways:
+                work = partial(searched, WAYS[name], dataset, seed, options.assets)
+                cells.run(f"{dataset}, {name}, seed {seed}", work)
+
+
+if __name__ == "__main__":
+    main()
