@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from basisprune.data.augment import Augment, augment, blend
 from basisprune.data.batches import PreparedBatches
-from basisprune.data.datasets import ArrayImages, FolderImages, LabelledImages, WrappedDataset, take
+from basisprune.data.datasets import ArrayImages, FolderImages, LabelledImages, take
 from basisprune.data.listing import image_files
 from basisprune.data.load import Splits, load_data
 from basisprune.data.loaders import make_loader
 from basisprune.data.prepare import prepare
+from basisprune.data.wrapped import WrappedDataset
 
 __all__ = [
     "ArrayImages",
