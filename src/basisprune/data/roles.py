@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from pathlib import Path, PurePosixPath
 from typing import cast, get_args
 
@@ -76,28 +77,23 @@ def _keys(splits: Splits, part: str, groups: Mapping[str, str]) -> list[tuple[st
 
 
 def report_shared(splits: Splits, groups: Mapping[str, str], reading: Reading, where: str) -> None:
-    """Reports images and groups that the data has in several of its parts; refuses them if that is `strict`."""
-    names, seen = names_of(splits), list(splits.parts)
-    for kind, what in ((0, "images"), (1, "groups")):
-        keys = {part: _first_of_each(splits, part, groups, kind) for part in seen}
-        for place, part in enumerate(seen):
-            for other in seen[place + 1 :]:
-                both = sorted(keys[part].keys() & keys[other].keys(), key=keys[other].__getitem__)
-                if both:
-                    reading.report(
-                        f"{where}: {len(both)} {what} of {other} are in {part} too, so that the accuracy on {other} is "
-                        "better than it will be on other images; remove them from one of the two",
-                        [f"{names[other][keys[other][key]]} and {names[part][keys[part][key]]}" for key in both],
-                    )
-
-
-def _first_of_each(splits: Splits, part: str, groups: Mapping[str, str], kind: int) -> dict[str, int]:
-    """The first image of the part with each key of a kind."""
-    first: dict[str, int] = {}
-    for index, keys in enumerate(_keys(splits, part, groups)):
-        if keys[kind]:
-            first.setdefault(keys[kind], index)
-    return first
+    """Reports images that the data has, or whose group it has, in several of its parts; refuses them with `strict`."""
+    names = names_of(splits)
+    keys = {part: _keys(splits, part, groups) for part in names}
+    for kind, what in ((0, "are exact copies of images"), (1, "are of the same groups as images")):
+        first = {part: {key[kind]: name for key, name in zip(keys[part], names[part], strict=True)} for part in names}
+        for part, other in combinations(names, 2):
+            both = [
+                f"{name} and {first[part][key[kind]]}"
+                for key, name in zip(keys[other], names[other], strict=True)
+                if key[kind] and key[kind] in first[part]
+            ]
+            if both:
+                reading.report(
+                    f"{where}: {len(both)} of {len(names[other])} images of {other} {what} of {part}, so that the "
+                    f"accuracy on {other} promises too much; remove them from one of the two",
+                    both,
+                )
 
 
 # ------------------------------------------------------------------------------------------- the manifest

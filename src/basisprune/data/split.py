@@ -150,7 +150,7 @@ def _shared_out(count: int, wanted: NDArray[np.int64], placed: NDArray[np.int64]
     """How many of `count` single images of a class go to each part, of which the first gets what the others leave."""
     given = np.zeros_like(wanted)
     for part in np.flatnonzero((placed == 0) & (wanted > 0)):  # one each, training first
-        given[part] = int(given.sum() < count)
+        given[part] += int(given.sum() < count)
     for part in range(1, len(wanted)):
         given[part] += min(max(wanted[part] - placed[part] - given[part], 0), count - given.sum())
     given[0] += count - given.sum()
@@ -190,8 +190,8 @@ def fill(splits: Splits, fractions: tuple[float, float], *, seed: int, units: La
     for name, fraction, indices in (("val", val_fraction, val), ("test", test_fraction, test)):
         if fraction > 0 and len(indices) == 0:
             raise DataError(
-                f"{where}: no class has enough images to give one to the {name} part; "
-                f"add images or pass {name}_fraction=0"
+                f"{where}: no class has enough images to give one to the {name} part (copies of an image, and images "
+                f"of one group, stay together); add images or pass {name}_fraction=0"
             )
     return replace(
         splits,

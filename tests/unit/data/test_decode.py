@@ -166,7 +166,7 @@ def test_a_missing_file_is_refused_with_its_name(tmp_path):
         one(tmp_path / "gone.jpg")
 
 
-@pytest.mark.parametrize("array", [np.zeros((8, 8), dtype=np.float32), np.full((8, 8), 70000, dtype=np.int32)])
+@pytest.mark.parametrize("array", [np.full((8, 8), -0.5, dtype=np.float32), np.full((8, 8), 70000, dtype=np.int32)])
 def test_pixels_of_unknown_range_are_refused(tmp_path, array):
     path = saved(tmp_path / "deep.tif", Image.fromarray(array))
     with pytest.raises(DataError, match=r"deep\.tif.*unknown range; convert"):

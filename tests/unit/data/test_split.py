@@ -60,8 +60,8 @@ def test_another_seed_draws_another_split():
 def test_the_description_has_a_line_for_each_part(tmp_path):
     write_images(tmp_path, {"ant": 20, "bee": 10})
     train, val = load_data(tmp_path, test_fraction=0).describe().splitlines()
-    assert train == "train: 27 images, smallest class 'bee' (9), largest 'ant' (18)"
-    assert val == "val: 3 images, smallest class 'bee' (1), largest 'ant' (2)"
+    assert train == "train: 24 images, smallest class 'bee' (8), largest 'ant' (16)"
+    assert val == "val: 6 images, smallest class 'bee' (2), largest 'ant' (4)"
 
 
 def test_classes_too_small_to_split_are_refused(tmp_path):

@@ -57,8 +57,8 @@ def test_images_are_divided_as_the_settings_say(photos):
         splits = prepare_job(tiny_model(), tiny_images(120), configure(options)).splits
         return {name: len(part) for name, part in splits.parts.items()}
 
-    assert parts() == {"train": 96, "val": 12, "test": 12}
-    assert parts(val_fraction=0.25, test_fraction=0.0) == {"train": 90, "val": 30}
+    assert parts() == {"train": 84, "val": 12, "confirm": 12, "test": 12}
+    assert parts(val_fraction=0.25, test_fraction=0.0, confirm_fraction=0.2) == {"train": 90, "val": 24, "confirm": 6}
     assert parts(limit=12)["train"] == 12
 
 
