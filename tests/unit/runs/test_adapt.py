@@ -57,7 +57,7 @@ def test_a_second_start_changes_nothing(tmp_path):
 def test_other_weights_or_images_by_the_same_name_are_refused(other, tmp_path):
     adapt(job(), tmp_path, Silence())
     before = (tmp_path / "summary.json").read_bytes()
-    with pytest.raises(CheckpointError, match="weights or images|other images"):
+    with pytest.raises(CheckpointError, match=r"weights or images|other images"):
         adapt(job(**other), tmp_path, Silence())
     assert (tmp_path / "summary.json").read_bytes() == before
 
