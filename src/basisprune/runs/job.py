@@ -17,6 +17,7 @@ from torch import nn
 from basisprune.budget import Budget
 from basisprune.data import Splits, load_data
 from basisprune.data.load import Source
+from basisprune.data.looks import random_numbers_kept
 from basisprune.data.manifest import IMAGES, Manifest, read_manifest
 from basisprune.data.opening import reread, white_of
 from basisprune.data.reading import Reading
@@ -132,16 +133,17 @@ def load_images(data: Source, size: tuple[int, int] | None, config: RunConfig, r
     """The images at that size, split according to the settings; some are set aside to confirm an accuracy budget."""
     images, goal = config.images, config.goal
     confirms = isinstance(goal, Budget) and goal.is_about_accuracy
-    return load_data(
-        data,
-        size=size,
-        val_fraction=images.val_fraction,
-        test_fraction=images.test_fraction,
-        confirm_fraction=images.confirm_fraction if confirms else 0.0,
-        limit=images.limit,
-        seed=config.seed,
-        reading=reading,
-    )
+    with random_numbers_kept():  # what a dataset draws must not decide on a new classifier
+        return load_data(
+            data,
+            size=size,
+            val_fraction=images.val_fraction,
+            test_fraction=images.test_fraction,
+            confirm_fraction=images.confirm_fraction if confirms else 0.0,
+            limit=images.limit,
+            seed=config.seed,
+            reading=reading,
+        )
 
 
 def _called(given: object) -> str:
