@@ -2,6 +2,11 @@
 
 `load_data` makes the training, validation and test parts, `make_loader` the batches of one part, and `prepare`
 turns a batch of pixels into the network's input, changed at random by `Augment` if asked.
+
+    folders, npz, builtin, wrapped -> datasets     what there is
+    opening, looks, decode                         every image once, before anything is trained
+    groups, split                                  which images go to which part
+    roles, manifest                                the parts written down, and found again
 """
 
 from __future__ import annotations
@@ -13,6 +18,7 @@ from basisprune.data.listing import image_files
 from basisprune.data.load import Splits, load_data
 from basisprune.data.loaders import make_loader
 from basisprune.data.prepare import prepare
+from basisprune.data.reading import Reading
 from basisprune.data.wrapped import WrappedDataset
 
 __all__ = [
@@ -21,6 +27,7 @@ __all__ = [
     "FolderImages",
     "LabelledImages",
     "PreparedBatches",
+    "Reading",
     "Splits",
     "WrappedDataset",
     "augment",

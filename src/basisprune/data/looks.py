@@ -72,7 +72,7 @@ def image_hash(image: object) -> str:
     """
     array = np.ascontiguousarray(image.detach().cpu().numpy() if isinstance(image, Tensor) else np.asarray(image))
     mode = image.mode if isinstance(image, Image.Image) else ""
-    digest = hashlib.sha256(f"{mode} {array.dtype} {array.shape}".encode())
+    digest = hashlib.sha256(f"{mode} {array.dtype.str} {array.shape}".encode())
     digest.update(array.tobytes())
     return digest.hexdigest()
 

@@ -84,8 +84,8 @@ def split_indices(
     for label in range(len(classes)):
         members = random.permutation(np.flatnonzero((labels == label) & (part_of < 0)))
         placed = np.bincount(part_of[(labels == label) & (part_of >= 0)], minlength=wanted.shape[1])
-        *ends, _ = np.cumsum(np.roll(_shared_out(len(members), wanted[label], placed), -1))
-        for part, chosen in zip([*range(1, wanted.shape[1]), 0], np.split(members, ends), strict=True):
+        _, *others = _shared_out(len(members), wanted[label].tolist(), placed.tolist())
+        for part, chosen in zip([*range(1, wanted.shape[1]), 0], np.split(members, np.cumsum(others)), strict=True):
             part_of[chosen] = part
     return [np.flatnonzero(part_of == part) for part in range(wanted.shape[1])]
 
@@ -132,7 +132,7 @@ def _place(
         here, counts = np.unique(labels[members], return_counts=True)
         left[here] -= 1
         ranks = []
-        for part in range(wanted.shape[1]):
+        for part in np.flatnonzero(wanted.any(0)).tolist():
             after = has[here].copy()
             after[:, part] += counts
             lacking = (after == 0) & (wanted[here] > 0)
@@ -146,14 +146,15 @@ def _place(
         part_of[members] = best
 
 
-def _shared_out(count: int, wanted: NDArray[np.int64], placed: NDArray[np.int64]) -> NDArray[np.int64]:
+def _shared_out(count: int, wanted: list[int], placed: list[int]) -> list[int]:
     """How many of `count` single images of a class go to each part, of which the first gets what the others leave."""
-    given = np.zeros_like(wanted)
-    for part in np.flatnonzero((placed == 0) & (wanted > 0)):  # one each, training first
-        given[part] += int(given.sum() < count)
-    for part in range(1, len(wanted)):
-        given[part] += min(max(wanted[part] - placed[part] - given[part], 0), count - given.sum())
-    given[0] += count - given.sum()
+    given = [0] * len(wanted)
+    for part, asked in enumerate(wanted):  # one each, training first
+        if asked > 0 and placed[part] == 0 and sum(given) < count:
+            given[part] = 1
+    for part, asked in enumerate(wanted[1:], 1):
+        given[part] += min(max(asked - placed[part] - given[part], 0), count - sum(given))
+    given[0] += count - sum(given)
     return given
 
 
