@@ -154,6 +154,7 @@ def test_a_result_can_be_saved_and_reported_later(result, tmp_path):
     assert result.save(tmp_path / "saved", onnx=False) == tmp_path / "saved"
     assert {path.name for path in (tmp_path / "saved").iterdir()} == {
         "config.yaml",
+        "images.json",
         "summary.json",
         "report.html",
         "model",
@@ -167,7 +168,7 @@ def test_a_form_that_cannot_be_written_leaves_no_old_file_and_files_of_others_st
     monkeypatch.setattr("onnxruntime.quantization.quantize_static", lambda *_given, **_options: 1 / 0)
     notes = Notes()
     result.save(tmp_path / "out", onnx=True, int8=True, listener=notes)
-    left = {"config.yaml", "summary.json", "report.html", "model", "model.onnx"}
+    left = {"config.yaml", "images.json", "summary.json", "report.html", "model", "model.onnx"}
     assert {path.name for path in (tmp_path / "out").iterdir()} == left
     assert (tmp_path / "out" / "model" / "notes.txt").read_text() == "mine"
     assert load_bundle(tmp_path / "out" / "model").classes == ("0", "1", "2")

@@ -73,7 +73,7 @@ class LabelledImages(Dataset[Item]):
         return f"{part}[{index}]"
 
     def read_as(self, size: tuple[int, int] | None, white: int | None) -> LabelledImages:  # noqa: ARG002
-        """The same images, resized to `size` and with this white where they are read from files or PIL images."""
+        """The same images, resized to `size` and with this white as they are read; None leaves either as it is."""
         return self
 
 
@@ -162,7 +162,8 @@ class FolderImages(LabelledImages):
     def read_as(self, size: tuple[int, int] | None, white: int | None) -> Self:
         """The same files."""
         other = copy.copy(self)
-        other.size, other.white = size or self.size, white
+        other.size = self.size if size is None else size
+        other.white = self.white if white is None else white
         return other
 
 

@@ -17,7 +17,8 @@ from basisprune.data.split import Splits
 from basisprune.errors import DataError
 from basisprune.listener import Listener, Silence
 
-_BLOCK = 256
+BLOCK = 256
+"""How many images are opened before somebody hears of it."""
 _MOST_THREADS = 16
 Found = TypeVar("Found")
 
@@ -41,7 +42,7 @@ def look_at(parts: Iterable[LabelledImages], listener: Listener | None = None) -
         for index, found in for_each(base, missing, base.look):
             base.looks[index] = found
             done += 1
-            if done % _BLOCK == 0 or done == total:
+            if done % BLOCK == 0 or done == total:
                 (listener or Silence()).opened(done, total)
 
 
@@ -51,8 +52,8 @@ def for_each(base: LabelledImages, indices: Sequence[int], work: Callable[[int],
     The random numbers that a dataset may draw are not missed elsewhere.
     """
     with random_numbers_kept(), ThreadPoolExecutor(min(os.cpu_count() or 1, _MOST_THREADS)) as pool:
-        for start in range(0, len(indices), _BLOCK):
-            block = indices[start : start + _BLOCK]
+        for start in range(0, len(indices), BLOCK):
+            block = indices[start : start + BLOCK]
             yield from zip(block, (pool.map if base.in_parallel else map)(work, block), strict=True)
 
 
@@ -62,6 +63,7 @@ def opened(splits: Splits, reading: Reading, where: str) -> Splits:
     Raises DataError if a class loses all its images, for deep images of several kinds, and with `strict` for the first
     of these.
     """
+    reading.hearer.say(f"{where}: opening {sum(map(len, splits.parts.values())):,} images")
     look_at(splits.parts.values(), reading.listener)
     looks = {name: looks_of(part) for name, part in splits.parts.items()}
     faults = list(dict.fromkeys(look.fault for each in looks.values() for look in each if look.fault))

@@ -22,10 +22,11 @@ from basisprune.data.manifest import (
     read_manifest,
     write_manifest,
 )
-from basisprune.data.opening import for_each, look_at, looks_of, white_of
+from basisprune.data.opening import BLOCK, for_each, look_at, looks_of, white_of
 from basisprune.data.reading import Reading
 from basisprune.data.split import Splits
 from basisprune.errors import CheckpointError, DataError
+from basisprune.files import user_path
 from basisprune.listener import Listener, Silence
 
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -55,8 +56,9 @@ def groups_of(splits: Splits, path: str | os.PathLike[str] | None) -> dict[str, 
     """The group of each image that has one, by its name: as the file says, or else as the data says itself."""
     names = names_of(splits)
     if path is not None:
-        groups = read_groups(Path(path))
-        refuse_unknown(groups, [name for each in names.values() for name in each], Path(path))
+        file = user_path(path, "groups")
+        groups = read_groups(file)
+        refuse_unknown(groups, [name for each in names.values() for name in each], file)
         return groups
     return {
         name: group
@@ -225,5 +227,6 @@ def _changed(part: LabelledImages, entries: Sequence[Entry], listener: Listener)
             faults.append(f"{entry.name}: replaced, its content is another one")
         else:
             base.looks[index] = Look(found)
-        listener.opened(done, len(expected))
+        if done % BLOCK == 0 or done == len(expected):
+            listener.opened(done, len(expected))
     return faults

@@ -94,7 +94,7 @@ class WrappedDataset(LabelledImages):
     def read_as(self, size: tuple[int, int] | None, white: int | None) -> Self:  # noqa: ARG002
         """The same items."""
         other = copy.copy(self)
-        other.size = size or self.size
+        other.size = self.size if size is None else size
         return other
 
     @cached_property

@@ -79,6 +79,7 @@ class Compressed:
         """
         hears = listener or Silence()
         OutputFolder(Path(folder)).claim(self.summary.config, hears)
+        keep_images(Path(folder), self.data, hears)
         deliver(self.summary, self._delivery(onnx=onnx, int8=int8), Path(folder), hears)
         return Path(folder)
 

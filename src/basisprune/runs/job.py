@@ -103,7 +103,7 @@ def _new_network(model: str | nn.Module, read: _Read, config: RunConfig) -> tupl
     splits = read(None if side is None else (side, side))
     by_name = isinstance(model, str) and ":" not in model
     network = transfer_model(model, splits.num_classes, pretrained=config.pretrained and by_name, input_size=side)
-    return _with_white(network, splits), reread(splits, size=network.input_spec.size, white=white_of(splits))
+    return _with_white(network, splits), reread(splits, size=network.input_spec.size)
 
 
 def _with_white(network: nn.Module, splits: Splits) -> nn.Module:

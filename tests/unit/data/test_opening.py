@@ -45,7 +45,8 @@ def test_a_damaged_image_is_left_out_and_told(tmp_path):
     splits = load_data(tmp_path, reading=Reading(listener=notes))
     assert sum(sizes(splits).values()) == 19
     assert all(len(part[index][0]) == 3 for part in splits.parts.values() for index in range(len(part)))
-    (line,) = notes.lines
+    first, line = notes.lines
+    assert first == f"{tmp_path}: opening 21 images"
     assert all(said in line for said in ("2 images cannot be used and are left out", "3.png", "notes.jpg"))
     assert notes.progress == [(21, 21)]
 
@@ -73,7 +74,7 @@ def test_a_file_whose_name_is_no_utf8_is_left_out(tmp_path):
     os.rename(tmp_path / "ant" / "0.png", odd)
     notes = Notes()
     assert sum(sizes(load_data(tmp_path, reading=Reading(listener=notes))).values()) == 9
-    assert r"\xff.png: the name of the file is not valid UTF-8" in notes.lines[0]
+    assert r"\xff.png: the name of the file is not valid UTF-8" in notes.lines[1]
 
 
 @pytest.mark.parametrize(
@@ -97,7 +98,7 @@ def test_all_deep_images_of_a_dataset_are_scaled_by_one_white_which_is_said(tmp_
     for image, label in splits.train:
         assert abs(image[0, 0, 0].item() - values[label] * 255 / white) <= 0.5
     assert white_of(splits) == white
-    assert [f"{white} is taken as white" in line for line in notes.lines] == [True]
+    assert [f"{white} is taken as white" in line for line in notes.lines] == [False, True]
 
 
 def test_deep_images_of_two_kinds_are_refused(tmp_path):

@@ -62,7 +62,7 @@ def test_images_that_the_data_has_in_several_parts_are_reported_and_refused_with
     shutil.copy(tmp_path / "train" / "ant" / "1.png", tmp_path / "test" / "bee" / "9.png")
     notes = Notes()
     assert sizes(load_data(tmp_path, reading=Reading(listener=notes))) == {"train": 10, "val": 10, "test": 11}
-    (line,) = notes.lines
+    _, line = notes.lines
     assert "1 of 11 images of test are exact copies of images of train" in line
     assert "test/bee/9.png and train/ant/1.png" in line
     with pytest.raises(DataError, match=r"9\.png and train/ant/1\.png"):
