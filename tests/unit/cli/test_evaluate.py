@@ -50,6 +50,20 @@ def test_evaluating_on_classes_that_the_model_does_not_know_is_refused(compresse
     assert (result.exit_code, "'violet'" in result.stderr) == (1, True)
 
 
+def test_every_role_is_written_down_and_can_be_evaluated(compressed):
+    folder, _ = compressed
+    parts = json.loads((folder / "images.json").read_text())["images"]["parts"]
+    assert {role: len(entries) for role, entries in parts.items()} == {
+        "train": 78,
+        "val": 15,
+        "confirm": 15,
+        "test": 12,
+    }
+    assert len({name for entries in parts.values() for name, *_ in entries}) == 120
+    found = json.loads(invoke("evaluate", folder, "--part", "confirm", "--json").stdout)
+    assert (found["part"], found["images"]) == ("confirm", 15)
+
+
 @pytest.fixture
 def trained(photos, tmp_path):
     """A trained network, and its photos in a folder of their own."""
