@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -77,7 +77,7 @@ def load_any(path: str | Path, *, trust_remote_code: bool = False) -> Loaded:
     if (path / CONFIG).is_file():
         if not holds_bundle(path / BUNDLE):
             raise BundleError(f"{path}: this run has not written its model yet; run its command again to finish it")
-        return _from_bundle(path / BUNDLE, read_settings(path / CONFIG), trust_remote_code)
+        return replace(_from_bundle(path / BUNDLE, read_settings(path / CONFIG), trust_remote_code), folder=path)
     raise BundleError(
         f"{path}: {'is not a result' if path.exists() else 'does not exist'}; pass the output folder of compress or "
         "train, its model/ folder, or an .onnx file"
