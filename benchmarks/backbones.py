@@ -64,7 +64,7 @@ def keras_resnet50(assets: Path) -> Any:
 
 def data(dataset: str, assets: Path, *, images: int, test_images: int, seed: int) -> tuple[Splits, LabelledImages]:
     """The dataset with so many training images, and so many of its test images."""
-    splits = load_data(assets / "data" / f"{dataset}.npz", limit=images, seed=seed)
+    splits = load_data(assets / "data" / f"{dataset}.npz", val_fraction=0.1, limit=images, seed=seed)
     assert splits.test is not None
     return splits, take(splits.test, range(test_images))
 

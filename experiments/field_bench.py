@@ -173,7 +173,7 @@ class Bench:
 
 @cache
 def _images(dataset: str, assets: Path, seed: int) -> Splits:
-    splits = load_data(assets / "data" / f"{dataset}.npz", limit=IMAGES, seed=seed)
+    splits = load_data(assets / "data" / f"{dataset}.npz", val_fraction=0.1, limit=IMAGES, seed=seed)
     assert splits.val is not None
     assert splits.test is not None
     return replace(splits, val=take(splits.val, range(VAL_IMAGES)), test=take(splits.test, range(TEST_IMAGES)))

@@ -47,7 +47,7 @@ RESULTS = Path(__file__).parent / "results"
 
 def load(dataset: str, assets: Path, protocol: Protocol, seed: int) -> Splits:
     """The dataset's parts, as many images of each as the protocol says."""
-    splits = load_data(assets / "data" / f"{dataset}.npz", limit=protocol.images, seed=seed)
+    splits = load_data(assets / "data" / f"{dataset}.npz", val_fraction=0.1, limit=protocol.images, seed=seed)
     assert splits.val is not None
     assert splits.test is not None
     val = splits.val if protocol.val_images is None else take(splits.val, range(protocol.val_images))

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from basisprune.data import Splits, load_data
 from basisprune.errors import DataError
@@ -15,11 +16,13 @@ SHADES = {"ant": 10, "bee": 120, "cat": 240}
 
 
 def write_images(folder: Path, counts: dict[str, int]) -> Path:
-    """A folder of class folders; the shade of an image tells its class."""
+    """A folder of class folders; the shade of an image tells its class, and no file is a copy of another."""
     for name, count in counts.items():
         (folder / name).mkdir(parents=True, exist_ok=True)
         for number in range(count):
-            Image.new("RGB", (6, 5), (SHADES.get(name, 0),) * 3).save(folder / name / f"{number}.png")
+            said = PngInfo()
+            said.add_text("name", f"{folder.name}/{name}/{number}")
+            Image.new("RGB", (6, 5), (SHADES.get(name, 0),) * 3).save(folder / name / f"{number}.png", pnginfo=said)
     return folder
 
 

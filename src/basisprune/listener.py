@@ -41,6 +41,9 @@ class Listener(Protocol):
     def say(self, line: str) -> None:
         """Called with a message about what is happening."""
 
+    def opened(self, done: int, total: int) -> None:
+        """Called while images are opened for the first time, with how many of them are done."""
+
     def judged(self, candidate: Tried) -> None:
         """Called when a candidate of a search has been judged."""
 
@@ -52,6 +55,9 @@ class Silence:
     """The listener that ignores everything."""
 
     def say(self, line: str) -> None:
+        """Does nothing."""
+
+    def opened(self, done: int, total: int) -> None:
         """Does nothing."""
 
     def judged(self, candidate: Tried) -> None:

@@ -9,12 +9,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeVar
 
-import numpy as np
 import torch
 from accelerate import PartialState
 from torch import nn
 
 from basisprune.data import Splits
+from basisprune.data.roles import manifest_of
 from basisprune.errors import CheckpointError, PlanError
 from basisprune.files import write_text
 from basisprune.frameworks import Steps
@@ -97,7 +97,7 @@ def fingerprint(model: nn.Module, splits: Splits) -> dict[str, object]:
         "input": asdict(spec_of(model)),
         "classes": list(splits.classes),
         "weights": _weights_digest(model),
-        "data": _data_digest(splits),
+        "images": manifest_of(splits).digest,
     }
 
 
@@ -107,15 +107,4 @@ def _weights_digest(model: nn.Module) -> str:
     for name, tensor in sorted(model.state_dict().items()):
         if not name.startswith("classifier."):
             digest.update(name.encode() + tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:16]
-
-
-def _data_digest(splits: Splits) -> str:
-    """A fingerprint of the split: all labels in order, and some images of each part."""
-    digest = hashlib.sha256()
-    for part in (splits.train, splits.val, splits.test):
-        if part is not None:
-            digest.update(np.asarray(part.labels, dtype=np.int64).tobytes())
-            for index in range(0, len(part), max(1, len(part) // 8)):
-                digest.update(np.ascontiguousarray(part[index][0]).tobytes())
     return digest.hexdigest()[:16]

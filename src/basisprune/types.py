@@ -16,6 +16,7 @@ Option: TypeAlias = str | int | float | bool | None
 """What a plan says of how it was made."""
 
 Value = TypeVar("Value", bound="JsonValue")
+_WHITEST = 65535  # of 16 bits
 
 
 def dotted(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
@@ -70,6 +71,9 @@ def _are_finite(values: object) -> bool:
 class InputSpec(JsonValue):
     """How a network wants its images: a float tensor (N, channels, *size), `(pixel / 255 - mean) / std`.
 
+    `white` is the value that counts as white in image files of more than 8 bits, which are scaled by it to 0..255; None
+    where the network has seen no such files.
+
     >>> InputSpec(size=(224, 224), mean=(0.5,) * 3, std=(0.5,) * 3).shape
     (3, 224, 224)
     """
@@ -78,9 +82,12 @@ class InputSpec(JsonValue):
     mean: tuple[float, ...]
     std: tuple[float, ...]
     interpolation: str = "bilinear"
+    white: int | None = None
 
     def __post_init__(self) -> None:
         faults = []
+        if self.white is not None and not (isinstance(self.white, int) and 1 <= self.white <= _WHITEST):
+            faults.append(f"white: {self.white!r} given; None or a whole number from 1 to {_WHITEST} is needed")
         if not _are_finite(self.size) or [isinstance(side, int) and side > 0 for side in self.size] != [True, True]:
             faults.append(f"size: {self.size} given; (height, width) in pixels is needed")
         for name, values in (("mean", self.mean), ("std", self.std)):

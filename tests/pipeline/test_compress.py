@@ -115,8 +115,9 @@ def test_the_summary_survives_json_and_tells_what_happened(result):
 
 def test_the_folder_holds_everything_and_a_second_start_changes_nothing(tmp_path):
     first = run(tmp_path / "out", onnx=True, int8=True)
-    names = {"config.yaml", "summary.json", "report.html", "model", "model.onnx", "model.int8.onnx", "candidates"}
-    assert {path.name for path in (tmp_path / "out").iterdir()} == names
+    names = {"config.yaml", "images.json", "summary.json", "report.html", "model", "candidates"}
+    exported = {"model.onnx", "model.int8.onnx"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == names | exported
     summary = RunSummary.read(tmp_path / "out" / "summary.json")
     assert summary == first.summary
     assert {(row.backend, row.batch_size) for row in summary.latency.rows} == {
@@ -129,7 +130,7 @@ def test_the_folder_holds_everything_and_a_second_start_changes_nothing(tmp_path
     assert torch.equal(bundle.model(images), first.model(images))
     assert (bundle.classes, bundle.metrics["verdict"]) == (("0", "1", "2"), summary.verdict)
     again = run(tmp_path / "out")
-    assert {path.name for path in (tmp_path / "out").iterdir()} == names - {"model.onnx", "model.int8.onnx"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == names
     assert again.history == first.history
     assert not differing(again.model, first.model)
 
@@ -153,6 +154,7 @@ def test_a_result_can_be_saved_and_reported_later(result, tmp_path):
     assert result.save(tmp_path / "saved", onnx=False) == tmp_path / "saved"
     assert {path.name for path in (tmp_path / "saved").iterdir()} == {
         "config.yaml",
+        "images.json",
         "summary.json",
         "report.html",
         "model",
@@ -166,7 +168,7 @@ def test_a_form_that_cannot_be_written_leaves_no_old_file_and_files_of_others_st
     monkeypatch.setattr("onnxruntime.quantization.quantize_static", lambda *_given, **_options: 1 / 0)
     notes = Notes()
     result.save(tmp_path / "out", onnx=True, int8=True, listener=notes)
-    left = {"config.yaml", "summary.json", "report.html", "model", "model.onnx"}
+    left = {"config.yaml", "images.json", "summary.json", "report.html", "model", "model.onnx"}
     assert {path.name for path in (tmp_path / "out").iterdir()} == left
     assert (tmp_path / "out" / "model" / "notes.txt").read_text() == "mine"
     assert load_bundle(tmp_path / "out" / "model").classes == ("0", "1", "2")

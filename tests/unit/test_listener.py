@@ -23,5 +23,6 @@ def test_every_listener_takes_every_call(kind, call):
 def test_silence_says_nothing(capsys):
     silence = Silence()
     silence.say("a line")
+    silence.opened(1, 2)
     silence.trained(TrainingStep(0, 2, 1, 4, 0.25, 2.0, 1.0, 8, 0.5, 0.5))
     assert capsys.readouterr() == ("", "")

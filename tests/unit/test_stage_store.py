@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from tiny import tiny_images, tiny_model
 
+from basisprune.data import ArrayImages, load_data
 from basisprune.errors import CheckpointError
 from basisprune.frameworks import DECOMPOSED, DENSE, POLISHED, Step
 from basisprune.plan import plan_basis
-from basisprune.stage_store import StageStore
+from basisprune.stage_store import StageStore, fingerprint
 from basisprune.types import BasisPlan, LayerScores, Scores
 
 HALF = (DECOMPOSED, Step("basis", 0.5))
@@ -65,3 +67,14 @@ def test_without_a_root_nothing_is_kept():
     assert folder.path((DENSE,), ".pt") is None
     assert [folder.number((DENSE,), "latency", lambda n=n: n) for n in (1.0, 2.0)] == [1.0, 2.0]
     assert folder.plan(HALF, plan(0.25)) == plan(0.25)
+
+
+def test_a_fingerprint_tells_every_image_apart():
+    images = tiny_images(90)
+    pixels = images.images.permute(0, 2, 3, 1).numpy().copy()
+    same = ArrayImages(pixels, images.labels)
+    expected = fingerprint(tiny_model(), load_data(images))
+    assert fingerprint(tiny_model(), load_data(same)) == expected
+    assert fingerprint(tiny_model(), load_data(images, seed=1)) != expected
+    pixels[45, 0, 0, 0] ^= 1
+    assert fingerprint(tiny_model(), load_data(ArrayImages(pixels, images.labels))) != expected

@@ -193,5 +193,21 @@ TestFraction = Annotated[
     float,
     typer.Option(parser=fraction, metavar="PERCENT", help="Held out for the final test if the data has no test/."),
 ]
+ConfirmFraction = Annotated[
+    float,
+    typer.Option(
+        parser=fraction,
+        metavar="PERCENT",
+        help="Share of the validation images that nothing looks at before they confirm an accuracy budget.",
+    ),
+]
+Groups = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="A CSV file of file,group: images of one group are never divided."),
+]
+Strict = Annotated[
+    bool,
+    typer.Option("--strict", help="Refuse damaged images, and images in several parts, instead of reporting them."),
+]
 Limit = Annotated[int | None, typer.Option(help="Train on at most this many images.")]
 Seed = Annotated[int, typer.Option(help="Random seed for the split, initialisation and training.")]

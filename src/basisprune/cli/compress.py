@@ -11,8 +11,10 @@ from basisprune.cli.common import (
     INTERRUPTED,
     NOT_KEPT,
     ConfigFile,
+    ConfirmFraction,
     Data,
     Epochs,
+    Groups,
     Json,
     Limit,
     Model,
@@ -21,6 +23,8 @@ from basisprune.cli.common import (
     RecipeOption,
     Seed,
     Size,
+    Strict,
+    Teller,
     TestFraction,
     TrustCode,
     ValFraction,
@@ -75,9 +79,12 @@ def compress(
     search: Annotated[Any, typer.Option(parser=as_given, hidden=True)] = None,
     size: Size = None,
     pretrained: Pretrained = True,
-    val_fraction: ValFraction = 0.1,
+    val_fraction: ValFraction = 0.2,
     test_fraction: TestFraction = 0.1,
+    confirm_fraction: ConfirmFraction = 0.5,
     limit: Limit = None,
+    groups: Groups = None,
+    strict: Strict = False,
     onnx: Annotated[
         bool | None, typer.Option(help="Also write model.onnx (default: if its packages are installed).")
     ] = None,
@@ -113,13 +120,13 @@ def compress(
         from basisprune.training.progress import SearchProgress
 
         config = configure(_options(ctx))
-        job = prepare_job(model, data, config)
         if dry_run:
             from basisprune.cli.dry_run import show_plan
 
-            show_plan(job, output, as_json=as_json)
+            show_plan(prepare_job(model, data, config, output=output, listener=Teller()), output, as_json=as_json)
             return
         with SearchProgress(1 + expected_candidates(config), config.recipe.finetune.epochs, tell) as bar:
+            job = prepare_job(model, data, config, output=output, listener=bar)
             result = run_job(job, output=output, listener=bar, command=command_line())
     finish(result.summary, output, as_json=as_json)
 

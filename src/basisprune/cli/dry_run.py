@@ -55,7 +55,7 @@ def show_plan(job: Job, output: Path, *, as_json: bool) -> None:
         f"search   about {time.candidates} candidates",
         f"time     at most about {duration(time.total)} on this machine: {duration(time.reference)} for the unpruned "
         f"model, {duration(time.candidate)} per candidate",
-        f"output   {output}: config.yaml, summary.json, report.html, model/, model.onnx, candidates/",
+        f"output   {output}: config.yaml, images.json, summary.json, report.html, model/, model.onnx, candidates/",
         "nothing was written",
     ]
     typer.echo("\n".join(lines))

@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from basisprune.cli.common import ConfigFile, Json, TrustCode, show_json, told_errors
+from basisprune.cli.common import ConfigFile, Json, Teller, TrustCode, show_json, told_errors
 
-Part = Literal["train", "val", "test", "all"]
+Part = Literal["train", "val", "confirm", "test", "all"]
 
 
 def evaluate(
@@ -37,7 +37,7 @@ def evaluate(
         from basisprune.runs.accuracy import accuracy_on
         from basisprune.runs.load import load_any
 
-        found = accuracy_on(load_any(result, trust_remote_code=trust_code), data, part)
+        found = accuracy_on(load_any(result, trust_remote_code=trust_code), data, part, listener=Teller())
     if as_json:
         show_json({"result": str(result), **asdict(found)})
         return

@@ -10,6 +10,7 @@ from basisprune.cli.common import (
     ConfigFile,
     Data,
     Epochs,
+    Groups,
     Json,
     Limit,
     Model,
@@ -18,6 +19,7 @@ from basisprune.cli.common import (
     RecipeOption,
     Seed,
     Size,
+    Strict,
     Teller,
     TestFraction,
     TrustCode,
@@ -36,9 +38,11 @@ def train(
     epochs: Epochs = None,
     size: Size = None,
     pretrained: Pretrained = True,
-    val_fraction: ValFraction = 0.1,
+    val_fraction: ValFraction = 0.2,
     test_fraction: TestFraction = 0.1,
     limit: Limit = None,
+    groups: Groups = None,
+    strict: Strict = False,
     seed: Seed = 0,
     trust_code: TrustCode = False,
     as_json: Json = False,
@@ -61,7 +65,8 @@ def train(
         from basisprune.runs.options import Options, configure
 
         given = {name: value for name, value in ctx.params.items() if name in Options.__annotations__}
-        job = prepare_job(model, data, configure(cast("Options", given)))
+        config = configure(cast("Options", {**given, "confirm_fraction": 0.0}))  # there is no budget to confirm
+        job = prepare_job(model, data, config, output=output, listener=Teller())
         summary = adapt(job, output, Teller(), command=command_line())
     if as_json:
         typer.echo(summary.to_json())

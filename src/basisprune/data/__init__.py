@@ -2,17 +2,24 @@
 
 `load_data` makes the training, validation and test parts, `make_loader` the batches of one part, and `prepare`
 turns a batch of pixels into the network's input, changed at random by `Augment` if asked.
+
+    folders, npz, builtin, wrapped -> datasets     what there is
+    opening, looks, decode                         every image once, before anything is trained
+    groups, split                                  which images go to which part
+    roles, manifest                                the parts written down, and found again
 """
 
 from __future__ import annotations
 
 from basisprune.data.augment import Augment, augment, blend
 from basisprune.data.batches import PreparedBatches
-from basisprune.data.datasets import ArrayImages, FolderImages, LabelledImages, WrappedDataset, take
+from basisprune.data.datasets import ArrayImages, FolderImages, LabelledImages, take
 from basisprune.data.listing import image_files
 from basisprune.data.load import Splits, load_data
 from basisprune.data.loaders import make_loader
 from basisprune.data.prepare import prepare
+from basisprune.data.reading import Reading
+from basisprune.data.wrapped import WrappedDataset
 
 __all__ = [
     "ArrayImages",
@@ -20,6 +27,7 @@ __all__ = [
     "FolderImages",
     "LabelledImages",
     "PreparedBatches",
+    "Reading",
     "Splits",
     "WrappedDataset",
     "augment",

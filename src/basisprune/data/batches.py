@@ -37,7 +37,7 @@ class PreparedBatches:
             None if limit is None else whole("limit", limit, 1, 1 << 40),
         )
         check("PreparedBatches", faults)
-        self.loader = make_loader(data, batch_size, shuffle=shuffle, seed=seed)
+        self.loader = make_loader(data, batch_size, shuffle=shuffle, seed=seed, size=spec.size)
         self.spec, self.prepared = spec, prepared
         self.limit = math.inf if limit is None else limit
 

@@ -11,8 +11,9 @@ import torchvision
 from numpy.typing import NDArray
 from torch import Tensor
 
-from basisprune.data.datasets import ArrayImages, LabelledImages, WrappedDataset
+from basisprune.data.datasets import ArrayImages, LabelledImages
 from basisprune.data.split import Splits
+from basisprune.data.wrapped import WrappedDataset
 from basisprune.errors import DataError, nearest
 
 # How each one names its parts: the arguments beside `root` and `download`.

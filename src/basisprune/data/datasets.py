@@ -1,22 +1,24 @@
-"""Labelled images, in memory, in files or in somebody else's dataset."""
+"""Labelled images, in memory and in files."""
 
 from __future__ import annotations
 
-import operator
+import copy
+import os
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset, Subset
+from torch.utils.data import Dataset
 
 from basisprune.data.arguments import check, image_size
 from basisprune.data.arrays import Labels, as_labels, as_pixels, read_only
-from basisprune.data.decode import decode, to_pixels
+from basisprune.data.decode import decode
+from basisprune.data.looks import Look, file_hash, image_hash, look_at_file
 from basisprune.errors import DataError
 
 Item = tuple[Tensor, int]
@@ -27,11 +29,15 @@ class LabelledImages(Dataset[Item]):
     """A dataset that yields (image, label) and knows all its labels and the names of its classes.
 
     An image is a tensor (C, H, W): uint8 in 0..255, or floats as the user's own dataset yields them. `labels`
-    is a read-only int64 array; a label is an index into `classes`.
+    is a read-only int64 array; a label is an index into `classes`. `groups` names what an image belongs to, a patient
+    or a scene, where that is known.
     """
 
     labels: Labels
     classes: tuple[str, ...]
+    groups: tuple[str, ...] | None = None
+    in_parallel: bool = True
+    """Whether several threads may look at its images at once."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -42,6 +48,33 @@ class LabelledImages(Dataset[Item]):
     def __getitems__(self, indices: Sequence[int]) -> list[Item]:
         """The items of a whole batch; PyTorch's loaders ask for them all at once."""
         return [self[index] for index in indices]
+
+    @cached_property
+    def looks(self) -> dict[int, Look]:
+        """What is known of the images that were looked at so far, by index."""
+        return {}
+
+    def look(self, index: int) -> Look:
+        """What opening an image shows."""
+        try:
+            return Look(image_hash(self[index][0]))
+        except DataError as error:
+            return Look(fault=str(error))
+
+    def content_hash(self, index: int) -> str:
+        """The hash that `look` gives; raises DataError for an image that cannot be had."""
+        found = self.look(index)
+        if found.fault:
+            raise DataError(found.fault)
+        return found.sha256
+
+    def called(self, index: int, part: str) -> str:
+        """The name of an image in a manifest; `part` is the part of the data that the dataset is."""
+        return f"{part}[{index}]"
+
+    def read_as(self, size: tuple[int, int] | None, white: int | None) -> LabelledImages:  # noqa: ARG002
+        """The same images, resized to `size` and with this white as they are read; None leaves either as it is."""
+        return self
 
 
 class ArrayImages(LabelledImages):
@@ -54,17 +87,21 @@ class ArrayImages(LabelledImages):
     (3, ('0', '1', '2'), torch.Size([3, 8, 8]), 2)
     """
 
+    in_parallel = False  # a hash takes less time than to hand it to a thread
+
     def __init__(
         self,
         images: NDArray[np.generic] | Tensor,
         labels: object,
         classes: Sequence[str] | None = None,
         *,
+        groups: object = None,
         name: str = "ArrayImages",
     ) -> None:
         self.images = as_pixels(images, name)
         self.labels = as_labels(labels, len(self.images), name)
-        self.classes = _numbered(self.labels, name) if classes is None else tuple(classes)
+        self.classes = numbered(self.labels, name) if classes is None else tuple(classes)
+        self.groups = None if groups is None else as_groups(groups, len(self.images), name)
         _check_range(self.labels, self.classes, name)
 
     def __getitem__(self, index: int) -> Item:
@@ -79,7 +116,9 @@ class ArrayImages(LabelledImages):
 class FolderImages(LabelledImages):
     """Images in files, decoded when asked for: RGB, upright, resized to `size` (height, width).
 
-    Raises DataError, which names the file, when an image turns out to be damaged or none.
+    `root` is the folder that the names of the files start from in a manifest, `white` what counts as white in images of
+    more than 8 bits (None: what each suggests itself). Raises DataError, which names the file, when an image turns out
+    to be damaged or none.
     """
 
     def __init__(
@@ -87,6 +126,9 @@ class FolderImages(LabelledImages):
         files: Iterable[tuple[str | Path, int]],
         classes: Sequence[str],
         size: tuple[int, int] = (224, 224),
+        *,
+        root: Path | None = None,
+        white: int | None = None,
     ) -> None:
         check("FolderImages", (image_size("size", size),))
         try:
@@ -96,104 +138,33 @@ class FolderImages(LabelledImages):
         self.paths = tuple(path for path, _ in listed)
         self.labels = as_labels([label for _, label in listed], len(listed), "FolderImages")
         self.classes = tuple(classes)
-        self.size = size
+        self.size, self.root, self.white = size, root, white
         _check_range(self.labels, self.classes, "FolderImages")
 
     def __getitem__(self, index: int) -> Item:
-        return decode(self.paths[index], self.size), int(self.labels[index])
+        return decode(self.paths[index], self.size, self.white), int(self.labels[index])
 
+    def look(self, index: int) -> Look:
+        """What opening the file shows."""
+        path = self.paths[index]
+        if _shown(path) != str(path):
+            return Look(fault=f"{_shown(path)}: the name of the file is not valid UTF-8; rename it")
+        return look_at_file(path)
 
-class WrappedDataset(LabelledImages):
-    """Any map-style PyTorch dataset of (image, label).
+    def content_hash(self, index: int) -> str:
+        """The hash of the file's content; nothing is decoded."""
+        return file_hash(self.paths[index])
 
-    An image is a PIL image (turned to RGB, and resized to `size` if that is given), an array (H, W) or
-    (H, W, C), or a tensor (C, H, W); arrays and tensors are uint8 or floats. Labels are read from `targets`,
-    `labels` or `y` where the dataset has them and they agree with what it yields; otherwise it is gone
-    through once, when they are first needed. Raises DataError with the index of an item that is wrong.
+    def called(self, index: int, part: str) -> str:  # noqa: ARG002
+        """The path of the file from the root."""
+        return below(self.paths[index], self.root)
 
-    >>> images = torch.zeros(2, 3, 4, 4, dtype=torch.uint8)
-    >>> wrapped = WrappedDataset(torch.utils.data.TensorDataset(images, torch.tensor([1, 0])))
-    >>> wrapped.labels, wrapped.classes, wrapped[0][1]
-    (array([1, 0]), ('0', '1'), 1)
-    """
-
-    def __init__(
-        self,
-        dataset: Dataset[object],
-        classes: Sequence[str] | None = None,
-        *,
-        size: tuple[int, int] | None = None,
-        name: str = "dataset",
-    ) -> None:
-        map_style = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
-        if not map_style or isinstance(dataset, IterableDataset):
-            raise DataError(
-                f"{name}: {type(dataset).__name__} given, a map-style dataset is needed, with __len__ and __getitem__"
-            )
-        self.dataset = dataset
-        self.size = size
-        self.name = name
-        if classes is not None:
-            self.classes = tuple(classes)
-
-    def __len__(self) -> int:
-        return len(self.dataset)  # type: ignore[arg-type]
-
-    def __getitem__(self, index: int) -> Item:
-        image, label = self._read(index)
-        if not 0 <= label < len(self.classes):
-            raise DataError(f"{self.name}: item {index}: label {label} given, 0..{len(self.classes) - 1} is allowed")
-        return self._to_tensor(image, index), label
-
-    @cached_property
-    def labels(self) -> Labels:  # type: ignore[override]
-        """The label of every item."""
-        count = len(self)
-        listed = _listed_labels(self.dataset)
-        if listed is None or any(
-            self._read(index)[1] != listed[index] for index in {0, count // 2, count - 1} if count > 0
-        ):
-            listed = as_labels([self._read(index)[1] for index in range(count)], count, self.name)
-        negative = np.flatnonzero(listed < 0)
-        if len(negative) > 0:
-            raise DataError(f"{self.name}: item {negative[0]}: label {listed[negative[0]]} given, 0 or more is needed")
-        return read_only(listed)
-
-    @cached_property
-    def classes(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The names that the dataset gives its classes, or "0", "1", ... up to the largest label."""
-        names = declared_classes(self.dataset)
-        return names if len(names) > self.labels.max(initial=-1) else _numbered(self.labels, self.name)
-
-    def _read(self, index: int) -> tuple[object, int]:
-        try:
-            item = self.dataset[index]
-        except (Exception, SystemExit) as error:
-            if isinstance(error, IndexError) and index >= len(self):
-                raise  # it ends a loop over the items
-            said = "it ends the program" if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}"
-            raise DataError(f"{self.name}: item {index}: cannot be had from the dataset ({said})") from error
-        if not isinstance(item, tuple | list) or len(item) != 2:
-            raise DataError(f"{self.name}: item {index}: {type(item).__name__} given, (image, label) is needed")
-        image, label = item
-        try:
-            return image, operator.index(label)
-        except TypeError as error:
-            raise DataError(f"{self.name}: item {index}: label {label!r} given, an integer is needed") from error
-
-    def _to_tensor(self, image: object, index: int) -> Tensor:
-        if isinstance(image, Image.Image):
-            return to_pixels(image, self.size)
-        tensor = _from_array(image) if isinstance(image, np.ndarray) and image.dtype.kind in "uf" else image
-        if isinstance(tensor, Tensor) and tensor.ndim == 2:
-            tensor = tensor.unsqueeze(0)
-        if isinstance(tensor, Tensor) and tensor.ndim == 3 and _is_pixels(tensor):
-            return tensor
-        found = f"{getattr(image, 'dtype', '')} {type(image).__name__} {tuple(getattr(image, 'shape', ()))}"
-        raise DataError(
-            f"{self.name}: item {index}: {found.strip(' ()')} given as image; a PIL image, or an array (H, W, C) "
-            "or tensor (C, H, W) of uint8 or floats is needed"
-        )
+    def read_as(self, size: tuple[int, int] | None, white: int | None) -> Self:
+        """The same files."""
+        other = copy.copy(self)
+        other.size = self.size if size is None else size
+        other.white = self.white if white is None else white
+        return other
 
 
 class Selection(LabelledImages):
@@ -204,6 +175,7 @@ class Selection(LabelledImages):
         self.indices = indices
         self.labels = read_only(dataset.labels[indices])
         self.classes = dataset.classes
+        self.groups = None if dataset.groups is None else tuple(dataset.groups[index] for index in indices.tolist())
 
     def __getitem__(self, index: int) -> Item:
         return self.dataset[int(self.indices[index])]
@@ -226,17 +198,29 @@ def take(dataset: LabelledImages, indices: Sequence[int] | NDArray[np.int64]) ->
     return Selection(dataset, chosen)
 
 
-def declared_classes(dataset: object) -> tuple[str, ...]:
-    """The names that the dataset, or the one it is a subset of, gives its classes; empty if it gives none."""
-    while isinstance(dataset, Subset):
-        dataset = dataset.dataset
-    names = getattr(dataset, "classes", None)
-    if not isinstance(names, list | tuple):
-        return ()
-    return tuple(str(name[0] if isinstance(name, tuple) else name) for name in names)
+def base_of(dataset: LabelledImages) -> tuple[LabelledImages, NDArray[np.int64]]:
+    """The dataset that holds the images, and which of them these are."""
+    if isinstance(dataset, Selection):
+        return dataset.dataset, dataset.indices
+    return dataset, np.arange(len(dataset))
 
 
-def _numbered(labels: Labels, name: str) -> tuple[str, ...]:
+def as_groups(groups: object, count: int, name: str) -> tuple[str, ...]:
+    """The group of each of `count` images, as texts; raises DataError for what is not a text or number for each."""
+    try:
+        array = np.asarray(groups)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{name}: groups that are no array given ({error})") from error
+    if array.shape != (count,) or array.dtype.kind not in "iuU":
+        raise DataError(
+            f"{name}: groups {array.dtype} of shape {array.shape} given for {count} images; a number or a text is "
+            "needed for each"
+        )
+    return tuple(map(str, array.tolist()))
+
+
+def numbered(labels: Labels, name: str) -> tuple[str, ...]:
+    """The classes "0", "1", ... up to the largest label."""
     largest = int(labels.max(initial=-1))
     if largest >= _MOST_CLASSES:
         raise DataError(
@@ -254,27 +238,12 @@ def _check_range(labels: Labels, classes: tuple[str, ...], name: str) -> None:
         )
 
 
-def _is_pixels(image: Tensor) -> bool:
-    return image.dtype == torch.uint8 or image.is_floating_point()
+def below(path: Path, root: Path | None) -> str:
+    """The path from the root on, with slashes; the whole path where it does not lie there."""
+    inside = root is not None and path.is_relative_to(root)
+    return _shown(path.relative_to(root).as_posix() if root is not None and inside else path)
 
 
-def _listed_labels(dataset: Dataset[object]) -> NDArray[np.int64] | None:
-    """The labels that the dataset lists beside its images, or None where it lists none that fit."""
-    if isinstance(dataset, Subset):
-        inner = _listed_labels(dataset.dataset)
-        return None if inner is None else inner[np.asarray(dataset.indices, dtype=np.int64)]
-    for attribute in ("targets", "labels", "y", "_labels"):  # the last one is torchvision's
-        try:
-            listed = np.asarray(getattr(dataset, attribute, None))
-        except (TypeError, ValueError):  # ragged lists, tensors elsewhere than on the CPU
-            continue
-        if listed.shape == (len(dataset),) and np.issubdtype(listed.dtype, np.integer):  # type: ignore[arg-type]
-            return as_labels(listed, len(listed), f"{type(dataset).__name__}.{attribute}")
-    return None
-
-
-def _from_array(array: NDArray[np.generic]) -> Tensor:
-    """An array (H, W, C), (H, W) or, where that cannot be meant, (C, H, W) as a tensor (C, H, W)."""
-    tensor = torch.from_numpy(np.array(array, order="C"))
-    channels_first = array.ndim == 3 and array.shape[2] not in (1, 3) and array.shape[0] in (1, 3)
-    return tensor if array.ndim != 3 or channels_first else tensor.permute(2, 0, 1)
+def _shown(path: str | Path) -> str:
+    """The path as text that can be printed and stored, whatever its bytes."""
+    return os.fsencode(path).decode(errors="backslashreplace")

@@ -32,7 +32,7 @@ def read_folder(folder: Path, size: tuple[int, int]) -> Splits:
         _check_same_classes(folder, part, set(listed), set(classes))
     datasets = {
         part: FolderImages(
-            [(path, label) for label, name in enumerate(classes) for path in listed[name]], classes, size
+            [(path, label) for label, name in enumerate(classes) for path in listed[name]], classes, size, root=folder
         )
         for part, listed in files.items()
     }

@@ -10,18 +10,25 @@ from typing import cast
 import numpy as np
 from torch.utils.data import Dataset
 
-from basisprune.data.arguments import LARGEST_SEED, check, fraction, image_size, whole
+from basisprune.data.arguments import LARGEST_SEED, check, fraction, image_size, of_type, whole
 from basisprune.data.builtin import read_builtin
-from basisprune.data.datasets import LabelledImages, WrappedDataset, declared_classes
+from basisprune.data.datasets import LabelledImages
 from basisprune.data.folders import read_folder
+from basisprune.data.manifest import Manifest, Role
 from basisprune.data.npz import read_npz
-from basisprune.data.split import Splits, fill
+from basisprune.data.opening import opened, reread
+from basisprune.data.reading import Reading
+from basisprune.data.roles import ROLES, groups_of, recalled, report_shared, units
+from basisprune.data.split import Splits, fill, limited, set_aside
+from basisprune.data.wrapped import WrappedDataset, declared_classes
 from basisprune.errors import DataError
 from basisprune.files import user_path
 
 __all__ = ["DEFAULT_SIZE", "Source", "Splits", "load_data"]
 
 DEFAULT_SIZE = (224, 224)
+VAL_FRACTION, TEST_FRACTION = 0.2, 0.1
+_BUILTIN = "torchvision:"
 
 Source = str | os.PathLike[str] | Splits | Dataset[object] | Sequence[Dataset[object] | None]
 
@@ -30,50 +37,101 @@ def load_data(
     source: Source,
     *,
     size: tuple[int, int] | None = None,
-    val_fraction: float = 0.1,
-    test_fraction: float = 0.1,
+    val_fraction: float = VAL_FRACTION,
+    test_fraction: float = TEST_FRACTION,
+    confirm_fraction: float = 0.0,
     seed: int = 0,
     limit: int | None = None,
+    reading: Reading | None = None,
 ) -> Splits:
     """The training, validation and test parts of `source`.
 
     A source is a folder of class folders; a folder with train/ and perhaps val/ and test/ that hold class
     folders; a .npz file as Keras lays it out; "torchvision:CIFAR10" and the like; a PyTorch dataset; a tuple
-    (train, val) or (train, val, test) of them, None for what is not there; or Splits, returned as they are.
+    (train, val) or (train, val, test) of them, None for what is not there; or Splits, which are divided already.
 
     Parts that the source lacks are drawn from its training images by `seed`, stratified by class, unless
-    their fraction (of those images) is 0; every class with three images or more has one in each part. `limit`
-    keeps at most that many training images. Image files are resized to `size` (height, width) as they are
-    decoded, by default to 224 x 224; PIL images of PyTorch datasets only if `size` is given.
+    their fraction (of those images) is 0; every class with three images or more has one in each part. Exact copies of
+    an image stay in one part, and so do images of one group (see `Reading`). Of the validation images,
+    `confirm_fraction` is set aside to confirm a result. `limit` keeps at most that many training images. Image files
+    are resized to `size` (height, width) as they are decoded, by default to 224 x 224; PIL images of PyTorch datasets
+    only if `size` is given.
 
-    Raises ConfigError for arguments out of range, DataError for data that cannot be used.
+    All images are opened once; those that are damaged are left out, with a warning. Raises ConfigError for arguments
+    out of range, DataError for data that cannot be used.
     """
-    if isinstance(source, Splits):
+    _check_arguments(size, (val_fraction, test_fraction, confirm_fraction), seed, limit, reading)
+    if isinstance(source, Splits) and reading is None and confirm_fraction == 0:
         return source
-    _check_arguments(size, val_fraction, test_fraction, seed, limit)
-    splits, where = _read(source, size)
-    _check_labels(splits, where)
-    return fill(splits, (val_fraction, test_fraction), seed=seed, limit=limit, where=where)
+    wanted = reading or Reading()
+    if wanted.manifest is not None and not isinstance(source, Splits):
+        return _as_before(source, size, wanted.manifest, wanted)
+    given, where = _read(source, size)
+    _check_labels(given, where)
+    groups = groups_of(given, wanted.groups)
+    splits = opened(given, wanted, where)
+    report_shared(splits, groups, wanted, where)
+    if not isinstance(source, Splits):
+        together = units(splits, "train", groups)
+        splits = fill(splits, (val_fraction, test_fraction), seed=seed, units=together, where=where)
+    if splits.val is not None:
+        splits = set_aside(splits, confirm_fraction, seed, units(splits, "val", groups))
+    return splits if isinstance(source, Splits) else limited(splits, limit, seed)
+
+
+def read_parts(source: Source, size: tuple[int, int], reading: Reading, white: int | None = None) -> Splits:
+    """The parts that the source has itself, undivided, without images that cannot be used.
+
+    `white` is what counts as white in deep images, by default what they suggest.
+    """
+    given, where = _read(source, size)
+    _check_labels(given, where)
+    splits = opened(given, reading, where)
+    return splits if white is None else reread(splits, white=white)
+
+
+def recall(
+    source: Source, size: tuple[int, int] | None, manifest: Manifest, roles: Sequence[Role], reading: Reading
+) -> dict[Role, LabelledImages]:
+    """The images of these roles that a manifest lists; raises DataError if they are not as they were."""
+    path = user_path(source, "load_data") if _is_path(source) else None
+    if path is not None and path.is_dir():
+        return recalled(path, manifest, size or DEFAULT_SIZE, roles=roles, listener=reading.listener)
+    given, _ = _read(source, size)
+    return recalled(given, manifest, size or DEFAULT_SIZE, roles=roles, listener=reading.listener)
+
+
+def _as_before(source: Source, size: tuple[int, int] | None, manifest: Manifest, reading: Reading) -> Splits:
+    parts = recall(source, size, manifest, ROLES, reading)
+    return Splits(parts["train"], parts.get("val"), parts.get("test"), manifest.classes, parts.get("confirm"))
 
 
 def _check_arguments(
-    size: tuple[int, int] | None, val_fraction: float, test_fraction: float, seed: int, limit: int | None
+    size: tuple[int, int] | None,
+    fractions: tuple[float, float, float],
+    seed: int,
+    limit: int | None,
+    reading: Reading | None,
 ) -> None:
-    fractions = [fraction("val_fraction", val_fraction), fraction("test_fraction", test_fraction)]
-    if not any(fractions) and val_fraction + test_fraction >= 1:
-        fractions.append(f"val_fraction + test_fraction: {val_fraction + test_fraction:g} leaves nothing to train on")
+    names = ("val_fraction", "test_fraction", "confirm_fraction")
+    faults = [fraction(name, value) for name, value in zip(names, fractions, strict=True)]
+    if not any(faults) and fractions[0] + fractions[1] >= 1:
+        faults.append(f"val_fraction + test_fraction: {fractions[0] + fractions[1]:g} leaves nothing to train on")
     others = (
         image_size("size", size),
         whole("seed", seed, 0, LARGEST_SEED),
         None if limit is None else whole("limit", limit, 1, LARGEST_SEED),
+        of_type("reading", reading, (Reading, type(None)), "a Reading"),
     )
-    check("load_data", [*fractions, *others])
+    check("load_data", [*faults, *others])
 
 
 def _read(source: object, size: tuple[int, int] | None) -> tuple[Splits, str]:
     """The parts that the source has itself, and what to call it in errors."""
-    if isinstance(source, str) and source.startswith("torchvision:"):
-        return read_builtin(source.removeprefix("torchvision:"), size or DEFAULT_SIZE), source
+    if isinstance(source, Splits):
+        return source, "the data given"
+    if isinstance(source, str) and source.startswith(_BUILTIN):
+        return read_builtin(source.removeprefix(_BUILTIN), size or DEFAULT_SIZE), source
     if isinstance(source, str | os.PathLike):
         return _read_path(user_path(source, "load_data"), size or DEFAULT_SIZE), str(source)
     if isinstance(source, tuple | list):
@@ -81,6 +139,10 @@ def _read(source: object, size: tuple[int, int] | None) -> tuple[Splits, str]:
             raise DataError(f"{len(source)} datasets given, (train, val) or (train, val, test) is needed")
         return _wrap(*source, size=size), "the datasets given"
     return _wrap(cast("Dataset[object]", source), size=size), "the dataset given"  # which is looked at there
+
+
+def _is_path(source: object) -> bool:
+    return isinstance(source, os.PathLike) or (isinstance(source, str) and not source.startswith(_BUILTIN))
 
 
 def _read_path(path: Path, size: tuple[int, int]) -> Splits:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from basisprune.data.arguments import LARGEST_SEED, check, whole
-from basisprune.data.datasets import Item, LabelledImages, WrappedDataset
+from basisprune.data.arguments import LARGEST_SEED, check, image_size, whole
+from basisprune.data.datasets import Item, LabelledImages
+from basisprune.data.wrapped import WrappedDataset
 from basisprune.errors import DataError
 
 _MOST_IMAGES = 1 << 40
@@ -24,10 +25,12 @@ def make_loader(
     seed: int = 0,
     epoch: int = 0,
     workers: int = 0,
+    size: tuple[int, int] | None = None,
 ) -> DataLoader[object]:
     """A loader of (images, labels): tensors (N, C, H, W) and int64 (N,). A DataLoader is returned unchanged.
 
-    The order is a function of (seed, epoch) alone and no global random state is touched. Batch normalisation
+    The order is a function of (seed, epoch) alone and no global random state is touched. PIL images of somebody else's
+    dataset are resized to `size` (height, width) if that is given. Batch normalisation
     cannot train on one image, so a shuffled loader leaves out the last image where it would be a batch by
     itself, unless it is the only one.
 
@@ -45,9 +48,10 @@ def make_loader(
         whole("seed", seed, 0, LARGEST_SEED),
         whole("epoch", epoch, 0, _MOST_IMAGES),
         whole("workers", workers, 0, 1024),
+        image_size("size", size),
     )
     check("make_loader", faults)
-    images = dataset if isinstance(dataset, LabelledImages) else WrappedDataset(dataset)
+    images = dataset if isinstance(dataset, LabelledImages) else WrappedDataset(dataset, size=size)
     order = np.arange(len(images))
     if shuffle:
         order = np.random.default_rng((seed, epoch)).permutation(order)
@@ -60,7 +64,8 @@ def make_loader(
         num_workers=workers,
         collate_fn=collate,
         pin_memory=torch.cuda.is_available(),
-        generator=torch.Generator().manual_seed(seed),
+        # Workers draw their random numbers from it, other ones in each epoch.
+        generator=torch.Generator().manual_seed(int(np.random.SeedSequence((seed, epoch)).generate_state(1)[0])),
     )
 
 

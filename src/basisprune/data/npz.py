@@ -18,7 +18,9 @@ from basisprune.data.split import Splits
 from basisprune.errors import DataError
 from basisprune.files import open_file
 
-KEYS = ("x_train", "y_train", "x_val", "y_val", "x_test", "y_test")
+KEYS = ("x_train", "y_train", "x_val", "y_val", "x_test", "y_test", "groups", "groups_val")
+
+_GROUPS = {"train": "groups", "val": "groups_val"}
 
 Arrays = dict[str, NDArray[np.generic]]
 
@@ -27,8 +29,9 @@ def read_npz(path: Path) -> Splits:
     """The parts in the file: x_train, y_train, x_test, y_test, and x_val, y_val if they are there.
 
     Images are (N, H, W) or (N, H, W, C) in 0..255, labels any integers: the classes are those of y_train,
-    sorted and named by their numbers. Nothing is ever unpickled. Raises DataError, which names the file and
-    the array, for everything that does not fit.
+    sorted and named by their numbers. `groups` and `groups_val`, if they are there, name the group of each image of
+    x_train and x_val. Nothing is ever unpickled. Raises DataError, which names the file and the array, for everything
+    that does not fit.
     """
     arrays = _read_arrays(path)
     parts = [part for part in ("train", "val", "test") if f"x_{part}" in arrays]
@@ -40,6 +43,7 @@ def read_npz(path: Path) -> Splits:
             arrays[f"x_{part}"],
             _as_indices(labels[part], numbers, f"{path}: y_{part}"),
             classes,
+            groups=arrays.get(_GROUPS.get(part, "")),
             name=f"{path}: x_{part}",
         )
         for part in parts

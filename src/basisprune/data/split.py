@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -38,6 +38,10 @@ class Splits:
         named = {"train": self.train, "val": self.val, "confirm": self.confirm, "test": self.test}
         return {name: part for name, part in named.items() if part is not None}
 
+    def with_parts(self, parts: Mapping[str, LabelledImages]) -> Splits:
+        """The same splits with these parts by name, and no others."""
+        return Splits(parts["train"], parts.get("val"), parts.get("test"), self.classes, parts.get("confirm"))
+
     def describe(self) -> str:
         """One line for each part: its name, its number of images, its smallest and largest class."""
         return "\n".join(self._describe(name, part) for name, part in self.parts.items())
@@ -51,24 +55,39 @@ class Splits:
         )
 
 
-def split_indices(labels: Labels, fractions: Sequence[float], seed: int) -> list[NDArray[np.int64]]:
+def split_indices(
+    labels: Labels, fractions: Sequence[float], seed: int, units: Labels | None = None
+) -> list[NDArray[np.int64]]:
     """The indices of the rest and of one part for each fraction: sorted, disjoint, together everything.
 
     Every class is divided by the fractions, to the nearest image. A fraction above zero gives each class an
     image in that part as long as the class has enough for one in every part; the rest is never left without.
 
+    Images of one unit (`units` numbers them) go to one part together: the largest units first, each to the part that
+    then is nearest to its share of the classes, and single images make up for what that leaves uneven.
+
     >>> [len(part) for part in split_indices(np.array([0] * 40 + [1] * 3), [0.25, 0.1], seed=0)]
     [27, 11, 5]
+    >>> parts = split_indices(np.zeros(9, dtype=np.int64), [0.3], seed=0, units=np.arange(9) // 3)
+    >>> [len(part) for part in parts]
+    [6, 3]
     """
     random = np.random.default_rng(seed)
-    parts: list[list[int]] = [[] for _ in range(len(fractions) + 1)]
-    for label in np.unique(labels):
-        members = random.permutation(np.flatnonzero(labels == label))
-        ends = np.cumsum(_sizes(len(members), fractions))
-        *taken, rest = np.split(members, ends)
-        for part, indices in zip(parts, [rest, *taken], strict=True):
-            part.extend(indices.tolist())
-    return [np.array(sorted(part), dtype=np.int64) for part in parts]
+    classes, labels = np.unique(labels, return_inverse=True)
+    counts = np.bincount(labels, minlength=len(classes))
+    taken = np.array([_sizes(count, fractions) for count in counts.tolist()], dtype=np.int64).reshape(len(classes), -1)
+    wanted = np.column_stack([counts - taken.sum(1), taken])
+    part_of = np.full(len(labels), -1)
+    together = _together(units)
+    if together:
+        _place(together, labels, wanted, part_of, random)
+    for label in range(len(classes)):
+        members = random.permutation(np.flatnonzero((labels == label) & (part_of < 0)))
+        placed = np.bincount(part_of[(labels == label) & (part_of >= 0)], minlength=wanted.shape[1])
+        _, *others = _shared_out(len(members), wanted[label].tolist(), placed.tolist())
+        for part, chosen in zip([*range(1, wanted.shape[1]), 0], np.split(members, np.cumsum(others)), strict=True):
+            part_of[chosen] = part
+    return [np.flatnonzero(part_of == part) for part in range(wanted.shape[1])]
 
 
 def _sizes(count: int, fractions: Sequence[float]) -> list[int]:
@@ -80,6 +99,63 @@ def _sizes(count: int, fractions: Sequence[float]) -> list[int]:
         wanted = max(round(fraction * count), 1) if fraction > 0 else 0
         sizes.append(min(wanted, max(spare - reserved, 1), spare))
     return sizes
+
+
+def _together(units: Labels | None) -> list[NDArray[np.int64]]:
+    """The members of each unit that has several."""
+    if units is None or len(units) == 0:
+        return []
+    order = np.argsort(units, kind="stable")
+    bounds = np.flatnonzero(np.diff(units[order])) + 1
+    return [members for members in np.split(order, bounds) if len(members) > 1]
+
+
+def _place(
+    together: list[NDArray[np.int64]],
+    labels: Labels,
+    wanted: NDArray[np.int64],
+    part_of: NDArray[np.int64],
+    random: np.random.Generator,
+) -> None:
+    """Notes in `part_of` where each unit goes, so that no class is lost to a part, and all are near to `wanted`.
+
+    `wanted` (classes, parts) are the images of each class that each part should get.
+    """
+    has = np.zeros_like(wanted)
+    single = np.ones(len(labels), dtype=bool)
+    single[np.concatenate(together)] = False
+    left = np.bincount(labels[single], minlength=len(wanted))  # units of each class that are still to be placed
+    for members in together:
+        left[np.unique(labels[members])] += 1
+    shuffled = [together[place] for place in random.permutation(len(together))]
+    for members in sorted(shuffled, key=len, reverse=True):
+        here, counts = np.unique(labels[members], return_counts=True)
+        left[here] -= 1
+        ranks = []
+        for part in np.flatnonzero(wanted.any(0)).tolist():
+            after = has[here].copy()
+            after[:, part] += counts
+            lacking = (after == 0) & (wanted[here] > 0)
+            lost = np.maximum(lacking.sum(1) - left[here], 0)
+            bare = int((lacking[:, 0] & (left[here] == 0)).sum())  # classes that training would be without
+            far = (((after - wanted[here]) ** 2).sum(1) / wanted[here].sum(1)).sum()
+            unasked = int((wanted[here, part] == 0).sum())
+            ranks.append((bare, int(lost.sum()), unasked, float(far), part))
+        best = min(ranks)[-1]
+        has[here, best] += counts
+        part_of[members] = best
+
+
+def _shared_out(count: int, wanted: list[int], placed: list[int]) -> list[int]:
+    """How many of `count` single images of a class go to each part, of which the first gets what the others leave."""
+    given = [0] * len(wanted)
+    for part, asked in enumerate(wanted):  # one each, training first
+        if asked > 0 and placed[part] == 0 and sum(given) < count:
+            given[part] = 1
+    for part, asked in enumerate(wanted[1:], 1):
+        given[part] += min(max(asked - placed[part] - given[part], 0), count - sum(given))
+    given[0] += count - sum(given)
+    return given
 
 
 def limit_indices(labels: Labels, limit: int, seed: int) -> NDArray[np.int64]:
@@ -105,24 +181,43 @@ def limit_indices(labels: Labels, limit: int, seed: int) -> NDArray[np.int64]:
     return np.sort(np.argsort(time, kind="stable")[:limit])
 
 
-def fill(splits: Splits, fractions: tuple[float, float], *, seed: int, limit: int | None, where: str) -> Splits:
-    """The splits with what is missing of (validation, test) taken from training, which is then limited."""
+def fill(splits: Splits, fractions: tuple[float, float], *, seed: int, units: Labels, where: str) -> Splits:
+    """The splits with what is missing of (validation, test) taken from training, whose units stay together."""
     val_fraction, test_fraction = (
         0.0 if part is not None else fraction
         for part, fraction in zip((splits.val, splits.test), fractions, strict=True)
     )
-    train, val, test = split_indices(splits.train.labels, [val_fraction, test_fraction], seed)
+    train, val, test = split_indices(splits.train.labels, [val_fraction, test_fraction], seed, units)
     for name, fraction, indices in (("val", val_fraction, val), ("test", test_fraction, test)):
         if fraction > 0 and len(indices) == 0:
             raise DataError(
-                f"{where}: no class has enough images to give one to the {name} part; "
-                f"add images or pass {name}_fraction=0"
+                f"{where}: no class has enough images to give one to the {name} part (copies of an image, and images "
+                f"of one group, stay together); add images or pass {name}_fraction=0"
             )
-    if limit is not None and limit < len(train):
-        train = train[limit_indices(splits.train.labels[train], limit, seed)]
     return replace(
         splits,
         train=take(splits.train, train),
         val=take(splits.train, val) if val_fraction > 0 else splits.val,
         test=take(splits.train, test) if test_fraction > 0 else splits.test,
     )
+
+
+def set_aside(splits: Splits, share: float, seed: int, units: Labels | None = None) -> Splits:
+    """The splits with that share of the validation images set aside to confirm, stratified by class.
+
+    They are unchanged where there are such images already, or too few to divide. Units stay together, as in
+    `split_indices`.
+    """
+    if splits.val is None or splits.confirm is not None or share == 0:
+        return splits
+    search, confirm = split_indices(splits.val.labels, [share], seed, units)
+    if len(confirm) == 0:
+        return splits
+    return replace(splits, val=take(splits.val, search), confirm=take(splits.val, confirm))
+
+
+def limited(splits: Splits, limit: int | None, seed: int) -> Splits:
+    """The splits with at most this many training images."""
+    if limit is None or limit >= len(splits.train):
+        return splits
+    return replace(splits, train=take(splits.train, limit_indices(splits.train.labels, limit, seed)))

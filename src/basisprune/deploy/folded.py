@@ -25,6 +25,7 @@ class _Spec(TypedDict):
     mean: tuple[float, ...]
     std: tuple[float, ...]
     interpolation: str
+    white: int | None
 
 
 class _Source(TypedDict):
@@ -214,7 +215,9 @@ def about(
     """What a folded model with this input, source and these classes knows of itself."""
     source = source or ModelSource(None)
     return About(
-        input_spec=_Spec(size=spec.size, mean=spec.mean, std=spec.std, interpolation=spec.interpolation),
+        input_spec=_Spec(
+            size=spec.size, mean=spec.mean, std=spec.std, interpolation=spec.interpolation, white=spec.white
+        ),
         source=_Source(backbone=source.backbone, insert_norm=source.insert_norm),
         pool=pool,
         classes=None if classes is None else tuple(classes),

@@ -5,25 +5,25 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias, cast
+from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from basisprune.data import LabelledImages, load_data
-from basisprune.data.load import Source
+from basisprune.data import LabelledImages
+from basisprune.data.load import Source, read_parts, recall
+from basisprune.data.manifest import IMAGES, Role, read_manifest
+from basisprune.data.reading import Reading
 from basisprune.errors import ConfigError, DataError
+from basisprune.listener import Listener
 from basisprune.results import Interval
-from basisprune.runs.job import load_images
 from basisprune.runs.load import Loaded
-from basisprune.runs.options import Options, configure
 from basisprune.runs.output import is_loadable
 from basisprune.training.intervals import wilson_interval
 from basisprune.training.predict import predict
 from basisprune.types import dotted
 
-_SPLITTING = ("seed", "val_fraction", "test_fraction", "limit")
-Part: TypeAlias = Literal["train", "val", "test", "all"]
+Part: TypeAlias = Literal["train", "val", "confirm", "test", "all"]
 
 
 @dataclass(frozen=True)
@@ -46,18 +46,21 @@ class Judgement:
     classes: dict[str, ClassCount]
 
 
-def accuracy_on(loaded: Loaded, data: Source | None = None, part: Part | None = None) -> Judgement:
+def accuracy_on(
+    loaded: Loaded, data: Source | None = None, part: Part | None = None, *, listener: Listener | None = None
+) -> Judgement:
     """The accuracy of the network on labelled images.
 
-    Without `data`, or with the data of the run, images are split as in the run, and the test part is used by
-    default. For any other data, all images are used, or a part that the data itself defines. Classes are matched
-    by name, so the data may lack some. Raises ConfigError for an unknown part, and DataError for a class that the
-    network does not know.
+    Without `data`, or with the data of the run, the parts are exactly the images that the run wrote down, and the test
+    part is used by default. For any other data, all images are used, or a part that the data itself defines; damaged
+    ones are left out, which the listener hears of. Classes are matched by name, so the data may lack some. Raises
+    ConfigError for an unknown part, and DataError for a class that the network does not know, and for images of the run
+    that are missing or replaced.
     """
     own = loaded.settings.get("data")
     source = data if data is not None else _own_data(own)
     wanted: Part = part or ("test" if _same(source, own) else "all")
-    parts = _parts(loaded, source, wanted)
+    parts = _parts(loaded, source, wanted, Reading(listener=listener))
     hits, labels = zip(*(_hits(loaded, images) for images in parts), strict=True)
     right, labels_all = np.concatenate(hits), np.concatenate(labels)
     classes = {
@@ -83,29 +86,32 @@ def _same(source: object, own: object) -> bool:
     return str(source) == own or Path(source).expanduser().resolve() == Path(own).expanduser().resolve()
 
 
-def _parts(loaded: Loaded, source: Source, wanted: Part) -> list[LabelledImages]:
-    """The images of that part, or all; a part that the run drew at random is drawn the same way again."""
-    known = _same(source, loaded.settings.get("data"))
-    parts = (_as_the_run_did if known and wanted != "all" else _undivided)(loaded, source)
+def _parts(loaded: Loaded, source: Source, wanted: Part, reading: Reading) -> list[LabelledImages]:
+    """The images of that part, or all; a part of the run's own data is what the run wrote down."""
+    if wanted != "all" and _same(source, loaded.settings.get("data")):
+        return [_as_in_the_run(loaded, source, wanted, reading)]
+    parts = read_parts(source, loaded.spec.size, reading, loaded.spec.white).parts
     if wanted == "all":
         return list(parts.values())
-    if not known and (wanted not in parts or len(parts) == 1):
+    if wanted not in parts or len(parts) == 1:
         raise ConfigError(
             f"evaluate: --part {wanted} given, but {source} is not known to be the data of the model's run, so which "
             "of its images were held out is unknown; pass the run's folder and its data, or omit --part"
         )
-    if wanted not in parts:
-        raise DataError(f"{source}: has no {wanted} part; pass --part {' or '.join(parts)}, or all")
     return [parts[wanted]]
 
 
-def _undivided(loaded: Loaded, source: Source) -> dict[str, LabelledImages]:
-    return load_data(source, size=loaded.spec.size, val_fraction=0.0, test_fraction=0.0).parts
-
-
-def _as_the_run_did(loaded: Loaded, source: Source) -> dict[str, LabelledImages]:
-    run = configure(cast("Options", {name: value for name, value in loaded.settings.items() if name in _SPLITTING}))
-    return load_images(source, loaded.spec.size, run).parts
+def _as_in_the_run(loaded: Loaded, source: Source, wanted: Role, reading: Reading) -> LabelledImages:
+    path = (loaded.folder or Path()) / IMAGES
+    if not path.exists():
+        raise ConfigError(
+            f"evaluate: {path} is missing, so which images the run held out is unknown; pass --part all, or other "
+            "images by --data"
+        )
+    manifest = read_manifest(path)
+    if wanted not in manifest.parts:
+        raise DataError(f"{source}: has no {wanted} part; pass --part {' or '.join(manifest.parts)}, or all")
+    return recall(source, loaded.spec.size, manifest, [wanted], reading)[wanted]
 
 
 def _hits(loaded: Loaded, images: LabelledImages) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:

@@ -11,6 +11,7 @@ from torch import nn
 
 from basisprune.costs import measure
 from basisprune.data import LabelledImages
+from basisprune.data.roles import keep_images
 from basisprune.deploy.bundle import save_pretrained
 from basisprune.files import write_text
 from basisprune.listener import Listener
@@ -53,6 +54,7 @@ def adapt(job: Job, output: Path, listener: Listener, *, command: str = "") -> T
     training, splits = job.config.recipe.train, job.splits
     config = _noted(job)
     OutputFolder(output, "train").claim(config, listener)
+    keep_images(output, splits, listener)
     StageStore(output).claim(fingerprint(job.network, splits))  # the same names may refer to other weights or images
     listener.say(splits.describe())
     listener.say(f"training for {training.epochs} epochs")
@@ -79,7 +81,8 @@ def adapt(job: Job, output: Path, listener: Listener, *, command: str = "") -> T
 
 def _noted(job: Job) -> dict[str, JsonValue]:
     """The settings that affect training: all except those of pruning."""
-    names = ("model", "data", "size", "val_fraction", "test_fraction", "limit", "pretrained", "seed")
+    images = ("size", "val_fraction", "test_fraction", "limit", "groups", "strict")
+    names = ("model", "data", *images, "pretrained", "seed")
     noted = {name: value for name, value in job.noted().items() if name in names}
     return {**noted, "recipe": {"train": asdict(job.config.recipe.train)}}
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from basisprune.data import image_files as list_images
 from basisprune.data.decode import EXTENSIONS, decode
 from basisprune.data.prepare import prepare
 from basisprune.errors import DataError
@@ -27,7 +28,7 @@ class Answer:
 
 
 def image_files(paths: Iterable[str | Path]) -> list[Path]:
-    """The given files, and all images in the given folders, recursively and sorted.
+    """The given files, and all images in the given folders, as `compress` would find them.
 
     Raises DataError for a folder without images; a missing file is noticed only when it is read.
     """
@@ -36,7 +37,7 @@ def image_files(paths: Iterable[str | Path]) -> list[Path]:
         if not path.is_dir():
             files.append(path)
             continue
-        found = sorted(file for file in path.rglob("*") if file.suffix.lower() in EXTENSIONS and file.is_file())
+        found = list_images(path)
         if not found:
             raise DataError(f"{path}: contains no images ({' '.join(EXTENSIONS)})")
         files += found
@@ -48,7 +49,7 @@ def classify_files(loaded: Loaded, files: Iterable[Path]) -> Iterator[Answer]:
     batch: list[tuple[Path, Tensor | str]] = []
     for file in files:
         try:
-            batch.append((file, decode(file, loaded.spec.size)))
+            batch.append((file, decode(file, loaded.spec.size, loaded.spec.white)))
         except DataError as error:
             batch.append((file, str(error)))
         if len(batch) == _BATCH:

@@ -12,6 +12,7 @@ from basisprune.budget import Budget
 from basisprune.candidates import Candidate, Found
 from basisprune.data import Splits
 from basisprune.data.load import Source
+from basisprune.data.roles import keep_images
 from basisprune.errors import ConfigError
 from basisprune.listener import Listener, Silence
 from basisprune.pipeline import Pipeline, State
@@ -78,6 +79,7 @@ class Compressed:
         """
         hears = listener or Silence()
         OutputFolder(Path(folder)).claim(self.summary.config, hears)
+        keep_images(Path(folder), self.data, hears)
         deliver(self.summary, self._delivery(onnx=onnx, int8=int8), Path(folder), hears)
         return Path(folder)
 
@@ -116,8 +118,9 @@ def compress(
         if options.get(budget.kind) is not None:
             raise ConfigError(f"compress: budget and {budget.kind} given; pass one of them")
         options = cast("Options", {**options, budget.kind: vars(budget)[budget.kind]})
-    job = prepare_job(model, data, configure(options))
-    return run_job(job, output=None if output is None else Path(output), listener=listener or Silence())
+    folder = None if output is None else Path(output)
+    job = prepare_job(model, data, configure(options), output=folder, listener=listener)
+    return run_job(job, output=folder, listener=listener or Silence())
 
 
 def run_job(job: Job, *, output: Path | None, listener: Listener, command: str = "") -> Compressed:
@@ -125,6 +128,7 @@ def run_job(job: Job, *, output: Path | None, listener: Listener, command: str =
     folder = None if output is None else OutputFolder(output)
     if folder is not None:
         folder.claim(job.noted(), listener)
+        keep_images(folder.path, job.splits, listener)
     listener.say(job.splits.describe())
     config = job.config
     stages = None if folder is None else folder.stages

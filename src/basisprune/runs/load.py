@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -25,13 +25,14 @@ _DELIVERED = frozenset({BUNDLE, ONNX, INT8})  # what a run writes to its folder
 class Loaded:
     """A network in eval mode, with its preprocessing and the names of its classes.
 
-    `settings` are those of the run, empty if it is not in a run's folder.
+    `settings` are those of the run, empty if it is not in a run's folder, and `folder` is that folder.
     """
 
     model: nn.Module
     classes: tuple[str, ...]
     spec: InputSpec
     settings: Settings = field(default_factory=dict)
+    folder: Path | None = None
 
 
 class OnnxModel(nn.Module):
@@ -70,13 +71,13 @@ def load_any(path: str | Path, *, trust_remote_code: bool = False) -> Loaded:
     if path.suffix == ".onnx" and path.is_file():
         network = OnnxModel(path).eval()
         classes = _names(network.classes, network, network.input_spec)
-        return Loaded(network, classes, network.input_spec, _settings_beside(path))
+        return Loaded(network, classes, network.input_spec, _settings_beside(path), path.resolve().parent)
     if holds_bundle(path):
         return _from_bundle(path, _settings_beside(path), trust_remote_code)
     if (path / CONFIG).is_file():
         if not holds_bundle(path / BUNDLE):
             raise BundleError(f"{path}: this run has not written its model yet; run its command again to finish it")
-        return _from_bundle(path / BUNDLE, read_settings(path / CONFIG), trust_remote_code)
+        return replace(_from_bundle(path / BUNDLE, read_settings(path / CONFIG), trust_remote_code), folder=path)
     raise BundleError(
         f"{path}: {'is not a result' if path.exists() else 'does not exist'}; pass the output folder of compress or "
         "train, its model/ folder, or an .onnx file"
@@ -100,7 +101,7 @@ def _from_bundle(folder: Path, settings: Settings, trust_remote_code: bool) -> L
     if bundle.input_spec is None:
         raise BundleError(f"{folder}: does not define how images are preprocessed; save a network with an input_spec")
     classes = _names(bundle.classes, bundle.model, bundle.input_spec)
-    return Loaded(bundle.model, classes, bundle.input_spec, settings)
+    return Loaded(bundle.model, classes, bundle.input_spec, settings, folder.resolve().parent)
 
 
 @torch.no_grad()

@@ -9,6 +9,7 @@ from typing import TypedDict, cast, get_args, get_type_hints
 from pydantic import JsonValue
 
 from basisprune.budget import Budget, Goal, Ratios
+from basisprune.data.load import TEST_FRACTION, VAL_FRACTION
 from basisprune.errors import ConfigError, nearest
 from basisprune.frameworks import Axis, Framework, FrameworkName, find_framework
 from basisprune.recipes import Recipe
@@ -23,8 +24,9 @@ class Options(TypedDict, total=False):
     """The settings by name. Of the first seven, pass one budget or the two ratios; the default is `max_drop` 0.01.
 
     `recipe` is a name, a Recipe, or a mapping of changes to the recipe named under `base`; `search` likewise.
-    `epochs` overrides the recipe's, `size` is the height and width of the images, and `onnx` defaults to whether
-    its packages are installed.
+    `epochs` overrides the recipe's, `size` is the height and width of the images, `groups` a CSV file of image names
+    and groups that are not divided, and `onnx` defaults to whether its packages are installed. With `strict`, damaged
+    images and images in several parts of the data are refused.
     """
 
     max_drop: float | None
@@ -42,7 +44,10 @@ class Options(TypedDict, total=False):
     pretrained: bool
     val_fraction: float
     test_fraction: float
+    confirm_fraction: float
     limit: int | None
+    groups: str | None
+    strict: bool
     onnx: bool | None
     int8: bool
     seed: int
@@ -51,12 +56,18 @@ class Options(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class ImageOptions:
-    """How images are read and split: their size, and what is held out if the data has no such parts."""
+    """How images are read and split: their size, and what is held out if the data has no such parts.
+
+    `confirm_fraction` is the share of the validation images that is set aside to confirm an accuracy budget.
+    """
 
     size: int | None = None
-    val_fraction: float = 0.1
-    test_fraction: float = 0.1
+    val_fraction: float = VAL_FRACTION
+    test_fraction: float = TEST_FRACTION
+    confirm_fraction: float = 0.5
     limit: int | None = None
+    groups: str | None = None
+    strict: bool = False
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ def evaluate(
     """
     accelerator = accelerator or Accelerator()
     spec = spec_of(model)
-    loader = accelerator.prepare_data_loader(make_loader(data, batch_size))
+    loader = accelerator.prepare_data_loader(make_loader(data, batch_size, size=spec.size))
     device = accelerator.device
     accuracy = MulticlassAccuracy(classes_of(model), average="micro", sync_on_compute=False).to(device)
     loss = MeanMetric(sync_on_compute=False).to(device)

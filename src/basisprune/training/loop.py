@@ -160,7 +160,13 @@ class _Run:
     def _loader(self, epoch: int) -> DataLoader[tuple[Tensor, Tensor]]:
         config = self.config
         loader = make_loader(
-            self.train, config.batch_size, shuffle=True, seed=config.seed, epoch=epoch, workers=config.workers
+            self.train,
+            config.batch_size,
+            shuffle=True,
+            seed=config.seed,
+            epoch=epoch,
+            workers=config.workers,
+            size=self.spec.size,
         )
         return self.accelerator.prepare_data_loader(loader)  # type: ignore[no-any-return]
 

@@ -61,6 +61,7 @@ class SearchProgress:
         self.visible = sys.stderr.isatty() if show is None else show
         self.progress = _bars(visible=self.visible)
         self.task = self.progress.add_task("search", total=candidates, info="", left="")
+        self.images = _OpeningTask(self.progress)
         self.bar = _TrainingTask(self.progress)
         self.took: list[float] = []
         self.mark = clock()
@@ -80,6 +81,11 @@ class SearchProgress:
             self.progress.update(self.task, info=line.splitlines()[-1][:60])
         else:
             self.write(line)
+
+    def opened(self, done: int, total: int) -> None:
+        """Shows how many images are opened."""
+        if self.visible:
+            self.images.draw(done, total)
 
     def judged(self, candidate: Tried) -> None:
         """Shows one more candidate, and the time that is left."""
@@ -139,6 +145,22 @@ class _TrainingTask:
         if self.task is not None:
             self.progress.remove_task(self.task)
         self.task = None
+
+
+class _OpeningTask:
+    """The bar of images that are opened, which goes when all of them are."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+        self.task: TaskID | None = None
+
+    def draw(self, done: int, total: int) -> None:
+        if self.task is None:
+            self.task = self.progress.add_task("opening images", total=total, info="", left="")
+        self.progress.update(self.task, completed=done, total=total)
+        if done == total:
+            self.progress.remove_task(self.task)
+            self.task = None
 
 
 class TrainingBar(Silence):

@@ -38,10 +38,25 @@ def test_a_training_goes_on_only_with_its_own_images(photos, tmp_path):
     for _ in range(2):
         assert invoke(*words, "--output", tmp_path / "out").exit_code == 0
     before = (tmp_path / "out" / "summary.json").read_bytes()
-    for file in copied.rglob("*.png"):
-        Image.new("RGB", (16, 16)).save(file)
+    kept = {line for index, line in enumerate(sorted(copied.rglob("*.png"))) if index % 16 == 0}
+    for index, file in enumerate(sorted(set(copied.rglob("*.png")) - kept)):
+        Image.new("RGB", (16, 16), (index, 0, 0)).save(file)
     refused = invoke(*words, "--output", tmp_path / "out")
-    assert (refused.exit_code, "images" in refused.stderr) == (1, True)
+    assert (refused.exit_code, "112 faults" in refused.stderr) == (1, True)
+    assert ".png: replaced, its content is another one" in refused.stderr
     assert (tmp_path / "out" / "summary.json").read_bytes() == before
     without = (*words, "--val-fraction", 0, "--output", tmp_path / "other")
     assert invoke(*without).exit_code == 0
+
+
+def test_files_that_are_added_later_change_nothing_for_a_run(photos, tmp_path):
+    copied = shutil.copytree(photos, tmp_path / "photos")
+    words = ("train", "--model", "tiny:tiny_backbone", "--data", copied, "--size", 16, "--epochs", 1)
+    assert invoke(*words, "--output", tmp_path / "out").exit_code == 0
+    before = {name: (tmp_path / "out" / name).read_bytes() for name in ("images.json", "summary.json")}
+    for index in range(30):
+        Image.new("RGB", (16, 16), (index, 0, 255)).save(copied / "blue" / f"0{index}.png")
+    (copied / "violet").mkdir()  # not even an empty class
+    again = invoke(*words, "--output", tmp_path / "out")
+    assert again.exit_code == 0, again.stderr
+    assert (tmp_path / "out" / "images.json").read_bytes() == before["images.json"]

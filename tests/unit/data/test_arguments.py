@@ -60,10 +60,11 @@ def calls(name: str, value: object) -> None:
 
 
 ARGUMENTS = [
-    *(f"load_data.{name}" for name in ("source", "size", "val_fraction", "test_fraction", "seed", "limit")),
-    *(f"make_loader.{name}" for name in ("dataset", "batch_size", "seed", "epoch")),
+    *(f"load_data.{name}" for name in ("source", "size", "val_fraction", "test_fraction")),
+    *(f"load_data.{name}" for name in ("confirm_fraction", "seed", "limit", "reading")),
+    *(f"make_loader.{name}" for name in ("dataset", "batch_size", "seed", "epoch", "size")),
     *("prepare.images", "prepare.spec", "PreparedBatches.data", "PreparedBatches.spec", "PreparedBatches.limit"),
-    *("InputSpec.size", "InputSpec.mean", "InputSpec.std", "InputSpec.interpolation"),
+    *("InputSpec.size", "InputSpec.mean", "InputSpec.std", "InputSpec.interpolation", "InputSpec.white"),
 ]
 
 

@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 
 from basisprune.data import FolderImages
+from basisprune.data.decode import Depth, decode, depth_of, glance, to_pixels
 from basisprune.errors import DataError
 
 RANDOM = np.random.default_rng(0)
@@ -127,9 +128,10 @@ def test_only_six_formats_are_read_whatever_a_file_is_called(tmp_path, monkeypat
     assert started == []
 
 
-def bomb(width: int, height: int) -> bytes:
-    """A PNG file that claims to be that large."""
-    chunks = [(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)), (b"IDAT", zlib.compress(bytes(100)))]
+def png(width: int, height: int, body: bytes, *, bits: int = 8, kind: int = 2) -> bytes:
+    """A PNG file of these bytes, whatever its header says."""
+    header = struct.pack(">IIBBBBB", width, height, bits, kind, 0, 0, 0)
+    chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(body))]
     parts = [
         struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
         for kind, data in [*chunks, (b"IEND", b"")]
@@ -141,7 +143,7 @@ def bomb(width: int, height: int) -> bytes:
 def test_an_image_beyond_reason_is_refused_before_memory_is_taken(tmp_path, monkeypatch, most):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", most)
     path = tmp_path / "bomb.png"
-    path.write_bytes(bomb(60_000, 60_000))
+    path.write_bytes(png(60_000, 60_000, bytes(100)))  # it claims to be that large
     with pytest.raises(DataError, match=r"bomb\.png.*(too many|exceeds limit)"):
         one(path)
 
@@ -166,8 +168,61 @@ def test_a_missing_file_is_refused_with_its_name(tmp_path):
         one(tmp_path / "gone.jpg")
 
 
-@pytest.mark.parametrize("array", [np.zeros((8, 8), dtype=np.float32), np.full((8, 8), 70000, dtype=np.int32)])
+@pytest.mark.parametrize("array", [np.full((8, 8), -0.5, dtype=np.float32), np.full((8, 8), 70000, dtype=np.int32)])
 def test_pixels_of_unknown_range_are_refused(tmp_path, array):
     path = saved(tmp_path / "deep.tif", Image.fromarray(array))
     with pytest.raises(DataError, match=r"deep\.tif.*unknown range; convert"):
         one(path)
+
+
+def deep_colour(path: Path, colour: tuple[int, ...]) -> Path:
+    """A PNG of 16 bits for each colour, which Pillow cannot write."""
+    row = b"\0" + np.full((8, len(colour)), colour, dtype=">u2").tobytes()
+    path.write_bytes(png(8, 8, row * 8, bits=16, kind={3: 2, 4: 6}[len(colour)]))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("colour", "expected"),
+    [
+        ((10, 100, 200), (10, 100, 200)),
+        ((10 * 257, 100 * 257, 200 * 257), (10, 100, 200)),
+        ((0, 819, 4095), (0, 51, 255)),
+        ((10, 100, 200, 65535), (10, 100, 200)),
+        ((10 * 257, 100 * 257, 200 * 257, 0), (255, 255, 255)),
+    ],
+)
+def test_colours_of_16_bits_keep_their_brightness(tmp_path, colour, expected):
+    assert (one(deep_colour(tmp_path / "deep.png", colour)) == expected).all()
+
+
+@pytest.mark.parametrize(("value", "dtype"), [(200, np.uint16), (200, np.int32), (200.0, np.float32)])
+def test_values_of_8_bits_in_deeper_images_keep_their_brightness(tmp_path, value, dtype):
+    path = saved(tmp_path / "deep.tif", Image.fromarray(np.full((8, 8), value, dtype=dtype)))
+    assert (one(path) == 200).all()
+    assert to_pixels(Image.open(path)).unique().tolist() == [200]
+
+
+def test_white_may_be_given_and_what_is_brighter_is_white(tmp_path):
+    path = saved(tmp_path / "deep.png", Image.fromarray(np.array([[0, 819, 60000]], dtype=np.uint16)))
+    assert decode(path, (1, 3), 4095)[0, 0].tolist() == [0, 51, 255]
+    assert decode(path, (1, 3))[0, 0].tolist() == [0, 3, 233]
+
+
+def test_a_file_that_says_12_bits_is_believed():
+    image = Image.new("I;16", (2, 2))
+    assert depth_of(np.full((2, 2), 9, dtype=np.uint16), image) == Depth(255)
+    image.tag_v2 = {258: (12,)}  # as of a TIFF file
+    assert depth_of(np.full((2, 2), 9, dtype=np.uint16), image) == Depth(4095)
+
+
+def test_a_glance_sees_what_decoding_would_see(tmp_path):
+    noise = Image.fromarray(RANDOM.integers(0, 256, (64, 64, 3), dtype=np.uint8))
+    for suffix in ("png", "jpg", "bmp"):
+        content = saved(tmp_path / f"cut.{suffix}", noise).read_bytes()
+        assert glance(content, Path("x")) is None
+        with pytest.raises(DataError, match="x: the image is damaged"):
+            glance(content[: len(content) // 2], Path("x"))
+    assert glance(deep_colour(tmp_path / "deep.png", (1, 2, 3000)).read_bytes(), Path("x")) == Depth(4095)
+    with pytest.raises(DataError, match="x: not an image"):
+        glance(b"", Path("x"))

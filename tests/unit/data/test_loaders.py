@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from basisprune.data import ArrayImages, FolderImages, WrappedDataset, make_loader, take
 from basisprune.errors import ConfigError, DataError
@@ -84,6 +86,27 @@ def test_workers_yield_the_same_batches_and_pass_errors_on(tmp_path):
     assert labels.tolist() == [0, 1]
     with pytest.raises(DataError, match=r"bad\.png"):
         next(batches)
+
+
+class Draws(Dataset):
+    """Each item is what is drawn for it from Python, NumPy and PyTorch."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index):
+        return torch.tensor([[[random.random(), np.random.rand(), torch.rand(()).item()]]]), index
+
+
+def test_workers_draw_other_random_numbers_in_each_epoch_and_the_same_in_another_run():
+    def drawn(epoch: int) -> torch.Tensor:
+        loader = make_loader(WrappedDataset(Draws(), ("0", "1", "2", "3")), 1, seed=5, epoch=epoch, workers=2)
+        return torch.cat([images.flatten(1) for images, _ in loader])
+
+    first, second = drawn(0), drawn(1)
+    for source in range(3):  # no number twice: in an epoch, between workers or between epochs
+        assert len(set(torch.cat([first, second])[:, source].tolist())) == 8
+    assert torch.equal(drawn(1), second)
 
 
 @pytest.mark.parametrize("second", [torch.zeros(3, 5, 5), torch.zeros(3, 4, 4, dtype=torch.uint8)])

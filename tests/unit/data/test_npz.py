@@ -20,7 +20,7 @@ from basisprune.errors import DataError
 def test_an_npz_keeps_its_test_part_and_gets_a_validation_part(tmp_path):
     content = arrays()
     splits = load_data(write_npz(tmp_path, **content))
-    assert sizes(splits) == {"train": 27, "val": 3, "test": 3}
+    assert sizes(splits) == {"train": 24, "val": 6, "test": 3}
     assert splits.classes == ("0", "1", "2")
     np.testing.assert_array_equal(splits.test[2][0].numpy(), content["x_test"][2].transpose(2, 0, 1))
 
@@ -28,7 +28,7 @@ def test_an_npz_keeps_its_test_part_and_gets_a_validation_part(tmp_path):
 def test_an_npz_may_have_grey_integers_columns_of_labels_and_a_validation_part(tmp_path):
     content = arrays()
     content = {name: array[..., 0].astype(int) if name[0] == "x" else array[:, None] for name, array in content.items()}
-    path = write_npz(tmp_path, **content, x_val=content["x_test"], y_val=content["y_test"], other=np.zeros(3))
+    path = write_npz(tmp_path, **content, x_val=255 - content["x_test"], y_val=content["y_test"], other=np.zeros(3))
     splits = load_data(path)
     assert sizes(splits) == {"train": 30, "val": 3, "test": 3}
     assert splits.train[0][0].shape == (1, 6, 5)

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
+import pytest
 import torch
+from PIL import Image
+from sources import write_images
 from tiny import NAMES, tiny_images
 
+from basisprune.errors import DataError
 from basisprune.runs.classify import classify_files, image_files
 from basisprune.runs.load import load_any
 
@@ -23,3 +30,29 @@ def test_answers_come_in_the_order_of_the_files_with_all_classes(forms, tmp_path
     assert all(set(dict(answer.classes)) == set(NAMES) for answer in good)
     assert torch.allclose(torch.tensor([sum(dict(answer.classes).values()) for answer in good]), torch.ones(39))
     assert all(answer.classes[0][1] == max(dict(answer.classes).values()) for answer in good)
+
+
+def test_images_are_found_as_a_run_finds_them(tmp_path):
+    write_images(tmp_path, {"class": 2, "class/deep": 1, ".hidden": 1})
+    (tmp_path / "class" / "._0.png").write_text("what some systems leave beside a file")
+    write_images(tmp_path / "elsewhere", {"more": 1})
+    (tmp_path / "class" / "link").symlink_to(tmp_path / "elsewhere" / "more")
+    found = [str(path.relative_to(tmp_path / "class")) for path in image_files([tmp_path / "class"])]
+    assert found == ["0.png", "1.png", "deep/0.png", "link/0.png"]
+    (tmp_path / "class" / "round").symlink_to(tmp_path / "class")
+    with pytest.raises(DataError, match="read already; remove the link"):
+        image_files([tmp_path / "class"])
+
+
+def test_deep_images_are_read_with_the_white_that_the_network_knows(forms, tmp_path):
+    loaded = load_any(forms / "bundle")
+    values = (np.arange(256).reshape(16, 16) * 16).astype(np.uint16)
+    values[0, 0] = 5  # nothing in this image tells that 4095 is white
+    Image.fromarray(np.minimum(values, 250)).save(tmp_path / "deep.png")
+    Image.fromarray((np.minimum(values, 250) * (255 / 4095) + 0.5).astype(np.uint8)).save(tmp_path / "flat.png")
+    deep = replace(loaded, spec=replace(loaded.spec, white=4095))
+    files = [tmp_path / "deep.png", tmp_path / "flat.png"]
+    one, two = classify_files(deep, files)
+    assert one.classes == two.classes
+    one, two = classify_files(loaded, files)
+    assert one.classes != two.classes

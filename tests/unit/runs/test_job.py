@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from sources import write_images
 from tiny import NAMES, differing, tiny_backbone, tiny_images, tiny_model
+from torch import nn
+from torchvision.datasets import ImageFolder
 
+from basisprune.data import load_data
+from basisprune.data.roles import keep_images, names_of
 from basisprune.deploy.bundle import save_pretrained
 from basisprune.deploy.fold import deploy
-from basisprune.errors import ConfigError, ModelError
+from basisprune.errors import ConfigError, DataError, ModelError
+from basisprune.listener import Silence
 from basisprune.runs.job import prepare_job
 from basisprune.runs.options import configure
+from basisprune.runs.output import OutputFolder
 
 
 @pytest.fixture
@@ -57,9 +68,74 @@ def test_images_are_divided_as_the_settings_say(photos):
         splits = prepare_job(tiny_model(), tiny_images(120), configure(options)).splits
         return {name: len(part) for name, part in splits.parts.items()}
 
-    assert parts() == {"train": 96, "val": 12, "test": 12}
-    assert parts(val_fraction=0.25, test_fraction=0.0) == {"train": 90, "val": 30}
+    assert parts() == {"train": 84, "val": 12, "confirm": 12, "test": 12}
+    assert parts(val_fraction=0.25, test_fraction=0.0, confirm_fraction=0.2) == {"train": 90, "val": 24, "confirm": 6}
     assert parts(limit=12)["train"] == 12
+
+
+@pytest.mark.parametrize(
+    "goal", [{"max_drop": 0.02}, {"min_accuracy": 0.9}, {"target_params": 9}, {"basis_ratio": 0.5}]
+)
+def test_images_confirm_where_the_budget_is_about_accuracy(goal):
+    splits = prepare_job(tiny_model(), load_data(tiny_images(120)), configure(goal)).splits
+    assert (splits.confirm is not None) == ("max_drop" in goal or "min_accuracy" in goal)
+    assert len(splits.val) + len(splits.confirm or ()) == 24
+
+
+def test_a_run_goes_on_with_the_images_that_it_has_chosen(photos, tmp_path):
+    config, output = configure({"seed": 3}), tmp_path / "out"
+    job = prepare_job(tiny_model(), photos, config, output=output)
+    OutputFolder(output).claim(job.noted(), Silence())
+    keep_images(output, job.splits)
+    write_images(photos, {"ant": 30})
+    assert names_of(prepare_job(tiny_model(), photos, config, output=output).splits) == names_of(job.splits)
+    other = prepare_job(tiny_model(), tiny_images(120), config, output=output)  # whose settings are refused later
+    assert len(other.splits.train) == 84
+    (photos / "bee" / "3.png").write_bytes((photos / "bee" / "4.png").read_bytes())
+    with pytest.raises(DataError, match=r"bee/3\.png: replaced"):
+        prepare_job(tiny_model(), photos, config, output=output)
+
+
+def test_settings_say_what_stays_together_and_what_is_refused(photos, tmp_path):
+    (tmp_path / "groups.csv").write_text(
+        "".join(f"{kind}/{number}.png,{number}\n" for kind in ("ant", "bee") for number in range(10))
+    )
+    job = prepare_job(tiny_model(), photos, configure({"groups": str(tmp_path / "groups.csv")}))
+    held = [{name[4:] for name in names if name[0] != "c"} for names in names_of(job.splits).values()]
+    assert sum(map(len, held)) == 10
+    (photos / "cat" / "0.png").write_bytes(b"")
+    with pytest.raises(DataError, match=r"0\.png: not an image"):
+        prepare_job(tiny_model(), photos, configure({"strict": True}))
+
+
+@pytest.mark.parametrize("model", ["tiny:tiny_backbone", tiny_model()])
+def test_photos_of_different_sizes_in_an_image_folder_become_those_of_the_network(photos, model):
+    for index, path in enumerate(sorted(photos.rglob("*.png"))):
+        Image.open(path).resize((20 + index, 60 - index)).save(path)
+    for data in (photos, ImageFolder(str(photos))):
+        job = prepare_job(model, data, configure({}))
+        assert {image.shape[1:] for image, _ in job.splits.train} == {job.network.input_spec.size}
+
+
+@pytest.mark.parametrize("model", ["tiny:tiny_backbone", tiny_model()])
+def test_the_network_of_deep_images_knows_what_is_white(tmp_path, model):
+    for number in range(12):
+        folder = tmp_path / ("ant", "bee", "cat")[number % 3]
+        folder.mkdir(exist_ok=True)
+        Image.fromarray(np.full((16, 16), 3000 + number, dtype=np.uint16)).save(folder / f"{number}.png")
+    job = prepare_job(model, tmp_path, configure({"val_fraction": 0.3}), listener=Silence())
+    assert job.network.input_spec.white == 4095
+    assert job.splits.train[0][0].max().item() in range(186, 189)
+    if isinstance(model, nn.Module):
+        assert model.input_spec.white is None
+    bright = prepare_job(_with(job.network, 65535), tmp_path, configure({}), listener=Silence())
+    assert bright.splits.train[0][0].max().item() == 12  # as the network has learnt to see
+
+
+def _with(model: nn.Module, white: int) -> nn.Module:
+    model = copy.copy(model)
+    model.input_spec = replace(model.input_spec, white=white)
+    return model
 
 
 def test_the_seed_decides_on_the_split_and_on_a_new_classifier(photos):

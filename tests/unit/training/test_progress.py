@@ -75,6 +75,17 @@ def test_in_a_terminal_lines_and_bars_are_drawn(capsys):
     assert "search" in shown.err
 
 
+def test_the_bar_of_images_that_are_opened_goes_when_all_are():
+    with SearchProgress(2, 1, lambda _: pytest.fail("not a line"), show=True) as search:
+        search.opened(256, 300)
+        assert [(task.completed, task.total) for task in search.progress.tasks] == [(0, 2), (256, 300)]
+        search.opened(300, 300)
+        assert len(search.progress.tasks) == 1
+    with SearchProgress(2, 1, lambda _: pytest.fail("not a line"), show=False) as search:
+        search.opened(256, 300)
+        assert len(search.progress.tasks) == 1
+
+
 def test_a_listener_hears_of_a_training_instead_of_a_bar():
     notes = Notes()
     with hearing(notes, show=True) as hearer:

@@ -27,7 +27,7 @@ def evaluate_onnx(path: str | Path, data: Data, *, batch_size: int = 128, prepar
     session = open_session(Path(path))
     wanted = graph_input(Path(path), session)
     losses, hits, count = 0.0, 0, 0
-    for images, labels in make_loader(data, batch_size):
+    for images, labels in make_loader(data, batch_size, size=wanted.spec.size):
         scores = run_session(session, _inputs(images, wanted, prepared)).float()
         losses += F.cross_entropy(scores, labels, reduction="sum").item()
         hits += int((scores.argmax(-1) == labels).sum())

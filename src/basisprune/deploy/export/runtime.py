@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -117,7 +117,8 @@ def graph_input(path: Path, session: Session) -> GraphInput:
     """What the graph takes, as its metadata says; raises ModelError where that is missing."""
     try:
         facts = json.loads(session.get_modelmeta().custom_metadata_map["basisprune.input"])
-        spec = InputSpec.from_json(json.dumps({key: facts[key] for key in ("size", "mean", "std", "interpolation")}))
+        known = {each.name: facts[each.name] for each in fields(InputSpec) if each.name in facts}
+        spec = InputSpec.from_json(json.dumps(known))
         return GraphInput(spec, bool(facts["prepares"]), facts["layout"])
     except (KeyError, TypeError, ValueError) as error:
         raise ModelError(

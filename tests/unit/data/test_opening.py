@@ -1,0 +1,136 @@
+"""Laws of opening all images: damaged ones stop nothing, deep ones are scaled alike."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sources import sizes, write_images
+
+from basisprune.data import ArrayImages, load_data, take
+from basisprune.data.opening import look_at, looks_of, reread, white_of
+from basisprune.data.reading import Reading
+from basisprune.errors import DataError
+from basisprune.listener import Silence
+
+
+class Notes(Silence):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.progress: list[tuple[int, int]] = []
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+    def opened(self, done: int, total: int) -> None:
+        self.progress.append((done, total))
+
+
+def grey(path, value, dtype) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.zeros((4, 4), dtype=dtype)
+    pixels[0, 0] = value
+    pixels[3, 3] = min(int(path.stem), value)  # no two are the same
+    Image.fromarray(pixels).save(path)
+
+
+def test_a_damaged_image_is_left_out_and_told(tmp_path):
+    write_images(tmp_path, {"ant": 10, "bee": 10})
+    (tmp_path / "ant" / "3.png").write_bytes((tmp_path / "ant" / "3.png").read_bytes()[:60])
+    (tmp_path / "bee" / "notes.jpg").write_text("no image")
+    notes = Notes()
+    splits = load_data(tmp_path, reading=Reading(listener=notes))
+    assert sum(sizes(splits).values()) == 19
+    assert all(len(part[index][0]) == 3 for part in splits.parts.values() for index in range(len(part)))
+    first, line = notes.lines
+    assert first == f"{tmp_path}: opening 21 images"
+    assert all(said in line for said in ("2 images cannot be used and are left out", "3.png", "notes.jpg"))
+    assert notes.progress == [(21, 21)]
+
+
+def test_damaged_images_are_refused_with_strict_and_warned_of_without_a_listener(tmp_path):
+    write_images(tmp_path, {"ant": 10, "bee": 10})
+    (tmp_path / "ant" / "3.png").write_bytes(b"")
+    with pytest.raises(DataError, match=r"3\.png: not an image"):
+        load_data(tmp_path, reading=Reading(strict=True))
+    with pytest.warns(UserWarning, match=r"1 images cannot be used(?s:.*)3\.png"):
+        load_data(tmp_path)
+
+
+def test_a_class_without_a_sound_image_is_refused(tmp_path):
+    write_images(tmp_path, {"ant": 2, "bee": 10})
+    for number in range(2):
+        (tmp_path / "ant" / f"{number}.png").write_bytes(b"")
+    with pytest.raises(DataError, match=r"train: no image of ant can be used(?s:.*)0\.png(?s:.*)1\.png"):
+        load_data(tmp_path, reading=Reading(listener=Notes()))
+
+
+def test_a_file_whose_name_is_no_utf8_is_left_out(tmp_path):
+    write_images(tmp_path, {"ant": 5, "bee": 5})
+    odd = os.fsencode(tmp_path / "ant") + b"/\xff.png"
+    os.rename(tmp_path / "ant" / "0.png", odd)
+    notes = Notes()
+    assert sum(sizes(load_data(tmp_path, reading=Reading(listener=notes))).values()) == 9
+    assert r"\xff.png: the name of the file is not valid UTF-8" in notes.lines[1]
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype", "suffix", "white"),
+    [
+        ((200, 90), np.uint16, "png", 255),
+        ((200, 90), np.int32, "tif", 255),
+        ((3000, 90), np.uint16, "png", 4095),
+        ((40000, 90), np.uint16, "tif", 65535),
+        ((40000, 90), np.int32, "tif", 65535),
+        ((0.9, 0.2), np.float32, "tif", 1),
+        ((200.0, 0.5), np.float32, "tif", 255),
+    ],
+)
+def test_all_deep_images_of_a_dataset_are_scaled_by_one_white_which_is_said(tmp_path, values, dtype, suffix, white):
+    for name, value in zip(("ant", "bee"), values, strict=True):
+        for number in range(4):
+            grey(tmp_path / name / f"{number}.{suffix}", value, dtype)
+    notes = Notes()
+    splits = load_data(tmp_path, size=(4, 4), val_fraction=0, test_fraction=0, reading=Reading(listener=notes))
+    for image, label in splits.train:
+        assert abs(image[0, 0, 0].item() - values[label] * 255 / white) <= 0.5
+    assert white_of(splits) == white
+    assert [f"{white} is taken as white" in line for line in notes.lines] == [False, True]
+
+
+def test_deep_images_of_two_kinds_are_refused(tmp_path):
+    for number in range(4):
+        grey(tmp_path / "ant" / f"{number}.tif", 0.9, np.float32)
+        grey(tmp_path / "bee" / f"{number}.png", 900, np.uint16)
+    with pytest.raises(DataError, match="integers up to 4095 and images of floats up to 1, so that what is white"):
+        load_data(tmp_path)
+
+
+def test_images_of_8_bits_have_no_white(tmp_path):
+    splits = load_data(write_images(tmp_path, {"ant": 5, "bee": 5}))
+    assert white_of(splits) is None
+
+
+def test_nothing_is_looked_at_twice_and_random_numbers_go_on(monkeypatch):
+    images = ArrayImages(np.arange(32, dtype=np.uint8).reshape(8, 2, 2), [0, 1] * 4)
+    seen = []
+    monkeypatch.setattr(ArrayImages, "look", lambda self, index: seen.append(index) or torch.rand(()))
+    state = torch.get_rng_state()
+    look_at([take(images, [1, 5]), take(images, [5, 2])])
+    look_at([images])
+    assert sorted(seen) == list(range(8))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert looks_of(take(images, [5, 2])) == [images.looks[5], images.looks[2]]
+
+
+def test_the_same_images_are_read_at_another_size(tmp_path):
+    splits = load_data(write_images(tmp_path, {"ant": 10, "bee": 10}), size=(4, 4))
+    other = reread(splits, size=(6, 5))
+    assert sizes(other) == sizes(splits)
+    assert {part[0][0].shape for part in other.parts.values()} == {(3, 6, 5)}
+    assert {part[0][0].shape for part in splits.parts.values()} == {(3, 4, 4)}
+    assert other.train.dataset is other.val.dataset
+    assert [part.labels.tolist() for part in other.parts.values()] == [p.labels.tolist() for p in splits.parts.values()]

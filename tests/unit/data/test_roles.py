@@ -1,0 +1,196 @@
+"""Laws of roles: no image in two of them, written down, and found again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+from sources import arrays, sizes, write_images, write_npz
+from torch.utils.data import Dataset
+
+from basisprune.data import ArrayImages, load_data
+from basisprune.data.manifest import read_manifest
+from basisprune.data.reading import Reading
+from basisprune.data.roles import keep_images, manifest_of, names_of
+from basisprune.errors import CheckpointError, DataError
+from basisprune.listener import Silence
+
+
+class Notes(Silence):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+
+@pytest.fixture
+def photos(tmp_path):
+    return write_images(tmp_path / "photos", {"ant": 20, "bee": 20})
+
+
+def again(source, manifest, **options):
+    return load_data(source, reading=Reading(manifest=manifest, **options))
+
+
+def test_images_are_named_by_their_files_or_their_places(photos, tmp_path):
+    names = names_of(load_data(photos, confirm_fraction=0.5))
+    assert list(names) == ["train", "val", "confirm", "test"]
+    every = sorted(name for part in names.values() for name in part)
+    assert every == sorted(f"{kind}/{number}.png" for kind in ("ant", "bee") for number in range(20))
+    split = names_of(load_data(write_npz(tmp_path, **arrays())))
+    assert split["test"] == ["test[0]", "test[1]", "test[2]"]
+    assert sorted(split["train"] + split["val"]) == sorted(f"train[{index}]" for index in range(30))
+
+
+def test_exact_copies_stay_in_one_part(photos):
+    for number in range(20, 50):  # thirty copies of one image, under two labels
+        shutil.copy(photos / "ant" / "0.png", photos / ("ant", "bee")[number % 2] / f"{number}.png")
+    for seed in range(3):
+        splits = load_data(photos, seed=seed, confirm_fraction=0.5)
+        copies = {"ant/0.png", *(f"{('ant', 'bee')[number % 2]}/{number}.png" for number in range(20, 50))}
+        assert [role for role, names in names_of(splits).items() if copies & set(names)] == ["train"]
+        assert set(splits.parts) == {"train", "val", "confirm", "test"}
+
+
+def test_images_that_the_data_has_in_several_parts_are_reported_and_refused_with_strict(tmp_path):
+    for part in ("train", "val", "test"):
+        write_images(tmp_path / part, {"ant": 5, "bee": 5})
+    shutil.copy(tmp_path / "train" / "ant" / "1.png", tmp_path / "test" / "bee" / "9.png")
+    notes = Notes()
+    assert sizes(load_data(tmp_path, reading=Reading(listener=notes))) == {"train": 10, "val": 10, "test": 11}
+    _, line = notes.lines
+    assert "1 of 11 images of test are exact copies of images of train" in line
+    assert "test/bee/9.png and train/ant/1.png" in line
+    with pytest.raises(DataError, match=r"9\.png and train/ant/1\.png"):
+        load_data(tmp_path, reading=Reading(strict=True))
+
+
+def test_images_of_one_group_stay_in_one_part(photos, tmp_path):
+    lines = [f"{kind}/{number}.png,{kind}{number // 4}" for kind in ("ant", "bee") for number in range(18)]
+    groups = tmp_path / "groups.csv"
+    groups.write_text("file,group\n" + "\n".join(lines))
+    group_of = dict(line.split(",") for line in lines)
+    splits = load_data(photos, confirm_fraction=0.5, reading=Reading(groups=groups))
+    held = {role: {group_of.get(name, name) for name in names} for role, names in names_of(splits).items()}
+    assert sum(map(len, held.values())) == len(set().union(*held.values()))
+    assert all(set(part.labels) == {0, 1} for part in splits.parts.values())
+    groups.write_text("ant/99.png,a\n")
+    with pytest.raises(DataError, match=r"images that the data does not have; .* as ant/0\.png: ant/99\.png"):
+        load_data(photos, reading=Reading(groups=groups))
+
+
+def test_groups_of_an_npz_and_of_a_dataset_are_kept(tmp_path):
+    content = arrays(count=30)
+    splits = load_data(write_npz(tmp_path, **content, groups=np.arange(30) // 6), test_fraction=0)
+    held = [{int(name[6:-1]) // 6 for name in names_of(splits)[part]} for part in ("train", "val")]
+    assert not held[0] & held[1]
+    for wrong in (np.arange(29), np.zeros(30), np.zeros((30, 2), dtype=int)):
+        with pytest.raises(DataError, match=r"x_train: groups .* given for 30 images"):
+            load_data(write_npz(tmp_path, **content, groups=wrong))
+
+    class Bursts(Dataset):
+        groups = tuple(f"burst {index // 5}" for index in range(30))
+
+        def __len__(self) -> int:
+            return 30
+
+        def __getitem__(self, index):
+            return content["x_train"][index], int(content["y_train"][index])
+
+    splits = load_data(Bursts(), test_fraction=0)
+    held = [set(splits.parts[part].groups) for part in ("train", "val")]
+    assert held[0] | held[1] == set(Bursts.groups)
+    assert not held[0] & held[1]
+
+
+def test_groups_that_the_data_has_in_several_parts_are_reported(tmp_path):
+    content = arrays()
+    path = write_npz(
+        tmp_path, **content, x_val=255 - content["x_test"], y_val=content["y_test"], groups=np.arange(30),
+        groups_val=np.array([3, 40, 41]),
+    )  # fmt: skip
+    with pytest.warns(UserWarning, match=r"1 of 3 images of val are of the same groups(?s:.*)val\[0\] and train\[3\]"):
+        load_data(path)
+
+
+def test_the_manifest_of_a_run_gives_exactly_its_images_back(photos, tmp_path):
+    splits = load_data(photos, seed=3, confirm_fraction=0.5, limit=20)
+    keep_images(tmp_path, splits)
+    manifest = read_manifest(tmp_path / "images.json")
+    write_images(photos, {"ant": 40, "cat": 3})  # the same twenty, twenty more, and another class
+    found = again(photos, manifest)
+    assert names_of(found) == names_of(splits)
+    assert found.classes == ("ant", "bee")
+    assert [part.labels.tolist() for part in found.parts.values()] == [p.labels.tolist() for p in splits.parts.values()]
+    assert manifest_of(found).digest == manifest.digest
+    keep_images(tmp_path, found)
+    with pytest.raises(CheckpointError, match=r"uses other images(?s:.*)in another part"):
+        keep_images(tmp_path, load_data(photos / ".." / "photos", seed=4, confirm_fraction=0.5))
+
+
+def test_images_are_not_decoded_again(photos, monkeypatch):
+    manifest = manifest_of(load_data(photos))
+    monkeypatch.setattr("basisprune.data.looks.glance", None)
+    manifest_of(again(photos, manifest))
+
+
+def test_what_was_left_out_is_in_the_manifest(photos):
+    (photos / "ant" / "4.png").write_bytes(b"")
+    manifest = manifest_of(load_data(photos, reading=Reading(listener=Silence())))
+    assert [(each.name, "not an image" in each.reason) for each in manifest.left_out] == [("ant/4.png", True)]
+    (photos / "ant" / "4.png").unlink()
+    again(photos, manifest)
+
+
+def test_missing_and_replaced_files_are_listed(photos):
+    manifest = manifest_of(load_data(photos))
+    (photos / "ant" / "2.png").unlink()
+    Image.new("RGB", (6, 5), (1, 2, 3)).save(photos / "bee" / "5.png")
+    with pytest.raises(DataError, match="is not as it was when the run started; put the images back") as error:
+        again(photos, manifest)
+    said = sorted(error.value.faults)
+    assert len(said) == 2
+    assert said[0].startswith("ant/2.png: missing (")
+    assert said[1].startswith("bee/5.png: replaced")
+
+
+def test_images_in_arrays_are_found_again_and_changed_ones_refused(tmp_path):
+    content = arrays()
+    path = write_npz(tmp_path, **content)
+    manifest = manifest_of(load_data(path, seed=5))
+    assert manifest_of(again(path, manifest)).digest == manifest.digest
+    more = {**content, "x_train": np.concatenate([content["x_train"], content["x_train"][:3] ^ 255])}
+    more["y_train"] = np.concatenate([content["y_train"], content["y_train"][:3]])
+    assert manifest_of(again(write_npz(tmp_path, **more), manifest)).digest == manifest.digest
+    fewer = {**content, "x_train": content["x_train"][:29], "y_train": content["y_train"][:29]}
+    with pytest.raises(DataError, match=r"train\[29\]: missing"):
+        again(write_npz(tmp_path, **fewer), manifest)
+    with pytest.raises(DataError, match=r"train\[\d+\]: replaced"):
+        again(write_npz(tmp_path, **{**content, "x_train": content["x_train"] ^ 1}), manifest)
+    with pytest.raises(DataError, match=r"train\[\d+\]: has another label"):
+        again(write_npz(tmp_path, **{**content, "y_train": content["y_train"][::-1]}), manifest)
+    with pytest.raises(DataError, match="classes: "):
+        again(write_npz(tmp_path, **{**content, "y_train": content["y_train"] + 1, "y_test": [1, 2, 3]}), manifest)
+
+
+def test_a_manifest_that_leads_out_of_the_folder_is_refused(photos):
+    manifest = manifest_of(load_data(photos))
+    entry, *others = manifest.parts["train"]
+    for name in ("../secret.png", "/etc/secret.png"):
+        text = manifest.to_json().replace(json.dumps(entry.name), json.dumps(name))
+        with pytest.raises(DataError, match=r"are no files in it: .*secret"):
+            again(photos, type(manifest).from_json(text))
+    assert others
+
+
+def test_splits_that_are_given_are_set_aside_from_and_otherwise_as_they_are():
+    images = ArrayImages(arrays()["x_train"], arrays()["y_train"])
+    splits = load_data(images)
+    assert load_data(splits) is splits
+    divided = load_data(splits, confirm_fraction=0.5)
+    assert sizes(divided) == {"train": 21, "val": 3, "confirm": 3, "test": 3}
+    assert load_data(divided, confirm_fraction=0.5).confirm is divided.confirm
