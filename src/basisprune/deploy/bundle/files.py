@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -15,7 +14,7 @@ from torch import Tensor
 from basisprune.deploy.bundle.config import Config, Plan, parse_config, parse_plans
 from basisprune.deploy.bundle.tensors import read_tensors
 from basisprune.errors import BundleError
-from basisprune.files import current, parse_json, read_bytes, write_together
+from basisprune.files import current, digest, json_digest, parse_json, read_bytes, write_together
 
 FORMAT = 2  # 1 had no networks that stand alone
 CONFIG, TENSORS, PLANS, CARD = "config.json", "model.safetensors", "plans.json", "README.md"
@@ -42,10 +41,10 @@ def write_folder(folder: Path, config: Config, files: Mapping[str, bytes], check
     folder that `check_folder` refuses.
     """
     check_folder(folder)
-    sums = {name: _digest(content) for name, content in files.items() if name != CARD}
+    sums = {name: digest(content) for name, content in files.items() if name != CARD}
     full = {_MARK: FORMAT, **asdict(config), "files": sums}
     try:
-        entries = {**full, "checksum": _config_digest(full)}.items()
+        entries = {**full, "checksum": json_digest(full)}.items()
         lines = (
             f"{json.dumps(key)}: {json.dumps(value, separators=_DENSE, allow_nan=False)}" for key, value in entries
         )
@@ -75,12 +74,12 @@ def read_folder(folder: Path) -> Stored:
             f"{folder}: format {number} is newer than {FORMAT}, which this version reads; update basisprune"
         )
     sums, checksum = said.get("files"), said.pop("checksum", None)
-    if checksum != _config_digest({_MARK: number, **said}):
+    if checksum != json_digest({_MARK: number, **said}):
         raise BundleError(f"{where}: is damaged or was changed, its checksum is wrong; fetch it again")
     content = {}
     for name in (TENSORS, PLANS):
         content[name] = _read(folder, name)
-        if not isinstance(sums, dict) or _digest(content[name]) != sums.get(name):
+        if not isinstance(sums, dict) or digest(content[name]) != sums.get(name):
             raise BundleError(f"{folder / name}: is damaged or was changed, its checksum is wrong; fetch it again")
     del said["files"]
     return Stored(
@@ -134,12 +133,3 @@ def _read(folder: Path, name: str) -> bytes:
         raise BundleError(
             f"{folder / name}: cannot be read ({error.strerror or error}); a bundle needs this file"
         ) from error
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
-
-
-def _config_digest(config: Mapping[str, object]) -> str:
-    """The checksum of what the config says, however it is laid out."""
-    return _digest(json.dumps(config, sort_keys=True, separators=_DENSE).encode())
