@@ -183,6 +183,12 @@ def digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
+def file_digest(path: Path) -> str:
+    """The checksum of a file, which is not read into memory as a whole."""
+    with open_file(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 class _Summing(io.BufferedWriter):
     """A file that knows the checksum of what was written to it."""
 

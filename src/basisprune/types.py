@@ -16,6 +16,7 @@ Option: TypeAlias = str | int | float | bool | None
 """What a plan says of how it was made."""
 
 Value = TypeVar("Value", bound="JsonValue")
+_LARGEST_SIDE = 1 << 14  # pixels
 
 
 def dotted(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
@@ -81,8 +82,9 @@ class InputSpec(JsonValue):
 
     def __post_init__(self) -> None:
         faults = []
-        if not _are_finite(self.size) or [isinstance(side, int) and side > 0 for side in self.size] != [True, True]:
-            faults.append(f"size: {self.size} given; (height, width) in pixels is needed")
+        sides = self.size if _are_finite(self.size) else ()
+        if [isinstance(side, int) and 0 < side <= _LARGEST_SIDE for side in sides] != [True, True]:
+            faults.append(f"size: {self.size} given; (height, width) of 1 to {_LARGEST_SIDE} pixels is needed")
         for name, values in (("mean", self.mean), ("std", self.std)):
             if not _are_finite(values):
                 faults.append(f"{name}: {values} given; finite numbers are needed")

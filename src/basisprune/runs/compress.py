@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Unpack, cast
@@ -13,6 +14,7 @@ from basisprune.candidates import Candidate, Found
 from basisprune.data import Splits
 from basisprune.data.load import Source
 from basisprune.errors import ConfigError
+from basisprune.files import user_path
 from basisprune.listener import Listener, Silence
 from basisprune.pipeline import Pipeline, State
 from basisprune.report.html import write_report
@@ -21,6 +23,7 @@ from basisprune.runs.deliver import Delivery, deliver
 from basisprune.runs.job import Job, ModelSource, prepare_job
 from basisprune.runs.options import Options, configure
 from basisprune.runs.output import OutputFolder
+from basisprune.runs.start import check_start
 from basisprune.runs.summary import summarise
 from basisprune.search import Search
 
@@ -117,14 +120,18 @@ def compress(
             raise ConfigError(f"compress: budget and {budget.kind} given; pass one of them")
         options = cast("Options", {**options, budget.kind: vars(budget)[budget.kind]})
     job = prepare_job(model, data, configure(options))
-    return run_job(job, output=None if output is None else Path(output), listener=listener or Silence())
+    return run_job(job, output=None if output is None else user_path(output, "output"), listener=listener or Silence())
 
 
 def run_job(job: Job, *, output: Path | None, listener: Listener, command: str = "") -> Compressed:
     """The result of a job, for both `compress` and the command line; `command` is recorded in it."""
-    folder = None if output is None else OutputFolder(output)
-    if folder is not None:
-        folder.claim(job.noted(), listener)
+    folder = None if output is None else OutputFolder(user_path(output, "output"))
+    check_start(job, folder, job.noted(), listener)
+    with nullcontext() if folder is None else folder.held(job.noted(), listener):
+        return _run(job, folder, listener, command)
+
+
+def _run(job: Job, folder: OutputFolder | None, listener: Listener, command: str) -> Compressed:
     listener.say(job.splits.describe())
     config = job.config
     stages = None if folder is None else folder.stages

@@ -36,7 +36,19 @@ T = TypeVar("T")
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """PyYAML's safe loader, except that 1e-3 is a number: PyYAML follows YAML 1.1, which requires a decimal point."""
+    """PyYAML's safe loader, except that 1e-3 is a number: PyYAML follows YAML 1.1, which requires a decimal point.
+
+    A setting that is given twice is an error, not what came last.
+    """
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[object, object]:
+        """The mapping; raises ConstructorError for a name that comes twice."""
+        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        twice = next((name for name in names if names.count(name) > 1 and name != "<<"), None)
+        if twice is not None:
+            raise yaml.constructor.ConstructorError(None, None, f"{twice[:60]!r} is given twice", node.start_mark)
+        mapping: dict[object, object] = super().construct_mapping(node, deep)
+        return mapping
 
 
 _Loader.add_implicit_resolver(

@@ -22,6 +22,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from basisprune.data import blend, make_loader, prepare
 from basisprune.errors import ConfigError, DataError, TrainingError
 from basisprune.listener import Listener
+from basisprune.torchkit.kinds import refuse_untrainable
 from basisprune.torchkit.running import mode
 from basisprune.training.accelerating import as_shown, make_accelerator
 from basisprune.training.checkpoint import Past, load_checkpoint, save_checkpoint, set_damaged_aside
@@ -95,6 +96,7 @@ def fit(
     or nothing to be patient about.
     """
     session = session or Session()
+    refuse_untrainable(model, "fit")
     if config.patience is not None and val is None:
         raise ConfigError(f"patience: {config.patience} given, but no validation images to judge by; pass val")
     teacher = _checked_teacher(session.teacher, model, config)

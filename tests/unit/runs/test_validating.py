@@ -110,6 +110,8 @@ LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("<<: 5", "not valid YAML"),
         ('model: "\\ud800"', "model: .* is not Unicode"),
         ("a: " + "x" * (1 << 20), "at most 1,048,576 are read"),
+        ("epochs: 1\nseed: 2\nepochs: 2", "'epochs' is given twice"),
+        ("recipe: {train: {lr: 1, lr: 2}}", "'lr' is given twice"),
         ("5", "int found"),
         ("true", "bool found"),
     ],

@@ -94,7 +94,7 @@ def holds_bundle(folder: Path) -> bool:
     try:
         with open(current(folder, CONFIG), "rb") as file:
             return _MARK.encode() in file.read(4096)
-    except OSError:
+    except (OSError, ValueError):  # or it is no path at all
         return False
 
 
