@@ -186,7 +186,10 @@ def digest(content: bytes) -> str:
 def file_digest(path: Path) -> str:
     """The checksum of a file, which is not read into memory as a whole."""
     with open_file(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        found = hashlib.sha256()
+        while piece := file.read(1 << 20):
+            found.update(piece)
+        return found.hexdigest()
 
 
 class _Summing(io.BufferedWriter):

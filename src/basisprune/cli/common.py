@@ -16,7 +16,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
-import click
 import typer
 from typer.core import TyperGroup
 
@@ -94,7 +93,7 @@ class Commands(TyperGroup):
         _mend_streams()
         return super().main(*args, **options)
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
         """What the subcommand gives; its output has arrived."""
         try:
             with told_errors():

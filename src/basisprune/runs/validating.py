@@ -96,7 +96,7 @@ def _leaves(value: object, where: str) -> Iterator[tuple[str, object]]:
             return
         name, value = waiting.pop()
         if isinstance(value, Mapping):
-            waiting += [(f"{name}.{key}".removeprefix("."), each) for key, each in reversed(value.items())]
+            waiting += [(f"{name}.{key}".removeprefix("."), each) for key, each in reversed(list(value.items()))]
         elif isinstance(value, list | tuple):
             waiting += [(name, each) for each in reversed(value)]
         else:

@@ -21,6 +21,7 @@ CONFIG, TENSORS, PLANS, CARD = "config.json", "model.safetensors", "plans.json",
 NAMES = frozenset({CONFIG, TENSORS, PLANS, CARD})
 _MARK = "basisprune_bundle"
 _MOST = {CONFIG: 64 << 20, PLANS: 256 << 20, TENSORS: 4 << 30}  # bytes
+_LISTED = 5
 _DENSE = (",", ":")
 _T = TypeVar("_T")
 
@@ -63,8 +64,11 @@ def read_folder(folder: Path) -> Stored:
     Raises BundleError that says which file is missing, damaged, newer than this package or not what it should be.
     """
     where = folder / CONFIG
+    if not os.path.lexists(current(folder, CONFIG)):
+        raise BundleError(f"{folder}: {_what_it_is(folder)}")
+    content = {CONFIG: _read(folder, CONFIG)}
     try:
-        said = parse_json(_read(folder, CONFIG))
+        said = parse_json(content[CONFIG])
     except ValueError as error:
         raise BundleError(f"{where}: is damaged, no JSON ({error}); fetch it again") from error
     if not isinstance(said, dict) or not isinstance(number := said.pop(_MARK, None), int):
@@ -76,7 +80,6 @@ def read_folder(folder: Path) -> Stored:
     sums, checksum = said.get("files"), said.pop("checksum", None)
     if checksum != json_digest({_MARK: number, **said}):
         raise BundleError(f"{where}: is damaged or was changed, its checksum is wrong; fetch it again")
-    content = {}
     for name in (TENSORS, PLANS):
         content[name] = _read(folder, name)
         if not isinstance(sums, dict) or digest(content[name]) != sums.get(name):
@@ -87,6 +90,17 @@ def read_folder(folder: Path) -> Stored:
         _named(folder / TENSORS, read_tensors, content[TENSORS]),
         _named(folder / PLANS, parse_plans, content[PLANS]),
     )
+
+
+def _what_it_is(folder: Path) -> str:
+    """What a folder is that is no bundle, and what to do about it."""
+    if holds_bundle(folder / "model"):
+        return f"is the folder of a run; pass the bundle in it, {folder / 'model'}"
+    if (folder / "config.yaml").is_file():
+        return "is the folder of a run that has not written its model yet; run its command again to finish it"
+    held = sorted(entry.name for entry in folder.iterdir())[:_LISTED] if folder.is_dir() else []
+    holds = f"holds {', '.join(held)}" if held else "is empty"
+    return f"is neither a bundle nor a run: it {holds}; pass a folder that save_pretrained, compress or train wrote"
 
 
 def holds_bundle(folder: Path) -> bool:
