@@ -1,6 +1,6 @@
 """What becomes of a run that is killed, or that the system fails, at any of its file operations.
 
-    python benchmarks/faults.py [--kinds kill,full,...] [--every 1] [--workers 1]
+    python benchmarks/faults.py [--kinds kill,full,...] [--every 1]
 
 A small run of `basisprune compress` is done once undisturbed, while an audit hook counts its file operations in the
 output folder and in the data. Then it is done again and again in processes of their own, each with one fault:
@@ -24,6 +24,7 @@ import argparse
 import collections
 import contextlib
 import errno
+import fcntl
 import hashlib
 import importlib
 import json
@@ -48,6 +49,7 @@ from torch import nn
 from basisprune.cli import app
 from basisprune.deploy.bundle import load_bundle
 from basisprune.errors import BasisPruneError
+from basisprune.report.html import render_report
 from basisprune.results import RunSummary
 
 KINDS = ("kill", "term", "full", "read-only", "denied", "short", "flip")
@@ -155,7 +157,7 @@ class Stage:
     """A folder with the data, the settings and the output of a run, and processes that work in it."""
 
     def __init__(self, root: Path) -> None:
-        self.root, self.output, self.said = root, root / "out", root.with_suffix(".log")
+        self.root, self.output, self.said = root, root / "out", ""
         root.mkdir(exist_ok=True)
         write_data(root / "data.npz")
         (root / "recipe.yaml").write_text(RECIPE)
@@ -168,19 +170,24 @@ class Stage:
 
     def start(self, words: Sequence[str], fault: Fault | None = None, log: Path | None = None) -> int:
         """The exit code of a process that runs these words; negative for the signal that ended it."""
-        self.said.unlink(missing_ok=True)
+        out, into = os.pipe()  # not a file, whose size a fault may limit
+        fcntl.fcntl(into, fcntl.F_SETPIPE_SZ, 1 << 20)  # so that nobody has to read it meanwhile
         process = os.fork()
         if process == 0:
             code = 70
             try:
-                code = self._inside(words, fault, log)
+                code = self._inside(words, into, fault, log)
             except BaseException:
                 traceback.print_exc()
             finally:
                 with contextlib.suppress(OSError):
                     sys.stdout.flush(), sys.stderr.flush()
                 os._exit(code)
-        return self._wait(process)
+        os.close(into)
+        code = self._wait(process)
+        with os.fdopen(out, "rb") as file:
+            self.said = file.read().decode(errors="replace")
+        return code
 
     def _wait(self, process: int) -> int:
         deadline = time.monotonic() + TIMEOUT
@@ -193,9 +200,8 @@ class Stage:
         os.waitpid(process, 0)
         return -999  # it hung
 
-    def _inside(self, words: Sequence[str], fault: Fault | None, log: Path | None) -> int:
-        place = os.open(self.said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(place, 1), os.dup2(place, 2)
+    def _inside(self, words: Sequence[str], into: int, fault: Fault | None, log: Path | None) -> int:
+        os.dup2(into, 1), os.dup2(into, 2)
         sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))
         sys.argv = ["basisprune", *words]
         Watch(self.root, fault, log)
@@ -204,9 +210,6 @@ class Stage:
         except SystemExit as end:
             return int(end.code or 0)
         return 0
-
-    def tells(self) -> str:
-        return self.said.read_text(errors="replace") if self.said.exists() else ""
 
     def answer(self) -> dict[str, object]:
         """What the run found; raises BasisPruneError for a result that is not whole."""
@@ -237,12 +240,12 @@ def struck(stage: Stage, fault: Fault, expected: dict[str, object]) -> Outcome:
     if fault.scene == "again":
         finished(stage)
     code = stage.start(stage.command, fault)
-    said = stage.tells()
+    said = stage.said
     wrong = _wrong_at_once(stage, fault, code, said)
     if not wrong:
         again = stage.start(stage.command)
         wrong = _wrong_afterwards(stage, fault, again, expected)
-        said = stage.tells() if wrong else said
+        said = stage.said if wrong else said
     return Outcome(fault, code, wrong or "same", said[-1500:] if wrong else "")
 
 
@@ -288,7 +291,7 @@ def flipped(stage: Stage, fault: Fault, expected: dict[str, object], words: Sequ
     content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
     path.write_bytes(content)
     code = stage.start(words)
-    said = stage.tells()
+    said = stage.said
     if "Traceback" in said or code not in (0, 1):
         return Outcome(fault, code, "a traceback" if code != -999 else "hangs", said[-1500:])
     if code == 1:
@@ -305,7 +308,7 @@ def flips(stage: Stage, words: Sequence[str], kind: str) -> Iterator[Fault]:
     finished(stage)
     log = stage.root.parent / "reads.jsonl"
     log.unlink(missing_ok=True)
-    assert stage.start(words, log=log) == 0, stage.tells()
+    assert stage.start(words, log=log) == 0, stage.said
     events = [json.loads(line) for line in log.read_text().splitlines()]
     read = dict.fromkeys(
         path for event, path, writes in events if event == "open" and not writes and Path(path).is_file()
@@ -326,13 +329,14 @@ def warm_up(stage: Stage) -> None:
     process = os.fork()
     if process == 0:
         before = set(sys.modules)
-        code = stage._inside(stage.command, None, None)
+        code = stage._inside(stage.command, os.open(os.devnull, os.O_WRONLY), None, None)
         log.write_text(json.dumps(sorted(set(sys.modules) - before)))
         os._exit(code)
-    assert os.waitpid(process, 0)[1] == 0, stage.tells()
+    assert os.waitpid(process, 0)[1] == 0
     for name in json.loads(log.read_text()):
         with contextlib.suppress(Exception):
             importlib.import_module(name)
+    render_report(RunSummary.read(stage.output / "summary.json"))  # plotly and jinja read files of their own once
 
 
 def operations(stage: Stage, scene: str) -> int:
@@ -342,7 +346,7 @@ def operations(stage: Stage, scene: str) -> int:
         finished(stage)
     log = stage.root.parent / f"{scene}.jsonl"
     log.unlink(missing_ok=True)
-    assert stage.start(stage.command, log=log) == 0, stage.tells()
+    assert stage.start(stage.command, log=log) == 0, stage.said
     return len(log.read_text().splitlines())
 
 
@@ -358,19 +362,23 @@ def all_faults(stage: Stage, kinds: Sequence[str], every: int) -> tuple[list[Fau
     return faults, counts
 
 
-def run_all(root: Path, kinds: Sequence[str], every: int) -> tuple[list[Outcome], dict[str, int]]:
+def run_all(root: Path, kinds: Sequence[str], every: int) -> list[Outcome]:
+    """What became of every fault; results are written on the way, too."""
     stage = Stage(root / "work")
     warm_up(stage)
-    assert stage.start(stage.command) == 0, stage.tells()
+    assert stage.start(stage.command) == 0, stage.said
     expected = stage.answer()
     shutil.copytree(stage.output, root / "finished")
+    faults, counts = all_faults(stage, kinds, every)
+    print(f"{counts} file operations, {len(faults)} faults at them", flush=True)
     outcomes: list[Outcome] = []
 
     def note(outcome: Outcome) -> None:
         outcomes.append(outcome)
-        if outcome.verdict not in ("same", "refused"):
+        if is_wrong(outcome):
             print(f"WRONG {outcome}", flush=True)
-        elif len(outcomes) % 50 == 0:
+        if len(outcomes) % 20 == 0:
+            write(outcomes, counts, kinds, every)
             print(f"{len(outcomes)} faults, last {outcome.fault}", flush=True)
 
     if "flip" in kinds:
@@ -380,17 +388,16 @@ def run_all(root: Path, kinds: Sequence[str], every: int) -> tuple[list[Outcome]
         for kind, words in (("resume", stage.command), ("predict", predict)):
             chosen = list(flips(stage, words, kind))
             assert stage.start(words) == 0
-            usual = stage.tells()
+            usual = stage.said
             for fault in chosen:
                 _write_image(image)
                 note(flipped(stage, fault, expected, words, usual))
         write_data(stage.root / "data.npz")
-    faults, counts = all_faults(stage, kinds, every)
-    print(f"{counts} file operations, {len(faults)} faults at them", flush=True)
     random.Random(0).shuffle(faults)
     for fault in faults:
         note(struck(stage, fault, expected))
-    return outcomes, counts
+    print(json.dumps(write(outcomes, counts, kinds, every), indent=1))
+    return outcomes
 
 
 def _write_image(path: Path) -> None:
@@ -405,6 +412,26 @@ def counted(outcomes: Sequence[Outcome], by: Callable[[Outcome], str]) -> dict[s
     return {name: dict(counts) for name, counts in sorted(found.items())}
 
 
+def write(outcomes: Sequence[Outcome], counts: dict[str, int], kinds: Sequence[str], every: int) -> dict[str, object]:
+    """The counts, which are also written to the file of results."""
+    wrong = [asdict(outcome) for outcome in outcomes if is_wrong(outcome)]
+    flips = [outcome for outcome in outcomes if outcome.fault.kind == "flip"]
+    results = {
+        "operations": counts,
+        "faults": len(outcomes),
+        "wrong": len(wrong),
+        "by kind": counted(outcomes, lambda outcome: f"{outcome.fault.kind}, {outcome.fault.scene}"),
+        "flipped files": counted(flips, lambda outcome: f"{outcome.fault.scene}: {outcome.fault.what}"),
+        "first wrong": wrong[:20],
+    }
+    write_result("faults", {"kinds": list(kinds), "every": every, "flips": FLIPS}, results)
+    return results
+
+
+def is_wrong(outcome: Outcome) -> bool:
+    return outcome.verdict not in ("same", "refused")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kinds", default=",".join(KINDS))
@@ -415,22 +442,8 @@ def main() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     sys.path.insert(0, str(Path(__file__).parent))
     with tempfile.TemporaryDirectory() as folder:
-        outcomes, counts = run_all(Path(folder).resolve(), kinds, options.every)
-    wrong = [asdict(outcome) for outcome in outcomes if outcome.verdict not in ("same", "refused")]
-    results = {
-        "operations": counts,
-        "faults": len(outcomes),
-        "wrong": len(wrong),
-        "by kind": counted(outcomes, lambda outcome: f"{outcome.fault.kind}, {outcome.fault.scene}"),
-        "flipped files": counted(
-            [outcome for outcome in outcomes if outcome.fault.kind == "flip"],
-            lambda outcome: f"{outcome.fault.scene}: {outcome.fault.what}",
-        ),
-        "first wrong": wrong[:20],
-    }
-    write_result("faults", {"kinds": kinds, "every": options.every, "flips": FLIPS}, results)
-    print(json.dumps({key: value for key, value in results.items() if key != "flipped files"}, indent=1))
-    sys.exit(bool(wrong))
+        outcomes = run_all(Path(folder).resolve(), kinds, options.every)
+    sys.exit(any(map(is_wrong, outcomes)))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from basisprune.results import Settings
 from basisprune.runs.estimate import expected_candidates
 from basisprune.runs.job import Job
 from basisprune.runs.options import RunConfig
-from basisprune.runs.output import BUNDLE, CONFIG, INT8, ONNX, OutputFolder
+from basisprune.runs.output import BUNDLE, CONFIG, OutputFolder
 from basisprune.torchkit.kinds import refuse_untrainable
 from basisprune.torchkit.surgery import named_tensors
 from basisprune.types import dotted
@@ -48,10 +48,8 @@ def check_start(job: Job, output: OutputFolder | None, settings: Settings, liste
 
 
 def check_packages(config: RunConfig) -> None:
-    """Raises MissingExtraError where ONNX is asked for and not installed, ConfigError for int8 without it."""
-    if config.int8 and config.onnx is False:
-        raise ConfigError(f"int8: {INT8} is made from {ONNX}, which onnx: false leaves out; leave out one of them")
-    if config.onnx or config.int8:
+    """Raises MissingExtraError where ONNX is asked for and not installed."""
+    if config.onnx or (config.int8 and config.onnx is None):
         require_onnx()
 
 

@@ -7,11 +7,12 @@ import json
 from commands import compress_into, invoke
 
 from basisprune.errors import MissingExtraError
+from basisprune.files import unsealed
 
 
 def test_json_is_all_that_stdout_holds(compressed):
     folder, done = compressed
-    assert json.loads(done.stdout) == json.loads((folder / "summary.json").read_text())
+    assert json.loads(done.stdout) == unsealed((folder / "summary.json").read_bytes())
     assert "unpruned: accuracy" in done.stderr
 
 
