@@ -84,13 +84,13 @@ def backbone() -> nn.Module:
 def write_data(path: Path) -> None:
     """Writes images of three colours with noise."""
     rng = np.random.default_rng(0)
-    parts = {}
+    parts: dict[str, np.typing.NDArray[np.generic]] = {}
     for part, count in (("train", 48), ("val", 24), ("test", 24)):
         labels = np.arange(count) % 3
         images = rng.integers(0, 120, (count, 16, 16, 3), dtype=np.uint8)
         images[np.arange(count), :, :, labels] += 120
         parts |= {f"x_{part}": images, f"y_{part}": labels}
-    np.savez(path, **parts)  # type: ignore[arg-type]
+    np.savez(path, **parts)
 
 
 @dataclass(frozen=True)

@@ -369,7 +369,8 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as root:
         source, folder = Path(root) / "source", Path(root) / "spoilt"
-        source.mkdir(), folder.mkdir()
+        for place in (source, folder):
+            place.mkdir()
         targets = all_targets(source)
         targets = [each for each in targets if any(word in each.name for word in options.targets.split(","))]
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
