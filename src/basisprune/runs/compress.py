@@ -79,10 +79,10 @@ class Compressed:
         By default, ONNX is written if its packages are installed; `int8` adds a quantised file. Raises
         CheckpointError if the folder contains another result.
         """
-        hears = listener or Silence()
-        OutputFolder(Path(folder)).claim(self.summary.config, hears)
-        deliver(self.summary, self._delivery(onnx=onnx, int8=int8), Path(folder), hears)
-        return Path(folder)
+        hears, path = listener or Silence(), user_path(folder, "save")
+        OutputFolder(path).claim(self.summary.config, hears)
+        deliver(self.summary, self._delivery(onnx=onnx, int8=int8), path, hears)
+        return path
 
     def delivered(self, folder: Path, *, onnx: bool | None, int8: bool, listener: Listener) -> Compressed:
         """The same result, with its files written to the folder and described in its summary."""
