@@ -1,4 +1,4 @@
-"""Generates docs/measured.md and the demo's table and figure in the README from the JSON results.
+"""Generates docs/measured.md, and the numbers in the README and in docs/guarantees.md, from the JSON results.
 
     python benchmarks/tables.py [--demo runs/demo]
 
@@ -13,6 +13,7 @@ import json
 import shutil
 import subprocess
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -23,7 +24,15 @@ from common import RESULTS, write_result
 from basisprune.results import RunSummary
 
 ROOT = Path(__file__).parent.parent
-BEGIN, END = "<!-- demo:begin -->", "<!-- demo:end -->"
+FAULTS = {
+    "kill": "SIGKILL",
+    "term": "SIGTERM",
+    "full": "the disk is full from then on",
+    "read-only": "the disk is read-only from then on",
+    "denied": "permission is denied once",
+    "short": "no file can grow beyond 600 bytes from then on",
+    "flip": "a bit is turned over in a file that is read",
+}
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -193,6 +202,46 @@ def demo_picture() -> str:
     return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}">{style}{"".join(marks)}</svg>\n'
 
 
+def faults_section() -> str:
+    found, every = load("faults")["results"], load("faults")["config"]["every"]
+    counts: dict[str, Counter[str]] = {kind: Counter() for kind in FAULTS}
+    for name, outcomes in found["by kind"].items():
+        counts[name.partition(",")[0]].update(outcomes)
+    rows = [
+        (FAULTS[kind], str(count.total()), str(count["same"]), str(count["refused"]), str(_wrong(count)))
+        for kind, count in counts.items()
+    ]
+    operations = found["operations"]
+    said = (
+        f"The run has {operations['new']} file operations in a new folder and {operations['again']} in one with a "
+        f"finished result; faults are placed at {'each of them' if every == 1 else f'every {every}rd of them'}, "
+        f"{found['faults']} in all: {found['wrong']} with a result that was lost or different, a traceback or a hang."
+    )
+    header = ("fault", "number", "same answer", "refused by name", "wrong")
+    return f"{said}\n\n{table(header, rows)}"
+
+
+def _wrong(outcomes: Counter[str]) -> int:
+    return outcomes.total() - outcomes["same"] - outcomes["refused"]
+
+
+def fuzz_section() -> str:
+    found, config = load("fuzz")["results"], load("fuzz")["config"]
+    rows = [
+        (name, str(counts.get("read", 0)), str(counts.get("refused", 0)), str(counts.get("wrong", 0)))
+        for name, counts in found["by target"].items()
+    ]
+    said = f"The fuzzer read {found['files']:,} spoilt files in {config['seconds'] / 60:.0f} minutes:"
+    return f"{said}\n\n{table(('file', 'read', 'refused', 'wrong'), rows)}"
+
+
+def fill(path: Path, name: str, text: str) -> None:
+    """Replaces what is between the marks of that name in the file."""
+    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    before, rest = path.read_text().split(begin)
+    path.write_text(f"{before}{begin}\n{text}\n{end}{rest.split(end)[1]}")
+
+
 def take_demo(folder: Path) -> None:
     """Copies the demo's numbers, and takes a screenshot of its report if Chromium is installed."""
     summary = RunSummary.read(folder / "summary.json")
@@ -233,10 +282,9 @@ def main() -> None:
         parts += [f"## {title}", "", section(), ""]
     (ROOT / "docs" / "measured.md").write_text("\n".join(parts))
     (ROOT / "docs" / "demo.svg").write_text(demo_picture())
-    readme = (ROOT / "README.md").read_text()
-    before, rest = readme.split(BEGIN)
+    fill(ROOT / "docs" / "guarantees.md", "numbers", f"{faults_section()}\n\n{fuzz_section()}")
     block = f"{demo_section()}\n\n![accuracy and parameters of all candidates](docs/demo.svg)"
-    (ROOT / "README.md").write_text(f"{before}{BEGIN}\n{block}\n{END}{rest.split(END)[1]}")
+    fill(ROOT / "README.md", "demo", block)
 
 
 if __name__ == "__main__":

@@ -12,10 +12,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from basisprune.basis.decompose import choose_layers, full_rank
 from basisprune.basis.layers import BasisPair, BasisScalingConv
-from basisprune.errors import ModelError
+from basisprune.errors import ConfigError, ModelError
 from basisprune.torchkit.running import hooked, mode
 from basisprune.torchkit.surgery import TORCH_CONVS, Layer, find_layers, has_channels_last, is_depthwise
 from basisprune.transfer.model import known_spec
+
+_LARGEST_SIDE = 1 << 14  # pixels
 
 
 @dataclass(frozen=True)
@@ -146,6 +148,9 @@ def _kind(layer: Layer) -> str:
 def _input_shape(model: nn.Module, size: int | tuple[int, ...] | None) -> tuple[int, ...]:
     spec = known_spec(model)
     channels = 3 if spec is None else spec.channels
+    sides = (size,) if isinstance(size, int) else size
+    if sides is not None and (not sides or not all(0 < side <= _LARGEST_SIDE for side in sides)):
+        raise ConfigError.of("measure", [f"input_size: {size} given; sides of 1 to {_LARGEST_SIDE} are needed"])
     if size is None:
         if spec is None:
             raise ModelError(f"{type(model).__name__} does not know its input size; pass input_size=")

@@ -3,6 +3,8 @@
 write_text, atomic                one file; a reader sees the old one or the new one, never a part
 write_together, settle, current   several files that belong together, in a folder that may hold other files too
 write_checked, read_checked       a file that ends in its checksum, so that a flipped bit is noticed
+sealed, unsealed                  the same for a JSON object that others read too
+locked                            a folder that one run at a time works in
 read_bytes, parse_json, user_path what comes from outside, within bounds
 """
 
@@ -17,9 +19,10 @@ import os
 import re
 import shutil
 import stat
+import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, NoReturn, TypeAlias
 
@@ -35,6 +38,9 @@ _LEFT = re.compile(rf"({re.escape(_PARTIAL)}|{re.escape(_NEW)})-(\d{{1,10}})-[0-
 _at_work: set[Path] = set()  # what this process writes just now
 _SEAL = re.compile(rb"\nsha256 ([0-9a-f]{64})\n")
 _SEAL_LENGTH = 73
+_CHECKSUM = "checksum"
+_LOCK = ".basisprune-lock"
+_locked: set[tuple[int, int]] = set()  # the folders in which this process works
 
 
 def write_text(path: Path, text: str) -> None:
@@ -117,7 +123,7 @@ def read_checked(path: Path, *, most: int = _MOST_BYTES) -> bytes:
     """
     data = read_bytes(path, most=most)
     content, seal = data[:-_SEAL_LENGTH], _SEAL.fullmatch(data[-_SEAL_LENGTH:])
-    if seal is None or hashlib.sha256(content).hexdigest().encode() != seal[1]:
+    if seal is None or digest(content).encode() != seal[1]:
         said = "has no checksum at its end" if seal is None else "its checksum is wrong"
         raise CheckpointError(f"{path}: is damaged, or was not written by this version: {said}; remove it")
     return content
@@ -145,6 +151,45 @@ def set_aside(path: Path) -> Path:
             path.rename(aside)
             return aside
     raise CheckpointError(f"{path}: is damaged, and so are 999 others beside it; the disk may be failing")
+
+
+def sealed(text: str) -> str:
+    """A JSON object as text, with its checksum as one more entry, for `unsealed`.
+
+    >>> unsealed(sealed('{"a": 1}').encode())
+    {'a': 1}
+    """
+    values = json.loads(text)
+    return f'{text.rstrip().removesuffix("}")}{", " if values else ""}"{_CHECKSUM}": "{json_digest(values)}"}}\n'
+
+
+def unsealed(content: bytes) -> dict[str, Json]:
+    """The entries of the object that `sealed` wrote; raises ValueError if its checksum is wrong or missing."""
+    values = parse_json(content)
+    if not isinstance(values, dict) or _CHECKSUM not in values:
+        raise ValueError("it has no checksum")
+    if values.pop(_CHECKSUM) != json_digest(values):
+        raise ValueError("its checksum is wrong")
+    return values
+
+
+def json_digest(value: object) -> str:
+    """The checksum of what JSON says, however it is laid out."""
+    return digest(json.dumps(value, sort_keys=True, separators=(",", ":")).encode())
+
+
+def digest(content: bytes) -> str:
+    """The checksum of bytes: their SHA-256."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """The checksum of a file, which is not read into memory as a whole."""
+    with open_file(path) as file:
+        found = hashlib.sha256()
+        while piece := file.read(1 << 20):
+            found.update(piece)
+        return found.hexdigest()
 
 
 class _Summing(io.BufferedWriter):
@@ -207,6 +252,60 @@ def current(folder: Path, name: str) -> Path:
     return ready if ready.is_file() else folder / name
 
 
+# ------------------------------------------------------------------------------------------- one at a time
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """The folder, which must exist, is nobody else's while the block runs; raises CheckpointError if it is already.
+
+    The system lets go of the lock when a process ends, however it does.
+    """
+    there = os.stat(folder)
+    key = there.st_dev, there.st_ino
+    handle = None if key in _locked else _lock(folder / _LOCK)
+    if handle is None:
+        raise CheckpointError(f"{folder}: another run works in this folder; wait until it ends, or use another folder")
+    _locked.add(key)
+    try:
+        yield
+    finally:
+        _locked.discard(key)
+        with suppress(OSError):  # it is gone, or the disk is read-only by now
+            (folder / _LOCK).unlink()
+        os.close(handle)
+
+
+def _lock(path: Path) -> int | None:
+    """The open file that holds the lock; None if another process has it."""
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            _lock_handle(handle)
+        except OSError as error:
+            os.close(handle)
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                return None
+            raise
+        try:
+            if os.path.samestat(os.stat(path), os.fstat(handle)):
+                return handle
+        except FileNotFoundError:
+            pass
+        os.close(handle)  # whoever had it has just removed the file
+
+
+def _lock_handle(handle: int) -> None:
+    if sys.platform == "win32":
+        import msvcrt
+
+        msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
+    else:
+        import fcntl
+
+        fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a process that was forked does not hold it
+
+
 # ------------------------------------------------------------------------------------------- what comes from outside
 
 
@@ -217,7 +316,7 @@ def read_bytes(path: Path, *, most: int = _MOST_BYTES) -> bytes:
     """
     with open_file(path) as file:
         size = os.fstat(file.fileno()).st_size
-        if size > most or len(content := file.read(most + 1)) > most:
+        if size > most or len(content := file.read(size + 1)) > most:  # `read` takes the memory that it is asked for
             raise OSError(errno.EFBIG, f"it has {size:,} bytes, and at most {most:,} are read", str(path))
     return content
 

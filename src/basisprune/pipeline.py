@@ -153,7 +153,8 @@ class Pipeline:
         self.spec = spec_of(self.model)
         self.splits = load_data(self.data, size=self.spec.size)
         self.val, self.scoring = self._judging_and_scoring(self._check_data())
-        self.store = StageStore(None if self.checkpoints is None else Path(self.checkpoints))
+        root = None if self.checkpoints is None else Path(self.checkpoints)
+        self.store = StageStore(root, self.hearer.say) if self.listener is not None else StageStore(root)
 
     def run(
         self,

@@ -16,12 +16,13 @@ from basisprune.candidates import Candidate
 from basisprune.costs import LayerReport
 from basisprune.deploy.latency import LatencyReport
 from basisprune.errors import CheckpointError
-from basisprune.files import write_text
+from basisprune.files import read_bytes, sealed, unsealed, write_text
 
 Interval: TypeAlias = tuple[float, float]
 Settings: TypeAlias = Mapping[str, JsonValue]
 Matrix: TypeAlias = tuple[tuple[int, ...], ...]
 Status: TypeAlias = Literal["chosen", "undecided", "passed", "failed"]
+_MOST_BYTES = 1 << 30
 _QUANTITIES = {
     "max_drop": "accuracy",
     "min_accuracy": "accuracy",
@@ -88,12 +89,13 @@ class LayerImportance:
 
 @dataclass(frozen=True)
 class DeliveredFile:
-    """A file that was written; `accuracy` only if it differs from that of the network."""
+    """A file that was written, with its checksum; `accuracy` only if it differs from that of the network."""
 
     bytes: int
     what: str
     accuracy: float | None = None
     interval: Interval | None = None
+    sha256: str = ""
 
 
 @dataclass(frozen=True)
@@ -193,13 +195,19 @@ class RunSummary:
             raise CheckpointError.of("summary", faults) from error
 
     def write(self, path: Path) -> None:
-        """Writes the summary to a file."""
-        write_text(path, self.to_json() + "\n")
+        """Writes the summary to a file, with its checksum."""
+        write_text(path, sealed(self.to_json()))
 
     @classmethod
     def read(cls, path: Path) -> RunSummary:
-        """The summary in a file."""
-        return cls.from_json(path.read_bytes())
+        """The summary in a file; raises CheckpointError if it is damaged or cannot be read."""
+        try:
+            return cls.from_json(json.dumps(unsealed(read_bytes(path, most=_MOST_BYTES))))
+        except (OSError, ValueError) as error:
+            said = error.strerror if isinstance(error, OSError) else str(error)
+            raise CheckpointError(
+                f"{path}: cannot be read: {said}; repeat the run's command to write it again"
+            ) from error
 
 
 @cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,11 +17,14 @@ from torch import nn
 from basisprune.data import Splits
 from basisprune.data.roles import manifest_of
 from basisprune.errors import CheckpointError, PlanError
-from basisprune.files import write_text
+from basisprune.files import Json, clear_leftovers, parse_json, read_checked, sound_or_aside, write_checked
 from basisprune.frameworks import Steps
 from basisprune.transfer.model import spec_of
-from basisprune.types import BasisPlan, FilterPlan
+from basisprune.types import BasisPlan, FilterPlan, dotted
 
+logger = logging.getLogger(__name__)
+
+CLAIM = "run.json"
 Plan = TypeVar("Plan", BasisPlan, FilterPlan)
 _LONGEST_NAME = 160
 
@@ -29,12 +33,16 @@ _LONGEST_NAME = 160
 class StageStore:
     """Networks, plans and numbers of a run, stored by the steps that led to them; without a `root`, nothing is stored.
 
+    Each file ends in its checksum. One that is damaged is set aside under another name, which `say` is told, and made
+    again.
+
     >>> from basisprune.frameworks import DECOMPOSED, Step
     >>> StageStore(Path("run")).path((DECOMPOSED, Step("basis", 0.5)), ".pt").name
     'decomposed-basis0.5.pt'
     """
 
     root: Path | None
+    say: Callable[[str], None] = logger.warning
 
     def path(self, steps: Steps, suffix: str) -> Path | None:
         """The file for the result of these steps; None if nothing is stored."""
@@ -46,19 +54,32 @@ class StageStore:
         return self.root / (name + suffix)
 
     def claim(self, common: Mapping[str, object]) -> None:
-        """Records what all starts of the run have in common; raises CheckpointError if it differs."""
+        """Records what all starts of the run have in common; raises CheckpointError that lists what differs."""
         if self.root is None:
             return
-        text, path = json.dumps(common, indent=1) + "\n", self.root / "run.json"
-        if _written_once(path, lambda: text) != text:
-            raise CheckpointError(
-                f"{path}: was created with other settings, weights or images than {common}; use another folder"
+        clear_leftovers(self.root)
+        path, new = self.root / CLAIM, json.loads(json.dumps(common))
+        old = self._written_once(path, lambda: json.dumps(new, indent=1))
+        before, after = dict(dotted(old if isinstance(old, dict) else {})), dict(dotted(new))
+        differing = [
+            f"{name}: {_shown(before.get(name))} there, {_shown(after.get(name))} now"
+            for name in {**before, **after}
+            if before.get(name, ...) != after.get(name, ...)
+        ]
+        if differing:
+            raise CheckpointError.of(
+                f"{path}: was created with other settings, weights or images; use another folder", differing
             )
 
     def number(self, steps: Steps, what: str, work: Callable[[], float]) -> float:
         """A number that is measured only once, because it would differ the next time."""
         path = self.path(steps, f".{what}.json")
-        return work() if path is None else float(_written_once(path, lambda: json.dumps(work())))
+        if path is None:
+            return work()
+        found = self._written_once(path, lambda: json.dumps(work()))
+        if isinstance(found, int | float):
+            return float(found)
+        raise CheckpointError(f"{path}: does not hold a number; delete it to measure again")
 
     def plan(self, steps: Steps, plan: Plan) -> Plan:
         """The plan that an earlier start of this run stored, or else this one, stored now.
@@ -69,9 +90,9 @@ class StageStore:
         path = self.path(steps, ".plan.json")
         if path is None:
             return plan
-        text = _written_once(path, plan.to_json)
+        found = self._written_once(path, plan.to_json)
         try:
-            old = type(plan).from_json(text)
+            old = type(plan).from_json(json.dumps(found))
         except PlanError as error:
             raise CheckpointError(f"{path}: cannot be read ({error}); delete it to plan again") from error
         if (old.pruning_ratio, old.options) == (plan.pruning_ratio, plan.options):
@@ -81,14 +102,21 @@ class StageStore:
             f"with {dict(plan.options)} was requested; use another folder"
         )
 
+    def _written_once(self, path: Path, text: Callable[[], str]) -> Json:
+        """What the JSON in the file says; if there is none, or a damaged one, one process writes this text first."""
+        state = PartialState()
+        if state.is_main_process and sound_or_aside(path, self.say) is None:
+            write_checked(path, text().encode())
+        state.wait_for_everyone()
+        try:
+            return parse_json(read_checked(path))
+        except ValueError as error:
+            raise CheckpointError(f"{path}: cannot be read ({error}); delete it to make it again") from error
 
-def _written_once(path: Path, text: Callable[[], str]) -> str:
-    """The text in the file; if it does not exist, one process writes this text first."""
-    state = PartialState()
-    if state.is_main_process and not path.exists():
-        write_text(path, text())
-    state.wait_for_everyone()
-    return path.read_text()
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def fingerprint(model: nn.Module, splits: Splits) -> dict[str, object]:

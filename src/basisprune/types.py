@@ -17,6 +17,7 @@ Option: TypeAlias = str | int | float | bool | None
 
 Value = TypeVar("Value", bound="JsonValue")
 _WHITEST = 65535  # of 16 bits
+_LARGEST_SIDE = 1 << 14  # pixels
 
 
 def dotted(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
@@ -88,8 +89,9 @@ class InputSpec(JsonValue):
         faults = []
         if self.white is not None and not (isinstance(self.white, int) and 1 <= self.white <= _WHITEST):
             faults.append(f"white: {self.white!r} given; None or a whole number from 1 to {_WHITEST} is needed")
-        if not _are_finite(self.size) or [isinstance(side, int) and side > 0 for side in self.size] != [True, True]:
-            faults.append(f"size: {self.size} given; (height, width) in pixels is needed")
+        sides = self.size if _are_finite(self.size) else ()
+        if [isinstance(side, int) and 0 < side <= _LARGEST_SIDE for side in sides] != [True, True]:
+            faults.append(f"size: {self.size} given; (height, width) of 1 to {_LARGEST_SIDE} pixels is needed")
         for name, values in (("mean", self.mean), ("std", self.std)):
             if not _are_finite(values):
                 faults.append(f"{name}: {values} given; finite numbers are needed")

@@ -145,9 +145,19 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
         fit(tiny_decomposed(), tiny_images(), None, tiny_training(epochs=2), checkpoint=path)
     with pytest.raises(CheckpointError, match="another network"):
         fit(tiny_model(), tiny_images(), None, tiny_training(epochs=1), checkpoint=path)
-    path.write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(CheckpointError, match="cannot be read"):
-        fit(tiny_decomposed(), tiny_images(), None, tiny_training(epochs=1), checkpoint=path)
+
+
+@pytest.mark.parametrize("place", [10, 5000, -100, -10])
+def test_a_damaged_checkpoint_is_set_aside_and_the_training_ends_in_the_same_weights(place, tmp_path, caplog):
+    path, config = tmp_path / "run.pt", tiny_training(epochs=2)
+    expected = fit(tiny_decomposed(), tiny_images(), None, config, checkpoint=path)
+    damaged = bytearray(path.read_bytes())
+    damaged[place] ^= 16
+    path.write_bytes(damaged)
+    again = fit(tiny_decomposed(), tiny_images(), None, config, checkpoint=path)
+    assert not differing(again.model, expected.model)
+    assert (tmp_path / "run.pt.damaged").read_bytes() == damaged
+    assert "run.pt.damaged, and is made again" in caplog.text
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(monkeypatch, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import FrozenInstanceError, fields, replace
 
 import pytest
@@ -13,6 +14,7 @@ from summaries import sample, summary
 
 from basisprune.budget import Budget, Ratios
 from basisprune.errors import CheckpointError
+from basisprune.files import unsealed
 from basisprune.frameworks import Step
 from basisprune.results import LayerImportance, Limit, RunSummary
 
@@ -28,7 +30,25 @@ def test_a_summary_survives_json_and_a_file(tmp_path):
     assert RunSummary.from_json(found.to_json()) == found
     found.write(tmp_path / "summary.json")
     assert RunSummary.read(tmp_path / "summary.json") == found
-    assert json.loads((tmp_path / "summary.json").read_text()) == found.as_dict() == json.loads(found.to_json())
+    assert unsealed((tmp_path / "summary.json").read_bytes()) == found.as_dict() == json.loads(found.to_json())
+
+
+@pytest.mark.parametrize("damage", ["a digit", "cut", "utf-8", "no checksum", "missing", "deep"])
+def test_a_damaged_summary_is_refused_by_name(damage, tmp_path):
+    path = tmp_path / "summary.json"
+    summary().write(path)
+    whole = path.read_bytes()
+    odd = {
+        "a digit": re.sub(rb'"seed":(\d)', lambda found: b'"seed":1' + found[1], whole, count=1),
+        "cut": whole[: len(whole) // 2],
+        "utf-8": whole.replace(b"resnet", b"\xff"),
+        "no checksum": summary().to_json().encode(),
+        "deep": b"[" * 100_000,
+    }
+    assert odd.get(damage) != whole
+    path.write_bytes(odd[damage]) if damage in odd else path.unlink()
+    with pytest.raises(CheckpointError, match=r"summary\.json: cannot be read"):
+        RunSummary.read(path)
 
 
 def test_a_summary_is_of_values_all_the_way_down():

@@ -7,6 +7,7 @@ from tiny import tiny_images, tiny_model
 
 from basisprune.data import ArrayImages, load_data
 from basisprune.errors import CheckpointError
+from basisprune.files import write_checked
 from basisprune.frameworks import DECOMPOSED, DENSE, POLISHED, Step
 from basisprune.plan import plan_basis
 from basisprune.stage_store import StageStore, fingerprint
@@ -43,22 +44,64 @@ def test_a_plan_is_made_once(tmp_path):
     assert folder.plan(HALF, plan(values=(4.0, 3.0, 2.0, 1.0))) == first
 
 
-def test_a_plan_for_another_ratio_or_that_cannot_be_read_is_refused(tmp_path):
+def test_a_plan_for_another_ratio_is_refused(tmp_path):
     folder = StageStore(tmp_path)
     folder.plan(HALF, plan())
     with pytest.raises(CheckpointError, match=r"was created for ratio 0\.5"):
         folder.plan(HALF, plan(0.25))
-    folder.path(HALF, ".plan.json").write_text("{")
-    with pytest.raises(CheckpointError, match=r"cannot be read.*delete it to plan again"):
+
+
+def test_a_file_that_says_something_else_is_refused(tmp_path):
+    folder = StageStore(tmp_path)
+    write_checked(folder.path(HALF, ".plan.json"), b"{}")
+    with pytest.raises(CheckpointError, match=r"(?s)cannot be read.*delete it to plan again"):
         folder.plan(HALF, plan())
+    write_checked(folder.path(HALF, ".latency.json"), b'"fast"')
+    with pytest.raises(CheckpointError, match="does not hold a number"):
+        folder.number(HALF, "latency", lambda: 1.0)
+    write_checked(tmp_path / "run.json", b"\xff")
+    with pytest.raises(CheckpointError, match=r"run\.json: cannot be read"):
+        folder.claim({"basis": "outputs"})
+
+
+@pytest.mark.parametrize("bit", range(8))
+def test_a_damaged_file_is_set_aside_and_made_again(tmp_path, bit):
+    said: list[str] = []
+    folder = StageStore(tmp_path, said.append)
+    files = [folder.path(HALF, ".plan.json"), folder.path(HALF, ".latency.json"), tmp_path / "run.json"]
+
+    def fill() -> tuple[object, ...]:
+        folder.claim({"basis": "outputs"})
+        return folder.plan(HALF, plan()), folder.number(HALF, "latency", lambda: 1.5)
+
+    before = fill()
+    for file in files:
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1 << bit
+        file.write_bytes(content)
+    assert fill() == before
+    assert len(said) == len(files)
+    for file, line in zip(sorted(files), sorted(said), strict=True):
+        assert file.with_name(f"{file.name}.damaged").exists()
+        assert line.startswith(str(file))
 
 
 def test_a_folder_belongs_to_one_run(tmp_path):
     folder = StageStore(tmp_path)
     folder.claim({"basis": "outputs"})
     folder.claim({"basis": "outputs"})
-    with pytest.raises(CheckpointError, match="was created with other settings"):
-        folder.claim({"basis": "weights"})
+    folder.claim({"basis": "outputs"})
+
+
+def test_a_folder_of_other_settings_says_only_what_differs(tmp_path):
+    folder = StageStore(tmp_path)
+    folder.claim({"basis": "outputs", "classes": ["a", "b"], "input": {"size": (8, 8)}})
+    with pytest.raises(CheckpointError, match="was created with other settings") as error:
+        folder.claim({"basis": "weights", "classes": ["a", "b"], "input": {"size": (16, 16)}})
+    assert error.value.faults == (
+        "basis: 'outputs' there, 'weights' now",
+        "input.size: [8, 8] there, [16, 16] now",
+    )
 
 
 def test_without_a_root_nothing_is_kept():

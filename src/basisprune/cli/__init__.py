@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from basisprune.cli.common import Commands
 from basisprune.cli.compress import compress
 from basisprune.cli.demo import demo
 from basisprune.cli.evaluate import evaluate
@@ -13,7 +14,13 @@ from basisprune.cli.inspect import inspect
 from basisprune.cli.predict import predict
 from basisprune.cli.train import train
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
 for command in (compress, train, evaluate, predict, inspect, demo):
     app.command()(command)
 

@@ -2,41 +2,138 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
+import math
+import os
 import re
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
+from typer.core import TyperGroup
 
 from basisprune.listener import Silence
 
 FAILED, NOT_KEPT, INTERRUPTED = 1, 3, 130
+_RESUMES = "run the same command again to resume"
+_LESS_MEMORY = "use smaller images (--size) or batches (recipe: {train: {batch_size: ...}})"
+_ADVICE = {
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some space",
+    errno.EFBIG: "use a disk, or a limit, that allows larger files",
+    errno.EROFS: "use another folder, or make the disk writable",
+    errno.EACCES: "ask for permission, or use another folder",
+    errno.EPERM: "ask for permission, or use another folder",
+    errno.EMFILE: "allow more open files (ulimit -n)",
+    errno.ENFILE: "close other programs",
+    errno.ENOMEM: _LESS_MEMORY,
+    errno.EIO: "check the disk",
+    errno.ENAMETOOLONG: "use a shorter name",
+}
 _IGNORED = frozenset({"versions"})
 
 
 @contextmanager
 def told_errors() -> Iterator[None]:
-    """Prints basisprune's errors without a traceback and exits with code 1; Ctrl-C exits with 130."""
+    """Prints errors of basisprune and of the system without a traceback and exits with code 1; Ctrl-C exits with 130.
+
+    A program that is ended by somebody else's code, such as a network's, ends with an error too.
+    """
     from basisprune.errors import BasisPruneError
 
     try:
         yield
     except BasisPruneError as error:
-        typer.echo(f"error: {error}", err=True)
+        raise _failed(str(error)) from error
+    except BrokenPipeError as error:  # whoever read the output has gone
         raise typer.Exit(FAILED) from error
+    except OSError as error:
+        raise _failed(_said_by_system(error)) from error
+    except SystemExit as error:
+        raise _failed(f"code that is not basisprune's ended the program, with exit code {error.code}") from error
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, typer.Exit | typer.Abort) or not _is_about_memory(error):
+            raise
+        raise _failed(f"there is not enough memory ({str(error)[:200]}); {_LESS_MEMORY}; {_RESUMES}") from error
     except KeyboardInterrupt:
-        typer.echo("stopped; run the same command again to resume", err=True)
+        with suppress(ValueError):  # only the main thread may
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # who presses Ctrl-C twice sees the same as who does once
+        tell(f"stopped; {_RESUMES}")
         raise typer.Exit(INTERRUPTED) from None
 
 
+def _failed(message: str) -> typer.Exit:
+    tell(f"error: {message}")
+    return typer.Exit(FAILED)
+
+
+def _said_by_system(error: OSError) -> str:
+    """What the system says, where, and what to do about it."""
+    where = "" if error.filename is None else f"{str(error.filename)[:200]}: "
+    advice = _ADVICE.get(error.errno or 0, "see to that")
+    return f"{where}{error.strerror or error}; {advice}, and {_RESUMES}"
+
+
+def _is_about_memory(error: Exception) -> bool:
+    return isinstance(error, MemoryError) or "allocate" in str(error).lower()
+
+
+class Commands(TyperGroup):
+    """The subcommands, with one place that meets whatever goes wrong in any of them."""
+
+    def main(self, *args: Any, **options: Any) -> Any:
+        """What the command ends with; a stream that is closed is nowhere, and no name is impossible to print."""
+        _mend_streams()
+        return super().main(*args, **options)
+
+    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
+        """What the subcommand gives; its output has arrived."""
+        try:
+            with told_errors():
+                result = super().invoke(ctx)
+                sys.stdout.flush()
+                return result
+        finally:
+            for stream in (sys.stdout, sys.stderr):
+                _give_up_if_broken(stream)
+
+
+def _mend_streams() -> None:
+    """Opens the standard streams that are closed, or the next file that is opened would get what is meant for them."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # has the lowest number that is free
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", closefd=False))
+    for stream in (sys.stdout, sys.stderr):
+        if getattr(stream, "errors", "") == "strict" and isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _give_up_if_broken(stream: Any) -> None:
+    """Lets a stream that cannot be written to lead nowhere, or Python would complain about it when it exits."""
+    try:
+        stream.flush()
+    except (OSError, ValueError):
+        with suppress(OSError, ValueError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)
+
+
 def tell(line: str) -> None:
-    """Prints a progress message on stderr."""
-    typer.echo(line, err=True)
+    """Prints a progress message on stderr, if it can be printed there."""
+    with suppress(OSError):  # a run does not end because its log does
+        typer.echo(line, err=True)
 
 
 class Teller(Silence):
@@ -54,7 +151,7 @@ def show_json(value: object) -> None:
 
 def command_line() -> str:
     """The command as it was typed."""
-    return shlex.join(["basisprune", *sys.argv[1:]])
+    return shlex.join(["basisprune", *sys.argv[1:]]).encode(errors="backslashreplace").decode()
 
 
 def fraction(text: object) -> float:
@@ -88,6 +185,8 @@ def _number(text: object, units: Mapping[str, float], wanted: str) -> float:
     match = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*([a-zA-Z%]*)\s*", str(text))
     try:
         value = float(match[1]) * units[match[2]]  # type: ignore[index]
+        if not math.isfinite(value):
+            raise ValueError(text)
     except (TypeError, ValueError, KeyError):
         raise typer.BadParameter(f"{text!r} given; expected {wanted}") from None
     return round(value, 12)

@@ -11,15 +11,19 @@ from basisprune.budget import Budget
 from basisprune.cli.common import show_json
 from basisprune.costs import measure
 from basisprune.deploy.fold import deploy
+from basisprune.files import user_path
 from basisprune.runs.estimate import estimate
 from basisprune.runs.job import Job
 from basisprune.runs.options import RATIOS
+from basisprune.runs.output import OutputFolder
+from basisprune.runs.start import check_start
 from basisprune.training.progress import duration
 from basisprune.transfer.model import spec_of
 
 
 def show_plan(job: Job, output: Path, *, as_json: bool) -> None:
     """Prints the plan and the expected time, measured on a few training steps; writes nothing."""
+    check_start(job, OutputFolder(user_path(output, "output")), job.noted())
     data, recipe, search, goal = job.splits, job.config.recipe, job.config.search, job.config.goal
     spec = spec_of(job.network)
     size = measure(deploy(job.network, spec, data.classes))

@@ -49,7 +49,7 @@ _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
 
 def fold(
     model: nn.Module,
-    example_inputs: Tensor | tuple[object, ...],
+    example_inputs: Tensor | tuple[Tensor, ...],
     prefer: Preference = "macs",
     *,
     runtime: Backend = "eager",

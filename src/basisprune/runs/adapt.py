@@ -13,11 +13,12 @@ from basisprune.costs import measure
 from basisprune.data import LabelledImages
 from basisprune.data.roles import keep_images
 from basisprune.deploy.bundle import save_pretrained
-from basisprune.files import write_text
+from basisprune.files import sealed, user_path, write_text
 from basisprune.listener import Listener
 from basisprune.results import Accuracy, Settings
 from basisprune.runs.job import Job
 from basisprune.runs.output import BUNDLE, SUMMARY, OutputFolder, versions
+from basisprune.runs.start import check_start
 from basisprune.stage_store import StageStore, fingerprint
 from basisprune.training.history import EpochRecord
 from basisprune.training.intervals import wilson_interval
@@ -51,11 +52,18 @@ def adapt(job: Job, output: Path, listener: Listener, *, command: str = "") -> T
     A run that was killed resumes. Raises CheckpointError if the output belongs to a run with other settings, weights
     or images.
     """
-    training, splits = job.config.recipe.train, job.splits
     config = _noted(job)
-    OutputFolder(output, "train").claim(config, listener)
+    folder = OutputFolder(user_path(output, "output"), "train")
+    check_start(job, folder, config, listener)
+    with folder.held(config, listener):
+        return _run(job, folder.path, config, listener, command)
+
+
+def _run(job: Job, output: Path, config: Settings, listener: Listener, command: str) -> TrainSummary:
+    training, splits = job.config.recipe.train, job.splits
     keep_images(output, splits, listener)
-    StageStore(output).claim(fingerprint(job.network, splits))  # the same names may refer to other weights or images
+    store = StageStore(output, listener.say)
+    store.claim(fingerprint(job.network, splits))  # the same names may refer to other weights or images
     listener.say(splits.describe())
     listener.say(f"training for {training.epochs} epochs")
     trained = fit(job.network, splits.train, splits.val, training, checkpoint=output / "training.pt")
@@ -75,7 +83,7 @@ def adapt(job: Job, output: Path, listener: Listener, *, command: str = "") -> T
     )
     metrics = {name: asdict(part) for name, part in (("validation", validation), ("test", test)) if part is not None}
     save_pretrained(trained.model, output / BUNDLE, classes=list(splits.classes), metrics=metrics)
-    write_text(output / SUMMARY, summary.to_json() + "\n")
+    write_text(output / SUMMARY, sealed(summary.to_json()))
     return summary
 
 

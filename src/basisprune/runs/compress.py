@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Unpack, cast
@@ -14,6 +15,7 @@ from basisprune.data import Splits
 from basisprune.data.load import Source
 from basisprune.data.roles import keep_images
 from basisprune.errors import ConfigError
+from basisprune.files import user_path
 from basisprune.listener import Listener, Silence
 from basisprune.pipeline import Pipeline, State
 from basisprune.report.html import write_report
@@ -22,6 +24,7 @@ from basisprune.runs.deliver import Delivery, deliver
 from basisprune.runs.job import Job, ModelSource, prepare_job
 from basisprune.runs.options import Options, configure
 from basisprune.runs.output import OutputFolder
+from basisprune.runs.start import check_start
 from basisprune.runs.summary import summarise
 from basisprune.search import Search
 
@@ -77,11 +80,11 @@ class Compressed:
         By default, ONNX is written if its packages are installed; `int8` adds a quantised file. Raises
         CheckpointError if the folder contains another result.
         """
-        hears = listener or Silence()
-        OutputFolder(Path(folder)).claim(self.summary.config, hears)
-        keep_images(Path(folder), self.data, hears)
-        deliver(self.summary, self._delivery(onnx=onnx, int8=int8), Path(folder), hears)
-        return Path(folder)
+        hears, path = listener or Silence(), user_path(folder, "save")
+        OutputFolder(path).claim(self.summary.config, hears)
+        keep_images(path, self.data, hears)
+        deliver(self.summary, self._delivery(onnx=onnx, int8=int8), path, hears)
+        return path
 
     def delivered(self, folder: Path, *, onnx: bool | None, int8: bool, listener: Listener) -> Compressed:
         """The same result, with its files written to the folder and described in its summary."""
@@ -118,16 +121,21 @@ def compress(
         if options.get(budget.kind) is not None:
             raise ConfigError(f"compress: budget and {budget.kind} given; pass one of them")
         options = cast("Options", {**options, budget.kind: vars(budget)[budget.kind]})
-    folder = None if output is None else Path(output)
+    folder = None if output is None else user_path(output, "output")
     job = prepare_job(model, data, configure(options), output=folder, listener=listener)
     return run_job(job, output=folder, listener=listener or Silence())
 
 
 def run_job(job: Job, *, output: Path | None, listener: Listener, command: str = "") -> Compressed:
     """The result of a job, for both `compress` and the command line; `command` is recorded in it."""
-    folder = None if output is None else OutputFolder(output)
+    folder = None if output is None else OutputFolder(user_path(output, "output"))
+    check_start(job, folder, job.noted(), listener)
+    with nullcontext() if folder is None else folder.held(job.noted(), listener):
+        return _run(job, folder, listener, command)
+
+
+def _run(job: Job, folder: OutputFolder | None, listener: Listener, command: str) -> Compressed:
     if folder is not None:
-        folder.claim(job.noted(), listener)
         keep_images(folder.path, job.splits, listener)
     listener.say(job.splits.describe())
     config = job.config

@@ -19,11 +19,12 @@ from basisprune.deploy.export.evaluating import as_pixels
 from basisprune.deploy.export.runtime import has_onnx
 from basisprune.deploy.latency import Backend, LatencyReport, measure_latency
 from basisprune.errors import BasisPruneError, MissingExtraError
+from basisprune.files import file_digest
 from basisprune.listener import Listener
 from basisprune.pipeline import Plan
 from basisprune.report.html import write_report
 from basisprune.results import DeliveredFile, RunSummary
-from basisprune.runs.output import BUNDLE, INT8, ONNX, REPORT, SUMMARY
+from basisprune.runs.output import BUNDLE, CHECKSUMS, INT8, ONNX, REPORT, SUMMARY
 from basisprune.runs.summary import rounds
 from basisprune.training.intervals import wilson_interval
 from basisprune.transfer.model import spec_of
@@ -86,10 +87,20 @@ def deliver(summary: RunSummary, delivery: Delivery, folder: Path, listener: Lis
 def _write_models(
     summary: RunSummary, delivery: Delivery, folder: Path, listener: Listener
 ) -> dict[str, DeliveredFile]:
+    exported = {
+        name: replace(about, sha256=file_digest(folder / name))
+        for name, about in _write_onnx(delivery, folder, listener).items()
+    }
+    sums = {name: about.sha256 for name, about in exported.items()}
+    if not _written(BUNDLE, listener, lambda: _save_bundle(summary, delivery, folder / BUNDLE, sums)):
+        return exported
+    weights = folder / BUNDLE / "model.safetensors"
+    size, said = weights.stat().st_size, "for Python: basisprune.from_pretrained"
+    return {BUNDLE: DeliveredFile(size, said, sha256=file_digest(weights)), **exported}
+
+
+def _write_onnx(delivery: Delivery, folder: Path, listener: Listener) -> dict[str, DeliveredFile]:
     files: dict[str, DeliveredFile] = {}
-    if _written(BUNDLE, listener, lambda: _save_bundle(summary, delivery, folder / BUNDLE)):
-        size = (folder / BUNDLE / "model.safetensors").stat().st_size
-        files[BUNDLE] = DeliveredFile(size, "for Python: basisprune.from_pretrained")
     if delivery.with_onnx and (report := _written(ONNX, listener, lambda: _export(delivery, folder / ONNX))):
         files[ONNX] = DeliveredFile(report.size, "for ONNX Runtime and others; takes pixels")
         if delivery.int8 and (about := _written(INT8, listener, lambda: _int8(delivery, folder / ONNX))):
@@ -114,13 +125,16 @@ def _written(name: str, listener: Listener, write: Callable[[], T]) -> T | None:
         return None
 
 
-def _save_bundle(summary: RunSummary, delivery: Delivery, folder: Path) -> Path:
+def _save_bundle(summary: RunSummary, delivery: Delivery, folder: Path, sums: Mapping[str, str]) -> Path:
+    """The folder of the bundle, which also knows the checksums of the files beside it."""
     chosen = summary.chosen
     metrics: dict[str, object] = {"verdict": summary.verdict, "reference": asdict(summary.reference)}
     if summary.test is not None:
         metrics["test"] = asdict(summary.test)
     if chosen is not None:
         metrics["validation"] = {"accuracy": chosen.accuracy, "interval": list(chosen.interval)}
+    if sums:
+        metrics[CHECKSUMS] = dict(sums)
     return save_pretrained(
         delivery.model, folder, classes=list(summary.classes), metrics=_plain(metrics), plans=delivery.plans
     )

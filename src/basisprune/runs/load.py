@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor, nn
 
 from basisprune.deploy.bundle import holds_bundle, load_bundle
+from basisprune.deploy.bundle.files import read_folder
 from basisprune.deploy.export.runtime import graph_input, open_session, require_onnx, run_session
-from basisprune.errors import BundleError, ConfigError, ModelError
-from basisprune.results import Settings
-from basisprune.runs.output import BUNDLE, CONFIG, INT8, ONNX, VERSIONS
+from basisprune.errors import BundleError, CheckpointError, ConfigError, ModelError
+from basisprune.files import file_digest
+from basisprune.results import RunSummary, Settings
+from basisprune.runs.output import BUNDLE, CHECKSUMS, CONFIG, INT8, ONNX, SUMMARY, VERSIONS, settings_of
 from basisprune.runs.validating import read_settings
 from basisprune.types import InputSpec
 
@@ -46,7 +48,7 @@ class OnnxModel(nn.Module):
         self.input_spec, self.prepares, self.layout = wanted.spec, wanted.prepares, wanted.layout
         try:
             facts = self.session.get_modelmeta().custom_metadata_map
-            self.classes: list[str] | None = json.loads(facts["basisprune.classes"])
+            self.classes = TypeAdapter(list[str] | None).validate_json(facts["basisprune.classes"], strict=True)
         except (KeyError, ValueError) as error:
             raise ModelError(f"{path}: has no class names; export it with export_onnx") from error
         # Parameters, because callers look for a network's device there.
@@ -69,15 +71,16 @@ def load_any(path: str | Path, *, trust_remote_code: bool = False) -> Loaded:
     """
     path = Path(path)
     if path.suffix == ".onnx" and path.is_file():
+        _check_sum(path)
         network = OnnxModel(path).eval()
-        classes = _names(network.classes, network, network.input_spec)
+        classes = _names(network.classes, network, network.input_spec, str(path))
         return Loaded(network, classes, network.input_spec, _settings_beside(path), path.resolve().parent)
     if holds_bundle(path):
         return _from_bundle(path, _settings_beside(path), trust_remote_code)
     if (path / CONFIG).is_file():
         if not holds_bundle(path / BUNDLE):
             raise BundleError(f"{path}: this run has not written its model yet; run its command again to finish it")
-        return replace(_from_bundle(path / BUNDLE, read_settings(path / CONFIG), trust_remote_code), folder=path)
+        return replace(_from_bundle(path / BUNDLE, settings_of(path), trust_remote_code), folder=path)
     raise BundleError(
         f"{path}: {'is not a result' if path.exists() else 'does not exist'}; pass the output folder of compress or "
         "train, its model/ folder, or an .onnx file"
@@ -93,20 +96,50 @@ def _settings_beside(path: Path) -> Settings:
         settings = read_settings(path.parent / CONFIG)
     except ConfigError:  # an unrelated file with the same name
         return {}
-    return settings if VERSIONS in settings else {}
+    return settings_of(path.parent) if VERSIONS in settings else {}
+
+
+def _check_sum(path: Path) -> None:
+    """Raises ModelError if the run that wrote the file noted another checksum for it than it has."""
+    noted = _noted_sum(path.resolve())
+    if noted is not None and noted != file_digest(path):
+        raise ModelError(
+            f"{path}: is damaged or was changed: its checksum is not the one that its run noted; repeat the run's "
+            "command to write it again"
+        )
+
+
+def _noted_sum(path: Path) -> str | None:
+    """What the summary, or else the bundle, beside the file says its checksum is; None if they say nothing."""
+    if path.name not in _DELIVERED:
+        return None
+    try:
+        about = RunSummary.read(path.parent / SUMMARY).files.get(path.name)
+    except CheckpointError:  # there is none, it is damaged, or of something else
+        about = None
+    if about is not None and about.sha256:
+        return about.sha256
+    try:
+        sums = read_folder(path.parent / BUNDLE).config.metrics.get(CHECKSUMS)
+    except BundleError:
+        return None
+    found = sums.get(path.name) if isinstance(sums, dict) else None
+    return found if isinstance(found, str) else None
 
 
 def _from_bundle(folder: Path, settings: Settings, trust_remote_code: bool) -> Loaded:
     bundle = load_bundle(folder, trust_remote_code=trust_remote_code)
     if bundle.input_spec is None:
         raise BundleError(f"{folder}: does not define how images are preprocessed; save a network with an input_spec")
-    classes = _names(bundle.classes, bundle.model, bundle.input_spec)
+    classes = _names(bundle.classes, bundle.model, bundle.input_spec, str(folder))
     return Loaded(bundle.model, classes, bundle.input_spec, settings, folder.resolve().parent)
 
 
 @torch.no_grad()
-def _names(classes: Sequence[str] | None, model: nn.Module, spec: InputSpec) -> tuple[str, ...]:
-    """The names of the classes, or their numbers if they have none."""
-    if classes is not None:
-        return tuple(classes)
-    return tuple(str(number) for number in range(model(torch.zeros(1, *spec.shape)).shape[-1]))
+def _names(classes: Sequence[str] | None, model: nn.Module, spec: InputSpec, where: str) -> tuple[str, ...]:
+    """The names of the classes, or their numbers if they have none; raises ModelError if there are too many or few."""
+    shape = model(torch.zeros(1, *spec.shape)).shape
+    if len(shape) != 2 or (classes is not None and len(classes) != shape[1]):
+        names = "class numbers" if classes is None else f"{len(classes)} classes"
+        raise ModelError(f"{where}: has {names} and outputs {tuple(shape)[1:]} numbers; export it again")
+    return tuple(str(number) for number in range(shape[1])) if classes is None else tuple(classes)

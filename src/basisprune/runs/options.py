@@ -9,12 +9,15 @@ from typing import TypedDict, cast, get_args, get_type_hints
 from pydantic import JsonValue
 
 from basisprune.budget import Budget, Goal, Ratios
+from basisprune.data.arguments import LARGEST_SEED as LARGEST_LIMIT
+from basisprune.data.arguments import LARGEST_SIDE, whole
 from basisprune.data.load import TEST_FRACTION, VAL_FRACTION
 from basisprune.errors import ConfigError, nearest
 from basisprune.frameworks import Axis, Framework, FrameworkName, find_framework
 from basisprune.recipes import Recipe
 from basisprune.runs.validating import faults_of, recipe_of, search_of
 from basisprune.search import SearchConfig
+from basisprune.training.config import LARGEST_SEED
 
 RATIOS = ("basis_ratio", "filter_ratio")
 BUDGETS = tuple(each.name for each in fields(Budget))
@@ -114,6 +117,7 @@ def configure(options: Options) -> RunConfig:
             faults.append(f"{name}: no such setting.{nearest(name, hints)}")
         elif name not in ("recipe", "search"):
             faults += faults_of(value, hints[name], name)
+    faults += _out_of_range(given)
     if faults:
         raise ConfigError.of("compress", faults)
     recipe, search, goal = _recipe_of(given, faults), _search_of(given, faults), _goal_of(given, faults)
@@ -133,6 +137,13 @@ def configure(options: Options) -> RunConfig:
         seed=given.get("seed", 0),
         trust_code=given.get("trust_code", False),
     )
+
+
+def _out_of_range(given: Options) -> list[str]:
+    """Faults for numbers that nothing can be done with."""
+    ranges = {"seed": (0, LARGEST_SEED), "size": (1, LARGEST_SIDE), "limit": (1, LARGEST_LIMIT)}
+    found = (whole(name, given[name], *limits) for name, limits in ranges.items() if isinstance(given.get(name), int))  # type: ignore[literal-required]
+    return [fault for fault in found if fault is not None]
 
 
 def _goal_of(given: Mapping[str, object], faults: list[str]) -> Goal | None:

@@ -4,24 +4,33 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Mapping
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 import yaml  # type: ignore[import-untyped]
+from accelerate import PartialState
+from pydantic import JsonValue
 
 from basisprune.errors import CheckpointError
-from basisprune.files import write_text
+from basisprune.files import clear_leftovers, digest, locked, read_bytes, set_aside, write_text
 from basisprune.listener import Listener
 from basisprune.results import Settings
-from basisprune.runs.validating import differences, read_settings
+from basisprune.runs.validating import differences, parse_settings
+from basisprune.stage_store import CLAIM
 
 CONFIG, VERSIONS = "config.yaml", "versions"
 BUNDLE, ONNX, INT8, REPORT, SUMMARY = "model", "model.onnx", "model.int8.onnx", "report.html", "summary.json"
+CHECKSUMS = "sha256"  # the entry of a bundle's metrics for the files beside it
 IN_PYTHON = " given in Python"  # the ending of an unnamed object's name in the settings
 # What may change when a run resumes: which files it writes, but not its results.
 _FREE = frozenset({"onnx", "int8"})
+_SEAL = re.compile(rb"(.*)# sha256 ([0-9a-f]{64})\n", re.DOTALL)
+_MOST_BYTES = 1 << 20
 _PACKAGES = ("basisprune", "torch", "timm", "torchvision", "accelerate", "numpy")
 
 
@@ -36,13 +45,33 @@ def is_loadable(data: object) -> bool:
     >>> is_loadable("torchvision:CIFAR10"), is_loadable("some digits"), is_loadable(None)
     (True, False, False)
     """
-    return isinstance(data, str) and (data.startswith("torchvision:") or Path(data).expanduser().exists())
+    if not isinstance(data, str):
+        return False
+    try:
+        return data.startswith("torchvision:") or Path(data).expanduser().exists()
+    except (OSError, RuntimeError, ValueError):  # what cannot be a path, or one that nobody may see
+        return False
 
 
 def is_repeatable(config: Settings) -> bool:
     """Whether the settings are enough to load the model and the data of their run again."""
     model = config.get("model")
     return isinstance(model, str) and not model.endswith(IN_PYTHON) and is_loadable(config.get("data"))
+
+
+def settings_of(folder: Path) -> dict[str, JsonValue]:
+    """The settings of the run in the folder; raises CheckpointError if their file is damaged or was changed."""
+    path = folder / CONFIG
+    try:
+        content = read_bytes(path, most=_MOST_BYTES)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror or error})") from error
+    seal = _SEAL.fullmatch(content)
+    if seal is None or digest(seal[1]).encode() != seal[2]:
+        raise CheckpointError(
+            f"{path}: is damaged or was changed: its checksum is wrong; repeat the command of the run to mend it"
+        )
+    return parse_settings(seal[1], str(path))
 
 
 @dataclass(frozen=True)
@@ -57,41 +86,121 @@ class OutputFolder:
         """The subfolder with the pipeline's intermediate results."""
         return self.path / "candidates"
 
+    @property
+    def is_begun(self) -> bool:
+        """Whether a run has stored anything in the folder that it could go on from."""
+        names = (BUNDLE, ONNX, SUMMARY)
+        return any((self.path / name).exists() for name in names) or any(
+            True for place in (self.path, self.stages) for _ in place.glob("*.pt")
+        )
+
+    def check(self, config: Settings) -> None:
+        """Raises CheckpointError if the folder belongs to another configuration, or contains other files."""
+        if not (self.path / CONFIG).exists():
+            self._refuse_foreign()
+            return
+        try:
+            old = settings_of(self.path)
+        except CheckpointError:
+            return  # it will be set aside
+        self._refuse_changes(old, json.loads(json.dumps(config)))
+
+    @contextmanager
+    def held(self, config: Settings, listener: Listener) -> Iterator[None]:
+        """The folder is this run's, and nobody else's, while the block runs.
+
+        What killed writers left in it is cleared up. If the block fails before anything is stored, the folder is as it
+        was before. Raises CheckpointError as `claim` does, and if another run works in the folder.
+        """
+        state = PartialState()
+        if not state.is_main_process:
+            state.wait_for_everyone()
+            yield
+            return
+        self.check(config)
+        is_new, had_folder = not (self.path / CONFIG).exists(), self.path.exists()
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            with locked(self.path):
+                for place in (self.path, self.stages, self.path / BUNDLE):
+                    clear_leftovers(place)
+                try:
+                    self.claim(config, listener)
+                    state.wait_for_everyone()
+                    yield
+                except BaseException:
+                    if is_new:
+                        self._let_go()
+                    raise
+        finally:
+            if not had_folder:
+                with suppress(OSError):  # there is something in it, which is as it should be
+                    self.path.rmdir()
+
     def claim(self, config: Settings, listener: Listener) -> None:
         """Writes the configuration to a new folder; reports changed versions for an existing one.
 
-        Raises CheckpointError if the folder belongs to another configuration, or contains other files.
+        Raises CheckpointError if the folder belongs to another configuration, or contains other files. A folder in
+        which nothing has been stored yet belongs to nobody.
         """
         now = versions()
-        for name, change in self._claimed(config, now).items():
+        for name, change in self._claimed(config, now, listener).items():
             listener.say(f"{self.path} was started with another version of {name}: {change}")
 
-    def _claimed(self, config: Settings, now: Mapping[str, str]) -> dict[str, str]:
+    def _claimed(self, config: Settings, now: Mapping[str, str], listener: Listener) -> dict[str, str]:
         plain = json.loads(json.dumps(config))
         file = self.path / CONFIG
         then: Mapping[str, str] = now
         if file.exists():
-            old = read_settings(file)
-            then = old.pop(VERSIONS, {})  # type: ignore[assignment]
-            changes = {name: change for name, change in differences(old, plain).items() if name not in _FREE}
-            if changes:
-                raise CheckpointError.of(
-                    f"{self.path}: belongs to a run with other settings; use another folder",
-                    [f"{name}: {change}" for name, change in changes.items()],
-                )
+            try:
+                old = settings_of(self.path)
+            except CheckpointError as error:
+                listener.say(f"{error} (it is now {set_aside(file).name}, and is made again)")
+            else:
+                then = old.get(VERSIONS, {})  # type: ignore[assignment]
+                self._refuse_changes(old, plain)
+                self._forget_others(old, plain)
         else:
             self._refuse_foreign()
         text = yaml.safe_dump({**plain, VERSIONS: dict(now)}, sort_keys=False, allow_unicode=True)
         again = f"# Repeat this run: basisprune {self.command} --config {CONFIG} --output another\n"
-        write_text(file, (again if is_repeatable(plain) else "") + text)
+        whole = (again if is_repeatable(plain) else "") + text
+        write_text(file, f"{whole}# sha256 {digest(whole.encode())}\n")
         return differences(then, now)
+
+    def _refuse_changes(self, old: Settings, new: Settings) -> None:
+        changes = _changes(old, new)
+        if changes and self.is_begun:
+            raise CheckpointError.of(
+                f"{self.path}: belongs to a run with other settings; use another folder",
+                [f"{name}: {change}" for name, change in changes.items()],
+            )
+
+    def _forget_others(self, old: Settings, new: Settings) -> None:
+        """Removes the claim of a run with other settings, which has stored nothing."""
+        if _changes(old, new):
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Removes what marks the folder as that of a run, unless there is something to go on from."""
+        if self.is_begun:
+            return
+        shutil.rmtree(self.stages, ignore_errors=True)
+        for name in (CONFIG, CLAIM):
+            with suppress(OSError):
+                (self.path / name).unlink()
 
     def _refuse_foreign(self) -> None:
         if self.path.is_file():
             raise CheckpointError(f"{self.path}: is a file; pass a new or empty folder")
         held = sorted(entry.name for entry in self.path.iterdir()) if self.path.exists() else []
-        if any(not name.startswith(".") for name in held):
+        if any(not name.startswith(".") for name in held) and not (self.path / f"{CONFIG}.damaged").exists():
             raise CheckpointError(
                 f"{self.path}: contains {', '.join(held[:3])} but no {CONFIG}, so it is not a run that can be resumed; "
                 "pass a new or empty folder"
             )
+
+
+def _changes(old: Settings, new: Settings) -> dict[str, str]:
+    before = {name: value for name, value in old.items() if name != VERSIONS}
+    return {name: change for name, change in differences(before, new).items() if name not in _FREE}

@@ -1,9 +1,10 @@
-"""A training's state on disk: written atomically, read without unpickling objects."""
+"""A training's state on disk: written atomically and with its checksum, read without unpickling objects."""
 
 from __future__ import annotations
 
+import io
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -12,11 +13,12 @@ from torch import Tensor, nn
 
 from basisprune.data.augment import Augment
 from basisprune.errors import CheckpointError
-from basisprune.files import atomic
+from basisprune.files import checked, read_checked, sound_or_aside
 from basisprune.training.config import TrainConfig
 from basisprune.training.history import EpochRecord
 
 FORMAT = 1
+_MOST_BYTES = 1 << 40
 # What may differ between a run and its continuation without changing the outcome.
 _FREE = frozenset({"workers", "tracker"})
 
@@ -50,8 +52,13 @@ def save_checkpoint(
         "scaler": {} if scaler is None else scaler.state_dict(),
         "best": None if past.best is None else dict(past.best),
     }
-    with atomic(path) as file:
+    with checked(path) as file:
         torch.save(state, file)
+
+
+def set_damaged_aside(path: Path, say: Callable[[str], None]) -> None:
+    """Gives a checkpoint with a wrong checksum another name, and tells `say`, so that the training starts anew."""
+    sound_or_aside(path, say, most=_MOST_BYTES)
 
 
 def load_checkpoint(
@@ -94,7 +101,9 @@ class _State:
 
 def _read(path: Path) -> _State:
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        state = torch.load(io.BytesIO(read_checked(path, most=_MOST_BYTES)), map_location="cpu", weights_only=True)
+    except CheckpointError:
+        raise
     except Exception as error:  # a damaged file fails in many ways
         raise CheckpointError(f"{path}: cannot be read as a checkpoint ({error}); delete it to start anew") from error
     if not isinstance(state, dict) or state.get("format") != FORMAT:

@@ -15,6 +15,9 @@ NormStatistics = Literal["batch", "fixed"]
 Precision = Literal["no", "fp16", "bf16"]
 Tracker = Literal["tensorboard", "mlflow", "wandb"]
 
+LARGEST_SEED = 2**32 - 1  # the seed of an epoch is made of it, and must be one for torch
+_MOST = 10**6
+
 
 @dataclass(frozen=True)
 class TrainConfig:
@@ -71,6 +74,13 @@ class TrainConfig:
             for name in ("epochs", "batch_size", "patience")
             if getattr(self, name) is not None and getattr(self, name) < 1
         ]
+        faults += [
+            f"{name}: {getattr(self, name):.3g} given, at most {most:,} is allowed"
+            for name, most in (("epochs", _MOST), ("batch_size", _MOST), ("workers", _MOST), ("seed", LARGEST_SEED))
+            if getattr(self, name) > most
+        ]
+        if self.seed < 0:
+            faults.append(f"seed: {self.seed} given, at least 0 is needed")
         if not 0 < self.lr < math.inf:
             faults.append(f"lr: {self.lr} given, it must be positive")
         elif not 0 <= self.min_lr <= self.lr:
@@ -89,7 +99,7 @@ class TrainConfig:
             faults.append(f"distill: {self.distill} given, allowed is 0 to 1")
         if not 0 < self.distill_temperature < math.inf:
             faults.append(f"distill_temperature: {self.distill_temperature} given, it must be positive")
-        if self.weight_decay < 0 or self.workers < 0:
+        if not 0 <= self.weight_decay < math.inf or self.workers < 0:
             faults.append(f"weight_decay, workers: {self.weight_decay}, {self.workers} given; not negative")
         if self.prepared and self.augmentation.paints:
             faults.append("augmentation: colour and policy need pixels; prepared=True given")

@@ -22,9 +22,10 @@ from torchmetrics.classification import MulticlassAccuracy
 from basisprune.data import blend, make_loader, prepare
 from basisprune.errors import ConfigError, DataError, TrainingError
 from basisprune.listener import Listener
+from basisprune.torchkit.kinds import refuse_untrainable
 from basisprune.torchkit.running import mode
 from basisprune.training.accelerating import as_shown, make_accelerator
-from basisprune.training.checkpoint import Past, load_checkpoint, save_checkpoint
+from basisprune.training.checkpoint import Past, load_checkpoint, save_checkpoint, set_damaged_aside
 from basisprune.training.config import TrainConfig, learning_rate, weights_ramp
 from basisprune.training.evaluation import Data, evaluate
 from basisprune.training.history import EpochRecord, best_epoch, out_of_patience
@@ -95,6 +96,7 @@ def fit(
     or nothing to be patient about.
     """
     session = session or Session()
+    refuse_untrainable(model, "fit")
     if config.patience is not None and val is None:
         raise ConfigError(f"patience: {config.patience} given, but no validation images to judge by; pass val")
     teacher = _checked_teacher(session.teacher, model, config)
@@ -102,7 +104,8 @@ def fit(
     accelerator = session.accelerator or make_accelerator(config, checkpoint)
     run = _Run(model, train, val, config, accelerator, teacher)
     path = None if checkpoint is None else Path(checkpoint)
-    past = run.resume(path) if path is not None and path.exists() else Past()
+    say = logger.warning if session.listener is None else session.listener.say
+    past = Past() if path is None else run.resume(path, say)
     show = progress if accelerator.is_main_process else False
     with run.tracked(), hearing(session.listener if accelerator.is_main_process else None, show=show) as hearer:
         clock = TrainingClock(config.epochs, run.steps, hearer)
@@ -183,7 +186,13 @@ class _Run:
             for name in ("forward", "_original_forward", "_is_accelerate_prepared"):
                 self.model.__dict__.pop(name, None)
 
-    def resume(self, path: Path) -> Past:
+    def resume(self, path: Path, say: Callable[[str], None]) -> Past:
+        """What the checkpoint holds; nothing without one, or if it was damaged, for which it is set aside."""
+        if self.accelerator.is_main_process:
+            set_damaged_aside(path, say)
+        self.accelerator.wait_for_everyone()
+        if not path.exists():
+            return Past()
         past = load_checkpoint(path, self.model, self.optimizer, self.config, self.accelerator.scaler)
         logger.info("%s: resumes after epoch %d", path, len(past.history))
         return past

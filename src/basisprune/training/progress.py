@@ -29,6 +29,11 @@ def _bars(*, visible: bool) -> Progress:
     )
 
 
+def _is_terminal() -> bool:
+    """Whether stderr is one; it is not there at all if whoever started the program has closed it."""
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
 def duration(seconds: float) -> str:
     """A time as people say it.
 
@@ -58,7 +63,7 @@ class SearchProgress:
         clock: _Clock = time.monotonic,
     ) -> None:
         self.expected, self.passes, self.write, self.clock = candidates, passes, write, clock
-        self.visible = sys.stderr.isatty() if show is None else show
+        self.visible = _is_terminal() if show is None else show
         self.progress = _bars(visible=self.visible)
         self.task = self.progress.add_task("search", total=candidates, info="", left="")
         self.images = _OpeningTask(self.progress)
@@ -177,7 +182,7 @@ class TrainingBar(Silence):
 @contextmanager
 def hearing(listener: Listener | None, *, show: bool | None) -> Iterator[Listener]:
     """Who hears of a training: the listener; without one a bar, with `show=None` in a terminal only."""
-    visible = sys.stderr.isatty() if show is None else show
+    visible = _is_terminal() if show is None else show
     if listener is not None or not visible:
         yield listener or Silence()
         return

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from basisprune.errors import ModelError, nearest
+from basisprune.torchkit.kinds import refuse_odd
 
 _PICKLED = (".pth", ".pt", ".bin")
 _LISTED = 5
@@ -43,11 +44,13 @@ def build_backbone(
             "build it with its weights, or pass weights="
         )
     if isinstance(backbone, nn.Module):
+        refuse_odd(backbone)
         model = _copy(backbone)
     elif is_timm:
         model = _from_timm(backbone, pretrained, size)
     else:
         model = _from_factory(backbone)
+        refuse_odd(model)
     for parameter in model.parameters():
         parameter.requires_grad_(parameter.is_floating_point())
     return model.eval()

@@ -17,6 +17,7 @@ from basisprune.transfer.body import extract_body
 from basisprune.transfer.norms import insert_norms
 from basisprune.types import InputSpec
 
+_MOST_CLASSES = 1_000_000
 Layout: TypeAlias = Literal["NCHW", "NHWC", "NLC", "NC"]
 
 
@@ -147,8 +148,8 @@ def _check_settings(
     input_spec: InputSpec | None,
 ) -> None:
     faults = []
-    if num_classes < 1:
-        faults.append(f"num_classes: {num_classes} given, at least 1 is needed")
+    if not 1 <= num_classes <= _MOST_CLASSES:
+        faults.append(f"num_classes: {num_classes} given, 1 to {_MOST_CLASSES:,} are possible")
     if not 0 <= dropout < 1:
         faults.append(f"dropout: {dropout} given, allowed is 0 <= dropout < 1")
     if pretrained and weights is not None:

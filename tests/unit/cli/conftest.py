@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -40,6 +41,14 @@ def tiny_quick() -> Iterator[None]:
     finally:
         RECIPES["quick"] = before
         torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def ctrl_c():
+    """Ctrl-C, which a stopped command no longer hears, stops the tests as before."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(autouse=True)

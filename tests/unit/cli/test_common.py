@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -61,3 +66,113 @@ def test_ctrl_c_is_an_exit_code(tiny_demo, tmp_path, monkeypatch):
     monkeypatch.setattr(basisprune.demo, "demo_data", stop)
     result = invoke("demo", "--output", tmp_path)
     assert (result.exit_code, "again to resume" in result.stderr) == (130, True)
+
+
+# ------------------------------------------------------------------------------- what the system says
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            OSError(errno.ENOSPC, "No space left on device", "out/x"),
+            "out/x: No space left on device; free some space, and",
+        ),
+        (OSError(errno.EROFS, "Read-only file system"), "Read-only file system; use another folder"),
+        (PermissionError(errno.EACCES, "Permission denied", "out"), "out: Permission denied; ask for permission"),
+        (OSError(errno.EMFILE, "Too many open files"), "ulimit -n"),
+        (OSError("something else"), "something else; see to that"),
+        (MemoryError(), "there is not enough memory"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "there is not enough memory"),
+        (SystemExit(0), "code that is not basisprune's ended the program, with exit code 0"),
+    ],
+)
+def test_what_the_system_says_is_a_message_and_an_exit_code(error, said, tiny_demo, tmp_path, monkeypatch):
+    def fail():
+        raise error
+
+    monkeypatch.setattr(basisprune.demo, "demo_data", fail)
+    result = invoke("demo", "--output", tmp_path)
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: ")
+    assert said in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_a_fault_of_ours_is_not_hidden(tiny_demo, tmp_path, monkeypatch):
+    def fail():
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(basisprune.demo, "demo_data", fail)
+    assert str(invoke("demo", "--output", tmp_path).exception) == "a bug"
+
+
+IMPATIENT = """
+import os, signal, time, typer
+from basisprune.cli.common import Commands
+
+app = typer.Typer(cls=Commands, pretty_exceptions_enable=False)
+
+@app.callback()
+def main() -> None: ...
+
+@app.command()
+def wait() -> None:
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(5)
+    finally:
+        import atexit
+        atexit.register(lambda: [os.kill(os.getpid(), signal.SIGINT) for _ in range(3)])
+
+@app.command()
+def talk() -> None:
+    typer.echo("x" * 100_000)
+
+@app.command()
+def write() -> None:
+    with open("file", "w") as file:
+        os.write(2, b"error\\n")
+        os.write(1, b"output\\n")
+        file.write(str(file.fileno()))
+
+app()
+"""
+
+
+def words(*given: str, shell: str = "", folder: Path) -> subprocess.CompletedProcess[str]:
+    """What a process does that has the commands of IMPATIENT, its streams as a shell has them."""
+    (folder / "program.py").write_text(IMPATIENT.replace("\\\\", "\\"))
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(basisprune.__file__).parents[1]), *sys.path])}
+    line = f'"{sys.executable}" program.py {" ".join(given)} {shell}'
+    return subprocess.run(
+        ["bash", "-c", line], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def test_ctrl_c_again_and_again_ends_in_order(tmp_path):
+    done = words("wait", folder=tmp_path)
+    assert (done.returncode, done.stderr) == (130, "stopped; run the same command again to resume\n")
+
+
+def test_a_full_output_is_an_error(tmp_path):
+    done = words("talk", shell="> /dev/full", folder=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: No space left on device; free some space")
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_nobody_who_listens_is_no_traceback(tmp_path):
+    done = words("talk", shell="| head -c 1", folder=tmp_path)
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("closed", ["2>&-", "1>&-", "0<&-", "1>&- 2>&- 0<&-"])
+def test_what_is_said_to_a_closed_stream_does_not_get_into_a_file(closed, tmp_path):
+    assert words("write", shell=closed, folder=tmp_path).returncode == 0
+    assert int((tmp_path / "file").read_text()) > 2
+
+
+def test_a_run_does_not_end_because_nobody_can_hear_of_it(tmp_path):
+    assert words("talk", shell="2> /dev/full", folder=tmp_path).returncode == 0

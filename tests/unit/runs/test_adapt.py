@@ -9,6 +9,7 @@ from tiny import differing, tiny_images, tiny_model, tiny_recipe, tiny_training
 
 from basisprune.deploy.bundle import load_bundle
 from basisprune.errors import CheckpointError
+from basisprune.files import unsealed
 from basisprune.listener import Silence
 from basisprune.runs.adapt import adapt
 from basisprune.runs.job import Job, prepare_job
@@ -26,7 +27,7 @@ def job(images: int = 60, seed: int = 0, **options) -> Job:
 def test_the_folder_holds_the_trained_model_and_what_is_known_of_it(tmp_path):
     given = job()
     found = adapt(given, tmp_path / "out", Silence(), command="basisprune train")
-    assert json.loads((tmp_path / "out" / "summary.json").read_text()) == json.loads(found.to_json())
+    assert unsealed((tmp_path / "out" / "summary.json").read_bytes()) == json.loads(found.to_json())
     assert (found.command, len(found.history)) == ("basisprune train", 2)
     assert (found.validation.images, found.test.images) == (6, 6)
     bundle = load_bundle(tmp_path / "out" / "model")

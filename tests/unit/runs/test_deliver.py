@@ -12,9 +12,11 @@ from basisprune.data import Splits, load_data
 from basisprune.deploy.bundle import load_bundle
 from basisprune.deploy.fold import deploy
 from basisprune.errors import MissingExtraError, ModelError
+from basisprune.files import digest
 from basisprune.listener import Silence
 from basisprune.results import RunSummary
 from basisprune.runs.deliver import Delivery, deliver
+from basisprune.runs.load import load_any
 
 FOUND = summary(classes=list(NAMES), latency=None, files={})
 
@@ -114,3 +116,20 @@ def test_a_form_that_the_model_cannot_take_is_left_out(tmp_path, monkeypatch):
 def test_onnx_is_written_where_it_is_asked_for_or_installed(asked, installed, written, monkeypatch):
     monkeypatch.setattr(basisprune.runs.deliver, "has_onnx", lambda: installed)
     assert delivery(onnx=asked).with_onnx == written
+
+
+def test_a_damaged_onnx_file_is_noticed_by_the_summary_and_by_the_bundle(tmp_path):
+    found = deliver(FOUND, delivery(onnx=True), tmp_path, Silence())
+    path = tmp_path / "model.onnx"
+    whole, sums = path.read_bytes(), load_bundle(tmp_path / "model").metrics["sha256"]
+    assert found.files["model.onnx"].sha256 == sums["model.onnx"] == digest(whole)
+    damaged = bytearray(whole)
+    damaged[len(whole) // 2] ^= 1  # in a weight, which ONNX Runtime would take as it is
+    for beside in ("summary.json", "model"):
+        path.write_bytes(whole)
+        assert load_any(path).classes == NAMES
+        path.write_bytes(damaged)
+        with pytest.raises(ModelError, match=r"model\.onnx: is damaged or was changed: its checksum"):
+            load_any(path)
+        if beside == "summary.json":
+            (tmp_path / beside).unlink()  # the bundle is still there

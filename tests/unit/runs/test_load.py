@@ -10,7 +10,8 @@ import pytest
 from tiny import NAMES, tiny_images, tiny_model
 
 from basisprune.deploy.bundle import save_pretrained
-from basisprune.errors import BundleError, ModelError
+from basisprune.errors import BundleError, CheckpointError, ModelError
+from basisprune.files import digest
 from basisprune.runs.load import load_any
 from basisprune.training.predict import predict
 
@@ -44,12 +45,26 @@ def test_settings_are_taken_only_from_the_run_that_wrote_the_file(forms, tmp_pat
     for text in ("seed: 3\n", "- a list\n"):  # of something else
         (tmp_path / "config.yaml").write_text(text)
         assert load_any(tmp_path / "model.onnx").settings == {}
-    (tmp_path / "config.yaml").write_text("seed: 3\nversions: {torch: '2.6'}\n")
+    text = "seed: 3\nversions: {torch: '2.6'}\n"
+    (tmp_path / "config.yaml").write_text(f"{text}# sha256 {digest(text.encode())}\n")
     found = [load_any(tmp_path / name).settings.get("seed") for name in ("model", "model.onnx", "mine.onnx")]
     assert found == [3, 3, None]
+    (tmp_path / "config.yaml").write_text(f"{text.replace('3', '2')}# sha256 {digest(text.encode())}\n")
+    for name in ("model", "model.onnx"):
+        with pytest.raises(CheckpointError, match=r"config\.yaml: is damaged or was changed"):
+            load_any(tmp_path / name)
 
 
-@pytest.mark.parametrize("facts", ["[]", '{"size": 3}', "no JSON"])
+@pytest.mark.parametrize(
+    "facts",
+    [
+        *("[]", '{"size": 3}', "no JSON", "null", "3", "[" * 100_000),
+        '{"size": [16, 16], "mean": [1e999], "std": [1], "interpolation": "x", "prepares": true, "layout": "NHWC"}',
+        '{"size": [16, 1000000000], "mean": [1], "std": [1], "interpolation": "x", "prepares": true, "layout": "NHWC"}',
+        '{"size": [16, 16], "mean": [1], "std": [1], "interpolation": "x", "prepares": 7, "layout": "NHWC"}',
+        '{"size": [16, 16], "mean": [1], "std": [1], "interpolation": "x", "prepares": true, "layout": ["NHWC"]}',
+    ],
+)
 def test_an_onnx_file_that_does_not_say_what_it_takes_is_refused(forms, facts, tmp_path):
     proto = onnx.load(forms / "pixels.onnx")
     next(entry for entry in proto.metadata_props if entry.key == "basisprune.input").value = facts
@@ -61,4 +76,15 @@ def test_an_onnx_file_that_does_not_say_what_it_takes_is_refused(forms, facts, t
     entry.value = json.dumps({key: value for key, value in json.loads(entry.value).items() if key != "prepares"})
     onnx.save(without, tmp_path / "odd.onnx")
     with pytest.raises(ModelError, match="does not say how it wants its images"):
+        load_any(tmp_path / "odd.onnx")
+
+
+@pytest.mark.parametrize(
+    "classes", ["3", "{}", '["a", 2, 3]', "[1, 2, 3]", '"abc"', "no JSON", '["a", "b"]', "[" * 100_000]
+)
+def test_an_onnx_file_with_other_class_names_than_outputs_is_refused(forms, classes, tmp_path):
+    proto = onnx.load(forms / "pixels.onnx")
+    next(entry for entry in proto.metadata_props if entry.key == "basisprune.classes").value = classes
+    onnx.save(proto, tmp_path / "odd.onnx")
+    with pytest.raises(ModelError, match=r"has no class names|has 2 classes and outputs"):
         load_any(tmp_path / "odd.onnx")

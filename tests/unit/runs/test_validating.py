@@ -88,6 +88,51 @@ def test_a_file_that_holds_no_settings_is_refused(content, said, tmp_path):
         read_settings(tmp_path / "nowhere.yaml")
 
 
+LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{new}: &{new} [{', '.join(['*' + old] * 9)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (LAUGHS + "epochs: *i", "holds more than 10,000 values"),
+        ("recipe: &a {train: *a}", "holds more than 10,000 values, or they are nested too deep"),
+        ("epochs: " + "[" * 5000, "not valid YAML"),
+        ("epochs: " + "9" * 5000, "not valid YAML"),
+        ("epochs: 1" + "0" * 30, r"epochs: a number beyond 1e\+18 given"),
+        ("recipe: {train: {weight_decay: .nan, lr: -.inf}}", r"(?s)2 faults.*train.weight_decay: nan.*train.lr: -inf"),
+        ("seed: 1" + ":00" * 3000, "a number beyond"),
+        ("epochs: 2020-01-01", "epochs: '2020-01-01' given, a date"),
+        ("epochs: !!set {a}", "epochs: .*set"),
+        ("model: !!binary aGk=", "model: .*bytes"),
+        ("? [a]\n: b", "not valid YAML"),
+        ("<<: 5", "not valid YAML"),
+        ('model: "\\ud800"', "model: .* is not Unicode"),
+        ("a: " + "x" * (1 << 20), "at most 1,048,576 are read"),
+        ("epochs: 1\nseed: 2\nepochs: 2", "'epochs' is given twice"),
+        ("recipe: {train: {lr: 1, lr: 2}}", "'lr' is given twice"),
+        ("5", "int found"),
+        ("true", "bool found"),
+    ],
+)  # fmt: skip
+def test_settings_beyond_reason_are_refused_before_they_take_memory(content, said, tmp_path):
+    (tmp_path / "bad.yaml").write_text(content)
+    with pytest.raises(ConfigError, match=said) as error:
+        read_settings(tmp_path / "bad.yaml")
+    assert len(str(error.value)) < 2000
+
+
+def test_settings_are_not_read_from_what_never_ends():
+    with pytest.raises(ConfigError, match="it is a device, no file"):
+        read_settings("/dev/zero")
+
+
+def test_parts_of_a_file_may_have_names(tmp_path):
+    (tmp_path / "a.yaml").write_text("recipe: {train: &t {epochs: 3}, finetune: *t}\n")
+    assert read_settings(tmp_path / "a.yaml")["recipe"] == {"train": {"epochs": 3}, "finetune": {"epochs": 3}}
+
+
 def test_an_empty_file_sets_nothing(tmp_path):
     (tmp_path / "empty.yaml").write_text("# nothing\n")
     assert read_settings(tmp_path / "empty.yaml") == {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import json
 import os
 from dataclasses import replace
@@ -14,6 +15,7 @@ from torch import nn
 
 from basisprune.data import Augment
 from basisprune.errors import CheckpointError
+from basisprune.files import checked, read_checked
 from basisprune.training.checkpoint import Past, load_checkpoint, save_checkpoint
 from basisprune.training.config import TrainConfig
 from basisprune.training.history import EpochRecord
@@ -36,6 +38,12 @@ def saved(tmp_path) -> Path:
     path = tmp_path / "run" / "state.pt"
     save_checkpoint(path, *network(), CONFIG, PAST)
     return path
+
+
+def store(content: object, path: Path) -> None:
+    """Writes the content with its checksum, as a checkpoint is."""
+    with checked(path) as file:
+        torch.save(content, file)
 
 
 def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
@@ -85,13 +93,13 @@ def test_the_best_weights_so_far_are_kept_with_the_last_ones(tmp_path):
 
 
 def test_a_checkpoint_from_before_a_setting_existed_has_its_default(saved):
-    state = torch.load(saved, weights_only=True)
+    state = torch.load(io.BytesIO(read_checked(saved)), weights_only=True)
     config = json.loads(state["config"])
     for name in ("train", "weight_lr", "head_first", "clip_norm", "patience"):
         del config[name]
     config["augmentation"] = {"shift": 0.1, "flip": False, "rotation": 0.0}
     del state["best"]
-    torch.save({**state, "config": json.dumps(config)}, saved)
+    store({**state, "config": json.dumps(config)}, saved)
     assert load_checkpoint(saved, *network(seed=1), CONFIG) == PAST
     refused(saved, "train: 'method' there, 'all' now", config=replace(CONFIG, train="all"))
 
@@ -123,13 +131,22 @@ def test_a_damaged_file_is_refused_wherever_it_was_cut(saved):
     whole = saved.read_bytes()
     for length in [0, 1, 10, *range(50, len(whole) - 1, len(whole) // 20), len(whole) - 1]:
         saved.write_bytes(whole[:length])
-        refused(saved, "cannot be read as a checkpoint")
+        refused(saved, "is damaged")
+
+
+def test_one_flipped_bit_anywhere_is_noticed(saved):
+    whole = saved.read_bytes()
+    for place in range(0, len(whole), len(whole) // 50):
+        changed = bytearray(whole)
+        changed[place] ^= 1 << place % 8
+        saved.write_bytes(changed)
+        refused(saved, "its checksum is wrong|has no checksum")
 
 
 @pytest.mark.parametrize("junk", [b"garbage", b"\x80\x02}q\x00.", os.urandom(2000), b"PK\x03\x04" + bytes(500), b"{}"])
 def test_garbage_is_refused(saved, junk):
     saved.write_bytes(junk)
-    refused(saved, "cannot be read|format")
+    refused(saved, "is damaged")
 
 
 def test_a_folder_is_refused(tmp_path):
@@ -143,7 +160,7 @@ class Payload:
 
 def test_a_file_that_holds_an_object_is_refused_and_not_unpickled(saved, monkeypatch):
     monkeypatch.chdir(saved.parent)
-    torch.save({"format": 1, "config": Payload()}, saved)
+    store({"format": 1, "config": Payload()}, saved)
     refused(saved, "cannot be read as a checkpoint")
     assert not Path("unpickled").exists()
 
@@ -167,14 +184,14 @@ def test_a_file_that_holds_an_object_is_refused_and_not_unpickled(saved, monkeyp
     ],
 )
 def test_other_content_is_refused(saved, content, message):
-    torch.save(content, saved)
+    store(content, saved)
     refused(saved, message)
 
 
 @pytest.mark.parametrize("optimizer", [{}, None, {"state": {}, "param_groups": []}])
 def test_an_optimizer_that_does_not_fit_is_refused(saved, optimizer):
-    state = torch.load(saved, weights_only=True)
-    torch.save({**state, "optimizer": optimizer}, saved)
+    state = torch.load(io.BytesIO(read_checked(saved)), weights_only=True)
+    store({**state, "optimizer": optimizer}, saved)
     refused(saved, "its optimizer does not fit")
 
 

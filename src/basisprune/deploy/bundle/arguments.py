@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from basisprune.errors import ConfigError
+from basisprune.torchkit.kinds import odd_kinds
 from basisprune.types import BasisPlan, FilterPlan
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -51,17 +50,7 @@ def _model_faults(model: object) -> list[str]:
     """Why the network cannot be saved, whatever else is given."""
     if not isinstance(model, nn.Module):
         return [f"model: {type(model).__name__} given, a torch.nn.Module is needed"]
-    kinds = {
-        "a compiled network": hasattr(model, "_orig_mod"),
-        "a scripted network": isinstance(model, torch.jit.ScriptModule),
-        "a network with lazy layers that have not run yet": any(is_lazy(part) for part in model.parameters()),
-        "a network on the meta device, without weights": any(
-            part.is_meta for part in (*model.parameters(), *model.buffers()) if not is_lazy(part)
-        ),
-    }
-    return [
-        f"model: {kind} given; pass the plain network that it was made of" for kind, found in kinds.items() if found
-    ]
+    return [f"model: {kind} given; pass the plain network that it was made of" for kind in odd_kinds(model)]
 
 
 def _text_faults(**values: object) -> list[str]:

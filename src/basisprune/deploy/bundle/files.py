@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -15,13 +14,14 @@ from torch import Tensor
 from basisprune.deploy.bundle.config import Config, Plan, parse_config, parse_plans
 from basisprune.deploy.bundle.tensors import read_tensors
 from basisprune.errors import BundleError
-from basisprune.files import current, parse_json, read_bytes, write_together
+from basisprune.files import current, digest, json_digest, parse_json, read_bytes, write_together
 
 FORMAT = 2  # 1 had no networks that stand alone
 CONFIG, TENSORS, PLANS, CARD = "config.json", "model.safetensors", "plans.json", "README.md"
 NAMES = frozenset({CONFIG, TENSORS, PLANS, CARD})
 _MARK = "basisprune_bundle"
 _MOST = {CONFIG: 64 << 20, PLANS: 256 << 20, TENSORS: 4 << 30}  # bytes
+_LISTED = 5
 _DENSE = (",", ":")
 _T = TypeVar("_T")
 
@@ -42,10 +42,10 @@ def write_folder(folder: Path, config: Config, files: Mapping[str, bytes], check
     folder that `check_folder` refuses.
     """
     check_folder(folder)
-    sums = {name: _digest(content) for name, content in files.items() if name != CARD}
+    sums = {name: digest(content) for name, content in files.items() if name != CARD}
     full = {_MARK: FORMAT, **asdict(config), "files": sums}
     try:
-        entries = {**full, "checksum": _config_digest(full)}.items()
+        entries = {**full, "checksum": json_digest(full)}.items()
         lines = (
             f"{json.dumps(key)}: {json.dumps(value, separators=_DENSE, allow_nan=False)}" for key, value in entries
         )
@@ -64,8 +64,11 @@ def read_folder(folder: Path) -> Stored:
     Raises BundleError that says which file is missing, damaged, newer than this package or not what it should be.
     """
     where = folder / CONFIG
+    if not os.path.lexists(current(folder, CONFIG)):
+        raise BundleError(f"{folder}: {_what_it_is(folder)}")
+    content = {CONFIG: _read(folder, CONFIG)}
     try:
-        said = parse_json(_read(folder, CONFIG))
+        said = parse_json(content[CONFIG])
     except ValueError as error:
         raise BundleError(f"{where}: is damaged, no JSON ({error}); fetch it again") from error
     if not isinstance(said, dict) or not isinstance(number := said.pop(_MARK, None), int):
@@ -75,12 +78,11 @@ def read_folder(folder: Path) -> Stored:
             f"{folder}: format {number} is newer than {FORMAT}, which this version reads; update basisprune"
         )
     sums, checksum = said.get("files"), said.pop("checksum", None)
-    if checksum != _config_digest({_MARK: number, **said}):
+    if checksum != json_digest({_MARK: number, **said}):
         raise BundleError(f"{where}: is damaged or was changed, its checksum is wrong; fetch it again")
-    content = {}
     for name in (TENSORS, PLANS):
         content[name] = _read(folder, name)
-        if not isinstance(sums, dict) or _digest(content[name]) != sums.get(name):
+        if not isinstance(sums, dict) or digest(content[name]) != sums.get(name):
             raise BundleError(f"{folder / name}: is damaged or was changed, its checksum is wrong; fetch it again")
     del said["files"]
     return Stored(
@@ -90,12 +92,23 @@ def read_folder(folder: Path) -> Stored:
     )
 
 
+def _what_it_is(folder: Path) -> str:
+    """What a folder is that is no bundle, and what to do about it."""
+    if holds_bundle(folder / "model"):
+        return f"is the folder of a run; pass the bundle in it, {folder / 'model'}"
+    if (folder / "config.yaml").is_file():
+        return "is the folder of a run that has not written its model yet; run its command again to finish it"
+    held = sorted(entry.name for entry in folder.iterdir())[:_LISTED] if folder.is_dir() else []
+    holds = f"holds {', '.join(held)}" if held else "is empty"
+    return f"is neither a bundle nor a run: it {holds}; pass a folder that save_pretrained, compress or train wrote"
+
+
 def holds_bundle(folder: Path) -> bool:
     """Whether the folder holds a bundle, sound or not."""
     try:
         with open(current(folder, CONFIG), "rb") as file:
             return _MARK.encode() in file.read(4096)
-    except OSError:
+    except (OSError, ValueError):  # or it is no path at all
         return False
 
 
@@ -134,12 +147,3 @@ def _read(folder: Path, name: str) -> bytes:
         raise BundleError(
             f"{folder / name}: cannot be read ({error.strerror or error}); a bundle needs this file"
         ) from error
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
-
-
-def _config_digest(config: Mapping[str, object]) -> str:
-    """The checksum of what the config says, however it is laid out."""
-    return _digest(json.dumps(config, sort_keys=True, separators=_DENSE).encode())

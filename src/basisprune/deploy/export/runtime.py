@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast, get_args
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from basisprune.deploy.export.common import PixelLayout
 from basisprune.errors import MissingExtraError, ModelError
+from basisprune.files import parse_json
 from basisprune.torchkit.running import mode
 from basisprune.types import InputSpec
 
@@ -116,10 +117,15 @@ def feed_of(session: Session, inputs: Tensor) -> dict[str, NDArray[np.generic]]:
 def graph_input(path: Path, session: Session) -> GraphInput:
     """What the graph takes, as its metadata says; raises ModelError where that is missing."""
     try:
-        facts = json.loads(session.get_modelmeta().custom_metadata_map["basisprune.input"])
+        facts = parse_json(session.get_modelmeta().custom_metadata_map["basisprune.input"].encode())
+        if not isinstance(facts, dict):
+            raise TypeError(f"{type(facts).__name__} found")
         known = {each.name: facts[each.name] for each in fields(InputSpec) if each.name in facts}
         spec = InputSpec.from_json(json.dumps(known))
-        return GraphInput(spec, bool(facts["prepares"]), facts["layout"])
+        prepares, layout = facts["prepares"], facts["layout"]
+        if not isinstance(prepares, bool) or layout not in get_args(PixelLayout):
+            raise TypeError(f"prepares: {prepares!r}, layout: {layout!r}")
+        return GraphInput(spec, prepares, cast("PixelLayout", layout))
     except (KeyError, TypeError, ValueError) as error:
         raise ModelError(
             f"{path}: does not say how it wants its images; export it with export_onnx from a network with an "

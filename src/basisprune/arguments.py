@@ -1,0 +1,134 @@
+"""What the public functions are given, compared with what their signatures say before anything is done with it."""
+
+from __future__ import annotations
+
+import collections.abc
+import functools
+import inspect
+import itertools
+import numbers
+import os
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
+
+from basisprune.errors import ConfigError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_LOOKED_INTO = 100  # items of a list or mapping
+_NUMBERS: dict[object, type] = {int: numbers.Integral, float: numbers.Real}
+_PARTS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def takes(function: Callable[P, T]) -> Callable[P, T]:
+    """The function, which raises ConfigError that lists all arguments of a type that its signature does not allow.
+
+    Annotations that cannot be told from outside, such as those of a callable's arguments, are not looked at.
+
+    >>> @takes
+    ... def repeat(text: str, times: int | None = None) -> str:
+    ...     return text * (times or 1)
+    >>> repeat("ab", times="2")
+    Traceback (most recent call last):
+    basisprune.errors.ConfigError: repeat: times: '2' given, int or None is needed
+    """
+    signature, hints = inspect.signature(function), _Hints(function)
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> T:
+        bound = signature.bind(*args, **kwargs)  # a TypeError for a name that is unknown, as of any function
+        faults = [
+            f"{name}: {_shown(value)} given, {_wanted(hints.of(name))} is needed"
+            for name, value in bound.arguments.items()
+            if signature.parameters[name].kind not in _PARTS and not fits(value, hints.of(name))
+        ]
+        if faults:
+            raise ConfigError.of(function.__name__, faults)
+        return function(*args, **kwargs)
+
+    return checked
+
+
+class _Hints:
+    """The annotations of a function, each read when it is first needed."""
+
+    def __init__(self, function: Callable[..., object]) -> None:
+        self.texts = dict(getattr(function, "__annotations__", {}))
+        self.names = getattr(inspect.unwrap(function), "__globals__", {})
+
+    def of(self, name: str) -> object:
+        hint = self.texts.get(name, Any)
+        if isinstance(hint, str):
+            try:
+                hint = eval(hint, dict(self.names))  # the source of this package, nothing that is given
+            except NameError:  # imported for type checkers only
+                hint = Any
+            self.texts[name] = hint
+        return hint
+
+
+def fits(value: object, hint: object) -> bool:
+    """Whether the value is of that type, as far as it can be told without using it.
+
+    >>> fits([1, 2], Sequence[int]), fits("ab", Sequence[str]), fits(True, int), fits(1, float)
+    (True, False, False, True)
+    """
+    origin, inner = get_origin(hint), get_args(hint)
+    if hint in (Any, object) or isinstance(hint, TypeVar | str):
+        return True
+    if hint is None or hint is types.NoneType:
+        return value is None
+    if origin in (Union, types.UnionType):
+        return any(fits(value, each) for each in inner)
+    if origin is Literal:  # which of them are allowed, the function says itself
+        return isinstance(value, tuple({type(each) for each in inner}))
+    if hint in _NUMBERS:
+        return isinstance(value, _NUMBERS[hint]) and not isinstance(value, bool)
+    kind = origin or hint
+    if not isinstance(kind, type):
+        return True
+    return _is_a(value, kind) and _items_fit(value, kind, inner)
+
+
+def _is_a(value: object, kind: type) -> bool:
+    if getattr(kind, "_is_protocol", False):
+        return all(hasattr(value, name) for name in typing.get_type_hints(kind) or vars(kind) if name[0] != "_")
+    if kind in (collections.abc.Sequence, list, tuple):
+        return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+    if kind is collections.abc.Iterable:
+        return not isinstance(value, str | bytes) and (hasattr(value, "__iter__") or hasattr(value, "__getitem__"))
+    if kind is os.PathLike or issubclass(kind, os.PathLike):
+        return isinstance(value, os.PathLike)
+    return isinstance(value, kind)
+
+
+def _items_fit(value: object, kind: type, inner: tuple[object, ...]) -> bool:
+    """Whether what is in a list or mapping is of the types that are given for it; other kinds are not looked into."""
+    if isinstance(value, Mapping) and len(inner) == 2:
+        some = itertools.islice(value.items(), _LOOKED_INTO)
+        return all(fits(key, inner[0]) and fits(each, inner[1]) for key, each in some)
+    if not inner or not isinstance(value, list | tuple | set | frozenset | Mapping):
+        return True
+    if kind is tuple and ... not in inner:
+        return len(value) == len(inner) and all(fits(each, hint) for each, hint in zip(value, inner, strict=True))
+    return all(fits(each, inner[0]) for each in itertools.islice(value, _LOOKED_INTO))
+
+
+def _wanted(hint: object) -> str:
+    """The type in words."""
+    if get_origin(hint) in (Union, types.UnionType):
+        return " or ".join(dict.fromkeys(_wanted(each) for each in get_args(hint)))
+    if get_origin(hint) is Literal:
+        return " or ".join(map(repr, get_args(hint)))
+    if hint is types.NoneType:
+        return "None"
+    return str(getattr(hint, "__name__", hint)).replace("PathLike", "path").replace("Path", "path")
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, str | bytes | int | float | None) and len(text := repr(value)) <= 60:
+        return text
+    return f"a {type(value).__name__}"

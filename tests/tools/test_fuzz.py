@@ -1,0 +1,39 @@
+"""A short run of the fuzzer: whatever is read from disk gives a value or an error of ours."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+import pytest
+
+PATH = Path(__file__).parents[2] / "benchmarks" / "fuzz.py"
+SEEDS = 12
+WORDS = ("what config.json says", "tensors", "plans", "bytes", "latencies", "checkpoints", "summary", "settings")
+
+
+@pytest.fixture(scope="module")
+def fuzz():
+    spec = spec_from_file_location("fuzz", PATH)
+    module = sys.modules["fuzz"] = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["fuzz"]
+
+
+@pytest.fixture(scope="module")
+def targets(fuzz, tmp_path_factory):
+    return {target.name: target for target in fuzz.all_targets(tmp_path_factory.mktemp("sound"))}
+
+
+@pytest.mark.parametrize("word", [*WORDS, "images", "npz", "metadata"])
+def test_only_errors_of_ours_come_out(word, fuzz, targets, tmp_path):
+    target = next(each for name, each in targets.items() if word in name)
+    outcomes = [fuzz.tried(target, tmp_path, seed) for seed in range(SEEDS)]
+    assert {outcome for outcome in outcomes if outcome not in ("read", "refused")} == set()
+    assert "run" in target.name or "refused" in outcomes
+
+
+def test_every_kind_of_file_is_tried(targets):
+    assert len(targets) == len(WORDS) + 3

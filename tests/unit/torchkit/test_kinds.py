@@ -1,0 +1,46 @@
+"""Laws of networks that are not what they seem: each kind is refused by its name."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny import tiny_backbone, tiny_images, tiny_model, tiny_training
+from torch import nn
+
+from basisprune.errors import ConfigError, ModelError
+from basisprune.torchkit.kinds import odd_kinds, refuse_odd
+from basisprune.training.loop import fit
+from basisprune.transfer.model import transfer_model
+
+ODD = {
+    "compiled": lambda: torch.compile(tiny_backbone()),
+    "scripted": lambda: torch.jit.script(tiny_backbone()),
+    "lazy": lambda: nn.Sequential(nn.LazyConv2d(4, 3), nn.ReLU()),
+    "meta": lambda: tiny_backbone().to("meta"),
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, about scripting and lazy layers
+@pytest.mark.parametrize("kind", ODD)
+def test_an_odd_network_is_refused_by_its_kind(kind):
+    network = ODD[kind]()
+    assert kind in odd_kinds(network)[0]
+    for work in (lambda: refuse_odd(network), lambda: transfer_model(network, 3, input_size=16)):
+        with pytest.raises(ModelError, match=f"{kind}.* given; pass the plain network"):
+            work()
+
+
+def test_a_plain_network_has_no_odd_kind():
+    assert odd_kinds(tiny_model()) == []
+    refuse_odd(tiny_model())
+
+
+@pytest.mark.parametrize("change", ["half", "double"])
+def test_training_takes_float32(change):
+    with pytest.raises(ModelError, match=r"weights of torch\.float\d\d; float32 is needed"):
+        fit(getattr(tiny_model(), change)(), tiny_images(), None, tiny_training())
+
+
+def test_training_without_gradients_is_refused():
+    with torch.no_grad(), pytest.raises(ConfigError, match=r"call it outside of torch\.no_grad"):
+        fit(tiny_model(), tiny_images(), None, tiny_training())
