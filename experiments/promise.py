@@ -27,6 +27,7 @@ from torch.utils.data import ConcatDataset
 from basisprune import Pipeline, Recipe, Splits, load_data, measure, predict
 from basisprune.data import take
 from basisprune.deploy.fold import deploy
+from basisprune.errors import TooMuchError
 from basisprune.pipeline import State
 from basisprune.recipes import RECIPES
 
@@ -45,16 +46,16 @@ class Config:
     model: str = "efficientnet_lite0"
     side: int = 32
     images: int = 1000
-    pool: int = 14000
+    pool: int = 12000
     epochs: int = 4
-    tune_epochs: int = 1
-    tune_lr: float = 1e-3
+    tune_epochs: int = 2
+    tune_lr: float = 1.5e-3
     basis_images: int = 96
     networks: int = 6
-    step: float = 0.78
+    step: float = 0.75
 
 
-FIRST = {"fashion_mnist": 0.6, "mnist": 0.4, "cifar10": 0.8}
+FIRST = {"fashion_mnist": 0.4, "mnist": 0.25, "cifar10": 0.55}
 """The share of basis vectors that the first pruned network keeps: where the loss begins to show."""
 
 
@@ -107,7 +108,10 @@ def networks(pipeline: Pipeline, first: float, config: Config) -> Iterator[tuple
     yield 1.0, pipeline.dense()
     state = pipeline.decomposed()
     for number in range(config.networks):
-        state = pipeline.prune_basis(state, round(1 - (config.step if number else first), 4))
+        try:
+            state = pipeline.prune_basis(state, round(1 - (config.step if number else first), 4))
+        except TooMuchError:  # it is as small as it gets
+            return
         yield round(first * config.step**number, 4), state
 
 
