@@ -128,7 +128,8 @@ def test_a_candidate_says_what_was_removed(plans, steps, label):
 
 
 def test_a_failure_is_said():
-    assert candidate(500).judged(Budget(max_drop=0.01), state(900)).summary.endswith(", failed")
+    standard = Standard(Promise(Budget(max_drop=0.01)))
+    assert candidate(500).judged_by(standard, state(500), state(900)).summary.endswith(", failed")
 
 
 def test_what_was_found_is_by_its_trials():

@@ -314,10 +314,7 @@ def test_pruning_that_finds_nothing_to_remove_is_no_candidate():
     class Blocks(FakePipeline):
         """Networks of which less than half cannot be removed, as blocks of channels are larger than that."""
 
-        def dense(self) -> State:
-        return self._state((Step("dense"),), 1.0, 1.0)
-
-    def prune(self, state: State, move: Move, ratio: float, tuning: Tuning = FULLY) -> State:
+        def prune(self, state: State, move: Move, ratio: float, tuning: Tuning = FULLY) -> State:
             pruned = super().prune(state, move, ratio, tuning)
             plan = BasisPlan({"conv": LayerPlan((0,) if ratio >= 0.5 else (0, 1), 2)}, ratio)
             return replace(pruned, plans=(*state.plans, plan))

@@ -86,7 +86,7 @@ class Certifier:
                 lambda index: (index, found.trials[index].candidate.label),
             )
             certificate = replace(certificate, computed_by=ONNX_RUNTIME if runs.by_onnx else PYTORCH)
-            found = replace(found, certificate=certificate, chosen=_chosen(found, certificate, self.promise))
+            found = _concluded(found, certificate, self.promise)
             return Certified(found, self._files(found, runs, reference, folder))
 
     def _comes_first(self, found: Found, index: int) -> bool:
@@ -153,6 +153,17 @@ class _Runs:
                 self.certifier.listener.say(f"testing in PyTorch, because the network cannot be exported: {error}")
                 self.by_onnx = False
         return predict(model, self.images, prepared=prepared)
+
+
+def _concluded(found: Found, certificate: Certificate, promise: Promise) -> Found:
+    """The search with what came of the tests: its choice, and which of the tested candidates passed."""
+    chosen = _chosen(found, certificate, promise)
+    passed = {test.index: test.passed or test.index == chosen for test in certificate.tests}
+    trials = tuple(
+        replace(trial, candidate=replace(trial.candidate, passed=passed.get(index, trial.candidate.passed)))
+        for index, trial in enumerate(found.trials)
+    )
+    return replace(found, trials=trials, chosen=chosen, certificate=certificate)
 
 
 def _chosen(found: Found, certificate: Certificate, promise: Promise) -> int:

@@ -108,10 +108,8 @@ def verdict(job: Job, found: Found) -> str:
     if found.chosen == 0:
         none = "" if early else "No candidate is smaller and within the budget. "
         return f"{early}{none}The model is unpruned."
-    sentence = (
-        f"{early}{_saved(found)} removed; accuracy on the validation images went from {first.accuracy:.1%} to "
-        f"{chosen.accuracy:.1%}."
-    )
+    metric, (before, after), images = _measured(job, found)
+    sentence = f"{early}{_saved(found)} removed; {metric} on {images} went from {before:.1%} to {after:.1%}."
     if found.certificate is not None:
         sentence += f" {promised(job, found.certificate)}"
     if not chosen.passed:
@@ -206,10 +204,25 @@ def headline(job: Job, found: Found) -> str:
     chosen = found.candidates[found.chosen]
     if found.chosen == 0:
         return verdict(job, found)
-    price = f"for {100 * chosen.drop:.1f} points of accuracy" if chosen.drop > 0 else "with no loss of accuracy"
+    metric, (before, after), _ = _measured(job, found)
+    lost = 100 * (before - after)
+    price = f"for {lost:.1f} points of {metric}" if lost > 0 else f"with no loss of {metric}"
+    price += ", certified" if found.certificate is not None and found.certificate.certified else ""
     early = "Stopped early: " if found.interrupted else ""
     large = "" if chosen.passed else ", and still larger than requested"
     return f"{early}{_saved(found)} removed {price}{large}"
+
+
+def _measured(job: Job, found: Found) -> tuple[str, tuple[float, float], str]:
+    """The metric, its values before and after, and the images they are from: the confirming ones if any judged."""
+    tests = () if found.certificate is None else found.certificate.tests
+    test = next((test for test in reversed(tests) if test.index == found.chosen), None)
+    if test is not None:
+        return in_words(job.config.promise.metric), (test.before, test.after), "the confirming images"
+    first, chosen = found.candidates[0], found.candidates[found.chosen]
+    if first.score is not None and chosen.score is not None:
+        return in_words(job.config.promise.metric), (first.score, chosen.score), "the validation images"
+    return "accuracy", (first.accuracy, chosen.accuracy), "the validation images"
 
 
 def _saved(found: Found) -> str:
