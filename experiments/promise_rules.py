@@ -11,7 +11,7 @@ import numpy.typing as npt
 from promise_ladder import Ladder
 
 from basisprune.budget import Budget
-from basisprune.certify import Entry, Promise, Standard, certify, testing_order
+from basisprune.certify import Entry, Promise, Standard, certify, in_order
 from basisprune.training.intervals import Paired
 from basisprune.training.predict import Predictions
 
@@ -95,7 +95,7 @@ def certified(ladder: Ladder, images: npt.NDArray[np.int64], setting: Setting) -
     certificate = certify(
         promise,
         answers(ladder.hits[0, confirm]),
-        testing_order(entries),
+        in_order(entries),
         lambda rung: answers(ladder.hits[rung, confirm]),
         lambda rung: (rung, str(ladder.rungs[rung].share)),
     )

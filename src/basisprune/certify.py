@@ -252,13 +252,13 @@ class Entry:
     chance: float
 
 
-def testing_order(entries: Sequence[Entry]) -> list[int]:
+def in_order(entries: Sequence[Entry]) -> list[int]:
     """The places of the candidates in the order in which they are tested, from the largest to the smallest.
 
     One that is at least as large as another and not more likely to pass is left out: its failure would end the
     tests before a better one had its turn (the Pareto front, as in Pareto Testing; Laufer-Goldshtein et al., 2023).
 
-    >>> testing_order([Entry(1, 900, 0.9), Entry(2, 500, 0.99), Entry(3, 300, 0.7), Entry(4, 200, 0.4)])
+    >>> in_order([Entry(1, 900, 0.9), Entry(2, 500, 0.99), Entry(3, 300, 0.7), Entry(4, 200, 0.4)])
     [2, 3, 4]
     """
     order: list[int] = []

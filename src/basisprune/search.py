@@ -10,7 +10,7 @@ from torch import nn
 
 from basisprune.budget import Budget, Goal, Ratios
 from basisprune.candidates import ALL, Candidate, Found, Shares, Size, Trial
-from basisprune.certify import EQUAL, Entry, Promise, Standard, testing_order
+from basisprune.certify import EQUAL, Entry, Promise, Standard, in_order
 from basisprune.costs import measure
 from basisprune.deploy.export.runtime import has_onnx
 from basisprune.deploy.fold import deploy
@@ -295,7 +295,7 @@ class Search:
             for index, trial in enumerate(self.trials)
             if index and self.standard.within(before, trial.state.answers)
         ]
-        return tuple(testing_order(entries))
+        return tuple(in_order(entries))
 
     def _best(self) -> int:
         """The smallest candidate that passed, the most accurate among equals; for size budgets, the most accurate."""
