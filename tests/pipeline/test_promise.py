@@ -1,4 +1,4 @@
-"""A budget from the search to its certificate: nothing leaks, each way it ends, and what is delivered is what was tested."""
+"""A budget from the search to its certificate: nothing leaks, each way it ends, what is delivered was tested."""
 
 from __future__ import annotations
 
