@@ -37,7 +37,7 @@ from basisprune.frameworks import Steps, named
 from basisprune.listener import Silence
 from basisprune.pipeline import State
 from basisprune.search import Search
-from basisprune.training.intervals import paired_drop, wilson_interval
+from basisprune.training.intervals import Paired, wilson_interval
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 from backbones import DATASETS, build  # the benchmarks use them too
@@ -138,8 +138,8 @@ class Bench:
 
     def compared(self, state: State, reference: State) -> dict[str, Any]:
         """Accuracy and size of a network, and what it lost on the test images against the unpruned one."""
-        drop, interval = paired_drop(self.hits(reference), self.hits(state))
-        return self.on_test(state) | {"test_drop": drop, "test_drop_interval": interval}
+        pair = Paired.of(self.hits(reference), self.hits(state))
+        return self.on_test(state) | {"test_drop": pair.drop, "test_drop_interval": pair.interval()}
 
     def on_test(self, state: State) -> dict[str, Any]:
         """Accuracy on the test images, and the size as the paper counts it."""

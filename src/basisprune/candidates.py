@@ -9,17 +9,18 @@ from typing import TypeAlias
 from torch import nn
 
 from basisprune.budget import Budget
+from basisprune.certify import Certificate, Standard
 from basisprune.frameworks import POLISHED, Axis, Steps
 from basisprune.pipeline import State
 from basisprune.training.history import EpochRecord
-from basisprune.training.intervals import paired_drop, wilson_interval
+from basisprune.training.intervals import Paired, wilson_interval
+from basisprune.training.metrics import value_of
 from basisprune.types import BasisPlan
 
 Shares: TypeAlias = Mapping[Axis, float]
 """The fractions of basis vectors and of filters that remain."""
 
 ALL: Shares = {"basis": 1.0, "filters": 1.0}
-EQUAL = 1e-6  # accuracies are counted in float32 while training
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,10 @@ class Candidate:
     """A network that was tried, judged on the validation images; its size is that of the deployed form.
 
     The ratios are the fractions of basis vectors and filters actually removed; with blocks of `round_to`, they are
-    smaller than requested. `drop` is the accuracy lost relative to the unpruned network, with a paired 95 % interval,
-    because both see the same images. A candidate is `undecided` if that interval contains the limit: there are too few
-    images to tell whether it is within the budget.
+    smaller than requested. `drop` is what is lost relative to the unpruned network, of accuracy or of the metric of the
+    budget, whose value is `score`. Its paired 95 % interval is that of a network that was not selected: all candidates
+    are judged on the same images, so that it is too narrow for those that look best. A candidate is `undecided` if it
+    contains the limit. `chance` is how likely it is to be certified on the confirming images, where there are enough.
     """
 
     steps: Steps
@@ -54,20 +56,22 @@ class Candidate:
     macs: int
     history: tuple[EpochRecord, ...]
     latency_ms: float | None = None
+    score: float | None = None
+    chance: float | None = None
 
     @classmethod
     def of(cls, state: State, reference: State, size: Size, asked: Shares = ALL) -> Candidate:
         """The candidate for a state, assumed to pass until it is judged; `asked` are the requested shares."""
         kept = really_kept(state, asked)
-        drop, drop_interval = paired_drop(reference.hits, state.hits)
+        pair = Paired.of(reference.hits, state.hits)
         return cls(
             steps=state.steps,
             basis_ratio=1 - kept["basis"],
             filter_ratio=1 - kept["filters"],
             accuracy=float(state.hits.mean()),
             interval=wilson_interval(int(state.hits.sum()), len(state.hits)),
-            drop=drop,
-            drop_interval=drop_interval,
+            drop=pair.drop,
+            drop_interval=pair.interval(),
             passed=True,
             undecided=False,
             parameters=size.parameters,
@@ -76,13 +80,25 @@ class Candidate:
             latency_ms=size.latency_ms,
         )
 
-    def judged(self, budget: Budget, reference: State) -> Candidate:
-        """The candidate judged by the budget; `reference` is the unpruned network."""
-        if not budget.is_about_accuracy:
-            return replace(self, passed=budget.allows(self.parameters, self.macs, self.latency_ms))
-        before = float(reference.hits.mean())
-        limit, (low, high) = budget.least_accuracy(before), self.drop_interval
-        return replace(self, passed=self.accuracy >= limit - EQUAL, undecided=low <= before - limit <= high)
+    def judged(self, budget: Budget) -> Candidate:
+        """The candidate judged by a budget of size or time."""
+        return replace(self, passed=budget.allows(self.parameters, self.macs, self.latency_ms))
+
+    def judged_by(self, standard: Standard, state: State, reference: State) -> Candidate:
+        """The candidate judged by a budget of accuracy; `reference` is the unpruned network."""
+        promise, before, after = standard.promise, reference.answers, state.answers
+        evidence = promise.evidence(before, after)
+        low, high = evidence.interval()
+        loss = replace(promise, budget=Budget(max_drop=0.0)).evidence(before, after)
+        return replace(
+            self,
+            passed=standard.passes(before, after),
+            undecided=low <= promise.margin <= high,
+            drop=loss.drop,
+            drop_interval=loss.interval(),
+            score=value_of(promise.metric, after),
+            chance=standard.chance(before, after),
+        )
 
     @property
     def label(self) -> str:
@@ -115,12 +131,15 @@ class Trial:
 class Found:
     """The result of a search: all trials, starting with the unpruned network, and the index of the chosen one.
 
-    `interrupted` means that Ctrl-C ended it early, with the best result so far.
+    `interrupted` means that Ctrl-C ended it early, with the best result so far. `to_test` are the places of the
+    candidates that are tested on the confirming images, in order; `certificate` is what came of that.
     """
 
     trials: tuple[Trial, ...]
     chosen: int
     interrupted: bool = False
+    to_test: tuple[int, ...] = ()
+    certificate: Certificate | None = None
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:

@@ -48,7 +48,7 @@ from basisprune.training.config import TrainConfig
 from basisprune.training.evaluation import evaluate
 from basisprune.training.history import EpochRecord, out_of_patience
 from basisprune.training.loop import Session, fit
-from basisprune.training.predict import predict
+from basisprune.training.predict import Predictions, predict
 from basisprune.training.trainable import classes_of, set_trainable
 from basisprune.transfer.model import spec_of
 from basisprune.types import OUTPUT, BasisPlan, Coupling, FilterPlan, Scores
@@ -110,7 +110,7 @@ class Pruned:
 class State:
     """A network under way: the steps that led to it, their stages and plans, and what it gets right.
 
-    `hits` are the validation images that it classifies correctly.
+    `hits` are the validation images that it classifies correctly, `predictions` what it says of each.
     """
 
     steps: Steps
@@ -118,6 +118,13 @@ class State:
     stages: tuple[Stage, ...] = ()
     plans: tuple[Plan, ...] = ()
     hits: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
+    predictions: Predictions | None = None
+
+    @property
+    def answers(self) -> Predictions:
+        """What it says of the validation images; of a state that only knows its hits, 1 for a hit."""
+        ones = np.ones(len(self.hits), dtype=np.int64)
+        return self.predictions or Predictions(self.hits.astype(np.int64), ones.astype(np.float64), ones)
 
     @property
     def name(self) -> str:
@@ -209,8 +216,8 @@ class Pipeline:
         dense, steps = self.dense(), (DECOMPOSED,)
         if steps not in self._known:
             split = self._split(dense.model)
-            stage, hits = self._stage(named(steps), split)
-            self._known[steps] = State(steps, split, (*dense.stages, stage), hits=hits)
+            stage, said = self._stage(named(steps), split)
+            self._known[steps] = State(steps, split, (*dense.stages, stage), hits=said.hits, predictions=said)
         return self._known[steps]
 
     def adopt(self, state: State) -> None:
@@ -354,9 +361,9 @@ class Pipeline:
         self, state: State, steps: Steps, pruned: nn.Module, plan: Plan | None = None, *, tuning: Tuning = FULLY
     ) -> State:
         """The state after pruning, tuned; `steps` and `plan` say how it was pruned."""
-        untuned, hits = self._stage(f"{named(steps)}, not tuned", pruned)
+        untuned, said = self._stage(f"{named(steps)}, not tuned", pruned)
         plans = state.plans if plan is None else (*state.plans, plan)
-        after = State(steps, pruned, (*state.stages, untuned), plans, hits)
+        after = State(steps, pruned, (*state.stages, untuned), plans, said.hits, said)
         if tuning.may_end(0, untuned.accuracy):
             return after
         return self._train(after, self.settings.finetune, tuning)
@@ -379,18 +386,17 @@ class Pipeline:
             progress=self.progress,
             session=Session(teacher=None if start is None else start.model, stop=stop, listener=self.listener),
         )
-        stage, hits = self._stage(state.name, result.model, result.history)
-        return State(state.steps, result.model, (*state.stages, stage), state.plans, hits)
+        stage, said = self._stage(state.name, result.model, result.history)
+        return State(state.steps, result.model, (*state.stages, stage), state.plans, said.hits, said)
 
-    def _stage(
-        self, name: str, model: nn.Module, history: tuple[EpochRecord, ...] = ()
-    ) -> tuple[Stage, npt.NDArray[np.bool_]]:
+    def _stage(self, name: str, model: nn.Module, history: tuple[EpochRecord, ...] = ()) -> tuple[Stage, Predictions]:
         tuning = self.settings.finetune
         set_trainable(model, scales=tuning.train_scales, train=tuning.train)
         report = measure(model)
         with self._precision():
-            hits = predict(model, self.val, prepared=self.settings.train.prepared).hits
-        return Stage(name, float(hits.mean()), report.parameters, report.trainable, report.macs, history), hits
+            said = predict(model, self.val, prepared=self.settings.train.prepared)
+        accuracy = float(said.hits.mean())
+        return Stage(name, accuracy, report.parameters, report.trainable, report.macs, history), said
 
     @contextmanager
     def _precision(self) -> Iterator[None]:

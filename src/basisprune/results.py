@@ -13,6 +13,7 @@ from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from basisprune.budget import Budget, Goal
 from basisprune.candidates import Candidate
+from basisprune.certify import Certificate, Test
 from basisprune.costs import LayerReport
 from basisprune.deploy.latency import LatencyReport
 from basisprune.errors import CheckpointError
@@ -80,6 +81,35 @@ class ChangedImage:
 
 
 @dataclass(frozen=True)
+class ClassLoss:
+    """What a class lost: its images, its accuracy before and after, and the paired 95 % interval of the loss.
+
+    `beyond` says that it lost more than the budget allows in total, beyond chance even among so many classes.
+    """
+
+    name: str
+    images: int
+    before: float
+    after: float
+    loss_interval: Interval
+    beyond: bool = False
+
+
+@dataclass(frozen=True)
+class ClassLosses:
+    """What each class lost on a part of the images; `rival` is the share of the largest class."""
+
+    part: str
+    rival: float
+    classes: tuple[ClassLoss, ...]
+
+    @property
+    def beyond(self) -> tuple[ClassLoss, ...]:
+        """The classes that lost more than the budget, beyond chance."""
+        return tuple(each for each in self.classes if each.beyond)
+
+
+@dataclass(frozen=True)
 class LayerImportance:
     """The trained scale and the Taylor score of each basis vector of a layer, in basis order."""
 
@@ -89,13 +119,17 @@ class LayerImportance:
 
 @dataclass(frozen=True)
 class DeliveredFile:
-    """A file that was written, with its checksum; `accuracy` only if it differs from that of the network."""
+    """A file that was written, with its checksum; `accuracy` only if it differs from that of the network.
+
+    `test` is that of a file that was certified on its own, or was not.
+    """
 
     bytes: int
     what: str
     accuracy: float | None = None
     interval: Interval | None = None
     sha256: str = ""
+    test: Test | None = None
 
 
 @dataclass(frozen=True)
@@ -170,6 +204,15 @@ class RunSummary:
     changed: tuple[ChangedImage, ...] = ()
     latency: LatencyReport | None = None
     files: Mapping[str, DeliveredFile] = field(default_factory=dict)
+    certificate: Certificate | None = None
+    class_losses: ClassLosses | None = None
+    require_certified: bool = False
+
+    @property
+    def fulfilled(self) -> bool:
+        """Whether the run gave what was asked for: within the budget, and certified if that is required."""
+        certified = self.certificate is not None and self.certificate.certified
+        return self.kept_to_budget and (certified or not self.require_certified)
 
     @property
     def chosen(self) -> CandidateRow | None:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import get_args
 
 from torch import nn
 
 from basisprune.budget import Budget, Goal, Ratios
-from basisprune.candidates import ALL, EQUAL, Candidate, Found, Shares, Size, Trial
+from basisprune.candidates import ALL, Candidate, Found, Shares, Size, Trial
+from basisprune.certify import EQUAL, Entry, Promise, Standard, in_order
 from basisprune.costs import measure
 from basisprune.deploy.export.runtime import has_onnx
 from basisprune.deploy.fold import deploy
 from basisprune.deploy.latency import Backend, measure_latency
 from basisprune.errors import ConfigError, TooMuchError
-from basisprune.frameworks import Framework, FrameworkName, Move, find_framework
+from basisprune.frameworks import DECOMPOSED, Framework, FrameworkName, Move, find_framework
 from basisprune.pipeline import FULLY, NOT_AT_ALL, Pipeline, State, Tuning
 from basisprune.stepping import Attempt, Stepping
 
@@ -66,7 +67,9 @@ class Search:
     Tuning ends as soon as a candidate is good enough, or hopeless. All training goes through the pipeline's
     checkpoints, so a search that was killed repeats its steps from them and gives the same result. Given `Ratios`
     instead of a budget, each of the framework's moves is made once. `framework` overrides the one in the config;
-    `reference` is the network that accuracy is compared with, by default the framework's start.
+    `reference` is the network that accuracy is compared with, by default the one that would be deployed without
+    pruning: the plainly trained one. With a `promise` and confirming images, candidates pass if they are likely to be
+    certified on those; where none is, or without a promise, by the estimate.
     """
 
     def __init__(
@@ -77,10 +80,12 @@ class Search:
         *,
         framework: Framework | None = None,
         reference: State | None = None,
+        promise: Promise | None = None,
     ) -> None:
         self.pipeline, self.goal, self.config = pipeline, goal, config or SearchConfig()
         self.framework = framework or find_framework(self.config.framework or pipeline.settings.framework)
         self.reference = reference
+        self.standard = self._standard(promise)
         self.trials: list[Trial] = []
         self._last_folded: tuple[State, nn.Module] | None = None
 
@@ -91,13 +96,29 @@ class Search:
         """
         self.pipeline.claim_folder()
         start = self.pipeline.start(self.framework)
-        self._judge(self.reference or start, ALL)
+        self._judge(self.reference or self._unpruned(start), ALL)
         interrupted = False
         try:
             self._try_candidates(start)
         except KeyboardInterrupt:
             interrupted = True
-        return Found(tuple(self.trials), self._best(), interrupted)
+        return Found(tuple(self.trials), self._best(), interrupted, self._to_test())
+
+    def _unpruned(self, start: State) -> State:
+        """The network that would be deployed without pruning; a split by the loss does not change it."""
+        split_first = self.framework.start == DECOMPOSED.name and self.pipeline.settings.basis != "loss"
+        return self.pipeline.dense() if split_first else start
+
+    def _standard(self, promise: Promise | None) -> Standard | None:
+        """How candidates are judged; None for goals that are not about accuracy."""
+        if not isinstance(self.goal, Budget) or not self.goal.is_about_accuracy:
+            return None
+        if promise is None:
+            return Standard(Promise(self.goal))
+        confirm = self.pipeline.splits.confirm
+        if confirm is None or not promise.reachable(confirm.labels):
+            return Standard(promise)
+        return Standard(promise, len(confirm))
 
     def _try_candidates(self, start: State) -> None:
         if isinstance(self.goal, Ratios):
@@ -117,14 +138,35 @@ class Search:
         self._judge(state, kept)
 
     def _shrink(self, start: State, budget: Budget) -> None:
-        state, kept = start, ALL
-        for move in self.framework.moves:
-            state, kept = self._gallop(state, kept, move, self._tuning(budget))
+        self._descend(start, budget)
+        if self._best() == 0 and self._asks_for_less():
+            self._descend(start, budget)
         chosen = self._best()
         if self.config.polish and chosen:
             best = self.trials[chosen]
-            kept = {"basis": 1 - best.candidate.basis_ratio, "filters": 1 - best.candidate.filter_ratio}
+            kept: Shares = {"basis": 1 - best.candidate.basis_ratio, "filters": 1 - best.candidate.filter_ratio}
             self._judge(self.pipeline.polish(best.state), kept)
+
+    def _descend(self, start: State, budget: Budget) -> None:
+        """Makes the network as small as its standard allows, one move after the other."""
+        state, kept = start, ALL
+        for move in self.framework.moves:
+            state, kept = self._gallop(state, kept, move, self._tuning(budget))
+
+    def _asks_for_less(self) -> bool:
+        """Whether candidates are judged by the estimate from now on, because none is likely to be certified."""
+        if self.standard is None or self.standard.confirming is None:
+            return False
+        self.pipeline.hearer.say(
+            f"no candidate is likely to be certified on {self.standard.confirming:,} images; searching by the estimate"
+        )
+        self.standard = replace(self.standard, confirming=None)
+        reference = self.trials[0].state
+        self.trials[1:] = [
+            replace(trial, candidate=trial.candidate.judged_by(self.standard, trial.state, reference))
+            for trial in self.trials[1:]
+        ]
+        return True
 
     def _gallop(self, start: State, kept: Shares, move: Move, tuning: Tuning) -> tuple[State, Shares]:
         """The state with the smallest share that passes, and what it keeps; `start` if none does."""
@@ -163,11 +205,17 @@ class Search:
         )
 
     def _tuning(self, budget: Budget) -> Tuning:
-        """Candidates are tuned until they are good enough or hopeless."""
-        if self.config.tune_fully:
+        """Candidates are tuned until they are good enough or hopeless.
+
+        If they are to be certified, good enough is no loss at all: one that merely passes may have been lucky, and is
+        tuned on. Other metrics than accuracy are not followed while training, so that all epochs are trained.
+        """
+        if self.config.tune_fully or self.standard is None or self.standard.promise.metric != "accuracy":
             return FULLY
-        limit = budget.least_accuracy(self.trials[0].candidate.accuracy)
-        return Tuning(enough=limit - EQUAL, hopeless=limit - self.config.give_up_margin)
+        reference = self.trials[0].candidate.accuracy
+        limit = budget.least_accuracy(reference)
+        enough = limit if self.standard.confirming is None else max(limit, reference)
+        return Tuning(enough=enough - EQUAL, hopeless=limit - self.config.give_up_margin)
 
     def _reach_size(self, start: State, budget: Budget) -> None:
         """Prunes as little as possible to become small enough; only the last candidate of each move is judged."""
@@ -245,11 +293,26 @@ class Search:
         deployed = self._deployed(state)
         reference = self.trials[0].state if self.trials else state
         candidate = Candidate.of(state, reference, self._size(state, deployed), kept)
-        if isinstance(self.goal, Budget) and (self.trials or not self.goal.is_about_accuracy):
-            candidate = candidate.judged(self.goal, reference)
+        if self.standard is not None:
+            judged = candidate.judged_by(self.standard, state, reference)
+            candidate = judged if self.trials else replace(judged, passed=True, undecided=False, chance=None)
+        elif isinstance(self.goal, Budget):
+            candidate = candidate.judged(self.goal)
         self.trials.append(Trial(candidate, state, deployed))
         self.pipeline.hearer.judged(candidate)
         return candidate
+
+    def _to_test(self) -> tuple[int, ...]:
+        """The places of the candidates to test on the confirming images, in order; those within the estimate."""
+        if self.standard is None or self.standard.confirming is None:
+            return ()
+        before = self.trials[0].state.answers
+        entries = [
+            Entry(index, trial.candidate.parameters, trial.candidate.chance or 0.0)
+            for index, trial in enumerate(self.trials)
+            if index and self.standard.within(before, trial.state.answers)
+        ]
+        return tuple(in_order(entries))
 
     def _best(self) -> int:
         """The smallest candidate that passed, the most accurate among equals; for size budgets, the most accurate."""

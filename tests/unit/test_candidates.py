@@ -10,6 +10,7 @@ from torch import nn
 
 from basisprune.budget import Budget
 from basisprune.candidates import ALL, Candidate, Found, Size, Trial, really_kept, share
+from basisprune.certify import Promise, Standard
 from basisprune.frameworks import DECOMPOSED, POLISHED, Step
 from basisprune.pipeline import Stage, State
 from basisprune.training.history import EpochRecord
@@ -49,10 +50,11 @@ def test_a_candidate_knows_its_network():
 
 @given(st.integers(0, 1000), st.integers(0, 1000), st.floats(0, 1, exclude_max=True))
 def test_an_accuracy_budget_passes_what_has_the_least_accuracy(right, reference, limit):
-    found = candidate(right, reference)
+    found, network = candidate(right, reference), state(right)
     for budget in (Budget(max_drop=limit), Budget(min_accuracy=limit)):
         least = budget.least_accuracy(reference / IMAGES)
-        assert found.judged(budget, state(reference)).passed == (right / IMAGES >= least - 1e-6)
+        judged = found.judged_by(Standard(Promise(budget)), network, state(reference))
+        assert judged.passed == (right / IMAGES >= least - 1e-6)
 
 
 @given(st.integers(0, 1000), st.integers(0, 1000))
@@ -60,13 +62,16 @@ def test_a_candidate_is_undecided_where_the_limit_is_within_the_interval_of_its_
     found, budget, before = candidate(right, reference), Budget(max_drop=0.0205), reference / IMAGES
     low, high = found.drop_interval
     within = low <= before - budget.least_accuracy(before) <= high
-    assert found.judged(budget, state(reference)).undecided == within
+    judged = found.judged_by(Standard(Promise(budget)), state(right), state(reference))
+    assert judged.undecided == within
 
 
 def test_few_images_leave_it_undecided_and_many_do_not():
     few, many = (
-        candidate(int(0.88 * images), int(0.9 * images), images=images).judged(
-            Budget(max_drop=0.01), state(int(0.9 * images), images)
+        candidate(int(0.88 * images), int(0.9 * images), images=images).judged_by(
+            Standard(Promise(Budget(max_drop=0.01))),
+            state(int(0.88 * images), images),
+            state(int(0.9 * images), images),
         )
         for images in (50, 50_000)
     )
@@ -87,7 +92,7 @@ def test_few_images_leave_it_undecided_and_many_do_not():
     ],
 )
 def test_a_size_is_judged_whatever_the_accuracy(budget, passed):
-    judged = candidate(0).judged(budget, state(900))
+    judged = candidate(0).judged(budget)
     assert (judged.passed, judged.undecided) == (passed, False)
 
 
@@ -123,7 +128,8 @@ def test_a_candidate_says_what_was_removed(plans, steps, label):
 
 
 def test_a_failure_is_said():
-    assert candidate(500).judged(Budget(max_drop=0.01), state(900)).summary.endswith(", failed")
+    standard = Standard(Promise(Budget(max_drop=0.01)))
+    assert candidate(500).judged_by(standard, state(500), state(900)).summary.endswith(", failed")
 
 
 def test_what_was_found_is_by_its_trials():

@@ -45,6 +45,9 @@ class FakePipeline:
     def start(self, framework: Framework) -> State:
         return self._state((Step(framework.start),), 1.0, 1.0)
 
+    def dense(self) -> State:
+        return self._state((Step("dense"),), 1.0, 1.0)
+
     def prune(self, state: State, move: Move, ratio: float, tuning: Tuning = FULLY) -> State:
         self.tunings.append(tuning)
         self.sources.append((state.model.basis, state.model.filters))

@@ -85,6 +85,15 @@ def compress(
     limit: Limit = None,
     groups: Groups = None,
     strict: Strict = False,
+    confidence: Annotated[
+        float, typer.Option(parser=fraction, metavar="PERCENT", help="How surely an accuracy budget is to be kept.")
+    ] = 0.95,
+    metric: Annotated[
+        str, typer.Option(help="What accuracy budgets are counted in: accuracy, balanced, macro-f1 or worst-class.")
+    ] = "accuracy",
+    require_certified: Annotated[
+        bool, typer.Option("--require-certified", help="Exit with code 3 if the budget is only estimated to be kept.")
+    ] = False,
     onnx: Annotated[
         bool | None, typer.Option(help="Also write model.onnx (default: if its packages are installed).")
     ] = None,
@@ -101,7 +110,8 @@ def compress(
 
     Fine-tunes the model on your images, searches for how much can be removed, and writes a folder with the model (a
     bundle for Python, and ONNX), a report for the browser, and all numbers as JSON. The default budget is 1 %
-    accuracy. If interrupted, the same command resumes.
+    accuracy; it is certified on images that the search has not seen, if there are enough of them. If interrupted, the
+    same command resumes.
 
     \b
     Examples:
@@ -109,8 +119,8 @@ def compress(
       basisprune compress --model mobilenetv3_large_100 --data photos --target-params 1M --int8 --output out
       basisprune compress --config out/config.yaml --max-drop 2% --output another --dry-run
 
-    Exit codes: 0 done, 1 error, 2 usage error, 3 no pruned model within the budget, 130 interrupted, with the best
-    result so far written.
+    Exit codes: 0 done, 1 error, 2 usage error, 3 no pruned model within the budget or, with --require-certified, none
+    that is certified, 130 interrupted, with the best result so far written.
     """
     with told_errors():
         from basisprune.runs.compress import run_job
@@ -144,12 +154,15 @@ def finish(summary: RunSummary, output: Path, *, as_json: bool, images: Path = P
             typer.echo(f"{output / 'report.html'}: the report, for a browser")
         for name, about in summary.files.items():
             measured = "" if about.accuracy is None else f", accuracy {about.accuracy:.1%}"
+            if summary.certificate is not None and about.accuracy is not None:
+                kept = about.test is not None and about.test.passed
+                measured += ", certified" if kept else ", estimated, not certified"
             typer.echo(f"{output / name}: {amount_of(about.bytes, 'bytes')}, {about.what}{measured}")
         typer.echo(f"next: basisprune predict {output} {images}")
     if summary.interrupted:
         tell("interrupted; this is the best result so far; run the same command again to resume")
         raise typer.Exit(INTERRUPTED)
-    if not summary.kept_to_budget:
+    if not summary.fulfilled:
         raise typer.Exit(NOT_KEPT)
 
 

@@ -12,6 +12,7 @@ from basisprune.cli.common import show_json
 from basisprune.costs import measure
 from basisprune.deploy.fold import deploy
 from basisprune.files import user_path
+from basisprune.runs.certifying import outlook
 from basisprune.runs.estimate import estimate
 from basisprune.runs.job import Job
 from basisprune.runs.options import RATIOS
@@ -32,6 +33,8 @@ def show_plan(job: Job, output: Path, *, as_json: bool) -> None:
         limits = {goal.kind: goal.value}
     else:
         limits = dict(zip(RATIOS, (goal.basis, goal.filters), strict=True))
+    promise = job.config.promised
+    certifiable = None if promise is None else outlook(promise, data)
     if as_json:
         show_json(
             {
@@ -40,6 +43,7 @@ def show_plan(job: Job, output: Path, *, as_json: bool) -> None:
                 "parameters": size.parameters,
                 "macs": size.macs,
                 "goal": limits,
+                "certifiable": certifiable,
                 "recipe": asdict(recipe),
                 "search": asdict(search),
                 "output": str(output),
@@ -54,6 +58,7 @@ def show_plan(job: Job, output: Path, *, as_json: bool) -> None:
         f"model    {size.parameters:,} parameters, {size.macs:,} multiply-adds at {spec.size[0]}x{spec.size[1]}",
         *(f"data     {line}" for line in data.describe().splitlines()),
         f"goal     {wanted}, with {job.config.framework.name}",
+        *([] if certifiable is None else [f"promise  {certifiable}"]),
         f"recipe   {train.epochs} epochs to train, at most {tune.epochs} per candidate, {train.optimizer}, "
         f"batches of {train.batch_size}",
         f"search   about {time.candidates} candidates",

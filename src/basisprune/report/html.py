@@ -24,6 +24,7 @@ from basisprune.report.figures import (
     training_plots,
 )
 from basisprune.results import CandidateRow, Interval, RunSummary, Side
+from basisprune.training.metrics import in_words
 from basisprune.types import dotted
 
 # A larger matrix is unreadable; only the classes most often confused are shown.
@@ -267,6 +268,11 @@ def change(row: Row) -> str:
     return f"{after / before - 1:+.1%}".replace("%", " %").replace("-", _MINUS)
 
 
+def _metric(summary: RunSummary) -> str:
+    """What the budget is counted in, in words."""
+    return "accuracy" if summary.certificate is None else in_words(summary.certificate.metric)
+
+
 def _limit(summary: RunSummary) -> str:
     """The limit of the search, as a sentence."""
     kind, value, quantity = summary.budget.kind, summary.budget.value, summary.budget.quantity
@@ -274,9 +280,9 @@ def _limit(summary: RunSummary) -> str:
         return "The ratios were fixed."
     if kind == "max_drop":
         unit = "point" if value == 0.01 else "points"
-        return f"Limit: lose at most {100 * value:.3g} {unit} of accuracy on the validation images."
+        return f"Limit: lose at most {100 * value:.3g} {unit} of {_metric(summary)}."
     if kind == "min_accuracy":
-        return f"Limit: at least {percent(value)} accuracy on the validation images."
+        return f"Limit: at least {percent(value)} {_metric(summary)}."
     if quantity == "latency_ms":
         return f"Limit: a latency of at most {amount(value, quantity)}."
     return f"Limit: at most {amount(value, quantity)} {COSTS[quantity]}."

@@ -11,16 +11,20 @@ from torch import nn
 
 from basisprune.budget import Budget
 from basisprune.candidates import Candidate, Found
+from basisprune.certify import Promise, Standard
 from basisprune.data import Splits
 from basisprune.data.load import Source
 from basisprune.data.roles import keep_images
+from basisprune.deploy.export.runtime import has_onnx
 from basisprune.errors import ConfigError
 from basisprune.files import user_path
 from basisprune.listener import Listener, Silence
 from basisprune.pipeline import Pipeline, State
 from basisprune.report.html import write_report
 from basisprune.results import RunSummary
+from basisprune.runs.certifying import NO_FILES, Certified, Certifier, Files, outlook
 from basisprune.runs.deliver import Delivery, deliver
+from basisprune.runs.exporting import Exporter
 from basisprune.runs.job import Job, ModelSource, prepare_job
 from basisprune.runs.options import Options, configure
 from basisprune.runs.output import OutputFolder
@@ -37,6 +41,8 @@ class Compressed:
     found: Found
     data: Splits
     prepared: bool
+    files: Files = NO_FILES
+    promise: Promise | None = None
 
     @property
     def model(self) -> nn.Module:
@@ -91,7 +97,10 @@ class Compressed:
         return replace(self, summary=deliver(self.summary, self._delivery(onnx=onnx, int8=int8), folder, listener))
 
     def _delivery(self, *, onnx: bool | None, int8: bool) -> Delivery:
-        return Delivery(self.model, self.original, self.state.plans, self.data, self.prepared, onnx, int8)
+        standard = None if self.promise is None else Standard(self.promise)
+        return Delivery(
+            self.model, self.original, self.state.plans, self.data, self.prepared, onnx, int8, self.files, standard
+        )
 
 
 def compress(
@@ -106,9 +115,10 @@ def compress(
     """The smallest model within the budget, by default 1 % accuracy (`max_drop=0.01`).
 
     `model` is a transfer model, the folder of a saved one, or anything that `transfer_model` takes; `data` is
-    anything that `load_data` takes. Candidates are judged on the validation images; the test images are used once,
-    at the end. The options are those of the command line (see `Options`). With `basis_ratio` or `filter_ratio`, the
-    fractions of basis vectors and filters to remove, there is no search.
+    anything that `load_data` takes. Candidates are judged on the validation images; a budget of accuracy is then
+    certified on images that nothing has looked at before, with `confidence`, and `summary.certificate` says whether
+    it could be. The test images are used once, at the end. The options are those of the command line (see `Options`).
+    With `basis_ratio` or `filter_ratio`, the fractions of basis vectors and filters to remove, there is no search.
 
     With `output`, a folder, every candidate is saved there, and a run that was killed resumes and gives the same
     result; at the end the folder contains everything that `Compressed.save` writes. `listener` is notified of each
@@ -138,13 +148,26 @@ def _run(job: Job, folder: OutputFolder | None, listener: Listener, command: str
     if folder is not None:
         keep_images(folder.path, job.splits, listener)
     listener.say(job.splits.describe())
-    config = job.config
+    config, promise = job.config, job.config.promised
+    if promise is not None:
+        listener.say(outlook(promise, job.splits))
     stages = None if folder is None else folder.stages
     pipeline = Pipeline(job.network, job.splits, config.recipe, checkpoints=stages, listener=listener)
-    found = Search(pipeline, config.goal, config.search).run()
+    certified = Certified(Search(pipeline, config.goal, config.search, promise=promise).run())
+    if promise is not None:
+        certified = certify_job(job, certified.found, promise, listener, writes=folder is not None)
+    found = certified.found
     listener.say("measuring the result")
     summary = summarise(job, pipeline, found, command)
-    result = Compressed(summary, found, job.splits, config.recipe.train.prepared)
+    result = Compressed(summary, found, job.splits, config.recipe.train.prepared, certified.files, promise)
     if folder is None:
         return result
     return result.delivered(folder.path, onnx=config.onnx, int8=config.int8, listener=listener)
+
+
+def certify_job(job: Job, found: Found, promise: Promise, listener: Listener, *, writes: bool) -> Certified:
+    """The search with its certificate; by ONNX Runtime if the run writes an ONNX file."""
+    config = job.config
+    onnx = writes and (has_onnx() if config.onnx is None else config.onnx)
+    exporter = Exporter(job.splits, config.recipe.train.prepared)
+    return Certifier(promise, job.splits, exporter, listener, onnx=onnx, int8=onnx and config.int8).run(found)

@@ -10,29 +10,29 @@ from typing import TypeVar
 
 from accelerate import PartialState
 from pydantic import JsonValue
-from torch import Tensor, nn
+from torch import nn
 
-from basisprune.data import LabelledImages, Splits, make_loader, prepare
+from basisprune.certify import Standard
+from basisprune.data import Splits
 from basisprune.deploy.bundle import save_pretrained
-from basisprune.deploy.export import OnnxReport, evaluate_onnx, export_onnx
-from basisprune.deploy.export.evaluating import as_pixels
+from basisprune.deploy.export import evaluate_onnx
 from basisprune.deploy.export.runtime import has_onnx
 from basisprune.deploy.latency import Backend, LatencyReport, measure_latency
 from basisprune.errors import BasisPruneError, MissingExtraError
-from basisprune.files import file_digest
+from basisprune.files import atomic, file_digest
 from basisprune.listener import Listener
 from basisprune.pipeline import Plan
 from basisprune.report.html import write_report
 from basisprune.results import DeliveredFile, RunSummary
+from basisprune.runs.certifying import NO_FILES, Files
+from basisprune.runs.exporting import Exporter
 from basisprune.runs.output import BUNDLE, CHECKSUMS, INT8, ONNX, REPORT, SUMMARY
 from basisprune.runs.summary import rounds
 from basisprune.training.intervals import wilson_interval
 from basisprune.transfer.model import spec_of
-from basisprune.types import InputSpec
 
 _BATCHES = (1, 32)
 _SECONDS = 30.0  # time limit for comparing latencies
-_CALIBRATION = 256
 T = TypeVar("T")
 
 
@@ -41,7 +41,8 @@ class Delivery:
     """What to write: the chosen and the unpruned network in deployed form, and the file formats.
 
     `prepared` means that the images are already normalised floats. With `onnx=None`, the ONNX file is written if
-    its packages are installed.
+    its packages are installed. `files` are those that were tested already, which are delivered as they are, and
+    `standard` is what an int8 file that was not has to keep to.
     """
 
     model: nn.Module
@@ -51,6 +52,13 @@ class Delivery:
     prepared: bool
     onnx: bool | None = None
     int8: bool = False
+    files: Files = NO_FILES
+    standard: Standard | None = None
+
+    @property
+    def exporter(self) -> Exporter:
+        """What writes ONNX files."""
+        return Exporter(self.data, self.prepared)
 
     @property
     def with_onnx(self) -> bool:
@@ -101,9 +109,9 @@ def _write_models(
 
 def _write_onnx(delivery: Delivery, folder: Path, listener: Listener) -> dict[str, DeliveredFile]:
     files: dict[str, DeliveredFile] = {}
-    if delivery.with_onnx and (report := _written(ONNX, listener, lambda: _export(delivery, folder / ONNX))):
-        files[ONNX] = DeliveredFile(report.size, "for ONNX Runtime and others; takes pixels")
-        if delivery.int8 and (about := _written(INT8, listener, lambda: _int8(delivery, folder / ONNX))):
+    if delivery.with_onnx and (size := _written(ONNX, listener, lambda: _float_file(delivery, folder / ONNX))):
+        files[ONNX] = DeliveredFile(size, "for ONNX Runtime and others; takes pixels")
+        if delivery.int8 and (about := _written(INT8, listener, lambda: _int8_file(delivery, folder / ONNX))):
             files[INT8] = about
     return files
 
@@ -146,33 +154,34 @@ def _plain(value: object) -> dict[str, JsonValue]:
     return plain
 
 
-def _export(delivery: Delivery, path: Path, *, int8: bool = False) -> OnnxReport:
-    spec = spec_of(delivery.model)
-    images = _calibration(delivery.data.train, spec, prepared=delivery.prepared)
-    return export_onnx(
-        delivery.model,
-        path,
-        check_inputs=images[:1],
-        classes=list(delivery.data.classes),
-        preprocess=not delivery.prepared,
-        int8=images if int8 else None,
-        input_spec=spec,
-    )
+def _float_file(delivery: Delivery, path: Path) -> int:
+    """The bytes of the ONNX file: the one that was tested, or a new one."""
+    if delivery.files.onnx is None:
+        return delivery.exporter.export(delivery.model, path).size
+    with atomic(path) as file:
+        file.write(delivery.files.onnx)
+    return len(delivery.files.onnx)
 
 
-def _int8(delivery: Delivery, path: Path) -> DeliveredFile:
+def _int8_file(delivery: Delivery, source: Path) -> DeliveredFile:
     """The int8 file next to the ONNX file; its accuracy is measured, because it differs."""
-    small = path.with_name(INT8)
+    small, files = source.with_name(INT8), delivery.files
     try:
-        _export(delivery, path, int8=True)  # again, because the nodes to quantise are known only during export
+        if files.int8 is None:
+            in_float = delivery.exporter.quantise(source, small, delivery.original, delivery.standard).in_float
+        else:
+            in_float = files.in_float
+            with atomic(small) as file:
+                file.write(files.int8)
         data = delivery.data.test or delivery.data.val or delivery.data.train
         found = evaluate_onnx(small, data, prepared=delivery.prepared)
     except BasisPruneError:
         small.unlink(missing_ok=True)
         raise
     interval = wilson_interval(round(found.accuracy * found.count), found.count)
-    what = "the same with 8-bit weights and activations"
-    return DeliveredFile(small.stat().st_size, what, found.accuracy, interval)
+    but = f"; {in_float} layer{'' if in_float == 1 else 's'} in float, which 8 bits would harm" if in_float else ""
+    what = f"the same with 8-bit weights and activations{but}"
+    return DeliveredFile(small.stat().st_size, what, found.accuracy, interval, test=files.int8_test)
 
 
 def _latency(delivery: Delivery, listener: Listener) -> LatencyReport:
@@ -189,14 +198,3 @@ def _latency(delivery: Delivery, listener: Listener) -> LatencyReport:
             raise
         listener.say(f"ONNX Runtime's latency could not be measured: {error}")
         return measure_latency(models, shape, batch_sizes=_BATCHES, backends=["eager"], repeats=repeats)
-
-
-def _calibration(data: LabelledImages, spec: InputSpec, *, prepared: bool) -> list[Tensor]:
-    """Batches of training images as the exported graph expects them: uint8 pixels (N, H, W, C), or prepared."""
-    batches, seen = [], 0
-    for images, _ in make_loader(data, 32, shuffle=True, seed=0):
-        batches.append(prepare(images, spec, prepared=True).contiguous() if prepared else as_pixels(images, spec))
-        seen += len(images)
-        if seen >= _CALIBRATION:
-            break
-    return batches

@@ -73,8 +73,10 @@ def estimate(job: Job) -> Estimate:
     before = time.perf_counter() - start
     training = seconds_per_pass(split, data, recipe.train)
     tuning = training if recipe.finetune == recipe.train else seconds_per_pass(split, data, recipe.finetune)
+    # What is decomposed before it is trained is compared with the network that was not, which is trained too.
+    trainings = 2 if split is not job.network and recipe.basis != "loss" else 1
     return Estimate(
-        reference=before + recipe.train.epochs * training,
+        reference=before + trainings * recipe.train.epochs * training,
         candidates=expected_candidates(job.config),
         candidate=seconds_to_plan(split, data, recipe) + recipe.finetune.epochs * tuning,
     )

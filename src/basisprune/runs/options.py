@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TypedDict, cast, get_args, get_type_hints
 
 from pydantic import JsonValue
 
 from basisprune.budget import Budget, Goal, Ratios
+from basisprune.certify import Promise, check_confidence
 from basisprune.data.arguments import LARGEST_SEED as LARGEST_LIMIT
 from basisprune.data.arguments import LARGEST_SIDE, whole
 from basisprune.data.load import TEST_FRACTION, VAL_FRACTION
 from basisprune.errors import ConfigError, nearest
 from basisprune.frameworks import Axis, Framework, FrameworkName, find_framework
 from basisprune.recipes import Recipe
+from basisprune.runs.output import IN_PYTHON
 from basisprune.runs.validating import faults_of, recipe_of, search_of
 from basisprune.search import SearchConfig
 from basisprune.training.config import LARGEST_SEED
+from basisprune.training.metrics import Metric, check_metric, metric_name
 
 RATIOS = ("basis_ratio", "filter_ratio")
 BUDGETS = tuple(each.name for each in fields(Budget))
@@ -29,7 +32,10 @@ class Options(TypedDict, total=False):
     `recipe` is a name, a Recipe, or a mapping of changes to the recipe named under `base`; `search` likewise.
     `epochs` overrides the recipe's, `size` is the height and width of the images, `groups` a CSV file of image names
     and groups that are not divided, and `onnx` defaults to whether its packages are installed. With `strict`, damaged
-    images and images in several parts of the data are refused.
+    images and images in several parts of the data are refused. A budget of accuracy is counted in `metric` ("accuracy",
+    "balanced", "macro-f1", "worst-class" or a function(labels, predictions), the more the better) and certified with
+    `confidence` on images that nothing else looks at; with `require_certified` a result that is only estimated counts
+    as a failure.
     """
 
     max_drop: float | None
@@ -51,6 +57,9 @@ class Options(TypedDict, total=False):
     limit: int | None
     groups: str | None
     strict: bool
+    confidence: float
+    metric: str | Callable[..., float]
+    require_certified: bool
     onnx: bool | None
     int8: bool
     seed: int
@@ -74,6 +83,15 @@ class ImageOptions:
 
 
 @dataclass(frozen=True)
+class PromiseOptions:
+    """What a budget of accuracy is counted in, how surely it is to be kept, and whether that is indispensable."""
+
+    confidence: float = 0.95
+    metric: Metric = "accuracy"
+    require_certified: bool = False
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """All settings of a run, checked."""
 
@@ -81,6 +99,7 @@ class RunConfig:
     recipe: Recipe = field(default_factory=lambda: recipe_of("quick"))
     search: SearchConfig = field(default_factory=SearchConfig)
     images: ImageOptions = field(default_factory=ImageOptions)
+    promise: PromiseOptions = field(default_factory=PromiseOptions)
     pretrained: bool = True
     onnx: bool | None = None
     int8: bool = False
@@ -92,6 +111,13 @@ class RunConfig:
         """The requested framework, or the recipe's."""
         return find_framework(self.search.framework or self.recipe.framework)
 
+    @property
+    def promised(self) -> Promise | None:
+        """What the run promises; None if its goal is not about accuracy."""
+        if not isinstance(self.goal, Budget) or not self.goal.is_about_accuracy:
+            return None
+        return Promise(self.goal, self.promise.confidence, self.promise.metric)
+
     def noted(self) -> dict[str, JsonValue]:
         """The settings as in config.yaml: what `configure` takes, as JSON values."""
         if isinstance(self.goal, Budget):
@@ -99,7 +125,14 @@ class RunConfig:
         else:
             goal = dict(zip(RATIOS, (self.goal.basis, self.goal.filters), strict=True))
         rest = {"pretrained": self.pretrained, "onnx": self.onnx, "int8": self.int8, "seed": self.seed}
-        return {**goal, **asdict(self.images), **rest, "recipe": asdict(self.recipe), "search": asdict(self.search)}
+        metric = metric_name(self.promise.metric)
+        promise: dict[str, JsonValue] = {
+            "confidence": self.promise.confidence,
+            "metric": metric if isinstance(self.promise.metric, str) else f"{metric}{IN_PYTHON}",
+            "require_certified": self.promise.require_certified,
+        }
+        stages: dict[str, JsonValue] = {"recipe": asdict(self.recipe), "search": asdict(self.search)}
+        return {**goal, **asdict(self.images), **promise, **rest, **stages}
 
 
 def configure(options: Options) -> RunConfig:
@@ -115,22 +148,25 @@ def configure(options: Options) -> RunConfig:
     for name, value in given.items():
         if name not in hints:
             faults.append(f"{name}: no such setting.{nearest(name, hints)}")
-        elif name not in ("recipe", "search"):
+        elif name not in ("recipe", "search", "metric"):
             faults += faults_of(value, hints[name], name)
     faults += _out_of_range(given)
     if faults:
         raise ConfigError.of("compress", faults)
     recipe, search, goal = _recipe_of(given, faults), _search_of(given, faults), _goal_of(given, faults)
+    faults += check_metric(given.get("metric", "accuracy")) + check_confidence(given.get("confidence", 0.95))
     if recipe is not None and search is not None and isinstance(goal, Ratios):
         faults += _without_a_move(goal, find_framework(search.framework or recipe.framework))
     if faults or recipe is None or search is None or goal is None:
         raise ConfigError.of("compress", faults)
     images = ImageOptions(**{each.name: given[each.name] for each in fields(ImageOptions) if each.name in given})  # type: ignore[literal-required]
+    promise = PromiseOptions(**{each.name: given[each.name] for each in fields(PromiseOptions) if each.name in given})  # type: ignore[literal-required]
     return RunConfig(
         goal,
         recipe,
         search,
         images,
+        promise,
         pretrained=given.get("pretrained", True),
         onnx=given.get("onnx"),
         int8=given.get("int8", False),

@@ -6,6 +6,7 @@ import base64
 import io
 import platform
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import numpy as np
@@ -14,8 +15,9 @@ from PIL import Image
 from torch import Tensor, nn
 
 from basisprune.basis.layers import BasisPair
-from basisprune.budget import Budget
+from basisprune.budget import Budget, Goal
 from basisprune.candidates import Found, share
+from basisprune.certify import Certificate
 from basisprune.data import LabelledImages
 from basisprune.deploy.latency import measure_latency
 from basisprune.deploy.layer_costs import layer_reports, weight_bytes
@@ -25,6 +27,8 @@ from basisprune.results import (
     BeforeAndAfter,
     CandidateRow,
     ChangedImage,
+    ClassLoss,
+    ClassLosses,
     Confusion,
     LayerImportance,
     Limit,
@@ -34,7 +38,8 @@ from basisprune.results import (
 from basisprune.runs.job import Job
 from basisprune.runs.output import versions
 from basisprune.torchkit.surgery import find_layers
-from basisprune.training.intervals import wilson_interval
+from basisprune.training.intervals import Bools, Paired, wilson_interval
+from basisprune.training.metrics import in_words
 from basisprune.training.predict import Predictions, predict
 
 _CHANGED_IMAGES = 24
@@ -55,7 +60,9 @@ def summarise(job: Job, pipeline: Pipeline, found: Found, command: str) -> RunSu
     )
     sides = tuple(_side(rows[index], found.trials[index].deployed) for index in (0, found.chosen))
     by_budget = found.candidates[0].latency_ms is not None
-    test, confusion, changed = _on_test(found, pipeline, sides)
+    seen = _held_out(found, pipeline)
+    test, confusion, changed = _on_test(seen, pipeline, sides)
+    losses = class_losses(seen, pipeline.splits.classes, job.config.goal)
     return RunSummary(
         title=f"{job.model}, {job.data}",
         command=command,
@@ -65,7 +72,7 @@ def summarise(job: Job, pipeline: Pipeline, found: Found, command: str) -> RunSu
         device=f"{platform.machine()}, {torch.get_num_threads()} threads",
         created=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         headline=headline(job, found),
-        verdict=verdict(job, found),
+        verdict=" ".join([verdict(job, found), *warnings(losses)]),
         interrupted=found.interrupted,
         kept_to_budget=kept_to_budget(job, found),
         budget=Limit.of(job.config.goal),
@@ -74,10 +81,13 @@ def summarise(job: Job, pipeline: Pipeline, found: Found, command: str) -> RunSu
         candidates=rows,
         latency_by="the runtime of the budget" if by_budget else "PyTorch",
         layers=tuple(layer_reports(found.state.model, found.trials[found.chosen].deployed)),
-        importance=_importance(found.reference.model, pipeline),
+        importance=_importance(pipeline.start(job.config.framework).model, pipeline),
         test=test,
         confusion=confusion,
         changed=changed,
+        certificate=found.certificate,
+        class_losses=losses,
+        require_certified=job.config.promise.require_certified,
     )
 
 
@@ -98,21 +108,95 @@ def verdict(job: Job, found: Found) -> str:
     if found.chosen == 0:
         none = "" if early else "No candidate is smaller and within the budget. "
         return f"{early}{none}The model is unpruned."
-    sentence = (
-        f"{early}{_saved(found)} removed; accuracy on the validation images went from {first.accuracy:.1%} to "
-        f"{chosen.accuracy:.1%}."
-    )
-    if chosen.undecided:
-        low, high = chosen.drop_interval
-        sentence += (
-            f" There are too few images to be sure of the budget: the drop is between {low:.1%} and {high:.1%} "
-            "with 95 % confidence."
-        )
+    metric, (before, after), images = _measured(job, found)
+    sentence = f"{early}{_saved(found)} removed; {metric} on {images} went from {before:.1%} to {after:.1%}."
+    if found.certificate is not None:
+        sentence += f" {promised(job, found.certificate)}"
     if not chosen.passed:
         sentence += " This is the smallest candidate, and it is still larger than requested."
-    if first.interval[0] <= 1 / job.splits.num_classes:
-        sentence += " The unpruned model is hardly better than guessing, so this means little; train it longer."
+    guess = _largest_share(job)
+    if first.interval[0] <= guess:
+        sentence += (
+            f" The unpruned model is hardly better than always answering the largest class ({guess:.0%}), so this "
+            "means little; train it longer."
+        )
+    elif chosen.interval[0] <= guess:
+        sentence += f" The pruned model is hardly better than always answering the largest class ({guess:.0%})."
     return sentence
+
+
+def promised(job: Job, certificate: Certificate) -> str:
+    """What is certified of the budget, or why it is only estimated, in a sentence."""
+    if not certificate.certified:
+        return f"This is estimated, not certified: {certificate.reason}."
+    limit, metric = Limit.of(job.config.goal), in_words(job.config.promise.metric)
+    value = limit.value or 0.0
+    if limit.kind == "max_drop":
+        kept = f"a loss of at most {100 * value:.3g} point{'' if value == 0.01 else 's'} of {metric}"
+    else:
+        kept = f"at least {value:.1%} {metric}"
+    sure = f"{100 * certificate.confidence:.3g} % confidence"
+    return f"Certified with {sure}, on {certificate.images:,} images that nothing had seen: {kept}."
+
+
+def _largest_share(job: Job) -> float:
+    """The share of the largest class among the images that judge: the accuracy of always answering it."""
+    images = job.splits.val or job.splits.train
+    return float(np.bincount(images.labels).max() / len(images))
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Images that were not trained on, and what the unpruned and the chosen network say of them."""
+
+    part: str
+    images: LabelledImages
+    before: Predictions
+    after: Predictions
+
+
+def _held_out(found: Found, pipeline: Pipeline) -> HeldOut:
+    """The test images; without any, the confirming ones or those that searched."""
+    splits, prepared = pipeline.splits, pipeline.settings.train.prepared
+    parts = {"test": splits.test, "confirm": splits.confirm, "val": splits.val}
+    part, images = next((name, images) for name, images in parts.items() if images is not None)
+    networks = [found.trials[index].deployed for index in (0, found.chosen)]
+    return HeldOut(part, images, *(predict(network, images, prepared=prepared) for network in networks))
+
+
+def class_losses(seen: HeldOut, classes: Sequence[str], goal: Goal) -> ClassLosses:
+    """What each class lost.
+
+    A class that lost more than the whole may, or does where the budget is about size, is marked if chance does not
+    explain it: at a level of 5 % for all classes together.
+    """
+    labels, before, after = seen.before.labels, seen.before.hits, seen.after.hits
+    allowed = Paired.of(before, after).drop
+    if isinstance(goal, Budget) and goal.is_about_accuracy:
+        allowed = float(before.mean()) - goal.least_accuracy(float(before.mean()))
+    counts = np.bincount(labels, minlength=len(classes))
+    rows = [
+        _class_loss(name, before[labels == label], after[labels == label], allowed, int((counts > 0).sum()))
+        for label, name in enumerate(classes)
+        if counts[label]
+    ]
+    return ClassLosses(seen.part, float(counts.max() / len(labels)), tuple(rows))
+
+
+def _class_loss(name: str, before: Bools, after: Bools, allowed: float, classes: int) -> ClassLoss:
+    pair = Paired.of(before, after)
+    chance = Paired(pair.won, pair.lost, pair.images).p_value(-max(allowed, 0.0))
+    values = float(before.mean()), float(after.mean())
+    return ClassLoss(name, len(before), *values, pair.interval(), beyond=chance <= 0.05 / classes)
+
+
+def warnings(losses: ClassLosses) -> list[str]:
+    """A sentence if classes lost more than the budget, beyond chance."""
+    if not losses.beyond:
+        return []
+    some = ", ".join(f"{each.name!r} from {each.before:.0%} to {each.after:.0%}" for each in losses.beyond[:3])
+    rest = f" and {len(losses.beyond) - 3} more" if len(losses.beyond) > 3 else ""
+    return [f"Warning: classes lose more than the whole may: {some}{rest}; see metric=worst-class or balanced."]
 
 
 def headline(job: Job, found: Found) -> str:
@@ -120,10 +204,25 @@ def headline(job: Job, found: Found) -> str:
     chosen = found.candidates[found.chosen]
     if found.chosen == 0:
         return verdict(job, found)
-    price = f"for {100 * chosen.drop:.1f} points of accuracy" if chosen.drop > 0 else "with no loss of accuracy"
+    metric, (before, after), _ = _measured(job, found)
+    lost = 100 * (before - after)
+    price = f"for {lost:.1f} points of {metric}" if lost > 0 else f"with no loss of {metric}"
+    price += ", certified" if found.certificate is not None and found.certificate.certified else ""
     early = "Stopped early: " if found.interrupted else ""
     large = "" if chosen.passed else ", and still larger than requested"
     return f"{early}{_saved(found)} removed {price}{large}"
+
+
+def _measured(job: Job, found: Found) -> tuple[str, tuple[float, float], str]:
+    """The metric, its values before and after, and the images they are from: the confirming ones if any judged."""
+    tests = () if found.certificate is None else found.certificate.tests
+    test = next((test for test in reversed(tests) if test.index == found.chosen), None)
+    if test is not None:
+        return in_words(job.config.promise.metric), (test.before, test.after), "the confirming images"
+    first, chosen = found.candidates[0], found.candidates[found.chosen]
+    if first.score is not None and chosen.score is not None:
+        return in_words(job.config.promise.metric), (first.score, chosen.score), "the validation images"
+    return "accuracy", (first.accuracy, chosen.accuracy), "the validation images"
 
 
 def _saved(found: Found) -> str:
@@ -171,17 +270,14 @@ def _importance(model: nn.Module, pipeline: Pipeline) -> dict[str, LayerImportan
 
 
 def _on_test(
-    found: Found, pipeline: Pipeline, sides: Sequence[Side]
+    seen: HeldOut, pipeline: Pipeline, sides: Sequence[Side]
 ) -> tuple[BeforeAndAfter | None, Confusion | None, tuple[ChangedImage, ...]]:
-    splits = pipeline.splits
-    if splits.test is None:
+    splits, before, after = pipeline.splits, seen.before, seen.after
+    if seen.part != "test":
         return None, None, ()
-    prepared = pipeline.settings.train.prepared
-    networks = [found.trials[index].deployed for index in (0, found.chosen)]
-    before, after = (predict(network, splits.test, prepared=prepared) for network in networks)
     rows = [_judged(side, predictions) for side, predictions in zip(sides, (before, after), strict=True)]
     matrices = (_matrix(predictions, splits.num_classes) for predictions in (before, after))
-    return BeforeAndAfter(*rows), Confusion(*matrices), _changed(before, after, splits.test, splits.classes)
+    return BeforeAndAfter(*rows), Confusion(*matrices), _changed(before, after, seen.images, splits.classes)
 
 
 def _judged(side: Side, predictions: Predictions) -> Side:
@@ -197,8 +293,10 @@ def _matrix(predictions: Predictions, classes: int) -> tuple[tuple[int, ...], ..
 def _changed(
     before: Predictions, after: Predictions, test: LabelledImages, classes: Sequence[str]
 ) -> tuple[ChangedImage, ...]:
-    """Some of the images that the two networks classify differently."""
-    places = np.flatnonzero(before.classes != after.classes)[:_CHANGED_IMAGES].tolist()
+    """Some of the images that the two networks classify differently; first those that are wrong only now."""
+    changed = np.flatnonzero(before.classes != after.classes)
+    lost = before.hits[changed] & ~after.hits[changed]
+    places = np.concatenate([changed[lost], changed[~lost]])[:_CHANGED_IMAGES].tolist()
     return tuple(
         ChangedImage(
             _as_png(test[index][0]),

@@ -63,6 +63,22 @@ def test_options_on_the_command_line_go_before_the_file(compressed, tmp_path):
     assert json.loads(invoke(*words).stdout)["goal"] == {"max_drop": 0.02}
 
 
+def test_a_budget_that_is_only_estimated_to_be_kept_fails_where_a_certificate_is_required(photos, tmp_path):
+    words = ("--max-drop", "2%", "--no-onnx", "--framework", "basis", "--confidence", "90%", "--require-certified")
+    result = compress_into(tmp_path / "out", photos, *words, "--json")
+    summary = json.loads(result.stdout)
+    assert (result.exit_code, summary["kept_to_budget"]) == (3, True)
+    assert (summary["certificate"]["status"], summary["certificate"]["confidence"]) == ("estimated", 0.9)
+    assert "estimated, not certified" in summary["verdict"]
+
+
+def test_an_unknown_metric_and_a_strange_confidence_are_told_at_once(photos, tmp_path):
+    result = compress_into(tmp_path / "out", photos, "--metric", "f1", "--confidence", "20%")
+    assert result.exit_code == 1
+    assert "allowed are accuracy, balanced, macro-f1, worst-class" in result.stderr
+    assert "0.5 <= confidence < 1" in result.stderr
+
+
 def test_fixed_ratios_need_no_budget(photos, tmp_path):
     result = compress_into(
         tmp_path / "out", photos, "--basis-ratio", "50%", "--no-onnx", "--framework", "basis", "--json"

@@ -15,6 +15,8 @@ def test_a_dry_run_says_what_would_be_done_and_writes_nothing(photos, tmp_path):
         "loss+basis",
         "candidates",
         "time ",
+        "promise  ",
+        "certified",
         "report.html",
     ):
         assert word in result.stdout

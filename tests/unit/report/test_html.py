@@ -193,11 +193,24 @@ def test_a_search_that_chose_nothing_shows_what_it_tried():
     assert "training-loss" not in page.ids()
 
 
-def test_an_undecided_choice_is_said_so():
-    result = sample()
-    result["candidates"][3]["undecided"] = True
-    assert "too few validation images to decide" in Page(render_report(summary(candidates=result["candidates"]))).text
-    assert "too few validation images to decide" not in Page(render_report(summary())).text
+def test_the_certificate_and_its_tests_are_on_the_page():
+    test = {"index": 3, "name": "half", "before": 0.97, "after": 0.968, "bound": 0.009, "p_value": 0.02}
+    tests = [test | {"lost": 9, "won": 7, "passed": True}]
+    given = {"confidence": 0.95, "metric": "balanced", "images": 4000, "computed_by": "ONNX Runtime"}
+    page = Page(render_report(summary(certificate={**given, "status": "certified", "tests": tests})))
+    assert {"certified", "certificate", "tests"} <= set(page.ids())
+    assert "95 % confidence on 4,000 images" in page.text
+    assert "lose at most 1 point of balanced accuracy" in page.text
+    page = Page(render_report(summary(certificate={**given, "status": "estimated", "reason": "so few images"})))
+    assert "Estimated, not certified: so few images." in page.text
+    assert "certificate" not in page.ids()
+
+
+def test_what_each_class_lost_is_on_the_page():
+    row = {"name": "rare", "images": 9, "before": 0.9, "after": 0.1, "loss_interval": [0.4, 0.9], "beyond": True}
+    page = Page(render_report(summary(class_losses={"part": "test", "rival": 0.95, "classes": [row]})))
+    assert "Some classes lose more than the whole may: rare." in page.text
+    assert "class-losses" in page.ids()
 
 
 def test_what_users_name_is_never_markup():

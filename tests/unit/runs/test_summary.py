@@ -7,14 +7,28 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from tiny import tiny_images
 from torch import nn
 
 from basisprune.budget import Budget, Goal, Ratios
 from basisprune.candidates import Candidate, Found, Size, Trial
+from basisprune.certify import Certificate, Promise, Standard, Test
+from basisprune.data import ArrayImages
 from basisprune.frameworks import DECOMPOSED
 from basisprune.pipeline import Stage, State
 from basisprune.runs.options import RunConfig
-from basisprune.runs.summary import headline, kept_to_budget, picture_of, rounds, verdict
+from basisprune.runs.summary import (
+    HeldOut,
+    _changed,
+    class_losses,
+    headline,
+    kept_to_budget,
+    picture_of,
+    rounds,
+    verdict,
+    warnings,
+)
+from basisprune.training.predict import Predictions
 
 DROP, PARAMS, FIXED = Budget(max_drop=0.01), Budget(target_params=300), Ratios(0.5)
 
@@ -25,15 +39,27 @@ def trial(right: int, parameters: int, goal: Goal, images: int, unpruned: int) -
 
     candidate = Candidate.of(state(right), state(unpruned), Size(parameters, 2 * parameters))
     if isinstance(goal, Budget):
-        candidate = candidate.judged(goal, state(unpruned))
+        by = Standard(Promise(goal)) if goal.is_about_accuracy else None
+        candidate = candidate.judged(goal) if by is None else candidate.judged_by(by, state(right), state(unpruned))
     return Trial(candidate, state(right), nn.Identity())
 
 
-def case(goal: Goal, *rights: int, chosen: int, interrupted: bool = False, images: int = 100_000):
+def case(
+    goal: Goal,
+    *rights: int,
+    chosen: int,
+    interrupted: bool = False,
+    images: int = 100_000,
+    labels=None,
+    certificate: Certificate | None = None,
+):
     """A job of that goal, and what it found: networks with so many images right, each half as large as the last."""
     trials = tuple(trial(right, 1000 // 2**index, goal, images, rights[0]) for index, right in enumerate(rights))
-    job = SimpleNamespace(config=RunConfig(goal), splits=SimpleNamespace(num_classes=2))
-    return job, Found(trials, chosen, interrupted)
+    labels = np.arange(100) % 2 if labels is None else labels
+    job = SimpleNamespace(
+        config=RunConfig(goal), splits=SimpleNamespace(val=ArrayImages(np.zeros((len(labels), 1, 1), np.uint8), labels))
+    )
+    return job, Found(trials, chosen, interrupted, certificate=certificate)
 
 
 KEEPS = "The model is already within the budget. It is unpruned."
@@ -63,11 +89,60 @@ def test_the_verdict_says_what_came_out_and_whether_that_was_asked_for(found, ke
 
 
 def test_doubts_are_said():
-    few = verdict(*case(DROP, 90, 89, chosen=1, images=100))
-    assert "There are too few images to be sure of the budget: the drop is between -" in few
+    guess = "hardly better than always answering the largest class"
     guessing = verdict(*case(DROP, 50_000, 50_000, chosen=1))
-    assert guessing.endswith("hardly better than guessing, so this means little; train it longer.")
-    assert "guessing" not in verdict(*case(DROP, 51_000, 51_000, chosen=1))
+    assert guessing.endswith(f"{guess} (50%), so this means little; train it longer.")
+    assert "hardly" not in verdict(*case(DROP, 51_000, 51_000, chosen=1))
+    rare = verdict(*case(Budget(max_drop=0.03), 98_000, 95_000, chosen=1, labels=(np.arange(100) < 5).astype(int)))
+    assert rare.endswith(f"The pruned model is {guess} (95%).")
+
+
+def certificate(*tests: Test, **parts) -> Certificate:
+    return Certificate(
+        "certified" if tests and tests[0].passed else "estimated", 0.95, "accuracy", 800, tests=tests, **parts
+    )
+
+
+def test_what_is_certified_is_said_with_the_numbers_of_the_confirming_images():
+    test = Test(1, "half", 0.9, 0.897, 0.008, 0.01, 5, 3, passed=True)
+    found = case(DROP, 90_000, 90_000, chosen=1, certificate=certificate(test))
+    said = verdict(*found)
+    assert "accuracy on the confirming images went from 90.0% to 89.7%" in said
+    assert "Certified with 95 % confidence, on 800 images that nothing had seen: a loss of at most 1 point" in said
+    assert headline(*found).endswith("removed for 0.3 points of accuracy, certified")
+
+
+def test_what_is_estimated_is_never_called_certified():
+    found = case(DROP, 90_000, 90_000, chosen=1, certificate=certificate(reason="there are too few images"))
+    assert verdict(*found).endswith("This is estimated, not certified: there are too few images.")
+    assert "certified" not in headline(*found)
+
+
+def answers(labels, hits) -> Predictions:
+    return Predictions(np.where(hits, labels, labels + 1), np.ones(len(labels)), labels)
+
+
+def test_a_class_that_loses_more_than_the_budget_is_warned_of_even_if_the_whole_does_not():
+    labels = np.array([0] * 950 + [1] * 50)
+    before, after = answers(labels, labels >= 0), answers(labels, labels == 0)
+    losses = class_losses(HeldOut("test", tiny_images(), before, after), ("common", "rare"), Budget(max_drop=0.06))
+    assert [(row.name, row.images, row.after, row.beyond) for row in losses.classes] == [
+        ("common", 950, 1.0, False),
+        ("rare", 50, 0.0, True),
+    ]
+    assert losses.rival == 0.95
+    (said,) = warnings(losses)
+    assert "'rare' from 100% to 0%" in said
+    unchanged = class_losses(HeldOut("test", tiny_images(), before, before), ("common", "rare"), FIXED)
+    assert warnings(unchanged) == []
+
+
+def test_images_that_are_wrong_only_now_come_first():
+    labels = np.zeros(6, dtype=np.int64)
+    before, after = answers(labels, np.array([0, 0, 0, 1, 1, 1])), answers(labels, np.array([1, 1, 0, 0, 0, 1]))
+    images = ArrayImages(np.zeros((6, 2, 2), np.uint8), labels, ("a", "b"))
+    shown = _changed(before, after, images, ("a", "b"))
+    assert [(image.before, image.after) for image in shown] == [("a", "b"), ("a", "b"), ("b", "a"), ("b", "a")]
 
 
 @pytest.mark.parametrize(

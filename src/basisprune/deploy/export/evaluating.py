@@ -1,7 +1,8 @@
-"""The accuracy of an ONNX file on labelled images."""
+"""What an ONNX file says of labelled images, and how accurate it is."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from basisprune.deploy.export.common import PixelLayout
 from basisprune.deploy.export.runtime import GraphInput, graph_input, open_session, require_onnx, run_session
 from basisprune.errors import DataError
 from basisprune.training.evaluation import Data, Evaluation
+from basisprune.training.predict import Predictions
 from basisprune.types import InputSpec
 
 
@@ -23,18 +25,38 @@ def evaluate_onnx(path: str | Path, data: Data, *, batch_size: int = 128, prepar
 
     Images are prepared as the file's metadata says; `prepared` is as in `evaluate`.
     """
-    require_onnx()
-    session = open_session(Path(path))
-    wanted = graph_input(Path(path), session)
     losses, hits, count = 0.0, 0, 0
-    for images, labels in make_loader(data, batch_size, size=wanted.spec.size):
-        scores = run_session(session, _inputs(images, wanted, prepared)).float()
+    for scores, labels in _scores(Path(path), data, batch_size, prepared):
         losses += F.cross_entropy(scores, labels, reduction="sum").item()
         hits += int((scores.argmax(-1) == labels).sum())
         count += len(labels)
     if count == 0:
         raise DataError("evaluate_onnx: the data contains no images")
     return Evaluation(losses / count, hits / count, count)
+
+
+def predict_onnx(path: str | Path, data: Data, *, batch_size: int = 64, prepared: bool = False) -> Predictions:
+    """What an ONNX file of `export_onnx` says of all images of the data, in order, in onnxruntime on the CPU."""
+    answers, known = [], []
+    for scores, labels in _scores(Path(path), data, batch_size, prepared):
+        answers.append(scores.softmax(1).max(1))
+        known.append(labels)
+    if not known:
+        raise DataError("predict_onnx: the data contains no images")
+    return Predictions(
+        torch.cat([best for _, best in answers]).numpy(),
+        torch.cat([certainty for certainty, _ in answers]).double().numpy(),
+        torch.cat(known).to(torch.int64).numpy(),
+    )
+
+
+def _scores(path: Path, data: Data, batch_size: int, prepared: bool) -> Iterator[tuple[Tensor, Tensor]]:
+    """What the file says of each batch, with the labels; images are prepared as its metadata says."""
+    require_onnx()
+    session = open_session(path)
+    wanted = graph_input(path, session)
+    for images, labels in make_loader(data, batch_size, size=wanted.spec.size):
+        yield run_session(session, _inputs(images, wanted, prepared)).float(), labels
 
 
 def _inputs(images: Tensor, wanted: GraphInput, prepared: bool) -> Tensor:

@@ -21,7 +21,7 @@ from basisprune.deploy.export.common import (
 )
 from basisprune.deploy.export.differences import module_scopes, name_difference
 from basisprune.deploy.export.quantise import quantise
-from basisprune.deploy.export.runtime import INPUT, open_session, require_onnx, run_session, to_proto
+from basisprune.deploy.export.runtime import open_session, require_onnx, run_session, to_proto
 from basisprune.errors import ConfigError, DataError, ModelError
 from basisprune.files import atomic
 from basisprune.torchkit.running import relative_difference
@@ -87,16 +87,17 @@ def export_onnx(
     if classes is not None and len(classes) != width:
         raise ConfigError.of("export_onnx", [f"classes: {len(classes)} given, the network has {width}"])
     proto = to_proto(network, example)
-    _describe(proto, {"input": _input_facts(spec, layout, example), "classes": classes and list(classes)})
-    difference = _compare(network, proto, checks)
     preparing = [node.name for node in proto.graph.node if layout and "network" not in module_scopes(node)]
+    facts = {"input": _input_facts(spec, layout, example), "classes": classes and list(classes)}
+    _describe(proto, facts | {"preparing": preparing})
+    difference = _compare(network, proto, checks)
     _strip(proto)
     with atomic(path) as file:
         file.write(proto.SerializeToString())
     report = OnnxReport(path, path.stat().st_size, difference)
     if calibration is None:
         return report
-    small = quantise(path, path.with_suffix(".int8.onnx"), INPUT, calibration, preparing)
+    small = quantise(path, path.with_suffix(".int8.onnx"), calibration)
     return replace(
         report, int8_path=small, int8_size=small.stat().st_size, agreement=_agreement(network, small, checks)
     )

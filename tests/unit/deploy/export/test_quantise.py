@@ -10,6 +10,7 @@ from torch import nn
 
 from basisprune.data import PreparedBatches
 from basisprune.deploy.export import evaluate_onnx, export_onnx
+from basisprune.deploy.export.quantise import quantise_within
 from basisprune.transfer.model import transfer_model
 
 
@@ -30,3 +31,31 @@ def test_int8_is_smaller_close_and_knows_its_classes(preprocess, tmp_path):
     one, other = (evaluate_onnx(path, data) for path in (report.path, report.int8_path))
     assert abs(one.loss - other.loss) < 0.2 * one.loss
     assert {path.name for path in tmp_path.iterdir()} == {"m.onnx", "m.int8.onnx"}
+
+
+def test_layers_that_hurt_most_stay_in_float_until_the_file_is_good_enough(tmp_path):
+    torch.manual_seed(0)
+    model = transfer_model("test_resnet", 3, input_size=32)
+    batches = list(PreparedBatches(tiny_images(16), model.input_spec, batch_size=16))
+    with torch.no_grad():  # one channel of a thousand times the size leaves no bits to the others
+        next(iter(model.modules())).get_submodule("backbone.layer3.0.bn1").weight[0] *= 1000
+    source = export_onnx(model, tmp_path / "m.onnx").path
+    images, sizes = [batch[0] for batch in batches], []
+
+    def asked(accepted_at: int):
+        def accepts(path) -> bool:
+            sizes.append(path.stat().st_size)
+            return len(sizes) == accepted_at
+
+        sizes.clear()
+        return quantise_within(source, tmp_path / "m.int8.onnx", images, accepts)
+
+    at_once = asked(1)
+    assert (at_once.in_float, at_once.accepted) == (0, True)
+    later = asked(3)
+    assert later.accepted
+    assert 0 < later.in_float < later.layers
+    assert sizes == sorted(sizes)
+    never = asked(9)
+    assert (never.accepted, len(sizes)) == (False, 4)
+    assert never.in_float == (never.layers + 1) // 2

@@ -1,0 +1,176 @@
+"""Ladders -> how often each rule breaks the budget, and what it costs: many searches on images drawn anew each time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from promise_ladder import Ladder
+
+from basisprune.budget import Budget
+from basisprune.certify import Entry, Promise, Standard, certify, in_order
+from basisprune.training.intervals import Paired
+from basisprune.training.predict import Predictions
+
+Bools = npt.NDArray[np.bool_]
+OLD, BOUND, CERTIFIED = "old rule", "bound alone", "certified"
+RULES = (OLD, BOUND, CERTIFIED)
+_RESAMPLED = 2000
+
+
+@dataclass(frozen=True)
+class Setting:
+    """So many validation images, and the loss that is allowed; half of the images confirm where a rule wants that."""
+
+    images: int
+    max_drop: float
+
+
+SETTINGS = tuple(Setting(images, drop) for drop in (0.01, 0.02) for images in (2000, 4000))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a rule delivered in one search: a rung, 0 for the unpruned one, and its loss on all images never used."""
+
+    rung: int
+    drop: float
+    parameters: int
+
+
+@dataclass(frozen=True)
+class Rate:
+    """A share of all runs, with its 95 % interval over the ladders they come from."""
+
+    share: float
+    interval: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Result:
+    """A rule in a setting: in how many of all runs it delivered a pruned network, and how often that broke the budget.
+
+    `cost` are its parameters in relation to those of the old rule in the same run, as the geometric mean of the runs
+    in which it delivered a pruned network. Without a setting, it is about all of them.
+    """
+
+    rule: str
+    setting: Setting | None
+    delivered: float
+    broken: Rate | None
+    cost: float | None
+
+
+def answers(hits: Bools) -> Predictions:
+    """Hits as predictions of one class."""
+    ones = np.ones(len(hits), dtype=np.int64)
+    return Predictions(hits.astype(np.int64), np.ones(len(hits)), ones)
+
+
+def old_rule(ladder: Ladder, images: npt.NDArray[np.int64], setting: Setting) -> int:
+    """The smallest network that is within the budget by the estimate of all validation images."""
+    standard = Standard(Promise(Budget(max_drop=setting.max_drop)))
+    return _smallest(ladder, lambda hits: standard.passes(answers(ladder.hits[0, images]), answers(hits[images])))
+
+
+def bound_alone(ladder: Ladder, images: npt.NDArray[np.int64], setting: Setting) -> int:
+    """The smallest network whose bound on all validation images is within the budget, as if it were the only one."""
+    promise = Promise(Budget(max_drop=setting.max_drop))
+    return _smallest(ladder, lambda hits: promise.keeps(Paired.of(ladder.hits[0, images], hits[images])))
+
+
+def certified(ladder: Ladder, images: npt.NDArray[np.int64], setting: Setting) -> int:
+    """The network that is certified on half of the images, after a search on the others; 0 if none is."""
+    search, confirm = np.split(images, 2)
+    promise = Promise(Budget(max_drop=setting.max_drop))
+    standard, before = Standard(promise, len(confirm)), answers(ladder.hits[0, search])
+    entries = []
+    for rung, hits in list(enumerate(ladder.hits))[1:]:
+        after = answers(hits[search])
+        if standard.within(before, after):
+            entries.append(Entry(rung, ladder.rungs[rung].parameters, standard.chance(before, after) or 0.0))
+    certificate = certify(
+        promise,
+        answers(ladder.hits[0, confirm]),
+        in_order(entries),
+        lambda rung: answers(ladder.hits[rung, confirm]),
+        lambda rung: (rung, str(ladder.rungs[rung].share)),
+    )
+    return certificate.delivered.index if certificate.delivered else 0
+
+
+_CHOICES = {OLD: old_rule, BOUND: bound_alone, CERTIFIED: certified}
+
+
+def _smallest(ladder: Ladder, passes: Callable[[Bools], bool]) -> int:
+    rungs = range(len(ladder.rungs) - 1, 0, -1)
+    return next((rung for rung in rungs if passes(ladder.hits[rung])), 0)
+
+
+def searches(ladder: Ladder, setting: Setting, draws: int) -> Iterator[dict[str, Outcome]]:
+    """What each rule delivers in so many searches, each with validation images of its own; all others judge."""
+    random = np.random.default_rng((ladder.seed, setting.images))
+    for _ in range(draws):
+        order = random.permutation(ladder.hits.shape[1])
+        images, rest = order[: setting.images], order[setting.images :]
+        outcomes = {}
+        for rule, choose in _CHOICES.items():
+            rung = choose(ladder, images, setting)
+            drop = Paired.of(ladder.hits[0, rest], ladder.hits[rung, rest]).drop
+            outcomes[rule] = Outcome(rung, drop, ladder.rungs[rung].parameters)
+        yield outcomes
+
+
+def judge(ladders: Sequence[Ladder], draws: int) -> list[Result]:
+    """All rules in each setting, and in all of them together, over all ladders."""
+    results: list[Result] = []
+    together: list[list[Run]] = [[] for _ in ladders]
+    for setting in SETTINGS:
+        runs = [[Run(setting, found) for found in searches(ladder, setting, draws)] for ladder in ladders]
+        results += [_result(rule, setting, runs) for rule in RULES]
+        for all_, some in zip(together, runs, strict=True):
+            all_ += some
+    return results + [_result(rule, None, together) for rule in RULES]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What each rule delivered in one search."""
+
+    setting: Setting
+    outcomes: dict[str, Outcome]
+
+    def broken(self, rule: str) -> bool:
+        """Whether the rule broke the budget."""
+        return self.outcomes[rule].drop > self.setting.max_drop
+
+    def cost(self, rule: str) -> float:
+        """The rule's parameters in relation to the old rule's."""
+        return self.outcomes[rule].parameters / self.outcomes[OLD].parameters
+
+
+def _result(rule: str, setting: Setting | None, runs: Sequence[Sequence[Run]]) -> Result:
+    mine = [[run for run in ladder if run.outcomes[rule].rung] for ladder in runs]
+    count = sum(map(len, mine))
+    if not count:
+        return Result(rule, setting, 0.0, None, None)
+    rate = clustered([sum(run.broken(rule) for run in ladder) for ladder in mine], [len(ladder) for ladder in mine])
+    logs = [math.log(run.cost(rule)) for ladder in mine for run in ladder]
+    return Result(rule, setting, count / sum(map(len, runs)), rate, math.exp(sum(logs) / len(logs)))
+
+
+def clustered(hits: Sequence[int], counts: Sequence[int]) -> Rate:
+    """The share of hits among all counts, with the interval of a bootstrap over the clusters.
+
+    >>> clustered([1, 0], [10, 10]).share
+    0.05
+    """
+    right, all_ = np.array(hits, dtype=np.float64), np.array(counts, dtype=np.float64)
+    drawn = np.random.default_rng(0).integers(0, len(right), (_RESAMPLED, len(right)))
+    totals = all_[drawn].sum(1)
+    shares = right[drawn].sum(1)[totals > 0] / totals[totals > 0]
+    low, high = np.quantile(shares, (0.025, 0.975))
+    return Rate(float(right.sum() / all_.sum()), (float(low), float(high)))

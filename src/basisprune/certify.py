@@ -1,0 +1,339 @@
+"""The budget as a promise: what is tested on images that nothing has seen, in which order, and what comes of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from statistics import NormalDist
+from typing import Literal, Protocol, TypeAlias, TypeVar
+
+import numpy as np
+
+from basisprune.budget import Budget
+from basisprune.errors import ConfigError
+from basisprune.training.bootstrap import Resampled, resample
+from basisprune.training.intervals import Paired, lower_accuracy, tail, wilson_interval
+from basisprune.training.metrics import Classes, Metric, check_metric, in_words, metric_name, value_of
+from basisprune.training.predict import Predictions
+
+Status: TypeAlias = Literal["certified", "estimated"]
+T = TypeVar("T")
+
+EQUAL = 1e-6  # accuracies are counted in float32 while training
+LIKELY = 0.5
+"""The least chance to be certified with which a candidate passes on the images that search."""
+
+TYPICAL = 0.05
+"""The share of images on which only one of two networks is right, where it is not known yet."""
+
+
+class Evidence(Protocol):
+    """What images say of a loss: of accuracy, of another metric, or below the least that is allowed."""
+
+    @property
+    def drop(self) -> float:
+        """The loss on these images."""
+
+    def p_value(self, margin: float) -> float:
+        """The chance of a loss as small as this if the true one is `margin`."""
+
+    def upper(self, confidence: float) -> float:
+        """The loss that the true one does not exceed, with this one-sided confidence."""
+
+    def interval(self, confidence: float = 0.95) -> tuple[float, float]:
+        """The two-sided interval of the loss."""
+
+
+@dataclass(frozen=True)
+class Hits:
+    """An accuracy on its own, as a loss below zero: so many of the images are classified correctly."""
+
+    hits: int
+    images: int
+
+    @property
+    def drop(self) -> float:
+        """The accuracy, negated."""
+        return -self.hits / self.images
+
+    def p_value(self, margin: float) -> float:
+        """The chance of so many hits if the true accuracy is -`margin`; exact."""
+        return tail(self.hits, self.images, -margin)
+
+    def upper(self, confidence: float) -> float:
+        """The negated accuracy that the true one does not fall below, with this confidence."""
+        return -lower_accuracy(self.hits, self.images, confidence)
+
+    def interval(self, _confidence: float = 0.95) -> tuple[float, float]:
+        """The 95 % interval, negated."""
+        low, high = wilson_interval(self.hits, self.images)
+        return -high, -low
+
+
+@dataclass(frozen=True)
+class Test:
+    """A candidate on the confirming images, against the hypothesis that it loses more than the budget.
+
+    `before` and `after` are the metric of the unpruned network and of this one. `bound` is the most that the true loss
+    may be, with the one-sided confidence of the promise; for a budget of a least value, the least that it may be.
+    `lost` and `won` count the images that only the unpruned network or only this one gets right.
+    """
+
+    index: int
+    name: str
+    before: float
+    after: float
+    bound: float
+    p_value: float
+    lost: int
+    won: int
+    passed: bool
+
+    __test__ = False  # not for pytest
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What is known of the budget at the end: "certified" by a test on images nobody had seen, or "estimated".
+
+    `tests` are in the order in which they were made, from the largest candidate to the smallest: the first that fails
+    ends them, so that all together err with at most 1 - `confidence`. `reason` says why nothing is certified, and
+    `computed_by` which program ran the networks.
+    """
+
+    status: Status
+    confidence: float
+    metric: str
+    images: int
+    reason: str = ""
+    computed_by: str = ""
+    tests: tuple[Test, ...] = ()
+
+    @property
+    def certified(self) -> bool:
+        """Whether the delivered network is certified to keep to the budget."""
+        return self.status == "certified"
+
+    @property
+    def delivered(self) -> Test | None:
+        """The last test that passed: that of the network to deliver."""
+        return next((test for test in reversed(self.tests) if test.passed), None)
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What is promised: to keep to the budget, counted in the metric, with this confidence.
+
+    >>> Promise(Budget(max_drop=0.01), confidence=95)
+    Traceback (most recent call last):
+    basisprune.errors.ConfigError: Promise: confidence: 95 given; it is a fraction, 0.5 <= confidence < 1 (95 % is 0.95)
+    """
+
+    budget: Budget
+    confidence: float = 0.95
+    metric: Metric = "accuracy"
+
+    def __post_init__(self) -> None:
+        faults = check_metric(self.metric) + check_confidence(self.confidence)
+        if faults:
+            raise ConfigError.of("Promise", faults)
+
+    @property
+    def is_a_drop(self) -> bool:
+        """Whether the budget is a loss in relation to the unpruned network."""
+        return self.budget.max_drop is not None
+
+    @property
+    def margin(self) -> float:
+        """The loss that is allowed; for a budget of a least value, that value negated."""
+        return self.budget.value if self.is_a_drop else -self.budget.value
+
+    def evidence(self, before: Predictions, after: Predictions) -> Evidence:
+        """What the answers of the unpruned network and of another on the same images say of the loss."""
+        if self.metric != "accuracy":
+            return resample(self.metric, before if self.is_a_drop else None, after)
+        if self.is_a_drop:
+            return Paired.of(before.hits, after.hits)
+        return Hits(int(after.hits.sum()), len(after.hits))
+
+    def keeps(self, evidence: Evidence) -> bool:
+        """Whether the budget is kept beyond doubt, as far as the confidence goes."""
+        return evidence.p_value(self.margin) <= 1 - self.confidence + 1e-12
+
+    def chance(self, evidence: Evidence, seen: int, images: int) -> float:
+        """The chance that a test on that many other images passes, as far as `seen` images can tell."""
+        expected = _expected_score(evidence, self.margin, seen, images)
+        return NormalDist().cdf((NormalDist().inv_cdf(1 - self.confidence) - expected) / math.sqrt(1 + images / seen))
+
+    def reachable(self, labels: Classes) -> bool:
+        """Whether a network that gets all images of these labels right is certified on them.
+
+        If not, there are too few of them for any network.
+        """
+        perfect = Predictions(labels, np.ones(len(labels)), labels)
+        try:
+            return self.keeps(self.evidence(perfect, perfect))
+        except ConfigError:  # a function that cannot be computed for perfect answers
+            return True
+
+    def test(self, index: int, name: str, before: Predictions, after: Predictions) -> Test:
+        """The test of a candidate on the confirming images."""
+        evidence = self.evidence(before, after)
+        bound, pair = evidence.upper(self.confidence), Paired.of(before.hits, after.hits)
+        return Test(
+            index,
+            name,
+            value_of(self.metric, before),
+            value_of(self.metric, after),
+            bound if self.is_a_drop else -bound,
+            evidence.p_value(self.margin),
+            int(pair.lost),
+            int(pair.won),
+            self.keeps(evidence),
+        )
+
+
+def check_confidence(confidence: float) -> list[str]:
+    """What is wrong with a confidence, for a list of faults."""
+    if 0.5 <= confidence < 1:
+        return []
+    return [f"confidence: {confidence} given; it is a fraction, 0.5 <= confidence < 1 (95 % is 0.95)"]
+
+
+def _expected_score(evidence: Evidence, margin: float, seen: int, images: int) -> float:
+    """How many standard deviations the loss on so many other images is expected to be above the margin."""
+    if isinstance(evidence, Paired):
+        return evidence.on(images).score(margin)
+    if isinstance(evidence, Resampled):
+        spread = evidence.spread * math.sqrt(seen / images)
+    else:
+        spread = math.sqrt(max(-margin * (1 + margin), 0.0) / images)
+    distance = evidence.drop - margin
+    if spread == 0:
+        return math.copysign(math.inf, distance) if distance else 0.0
+    return distance / spread
+
+
+@dataclass(frozen=True)
+class Standard:
+    """How the search judges candidates, on its own images.
+
+    With `confirming` images to come, a candidate passes if it is likely to be certified on them: that asks for a
+    margin, the bound and not the estimate. With None it passes by the estimate.
+    """
+
+    promise: Promise
+    confirming: int | None = None
+
+    def chance(self, before: Predictions, after: Predictions) -> float | None:
+        """The chance to be certified; None where nothing will be."""
+        if self.confirming is None:
+            return None
+        return self.promise.chance(self.promise.evidence(before, after), len(after.labels), self.confirming)
+
+    def passes(self, before: Predictions, after: Predictions) -> bool:
+        """Whether the candidate passes."""
+        chance = self.chance(before, after)
+        return self.within(before, after) if chance is None else chance >= LIKELY
+
+    def within(self, before: Predictions, after: Predictions) -> bool:
+        """Whether the candidate is within the budget by the estimate."""
+        value = value_of(self.promise.metric, after)
+        return value >= self.promise.budget.least_accuracy(value_of(self.promise.metric, before)) - EQUAL
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A candidate that may be tested: its place among all, its size, and its chance to be certified."""
+
+    index: int
+    parameters: int
+    chance: float
+
+
+def in_order(entries: Sequence[Entry]) -> list[int]:
+    """The places of the candidates in the order in which they are tested, from the largest to the smallest.
+
+    One that is at least as large as another and not more likely to pass is left out: its failure would end the
+    tests before a better one had its turn (the Pareto front, as in Pareto Testing; Laufer-Goldshtein et al., 2023).
+
+    >>> in_order([Entry(1, 900, 0.9), Entry(2, 500, 0.99), Entry(3, 300, 0.7), Entry(4, 200, 0.4)])
+    [2, 3, 4]
+    """
+    order: list[int] = []
+    best = -1.0
+    for entry in sorted(entries, key=lambda each: (each.parameters, -each.chance)):
+        if entry.chance > best:
+            order.append(entry.index)
+            best = entry.chance
+    return order[::-1]
+
+
+def certify(
+    promise: Promise,
+    reference: Predictions,
+    candidates: Sequence[T],
+    answers: Callable[[T], Predictions],
+    named: Callable[[T], tuple[int, str]],
+) -> Certificate:
+    """The tests of the candidates in the given order, until one fails; the last that passed is certified.
+
+    `reference` are the answers of the unpruned network on the confirming images, `answers` gives those of a candidate
+    and is called for each that is tested, once. `named` tells a candidate's place and name.
+    """
+    tests: list[Test] = []
+    for candidate in candidates:
+        tests.append(promise.test(*named(candidate), reference, answers(candidate)))
+        if not tests[-1].passed:
+            break
+    images = len(reference.labels)
+    certificate = Certificate("certified", promise.confidence, metric_name(promise.metric), images, tests=tuple(tests))
+    if certificate.delivered is not None:
+        return certificate
+    reason = "no candidate is likely enough to keep to the budget" if not tests else failure(promise, tests[0], images)
+    return replace(certificate, status="estimated", reason=reason)
+
+
+def failure(promise: Promise, test: Test, images: int) -> str:
+    """Why a test did not pass, in a clause."""
+    what, sure = in_words(promise.metric), f"{100 * promise.confidence:.3g} % confidence"
+    if promise.is_a_drop:
+        lost = 100 * (test.before - test.after)
+        return (
+            f"on the {images:,} confirming images it loses {lost:.1f} points of {what}, and the true loss may be up to "
+            f"{100 * test.bound:.1f} with {sure}"
+        )
+    return (
+        f"on the {images:,} confirming images its {what} is {test.after:.1%}, and the true one may be as low as "
+        f"{test.bound:.1%} with {sure}"
+    )
+
+
+def certifiable(images: int, differing: float = TYPICAL, confidence: float = 0.95) -> float:
+    """The loss of accuracy that so many images certify of a network that loses none on them.
+
+    `differing` is the share of images on which only one of the two networks is right.
+
+    >>> round(certifiable(400), 4)
+    0.0195
+    """
+    half = images * differing / 2
+    return Paired(half, half, images).upper(confidence)
+
+
+def images_needed(drop: float, differing: float = TYPICAL, confidence: float = 0.95, power: float = 0.8) -> int:
+    """How many confirming images certify a loss of at most `drop`, in most cases, of a network that loses none.
+
+    `power` is the share of cases in which they do.
+
+    >>> images_needed(0.01)
+    3199
+    """
+    wanted = NormalDist().inv_cdf(1 - confidence) - NormalDist().inv_cdf(power)
+    low, high = 1, 1 << 40
+    while low < high:
+        middle = (low + high) // 2
+        half = middle * differing / 2
+        low, high = (low, middle) if Paired(half, half, middle).score(drop) <= wanted else (middle + 1, high)
+    return low

@@ -1,0 +1,98 @@
+"""What a budget is counted in: accuracy, other metrics of predicted classes, or a function of the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, TypeAlias, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from basisprune.errors import ConfigError
+from basisprune.training.predict import Predictions
+
+Classes: TypeAlias = npt.NDArray[np.int64]
+Counts: TypeAlias = npt.NDArray[np.float64]
+MetricName: TypeAlias = Literal["accuracy", "balanced", "macro-f1", "worst-class"]
+Metric: TypeAlias = MetricName | Callable[[Classes, Classes], float]
+"""A name, or f(labels, predictions) -> float, of which more is better."""
+
+
+def metric_name(metric: Metric | str) -> str:
+    """What to call it.
+
+    >>> metric_name("macro-f1"), metric_name(max)
+    ('macro-f1', 'max')
+    """
+    return metric if isinstance(metric, str) else getattr(metric, "__name__", type(metric).__name__)
+
+
+def in_words(metric: Metric | str) -> str:
+    """The metric as it is called in a sentence.
+
+    >>> in_words("balanced"), in_words("worst-class")
+    ('balanced accuracy', 'accuracy of the worst class')
+    """
+    words = {"balanced": "balanced accuracy", "macro-f1": "macro F1", "worst-class": "accuracy of the worst class"}
+    name = metric_name(metric)
+    return words.get(name, name)
+
+
+def value_of(metric: Metric, predictions: Predictions) -> float:
+    """The metric of these predictions; classes without images do not count.
+
+    "balanced" is the mean of the accuracies of all classes, "macro-f1" that of their F1 scores, and "worst-class" the
+    accuracy of the class that is worst off. Raises ConfigError if a function returns anything but a finite number.
+    """
+    if metric == "accuracy":
+        return float(predictions.hits.mean())
+    labels, classes = predictions.labels, predictions.classes
+    if not isinstance(metric, str):
+        return _called(metric, labels, classes)
+    return float(of_counts(metric, labels, classes, np.ones((1, len(labels))))[0])
+
+
+def of_counts(metric: MetricName, labels: Classes, answers: Classes, counts: Counts) -> Counts:
+    """The metric for each row of `counts`, which says how often each pair of a label and an answer is there."""
+    size = int(max(labels.max(), answers.max())) + 1
+    right, per_class, said = (np.zeros((len(counts), size)) for _ in range(3))
+    is_right = labels == answers
+    for places, target, chosen in ((labels, right, is_right), (labels, per_class, ...), (answers, said, ...)):
+        np.add.at(target.T, places[chosen], counts.T[chosen])
+    there = per_class > 0
+    if metric == "accuracy":
+        result: Counts = right.sum(1) / per_class.sum(1)
+    elif metric == "macro-f1":
+        scores = 2 * right / np.where(there, per_class + said, 1.0)
+        result = (scores * there).sum(1) / there.sum(1)
+    else:
+        recalls = right / np.where(there, per_class, 1.0)
+        mean = metric == "balanced"
+        result = recalls.sum(1) / there.sum(1) if mean else np.where(there, recalls, np.inf).min(1)
+    return result
+
+
+def check_metric(metric: object) -> list[str]:
+    """What is wrong with a metric, for a list of faults.
+
+    >>> check_metric("f2")
+    ["metric: 'f2' given; allowed are accuracy, balanced, macro-f1, worst-class, or a function(labels, predictions)"]
+    """
+    if callable(metric) or metric in get_args(MetricName):
+        return []
+    allowed = ", ".join(get_args(MetricName))
+    return [f"metric: {metric!r} given; allowed are {allowed}, or a function(labels, predictions)"]
+
+
+def _called(metric: Callable[[Classes, Classes], float], labels: Classes, classes: Classes) -> float:
+    value = metric(labels, classes)
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = float("nan")
+    if not np.isfinite(number):
+        raise ConfigError(
+            f"metric: {metric_name(metric)} returned {value!r} for {len(labels)} images; it must return a finite "
+            "number, the more the better"
+        )
+    return number
