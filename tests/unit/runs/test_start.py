@@ -45,7 +45,7 @@ def test_an_output_in_the_folder_of_the_images_is_refused(tmp_path):
     for name in ("a", "b", "c"):
         (tmp_path / "photos" / name).mkdir(parents=True)
         for index in range(6):
-            Image.new("RGB", (16, 16)).save(tmp_path / "photos" / name / f"{index}.png")
+            Image.new("RGB", (16, 16), (ord(name), index, 0)).save(tmp_path / "photos" / name / f"{index}.png")
     given = job(str(tmp_path / "photos"))
     (tmp_path / "link").symlink_to(tmp_path / "photos")
     for place in ("photos", "photos/out", "photos/a/out", "link/out", "photos/../photos/out"):
