@@ -13,7 +13,7 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
 
-from basisprune.errors import ConfigError
+from basisprune.errors import BasisPruneError, ConfigError, ModelError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -26,7 +26,8 @@ _PARTS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 def takes(function: Callable[P, T]) -> Callable[P, T]:
     """The function, which raises ConfigError that lists all arguments of a type that its signature does not allow.
 
-    Annotations that cannot be told from outside, such as those of a callable's arguments, are not looked at.
+    Annotations that cannot be told from outside, such as those of a callable's arguments, are not looked at. Where the
+    function fails because of what a network is made of, as of another precision, it raises ModelError that says so.
 
     >>> @takes
     ... def repeat(text: str, times: int | None = None) -> str:
@@ -47,7 +48,16 @@ def takes(function: Callable[P, T]) -> Callable[P, T]:
         ]
         if faults:
             raise ConfigError.of(function.__name__, faults)
-        return function(*args, **kwargs)
+        try:
+            return function(*args, **kwargs)
+        except BasisPruneError:
+            raise
+        except Exception as error:
+            from basisprune.torchkit.kinds import why_it_fails  # loads torch, which the function has loaded by now
+
+            if why := why_it_fails(bound.arguments.values()):
+                raise ModelError(f"{function.__name__}: {why} ({str(error)[:300]})") from error
+            raise
 
     return checked
 

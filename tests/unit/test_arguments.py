@@ -16,7 +16,7 @@ from torch import nn
 
 import basisprune
 from basisprune.arguments import fits, takes
-from basisprune.errors import BasisPruneError, ConfigError
+from basisprune.errors import BasisPruneError, ConfigError, ModelError
 from basisprune.listener import Listener, Silence
 
 FUNCTIONS = [name for name in basisprune.__all__ if inspect.isfunction(getattr(basisprune, name))]
@@ -92,3 +92,56 @@ def test_no_argument_of_a_wrong_type_gets_further_than_a_message(name, tmp_path,
             with contextlib.suppress(BasisPruneError):  # or it is not needed, and never looked at
                 function(**base | {parameter.name: odd})
     assert list(tmp_path.iterdir()) == []
+
+
+# ------------------------------------------------------------------------------- networks that are not what they seem
+
+IMAGES = torch.zeros(2, 3, 16, 16)
+WORK = {
+    "evaluate": lambda model: basisprune.evaluate(model, tiny_images(6)),
+    "predict": lambda model: basisprune.predict(model, tiny_images(6)),
+    "taylor_scores": lambda model: basisprune.taylor_scores(model, batches()),
+    "basis_loss": lambda model: basisprune.basis_loss(model, batches()),
+    "basis_statistics": lambda model: basisprune.basis_statistics(model, batches()),
+    "fold": lambda model: basisprune.fold(model, IMAGES),
+}
+
+
+def batches() -> basisprune.PreparedBatches:
+    return basisprune.PreparedBatches(tiny_images(6), tiny_decomposed().input_spec, batch_size=3)
+
+
+@pytest.mark.parametrize("name", WORK)
+@pytest.mark.parametrize("change", ["half", "double", "meta"])
+def test_a_network_of_another_kind_is_named_where_it_fails(name, change):
+    model = tiny_decomposed()
+    model = model.to("meta") if change == "meta" else getattr(model, change)()
+    wanted = "on the meta device" if change == "meta" else r"weights of torch\.float\d\d was given; pass model\.float"
+    with pytest.raises(ModelError, match=f"^{name}: .*{wanted}"):
+        WORK[name](model)
+
+
+@pytest.mark.parametrize("name", ["taylor_scores", "basis_loss"])
+def test_what_needs_gradients_says_so_or_works_without(name):
+    with torch.no_grad(), contextlib.suppress(BasisPruneError):
+        WORK[name](tiny_decomposed())
+    with torch.inference_mode(), pytest.raises(ModelError, match="it was called without gradients"):
+        WORK[name](tiny_decomposed())
+
+
+def test_another_default_precision_is_named_where_something_fails():
+    torch.set_default_dtype(torch.float64)
+    try:
+        with pytest.raises(ModelError, match=r"default dtype is torch\.float64"):
+            WORK["evaluate"](tiny_decomposed())
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_a_fault_of_ours_stays_what_it_is():
+    @takes
+    def fail(model: nn.Module) -> None:
+        raise RuntimeError("a bug")
+
+    with pytest.raises(RuntimeError, match="a bug"):
+        fail(tiny_decomposed())

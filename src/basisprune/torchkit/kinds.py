@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
@@ -33,6 +35,32 @@ def refuse_odd(model: nn.Module) -> None:
         raise ModelError(f"{kinds[0]} given; pass the plain network that it was made of, with its weights")
 
 
+def why_it_fails(given: Iterable[object]) -> str:
+    """What is odd about the networks among the arguments of a call that failed, or about torch; empty if nothing is.
+
+    >>> why_it_fails([nn.Linear(2, 2)]), why_it_fails([3, nn.Linear(2, 2).double()])
+    ('', 'a network with weights of torch.float64 was given; pass model.float()')
+    """
+    values = [each for value in given for each in (value.values() if isinstance(value, Mapping) else [value])]
+    for model in (value for value in values if isinstance(value, nn.Module)):
+        if kinds := odd_kinds(model):
+            return f"{kinds[0]} was given; pass the plain network that it was made of, with its weights"
+        if torch.get_default_dtype() == torch.float32 and (others := _other_precisions(model)):
+            return f"a network with weights of {others} was given; pass model.float()"
+    if torch.get_default_dtype() != torch.float32:
+        return (
+            f"torch's default dtype is {torch.get_default_dtype()}; call torch.set_default_dtype(torch.float32) first"
+        )
+    if torch.is_inference_mode_enabled() or not torch.is_grad_enabled():
+        return "it was called without gradients; call it outside of torch.no_grad() and torch.inference_mode()"
+    return ""
+
+
+def _other_precisions(model: nn.Module) -> str:
+    others = {part.dtype for part in model.parameters() if part.is_floating_point()} - {torch.float32}
+    return ", ".join(sorted(map(str, others)))
+
+
 def refuse_untrainable(model: nn.Module, where: str) -> None:
     """Raises ConfigError or ModelError unless the network can be trained here and now, in float32."""
     if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
@@ -43,7 +71,5 @@ def refuse_untrainable(model: nn.Module, where: str) -> None:
             "torch.set_default_dtype(torch.float32) first"
         )
     refuse_odd(model)
-    others = {part.dtype for part in model.parameters() if part.is_floating_point()} - {torch.float32}
-    if others:
-        found = ", ".join(sorted(map(str, others)))
-        raise ModelError(f"{where}: the network has weights of {found}; float32 is needed: pass model.float()")
+    if others := _other_precisions(model):
+        raise ModelError(f"{where}: the network has weights of {others}; float32 is needed: pass model.float()")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
-from commands import invoke
+from commands import compress_into, invoke
 
 import basisprune
 import basisprune.demo
@@ -54,3 +55,150 @@ def test_a_typo_is_answered_with_what_is_allowed(words, code, hint, tmp_path, mo
     assert hint in re.sub(r"\s+", " ", result.stderr)
     assert "Traceback" not in result.output
     assert list(tmp_path.iterdir()) == []
+
+
+# ------------------------------------------------------------------------------- what nobody means well with
+
+FACTORIES = """
+import torch
+from tiny import tiny_backbone
+
+def half(): return tiny_backbone().half()
+def double(): return tiny_backbone().double()
+def meta(): return tiny_backbone().to("meta")
+def ends(): raise SystemExit(0)
+"""
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch) -> Path:
+    """An empty folder to work in, with modules beside it that a command line may name."""
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "factories.py").write_text(FACTORIES)
+    (code / "raises.py").write_text("raise RuntimeError('boom')\n")
+    (code / "exits.py").write_text("import sys\nsys.exit(0)\n")
+    (tmp_path / "work").mkdir()
+    monkeypatch.syspath_prepend(code)
+    monkeypatch.chdir(tmp_path / "work")
+    return tmp_path / "work"
+
+
+def said(result) -> str:
+    assert result.exit_code in (1, 2), result.output
+    assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
+    assert len(result.output) < 3000
+    return re.sub(r"\s+", " ", result.stderr)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--target-params", "1e400", "expected a number such as"),
+        ("--target-macs", "1e400", "expected a number such as"),
+        ("--target-latency", "1e400", "expected a time such as"),
+        ("--max-drop", "nan", "expected a percentage"),
+        ("--seed", 2**64, "seed: 18446744073709551616 given, at most"),
+        ("--seed", 10**12, "seed: 1000000000000 given, at most"),
+        ("--seed", -1, "seed: -1 given, at least 0"),
+        ("--size", 100_000_000, "size: 100000000 given, at most 16384"),
+        ("--size", 0, "size: 0 given, at least 1"),
+        ("--epochs", 10**30, "epochs: 1e+30 given, at most"),
+        ("--limit", 0, "limit: 0 given, at least 1"),
+        ("--data", "~nouser/x", "'~nouser/x' given"),
+        ("--data", "x" * 5000, "(5,000 characters)' given, which cannot be a path"),
+        ("--data", "a\0b", "which cannot be a path"),
+        ("--output", "~nouser/x", "output: '~nouser/x' given"),
+        ("--output", "x" * 5000, "which cannot be a path"),
+        ("--output", "a\udcff", "is not UTF-8"),
+        ("--model", "x" * 5000, "File name too long"),
+        ("--model", "a\0b", "timm has no model"),
+        ("--model", ".rel:x", "is not a factory"),
+        ("--model", "raises:x", "cannot import raises: RuntimeError: boom"),
+        ("--model", "exits:x", "cannot import exits: it ends the program"),
+        ("--model", "factories:ends", "it ends the program"),
+        ("--model", "factories:half", "float16; float32 is needed"),
+        ("--model", "factories:double", "float64; float32 is needed"),
+        ("--model", "factories:meta", "a network on the meta device"),
+        ("--config", "/dev/zero", "it is a device, no file"),
+    ],
+)
+def test_a_hostile_option_is_answered_by_the_dry_run(option, value, message, place, photos):
+    assert message in said(compress_into("out", photos, option, value, "--dry-run"))
+    assert list(place.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("inspect", "resnet18", "--size", 0), "input_size: 0 given"),
+        (("inspect", "resnet18", "--size", 10**8), "(height, width) of 1 to 16384 pixels"),
+        (("inspect", "resnet18", "--classes", 10**12), "1 to 1,000,000 are possible"),
+        (("inspect", "x" * 5000), "File name too long"),
+        (("predict", "x" * 5000, "image.jpg"), "File name too long"),
+        (("predict", "/dev/zero", "image.jpg"), "is not a result"),
+        (("evaluate", "."), "is not a result"),
+    ],
+)
+def test_a_hostile_command_is_answered(words, message, place):
+    assert message in said(invoke(*words))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("recipe: [quick]", "a name is needed"),
+        ("recipe: 5", "a name is needed"),
+        ("recipe: true", "a name is needed"),
+        ("5", "a mapping is needed"),
+        ("true", "a mapping is needed"),
+        ("recipe: {train: {weight_decay: .nan}}", "recipe.train.weight_decay: nan given"),
+        ("recipe: {train: {batch_size: 1" + "0" * 30 + "}}", "recipe.train.batch_size: a number beyond"),
+        ("epochs: " + "9" * 5000, "is not valid YAML"),
+        ("data: [1]", "data: [1] given; a string is needed"),
+    ],
+)
+def test_a_hostile_file_of_settings_is_answered(text, message, place, photos):
+    (place.parent / "odd.yaml").write_text(text)
+    assert message in said(compress_into("out", photos, "--config", place.parent / "odd.yaml", "--dry-run"))
+    assert list(place.iterdir()) == []
+
+
+def test_a_dry_run_refuses_what_the_run_would_refuse(place, photos, monkeypatch):
+    for dry in ((), ("--dry-run",)):
+        assert "lies in the folder of the images" in said(compress_into(photos / "out", photos, *dry))
+    (place / "notes.txt").write_text("mine")
+    for dry in ((), ("--dry-run",)):
+        assert "contains notes.txt but no config.yaml" in said(compress_into(place, photos, *dry))
+    monkeypatch.setattr("basisprune.deploy.export.runtime.find_spec", lambda _name: None)
+    for dry in ((), ("--dry-run",)):
+        assert "basisprune[onnx]" in said(compress_into("out", photos, "--int8", *dry))
+    assert [path.name for path in place.iterdir()] == ["notes.txt"]
+    assert not (photos / "out").exists()
+
+
+def test_a_model_folder_is_told_for_what_it_is(place, photos, compressed):
+    folder, _ = compressed
+    (place / "empty").mkdir()
+    (place / "begun").mkdir()
+    (place / "begun" / "config.yaml").write_text("seed: 0\n")
+    expected = {
+        folder: f"is the folder of a run; pass the bundle in it, {folder / 'model'}",
+        place / "begun": "is the folder of a run that has not written its model yet",
+        place / "empty": "is neither a bundle nor a run: it is empty",
+        photos: "is neither a bundle nor a run: it holds blue, green, red",
+        folder / "model": "this bundle is folded and cannot be trained",
+    }
+    for path, message in expected.items():
+        assert message in said(compress_into("out", photos, "--model", path, "--dry-run"))
+
+
+def test_a_run_whose_files_are_not_utf_8_says_so(place, compressed, photos):
+    folder, _ = compressed
+    copy = place / "copy"
+    copy.mkdir()
+    for name in ("config.yaml", "model.onnx", "summary.json"):
+        (copy / name).write_bytes((folder / name).read_bytes())
+    (copy / "config.yaml").write_bytes(b"\xff" + (folder / "config.yaml").read_bytes())
+    image = next((photos / "red").iterdir())
+    assert "has not written its model yet" in said(invoke("predict", copy, image))
