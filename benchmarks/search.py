@@ -24,8 +24,9 @@ from basisprune.budget import Budget
 from basisprune.data import take
 from basisprune.frameworks import Framework, FrameworkName, Move, find_framework
 from basisprune.outlook import Outlook
-from basisprune.pipeline import Pipeline, State
+from basisprune.pipeline import Pipeline
 from basisprune.search import Search, SearchConfig
+from basisprune.states import State
 
 IMAGES, VAL_IMAGES, TEST_IMAGES, SIDE, PASSES = 2000, 1000, 5000, 32, 3
 

@@ -27,7 +27,7 @@ from basisprune import (
 )
 from basisprune.basis.layers import basis_pairs
 from basisprune.frameworks import Framework, Move, Step
-from basisprune.pipeline import FULLY, State, Tuning
+from basisprune.states import FULLY, State, Tuning
 from basisprune.training.trainable import find_classifiers, set_trainable
 from basisprune.transfer.model import spec_of
 from basisprune.types import LayerScores, Scores

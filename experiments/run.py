@@ -35,8 +35,8 @@ from basisprune.data import Splits, load_data, take
 from basisprune.files import write_text
 from basisprune.frameworks import Steps, named
 from basisprune.listener import Silence
-from basisprune.pipeline import State
 from basisprune.search import Search
+from basisprune.states import State
 from basisprune.training.intervals import Paired, wilson_interval
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))

@@ -39,7 +39,7 @@ from .importance import taylor_scores as taylor_scores
 from .joint_plan import plan_together as plan_together
 from .listener import Listener as Listener
 from .pipeline import Pipeline as Pipeline
-from .pipeline import Pruned as Pruned
+from .states import Pruned as Pruned
 from .pipeline import run as run
 from .plan import PlanConfig as PlanConfig
 from .plan import plan_basis as plan_basis

@@ -11,7 +11,7 @@ from torch import nn
 from basisprune.budget import Budget
 from basisprune.certify import Certificate, Standard
 from basisprune.frameworks import POLISHED, Axis, Steps
-from basisprune.pipeline import State
+from basisprune.states import State
 from basisprune.training.history import EpochRecord
 from basisprune.training.intervals import Paired, wilson_interval
 from basisprune.training.metrics import value_of

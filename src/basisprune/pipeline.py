@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 
@@ -42,6 +41,7 @@ from basisprune.plan import PlanConfig, plan_basis, plan_filters
 from basisprune.prune import prune_basis, prune_filters
 from basisprune.recipes import Recipe, find_recipe
 from basisprune.stage_store import StageStore, fingerprint
+from basisprune.states import FULLY, NOT_AT_ALL, Plan, Pruned, Stage, State, Tuning
 from basisprune.torchkit.moments import OutputStatistics
 from basisprune.torchkit.surgery import find_layers
 from basisprune.training.config import TrainConfig
@@ -51,89 +51,10 @@ from basisprune.training.loop import Session, fit
 from basisprune.training.predict import Predictions, predict
 from basisprune.training.trainable import classes_of, set_trainable
 from basisprune.transfer.model import spec_of
-from basisprune.types import OUTPUT, BasisPlan, Coupling, FilterPlan, Scores
+from basisprune.types import OUTPUT, Coupling, Scores
 
-Plan = BasisPlan | FilterPlan
 ScoredFilters: TypeAlias = tuple[Coupling, Scores, Mapping[str, OutputStatistics] | None]
 """Which filters go together, what they are worth, and statistics if the recipe compensates for removed ones."""
-
-
-@dataclass(frozen=True)
-class Tuning:
-    """How long a pruned network is tuned: for all epochs of the recipe, or fewer.
-
-    Tuning ends as soon as the validation accuracy is `enough`, or is below `hopeless` after an epoch. With `skip`
-    it does not start at all.
-    """
-
-    enough: float | None = None
-    hopeless: float | None = None
-    skip: bool = False
-
-    def may_end(self, epochs: int, accuracy: float) -> bool:
-        """Whether tuning may end after this many epochs with this validation accuracy."""
-        if self.skip or (self.enough is not None and accuracy >= self.enough):
-            return True
-        return epochs > 0 and self.hopeless is not None and accuracy < self.hopeless
-
-
-FULLY, NOT_AT_ALL = Tuning(), Tuning(skip=True)
-
-
-@dataclass(frozen=True)
-class Stage:
-    """A network at one stage: its accuracy on held-out images, and what it costs."""
-
-    name: str
-    accuracy: float
-    parameters: int
-    trainable: int
-    macs: int
-    history: tuple[EpochRecord, ...] = ()
-
-
-@dataclass(frozen=True)
-class Pruned:
-    """The result of a framework, with its plans; `stages` has the validation accuracy and size along the way.
-
-    `test_accuracy` is that of the final model on the test images, None if there are none.
-    """
-
-    framework: str
-    model: nn.Module
-    stages: tuple[Stage, ...]
-    plans: tuple[Plan, ...]
-    test_accuracy: float | None
-
-
-@dataclass(frozen=True)
-class State:
-    """A network under way: the steps that led to it, their stages and plans, and what it gets right.
-
-    `hits` are the validation images that it classifies correctly, `predictions` what it says of each.
-    """
-
-    steps: Steps
-    model: nn.Module
-    stages: tuple[Stage, ...] = ()
-    plans: tuple[Plan, ...] = ()
-    hits: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
-    predictions: Predictions | None = None
-
-    @property
-    def answers(self) -> Predictions:
-        """What it says of the validation images; of a state that only knows its hits, 1 for a hit."""
-        ones = np.ones(len(self.hits), dtype=np.int64)
-        return self.predictions or Predictions(self.hits.astype(np.int64), ones.astype(np.float64), ones)
-
-    @property
-    def name(self) -> str:
-        """The steps in words."""
-        return named(self.steps)
-
-    def after(self, step: Step) -> Steps:
-        """The steps of the network after this further step."""
-        return (*self.steps, step)
 
 
 @dataclass

@@ -17,7 +17,8 @@ from basisprune.deploy.fold import deploy
 from basisprune.deploy.latency import Backend, measure_latency
 from basisprune.errors import ConfigError, TooMuchError
 from basisprune.frameworks import DECOMPOSED, Framework, FrameworkName, Move, find_framework
-from basisprune.pipeline import FULLY, NOT_AT_ALL, Pipeline, State, Tuning
+from basisprune.pipeline import Pipeline
+from basisprune.states import FULLY, NOT_AT_ALL, State, Tuning
 from basisprune.stepping import Attempt, Stepping
 
 

@@ -30,7 +30,7 @@ from basisprune.basis.decompose import decompose
 from basisprune.costs import measure
 from basisprune.data import load_data
 from basisprune.frameworks import DENSE
-from basisprune.pipeline import NOT_AT_ALL, State
+from basisprune.states import NOT_AT_ALL, State
 from basisprune.torchkit.surgery import find_layers
 from basisprune.transfer.model import transfer_model
 

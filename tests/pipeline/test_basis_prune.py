@@ -16,8 +16,9 @@ from basisprune.data import Splits, load_data
 from basisprune.errors import CheckpointError, ConfigError, DataError, PlanError
 from basisprune.frameworks import BASIS
 from basisprune.listener import Silence, TrainingStep
-from basisprune.pipeline import NOT_AT_ALL, Pipeline, Tuning, run
+from basisprune.pipeline import Pipeline, run
 from basisprune.recipes import RECIPES, Recipe
+from basisprune.states import NOT_AT_ALL, Tuning
 from basisprune.training.evaluation import evaluate
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -12,7 +12,7 @@ from basisprune.budget import Budget
 from basisprune.candidates import ALL, Candidate, Found, Size, Trial, really_kept, share
 from basisprune.certify import Promise, Standard
 from basisprune.frameworks import DECOMPOSED, POLISHED, Step
-from basisprune.pipeline import Stage, State
+from basisprune.states import Stage, State
 from basisprune.training.history import EpochRecord
 from basisprune.types import BasisPlan, Coupling, FilterPlan, Group, GroupPlan, LayerPlan
 

@@ -12,7 +12,8 @@ from torch import nn
 from basisprune.budget import Ratios
 from basisprune.data import load_data
 from basisprune.frameworks import DECOMPOSED, DENSE, FRAMEWORKS, Framework, Move, Step
-from basisprune.pipeline import FULLY, NOT_AT_ALL, Pipeline, Stage, State, Tuning, _step_ratio
+from basisprune.pipeline import Pipeline, _step_ratio
+from basisprune.states import FULLY, NOT_AT_ALL, Stage, State, Tuning
 
 accuracies = st.floats(0, 1)
 

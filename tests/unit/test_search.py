@@ -17,9 +17,9 @@ from basisprune.errors import ConfigError, TooMuchError
 from basisprune.frameworks import POLISHED, Framework, Move, Step
 from basisprune.listener import Silence
 from basisprune.outlook import Outlook
-from basisprune.pipeline import FULLY, NOT_AT_ALL, Stage, State, Tuning
 from basisprune.recipes import RECIPES, Recipe
 from basisprune.search import Search, SearchConfig
+from basisprune.states import FULLY, NOT_AT_ALL, Stage, State, Tuning
 from basisprune.types import BasisPlan, LayerPlan
 
 IMAGES = 1000

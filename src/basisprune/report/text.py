@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from basisprune.costs import ModelReport
-from basisprune.pipeline import Pruned
 from basisprune.report.html import change, comparison, exact
 from basisprune.results import RunSummary
+from basisprune.states import Pruned
 
 
 def layer_table(report: ModelReport) -> str:

@@ -204,7 +204,11 @@ def certifiable_here(promise: Promise, data: Splits) -> str:
         return f"{said}."
     needed = images_needed(budget.max_drop, TYPICAL, promise.confidence) if budget.max_drop > 0 else None
     points = f"{100 * budget.max_drop:.3g} point{'' if budget.max_drop == 0.01 else 's'}"
-    more = f"; {points} needs about {needed:,}" if needed else f"; {points} cannot be certified with any number"
+    more = (
+        f"; {points} needs about {needed:,}, to pass in four of five cases"
+        if needed
+        else f"; {points} cannot be certified with any number"
+    )
     return f"{said}{more}. To have more certified: {_remedies(promise)}."
 
 

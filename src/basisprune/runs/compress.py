@@ -19,7 +19,7 @@ from basisprune.deploy.export.runtime import has_onnx
 from basisprune.errors import ConfigError
 from basisprune.files import user_path
 from basisprune.listener import Listener, Silence
-from basisprune.pipeline import Pipeline, State
+from basisprune.pipeline import Pipeline
 from basisprune.report.html import write_report
 from basisprune.results import RunSummary
 from basisprune.runs.certifying import NO_FILES, Certified, Certifier, Files, certifiable_here
@@ -31,6 +31,7 @@ from basisprune.runs.output import OutputFolder
 from basisprune.runs.start import check_start
 from basisprune.runs.summary import summarise
 from basisprune.search import Search
+from basisprune.states import State
 
 
 @dataclass(frozen=True)

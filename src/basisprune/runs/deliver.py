@@ -21,13 +21,13 @@ from basisprune.deploy.latency import Backend, LatencyReport, measure_latency
 from basisprune.errors import BasisPruneError, MissingExtraError
 from basisprune.files import atomic, file_digest
 from basisprune.listener import Listener
-from basisprune.pipeline import Plan
 from basisprune.report.html import write_report
 from basisprune.results import DeliveredFile, RunSummary
 from basisprune.runs.certifying import NO_FILES, Files
 from basisprune.runs.exporting import Exporter
 from basisprune.runs.output import BUNDLE, CHECKSUMS, INT8, ONNX, REPORT, SUMMARY
 from basisprune.runs.summary import rounds
+from basisprune.states import Plan
 from basisprune.training.intervals import wilson_interval
 from basisprune.transfer.model import spec_of
 

@@ -8,10 +8,10 @@ from torch import nn
 
 from basisprune.basis.decompose import decompose
 from basisprune.costs import measure
-from basisprune.pipeline import Pruned, Stage
 from basisprune.prune import prune_basis
 from basisprune.report import framework_table, layer_table
 from basisprune.report.text import text_table
+from basisprune.states import Pruned, Stage
 from basisprune.types import BasisPlan, LayerPlan
 
 

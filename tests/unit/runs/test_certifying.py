@@ -15,10 +15,10 @@ from basisprune.certify import Promise
 from basisprune.data import ArrayImages, Splits
 from basisprune.frameworks import DENSE, Step
 from basisprune.listener import Silence
-from basisprune.pipeline import Stage, State
 from basisprune.runs import certifying
 from basisprune.runs.certifying import Certifier, certifiable_here
 from basisprune.runs.exporting import Exporter
+from basisprune.states import Stage, State
 from basisprune.training.predict import Predictions
 
 PROMISE = Promise(Budget(max_drop=0.01))

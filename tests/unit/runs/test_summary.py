@@ -15,7 +15,6 @@ from basisprune.candidates import Candidate, Found, Size, Trial
 from basisprune.certify import Certificate, Promise, Standard, Test
 from basisprune.data import ArrayImages
 from basisprune.frameworks import DECOMPOSED
-from basisprune.pipeline import Stage, State
 from basisprune.runs.options import RunConfig
 from basisprune.runs.summary import (
     HeldOut,
@@ -28,6 +27,7 @@ from basisprune.runs.summary import (
     verdict,
     warnings,
 )
+from basisprune.states import Stage, State
 from basisprune.training.predict import Predictions
 
 DROP, PARAMS, FIXED = Budget(max_drop=0.01), Budget(target_params=300), Ratios(0.5)

@@ -1,0 +1,94 @@
+"""A network under way: how it came about, how good it is on the way, and how long it is tuned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+from torch import nn
+
+from basisprune.frameworks import Step, Steps, named
+from basisprune.training.history import EpochRecord
+from basisprune.training.predict import Predictions
+from basisprune.types import BasisPlan, FilterPlan
+
+Plan = BasisPlan | FilterPlan
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """How long a pruned network is tuned: for all epochs of the recipe, or fewer.
+
+    Tuning ends as soon as the validation accuracy is `enough`, or is below `hopeless` after an epoch. With `skip`
+    it does not start at all.
+    """
+
+    enough: float | None = None
+    hopeless: float | None = None
+    skip: bool = False
+
+    def may_end(self, epochs: int, accuracy: float) -> bool:
+        """Whether tuning may end after this many epochs with this validation accuracy."""
+        if self.skip or (self.enough is not None and accuracy >= self.enough):
+            return True
+        return epochs > 0 and self.hopeless is not None and accuracy < self.hopeless
+
+
+FULLY, NOT_AT_ALL = Tuning(), Tuning(skip=True)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A network at one stage: its accuracy on held-out images, and what it costs."""
+
+    name: str
+    accuracy: float
+    parameters: int
+    trainable: int
+    macs: int
+    history: tuple[EpochRecord, ...] = ()
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """The result of a framework, with its plans; `stages` has the validation accuracy and size along the way.
+
+    `test_accuracy` is that of the final model on the test images, None if there are none.
+    """
+
+    framework: str
+    model: nn.Module
+    stages: tuple[Stage, ...]
+    plans: tuple[Plan, ...]
+    test_accuracy: float | None
+
+
+@dataclass(frozen=True)
+class State:
+    """A network under way: the steps that led to it, their stages and plans, and what it gets right.
+
+    `hits` are the validation images that it classifies correctly, `predictions` what it says of each.
+    """
+
+    steps: Steps
+    model: nn.Module
+    stages: tuple[Stage, ...] = ()
+    plans: tuple[Plan, ...] = ()
+    hits: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
+    predictions: Predictions | None = None
+
+    @property
+    def answers(self) -> Predictions:
+        """What it says of the validation images; of a state that only knows its hits, 1 for a hit."""
+        ones = np.ones(len(self.hits), dtype=np.int64)
+        return self.predictions or Predictions(self.hits.astype(np.int64), ones.astype(np.float64), ones)
+
+    @property
+    def name(self) -> str:
+        """The steps in words."""
+        return named(self.steps)
+
+    def after(self, step: Step) -> Steps:
+        """The steps of the network after this further step."""
+        return (*self.steps, step)
