@@ -11,7 +11,7 @@ import numpy.typing as npt
 from promise_ladder import Ladder
 
 from basisprune.budget import Budget
-from basisprune.certify import Entry, Promise, Standard, certify, in_order
+from basisprune.budget.certify import Entry, Promise, Standard, certify, in_order
 from basisprune.training.intervals import Paired
 from basisprune.training.predict import Predictions
 

@@ -22,7 +22,7 @@ from promise_ladder import Ladder
 from promise_rules import BOUND, CERTIFIED, OLD, RULES, SETTINGS, Result, Setting, judge
 from sections import bold, percent, points, table
 
-from basisprune.certify import certifiable, images_needed
+from basisprune.budget.certify import certifiable, images_needed
 from basisprune.files import write_text
 
 ROOT = Path(__file__).parent.parent

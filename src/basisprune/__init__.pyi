@@ -39,7 +39,6 @@ from .importance import taylor_scores as taylor_scores
 from .joint_plan import plan_together as plan_together
 from .listener import Listener as Listener
 from .pipeline import Pipeline as Pipeline
-from .states import Pruned as Pruned
 from .pipeline import run as run
 from .plan import PlanConfig as PlanConfig
 from .plan import plan_basis as plan_basis
@@ -54,6 +53,7 @@ from .report import layer_table as layer_table
 from .runs.compress import Compressed as Compressed
 from .runs.compress import compress as compress
 from .search import SearchConfig as SearchConfig
+from .states import Pruned as Pruned
 from .training.config import TrainConfig as TrainConfig
 from .training.evaluation import evaluate as evaluate
 from .training.loop import Session as Session

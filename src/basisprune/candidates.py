@@ -9,7 +9,7 @@ from typing import TypeAlias
 from torch import nn
 
 from basisprune.budget import Budget
-from basisprune.certify import Certificate, Standard
+from basisprune.budget.certify import Certificate, Standard
 from basisprune.frameworks import POLISHED, Axis, Steps
 from basisprune.states import State
 from basisprune.training.history import EpochRecord

@@ -12,8 +12,8 @@ from typing import Literal, TypeAlias
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from basisprune.budget import Budget, Goal
+from basisprune.budget.certify import Certificate, Test
 from basisprune.candidates import Candidate
-from basisprune.certify import Certificate, Test
 from basisprune.costs import LayerReport
 from basisprune.deploy.latency import LatencyReport
 from basisprune.errors import CheckpointError

@@ -9,8 +9,8 @@ from typing import get_args
 from torch import nn
 
 from basisprune.budget import Budget, Goal, Ratios
+from basisprune.budget.certify import EQUAL, Entry, Promise, Standard, in_order
 from basisprune.candidates import ALL, Candidate, Found, Shares, Size, Trial
-from basisprune.certify import EQUAL, Entry, Promise, Standard, in_order
 from basisprune.costs import measure
 from basisprune.deploy.export.runtime import has_onnx
 from basisprune.deploy.fold import deploy

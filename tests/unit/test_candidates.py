@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from basisprune.budget import Budget
+from basisprune.budget.certify import Promise, Standard
 from basisprune.candidates import ALL, Candidate, Found, Size, Trial, really_kept, share
-from basisprune.certify import Promise, Standard
 from basisprune.frameworks import DECOMPOSED, POLISHED, Step
 from basisprune.states import Stage, State
 from basisprune.training.history import EpochRecord

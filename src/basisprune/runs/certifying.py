@@ -10,8 +10,7 @@ from tempfile import TemporaryDirectory
 
 from torch import nn
 
-from basisprune.candidates import Found
-from basisprune.certify import (
+from basisprune.budget.certify import (
     TYPICAL,
     Certificate,
     Promise,
@@ -21,6 +20,7 @@ from basisprune.certify import (
     certify,
     images_needed,
 )
+from basisprune.candidates import Found
 from basisprune.data import LabelledImages, Splits
 from basisprune.deploy.export.evaluating import predict_onnx
 from basisprune.errors import BasisPruneError
@@ -204,12 +204,10 @@ def certifiable_here(promise: Promise, data: Splits) -> str:
         return f"{said}."
     needed = images_needed(budget.max_drop, TYPICAL, promise.confidence) if budget.max_drop > 0 else None
     points = f"{100 * budget.max_drop:.3g} point{'' if budget.max_drop == 0.01 else 's'}"
-    more = (
-        f"; {points} needs about {needed:,}, to pass in four of five cases"
-        if needed
-        else f"; {points} cannot be certified with any number"
+    enough = (
+        f"needs about {needed:,}, to pass in four of five cases" if needed else "cannot be certified with any number"
     )
-    return f"{said}{more}. To have more certified: {_remedies(promise)}."
+    return f"{said}; {points} {enough}. To have more certified: {_remedies(promise)}."
 
 
 def _remedies(promise: Promise) -> str:

@@ -10,8 +10,8 @@ from typing import Unpack, cast
 from torch import nn
 
 from basisprune.budget import Budget
+from basisprune.budget.certify import Promise, Standard
 from basisprune.candidates import Candidate, Found
-from basisprune.certify import Promise, Standard
 from basisprune.data import Splits
 from basisprune.data.load import Source
 from basisprune.data.roles import keep_images

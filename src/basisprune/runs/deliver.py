@@ -12,7 +12,7 @@ from accelerate import PartialState
 from pydantic import JsonValue
 from torch import nn
 
-from basisprune.certify import Standard
+from basisprune.budget.certify import Standard
 from basisprune.data import Splits
 from basisprune.deploy.bundle import save_pretrained
 from basisprune.deploy.export import evaluate_onnx

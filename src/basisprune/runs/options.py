@@ -9,7 +9,7 @@ from typing import TypedDict, cast, get_args, get_type_hints
 from pydantic import JsonValue
 
 from basisprune.budget import Budget, Goal, Ratios
-from basisprune.certify import Promise, check_confidence
+from basisprune.budget.certify import Promise, check_confidence
 from basisprune.data.arguments import LARGEST_SEED as LARGEST_LIMIT
 from basisprune.data.arguments import LARGEST_SIDE, whole
 from basisprune.data.load import TEST_FRACTION, VAL_FRACTION

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from basisprune.basis.layers import BasisPair
 from basisprune.budget import Budget, Goal
+from basisprune.budget.certify import Certificate
 from basisprune.candidates import Found, share
-from basisprune.certify import Certificate
 from basisprune.data import LabelledImages
 from basisprune.deploy.latency import measure_latency
 from basisprune.deploy.layer_costs import layer_reports, weight_bytes

@@ -10,8 +10,8 @@ from tiny import tiny_images
 from torch import nn
 
 from basisprune.budget import Budget
+from basisprune.budget.certify import Promise
 from basisprune.candidates import Candidate, Found, Size, Trial
-from basisprune.certify import Promise
 from basisprune.data import ArrayImages, Splits
 from basisprune.frameworks import DENSE, Step
 from basisprune.listener import Silence

@@ -11,8 +11,8 @@ from tiny import tiny_images
 from torch import nn
 
 from basisprune.budget import Budget, Goal, Ratios
+from basisprune.budget.certify import Certificate, Promise, Standard, Test
 from basisprune.candidates import Candidate, Found, Size, Trial
-from basisprune.certify import Certificate, Promise, Standard, Test
 from basisprune.data import ArrayImages
 from basisprune.frameworks import DECOMPOSED
 from basisprune.runs.options import RunConfig

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from basisprune.budget import Budget
-from basisprune.certify import (
+from basisprune.budget.certify import (
     LIKELY,
     Entry,
     Promise,
