@@ -24,7 +24,7 @@ from basisprune.training.progress import SearchProgress, duration
 from basisprune.transfer.model import ModelSource, TransferModel, transfer_model
 
 MODEL = "tf_efficientnet_lite0"
-TRAIN_EPOCHS, TUNE_EPOCHS = 4, 2
+TRAIN_EPOCHS, TUNE_EPOCHS = 4, 5
 
 
 def demo_model(num_classes: int = 10, *, input_size: int = 64) -> TransferModel:
