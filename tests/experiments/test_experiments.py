@@ -285,8 +285,8 @@ def assets(tmp_path, monkeypatch):
     labels = np.arange(30) % 10
     for dataset in DATASETS:
         shape = (30, 8, 8, 3) if dataset == "cifar10" else (30, 8, 8)
-        images = np.zeros(shape, dtype=np.uint8)
-        arrays = {"x_train": images, "y_train": labels, "x_test": images, "y_test": labels}
+        images = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)  # no image is a copy of another
+        arrays = {"x_train": images, "y_train": labels, "x_test": 255 - images, "y_test": labels}
         np.savez(tmp_path / "data" / f"{dataset}.npz", **arrays)
     create = cache(timm.create_model)
     asked = set()

@@ -23,6 +23,7 @@ from basisprune.data.opening import reread, white_of
 from basisprune.data.reading import Reading
 from basisprune.deploy.bundle import holds_bundle, load_bundle
 from basisprune.errors import ConfigError, ModelError
+from basisprune.files import user_path
 from basisprune.listener import Listener
 from basisprune.runs.options import RunConfig
 from basisprune.runs.output import CONFIG, IN_PYTHON
@@ -65,7 +66,8 @@ def prepare_job(
     """
     torch.manual_seed(config.seed)
     names = _called(model), _called(data)
-    read = partial(load_images, data, config=config, reading=_reading(config, names[1], output, listener))
+    folder = None if output is None else user_path(output, "output")
+    read = partial(load_images, data, config=config, reading=_reading(config, names[1], folder, listener))
     if isinstance(model, os.PathLike):
         model = str(model)
     if isinstance(model, str) and _is_folder_of_a_model(Path(model)):

@@ -77,10 +77,15 @@ def test_a_write_that_fails_leaves_the_old_bundle_and_nothing_else(saved, monkey
         assert list(saved.parent.iterdir()) == [saved]
 
 
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "plans.json"])
+@pytest.mark.parametrize("name", ["model.safetensors", "plans.json"])
 def test_a_missing_file_is_named(saved, name):
     (saved / name).unlink()
     refused(saved, f"{name}: cannot be read")
+
+
+def test_a_folder_without_a_configuration_is_no_bundle_and_what_it_holds_is_said(saved):
+    (saved / "config.json").unlink()
+    refused(saved, "is neither a bundle nor a run: it holds README.md, model.safetensors, plans.json")
 
 
 def test_a_newer_format_is_refused(saved):
