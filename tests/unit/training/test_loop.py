@@ -99,7 +99,7 @@ def test_bfloat16_trains_and_leaves_an_ordinary_model():
 
 def test_what_cannot_be_trained_on_is_refused():
     with pytest.raises(TrainingError, match="does not say how its images are prepared"):
-        fit(NETWORKS["plain"]()[0], tiny_images(), None, tiny_training())
+        fit(NETWORKS["plain"](dtype=torch.float32)[0], tiny_images(), None, tiny_training())
     empty = DataLoader(TensorDataset(torch.zeros(0, 3, 16, 16), torch.zeros(0).long()))
     with pytest.raises(DataError, match="the training data contains no batches"):
         fit(tiny_decomposed(), empty, None, tiny_training())
