@@ -66,7 +66,7 @@ class Paired:
         """The chance of a drop as small as this, or smaller, if the true one is `margin`.
 
         >>> round(Paired(lost=20, won=15, images=1000).p_value(0.01), 3)
-        0.222
+        0.203
         """
         return NormalDist().cdf(self.score(margin))
 
