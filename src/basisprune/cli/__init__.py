@@ -43,7 +43,7 @@ def main(
 
     \b
     Examples:
-      basisprune demo                                                      (see it work, in about seven minutes)
+      basisprune demo                                                      (see it work, in about ten minutes)
       basisprune compress --model resnet50 --data photos --output out      (lose at most 1 % accuracy)
       basisprune predict out new-photos                                    (use the result)
 
