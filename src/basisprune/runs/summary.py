@@ -129,14 +129,17 @@ def promised(job: Job, certificate: Certificate) -> str:
     """What is certified of the budget, or why it is only estimated, in a sentence."""
     if not certificate.certified:
         return f"This is estimated, not certified: {certificate.reason}."
+    sure = f"{100 * certificate.confidence:.3g} % confidence"
+    return f"Certified with {sure}, on {certificate.images:,} images that nothing had seen: {_promised(job)}."
+
+
+def _promised(job: Job) -> str:
+    """What a certified result keeps to, in words."""
     limit, metric = Limit.of(job.config.goal), in_words(job.config.promise.metric)
     value = limit.value or 0.0
     if limit.kind == "max_drop":
-        kept = f"a loss of at most {100 * value:.3g} point{'' if value == 0.01 else 's'} of {metric}"
-    else:
-        kept = f"at least {value:.1%} {metric}"
-    sure = f"{100 * certificate.confidence:.3g} % confidence"
-    return f"Certified with {sure}, on {certificate.images:,} images that nothing had seen: {kept}."
+        return f"a loss of at most {100 * value:.3g} point{'' if value == 0.01 else 's'} of {metric}"
+    return f"at least {value:.1%} {metric}"
 
 
 def _largest_share(job: Job) -> float:
@@ -204,11 +207,12 @@ def headline(job: Job, found: Found) -> str:
     chosen = found.candidates[found.chosen]
     if found.chosen == 0:
         return verdict(job, found)
+    early = "Stopped early: " if found.interrupted else ""
+    if found.certificate is not None and found.certificate.certified:
+        return f"{early}{_saved(found)} removed, certified: {_promised(job)}"
     metric, (before, after), _ = _measured(job, found)
     lost = 100 * (before - after)
     price = f"for {lost:.1f} points of {metric}" if lost > 0 else f"with no loss of {metric}"
-    price += ", certified" if found.certificate is not None and found.certificate.certified else ""
-    early = "Stopped early: " if found.interrupted else ""
     large = "" if chosen.passed else ", and still larger than requested"
     return f"{early}{_saved(found)} removed {price}{large}"
 

@@ -109,7 +109,7 @@ def test_what_is_certified_is_said_with_the_numbers_of_the_confirming_images():
     said = verdict(*found)
     assert "accuracy on the confirming images went from 90.0% to 89.7%" in said
     assert "Certified with 95 % confidence, on 800 images that nothing had seen: a loss of at most 1 point" in said
-    assert headline(*found).endswith("removed for 0.3 points of accuracy, certified")
+    assert headline(*found).endswith("removed, certified: a loss of at most 1 point of accuracy")
 
 
 def test_what_is_estimated_is_never_called_certified():
