@@ -42,7 +42,7 @@ class Step:
 Steps: TypeAlias = tuple[Step, ...]
 """All operations on a network from its start on: its identity within a run."""
 
-DENSE, DECOMPOSED, POLISHED = Step("dense"), Step("decomposed"), Step("polished")
+GIVEN, DENSE, DECOMPOSED, POLISHED = Step("given"), Step("dense"), Step("decomposed"), Step("polished")
 
 
 def named(steps: Steps) -> str:

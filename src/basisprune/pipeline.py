@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -23,6 +25,7 @@ from basisprune.errors import ConfigError, DataError, TooMuchError
 from basisprune.frameworks import (
     DECOMPOSED,
     DENSE,
+    GIVEN,
     POLISHED,
     Framework,
     FrameworkName,
@@ -37,7 +40,7 @@ from basisprune.importance.basis_loss import basis_loss
 from basisprune.importance.filter_loss import filter_loss, filter_statistics
 from basisprune.listener import Listener, Silence
 from basisprune.outlook import Outlook, expected_of_basis, expected_of_filters
-from basisprune.plan import PlanConfig, plan_basis, plan_filters
+from basisprune.plan import PlanConfig, largest_ratio, plan_basis, plan_filters
 from basisprune.prune import prune_basis, prune_filters
 from basisprune.recipes import Recipe, find_recipe
 from basisprune.stage_store import StageStore, fingerprint
@@ -119,6 +122,14 @@ class Pipeline:
         """The trained model, where all frameworks without a basis start."""
         return self._start(DENSE, lambda: self.model)
 
+    def given(self) -> State:
+        """The model as it was given; one that was trained for these classes before may need no training."""
+        steps = (GIVEN,)
+        if steps not in self._known:
+            stage, said = self._stage(named(steps), copy.deepcopy(self.model))
+            self._known[steps] = State(steps, self.model, (stage,), hits=said.hits, predictions=said)
+        return self._known[steps]
+
     def decomposed(self) -> State:
         """The model decomposed and trained, where all frameworks with a basis start.
 
@@ -153,8 +164,24 @@ class Pipeline:
         return self._known[steps]
 
     def prune(self, state: State, move: Move, ratio: float, tuning: Tuning = FULLY) -> State:
-        """The state without the fraction `ratio` of all that the move prunes, tuned according to `tuning`."""
-        return self.remove(state, move, Ratios(ratio, ratio), tuning)
+        """The state without the fraction `ratio` of all that the move prunes, tuned according to `tuning`.
+
+        Where a move prunes both and only one of them can lose so much, the other loses what it can.
+        """
+        if move.axis != "both":
+            return self.remove(state, move, Ratios(ratio, ratio), tuning)
+        coupling, scores, _ = self._scored_filters(state, move.scores)
+        config = self._filter_plan(move.scores)
+        filters = largest_ratio(ratio, lambda less: plan_filters(state.model, scores, less, config, coupling=coupling))
+        try:
+            return self.remove(state, move, Ratios(ratio, filters), tuning)
+        except TooMuchError:
+            if filters < ratio:
+                raise
+        thinned = self.prune_filters(state, move.scores, filters, NOT_AT_ALL)
+        _, vectors, _ = self._scored(thinned.model)
+        basis = largest_ratio(ratio, lambda less: plan_basis(vectors, less, self.settings.plan))
+        return self.remove(state, move, Ratios(basis, filters), tuning)
 
     def remove(self, state: State, move: Move, ratios: Ratios, tuning: Tuning = FULLY) -> State:
         """The state without these fractions of what the move prunes, tuned once, according to `tuning`."""
@@ -179,7 +206,7 @@ class Pipeline:
         if "basis" in move.axes:
             _, scores, _ = self._scored(state.model)
             rises.append(lambda ratio: expected_of_basis(plan_basis(scores, ratio, self.settings.plan), scores))
-        return Outlook.of(lambda share: sum(rise(1 - share) for rise in rises), smallest)
+        return Outlook.of(partial(_expected, rises), smallest)
 
     def _filter_outlook(self, state: State) -> Callable[[float], float]:
         coupling, scores, _ = self._scored_filters(state, "loss")
@@ -394,6 +421,15 @@ def run(
     """The result of one of the paper's frameworks; use `Pipeline` to compare several, which is faster."""
     pipeline = Pipeline(model, data, recipe, checkpoints)
     return pipeline.run(framework, basis_ratio=basis_ratio, filter_ratio=filter_ratio, iterations=iterations)
+
+
+def _expected(rises: Sequence[Callable[[float], float]], share: float) -> float:
+    """The sum of what is expected of all that is pruned, each as far as it goes; raises TooMuchError if none does."""
+    ratio = 1 - share
+    most = [largest_ratio(ratio, rise) for rise in rises]
+    if max(most) < ratio:
+        raise TooMuchError(f"pruning_ratio: {ratio} cannot be removed; pass at most {max(most)}")
+    return sum(rise(possible) for rise, possible in zip(rises, most, strict=True))
 
 
 def _is_split(model: nn.Module) -> bool:

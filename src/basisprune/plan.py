@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Literal, TypeAlias, get_args
 
@@ -139,6 +139,28 @@ def plan_filters(
         queues[group.name] = Queue.of(values, parts, sum(group.filters.values()) / group.size, config)
     kept = _select(queues, pruning_ratio, count_filters(model, coupling), "filters")
     return filter_plan(model, coupling, kept, pruning_ratio, {"scores": scores.method, **asdict(config)})
+
+
+def largest_ratio(ratio: float, plan: Callable[[float], object]) -> float:
+    """The ratio if `plan` can remove so much, otherwise the largest that it can, to about a hundredth.
+
+    >>> known = Scores("loss", {"a": LayerScores((3.0, 2.0, 1.0, 0.0))})
+    >>> [round(largest_ratio(ratio, lambda less: plan_basis(known, less)), 2) for ratio in (0.5, 0.9)]
+    [0.5, 0.87]
+    """
+    possible, step = ratio, ratio / 2
+    low = 0.0
+    while True:
+        try:
+            plan(possible)
+            low = possible
+            if possible == ratio:
+                return ratio
+        except TooMuchError:
+            pass
+        if step < 0.005:
+            return low
+        possible, step = low + step, step / 2
 
 
 def filter_plan(

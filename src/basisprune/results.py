@@ -210,8 +210,12 @@ class RunSummary:
 
     @property
     def fulfilled(self) -> bool:
-        """Whether the run gave what was asked for: within the budget, and certified if that is required."""
-        certified = self.certificate is not None and self.certificate.certified
+        """Whether the run gave what was asked for: within the budget, and certified if that is required.
+
+        Then a file that was tested on its own, such as the int8 file, must have passed too.
+        """
+        passed = all(file.test is None or file.test.passed for file in self.files.values())
+        certified = self.certificate is not None and self.certificate.certified and passed
         return self.kept_to_budget and (certified or not self.require_certified)
 
     @property

@@ -69,8 +69,9 @@ class Search:
     checkpoints, so a search that was killed repeats its steps from them and gives the same result. Given `Ratios`
     instead of a budget, each of the framework's moves is made once. `framework` overrides the one in the config;
     `reference` is the network that accuracy is compared with, by default the one that would be deployed without
-    pruning: the plainly trained one. With a `promise` and confirming images, candidates pass if they are likely to be
-    certified on those; where none is, or without a promise, by the estimate.
+    pruning: the plainly trained one, or the given one if it was trained before and is better. With a `promise` and
+    confirming images, candidates pass if they are likely to be certified on those; where none is, or without a
+    promise, by the estimate.
     """
 
     def __init__(
@@ -106,9 +107,13 @@ class Search:
         return Found(tuple(self.trials), self._best(), interrupted, self._to_test())
 
     def _unpruned(self, start: State) -> State:
-        """The network that would be deployed without pruning; a split by the loss does not change it."""
+        """The network that would be deployed without pruning: plainly trained, or as it was given if that is better.
+
+        A split by the loss does not change it.
+        """
         split_first = self.framework.start == DECOMPOSED.name and self.pipeline.settings.basis != "loss"
-        return self.pipeline.dense() if split_first else start
+        plain, given = self.pipeline.dense() if split_first else start, self.pipeline.given()
+        return given if given.hits.mean() > plain.hits.mean() else plain
 
     def _standard(self, promise: Promise | None) -> Standard | None:
         """How candidates are judged; None for goals that are not about accuracy."""
@@ -197,13 +202,18 @@ class Search:
         config, reference = self.config, self.trials[0].candidate.accuracy
         assert isinstance(self.goal, Budget)
         return Stepping(
-            allowed=reference - self.goal.least_accuracy(reference),
+            allowed=self._allowed(self.goal, reference),
             step=config.step,
             # Where two axes shrink together, so does their product.
             tolerance=1 - (1 - config.tolerance) ** (1 / len(move.axes)),
             smallest=config.smallest,
             outlook=self.pipeline.outlook(start, move, config.smallest),
         )
+
+    def _allowed(self, budget: Budget, reference: float) -> float:
+        """The loss that a candidate is aimed at; half of the budget where there must be room for certification."""
+        allowed = reference - budget.least_accuracy(reference)
+        return allowed if self.standard is None or self.standard.confirming is None else allowed / 2
 
     def _tuning(self, budget: Budget) -> Tuning:
         """Candidates are tuned until they are good enough or hopeless.
@@ -224,6 +234,7 @@ class Search:
             return
         state, kept = start, ALL
         for move in self.framework.moves:
+            before = state
             share, more = self._share_for_size(state, move, budget), _MORE_STEPS
             while share < 1.0:
                 step = max(share, self.config.step)  # no step removes more than a step of the search
@@ -236,7 +247,7 @@ class Search:
                 state, share, kept = tried, share / step, _multiplied(kept, move, step)
                 if share >= 1.0 and more and not self._is_small_enough(state, budget):
                     share, more = 1 - self.config.tolerance / 4, more - 1
-            if self._judge(state, kept).passed:
+            if state is not before and self._judge(state, kept).passed:
                 break
 
     def _share_for_size(self, start: State, move: Move, budget: Budget) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,8 +13,11 @@ from torch import nn
 
 from basisprune.budget import Ratios
 from basisprune.data import load_data
+from basisprune.errors import TooMuchError
 from basisprune.frameworks import DECOMPOSED, DENSE, FRAMEWORKS, Framework, Move, Step
 from basisprune.pipeline import Pipeline, _step_ratio
+from basisprune.plan import PlanConfig
+from basisprune.recipes import Recipe
 from basisprune.states import FULLY, NOT_AT_ALL, Stage, State, Tuning
 
 accuracies = st.floats(0, 1)
@@ -70,7 +75,7 @@ def test_a_move_prunes_what_it_counts_by_its_own_scores(monkeypatch):
     given.prune(state(DENSE), Move("filters", "hrank"), 0.25)
     assert called == [("basis", 0.5, NOT_AT_ALL), ("filters", "hrank", 0.25, FULLY)]
     called.clear()
-    given.prune(state(DENSE), Move("both", "loss"), 0.5)
+    given.remove(state(DENSE), Move("both", "loss"), Ratios(0.5, 0.5))
     given.remove(state(DENSE), Move("both", "loss"), Ratios(0.0, 0.25))
     given.remove(state(DENSE), Move("both", "loss"), Ratios(0.75, 0.0))
     assert called == [
@@ -88,3 +93,20 @@ def test_a_framework_of_ones_own_is_run_like_those_of_the_paper():
     assert result.framework == "filters twice"
     assert [stage.name for stage in result.stages][::2] == ["dense", "dense, l1 0.2", "dense, l1 0.2, random 0.2"]
     assert len(result.plans) == 2
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_where_only_one_of_both_can_lose_so_much_the_other_loses_what_it_can():
+    given = Pipeline(tiny_model(), load_data(tiny_images(60), val_fraction=0.2), demanding())
+    pruned = given.prune(given.dense(), Move("both", "loss"), 0.6, NOT_AT_ALL)
+    filters, basis = pruned.plans
+    assert 0 < filters.fraction_removed < 0.55
+    assert basis.fraction_removed == pytest.approx(0.6, abs=0.1)
+    with pytest.raises(TooMuchError):
+        given.remove(given.dense(), Move("both", "loss"), Ratios(0.6, 0.6), NOT_AT_ALL)
+
+
+def demanding() -> Recipe:
+    """A recipe that keeps half of all filters."""
+    recipe = replace(tiny_recipe(tiny_training(epochs=1)), basis="loss", scores="loss", scale_init=1.0)
+    return replace(recipe, filter_plan=PlanConfig(min_share=0.5))

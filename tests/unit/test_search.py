@@ -39,6 +39,7 @@ class FakePipeline:
     claimed: int = 0
     tunings: list[Tuning] = field(default_factory=list)
     sources: list[tuple[float, float]] = field(default_factory=list)
+    given_hits: int = 100
     foresees: bool = False
     scale: float = 0.05
 
@@ -47,6 +48,10 @@ class FakePipeline:
 
     def dense(self) -> State:
         return self._state((Step("dense"),), 1.0, 1.0)
+
+    def given(self) -> State:
+        state = self._state((Step("given"),), 1.0, 1.0)
+        return replace(state, hits=np.arange(IMAGES) < self.given_hits)
 
     def prune(self, state: State, move: Move, ratio: float, tuning: Tuning = FULLY) -> State:
         self.tunings.append(tuning)
@@ -196,6 +201,15 @@ def test_the_reference_may_be_another_network():
     found = Search(pipeline, Budget(max_drop=0.01), reference=better).run()
     assert found.chosen == 0
     assert found.reference is better
+
+
+def test_a_network_that_was_given_better_than_it_is_trained_is_the_reference():
+    found = Search(FakePipeline(0.5, 0.5, given_hits=965), Budget(max_drop=0.01)).run()
+    assert found.reference.steps == (Step("given"),)
+    assert found.chosen == 0  # the others lose 1.5 points against it
+    assert (
+        Search(FakePipeline(0.5, 0.5, given_hits=940), Budget(max_drop=0.01)).run().reference.steps[0].name != "given"
+    )
 
 
 def test_ctrl_c_ends_with_the_best_so_far():

@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from torch import nn
 
 from basisprune.budget.certify import (
+    EQUAL,
     TYPICAL,
     Certificate,
     Promise,
@@ -71,7 +72,7 @@ class Certifier:
         confirming images speak against it, then what they allow.
         """
         confirm = self.data.confirm
-        if confirm is None or not found.to_test:
+        if confirm is None or not found.to_test or found.interrupted:
             return Certified(replace(found, certificate=self._estimated(self._why_not(found, confirm), confirm)))
         self.listener.say(f"testing on {len(confirm):,} images that nothing has seen")
         order = [index for index in found.to_test if not self.int8 or self._comes_first(found, index)]
@@ -123,6 +124,8 @@ class Certifier:
         """Why nothing is tested, in a clause."""
         if confirm is None:
             return "no images were set aside to confirm it"
+        if found.interrupted:
+            return "the search was stopped early, and the tests are made once, at its end"
         if len(found.trials) == 1:
             return "no candidate was found"
         if not self.promise.reachable(confirm.labels):
@@ -177,7 +180,7 @@ def _chosen(found: Found, certificate: Certificate, promise: Promise) -> int:
     if not certificate.tests:
         return found.chosen
     tested = certificate.tests[0]
-    return tested.index if tested.after >= promise.budget.least_accuracy(tested.before) else 0
+    return tested.index if tested.after >= promise.budget.least_accuracy(tested.before) - EQUAL else 0
 
 
 def certifiable_here(promise: Promise, data: Splits) -> str:

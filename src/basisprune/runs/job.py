@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 
@@ -21,13 +21,15 @@ from basisprune.data.looks import random_numbers_kept
 from basisprune.data.manifest import IMAGES, Manifest, read_manifest
 from basisprune.data.opening import reread, white_of
 from basisprune.data.reading import Reading
+from basisprune.data.roles import groups_of, units
+from basisprune.data.split import set_aside
 from basisprune.deploy.bundle import holds_bundle, load_bundle
-from basisprune.errors import ConfigError, ModelError
+from basisprune.errors import CheckpointError, ConfigError, ModelError
 from basisprune.files import user_path
 from basisprune.listener import Listener
-from basisprune.runs.options import RunConfig
-from basisprune.runs.output import CONFIG, IN_PYTHON
-from basisprune.runs.validating import read_settings
+from basisprune.results import Settings
+from basisprune.runs.options import ImageOptions, RunConfig
+from basisprune.runs.output import CONFIG, IN_PYTHON, settings_of
 from basisprune.transfer.model import TransferModel, spec_of, transfer_model
 
 ModelSource = str | os.PathLike[str] | nn.Module
@@ -61,13 +63,17 @@ def prepare_job(
 
     `model` is a transfer model, the folder of a saved one, or anything that `transfer_model` takes; `data` is
     anything that `load_data` takes. A run in the folder `output` that has chosen its images before goes on with
-    exactly these. Raises ConfigError for a size other than that of an already trained model, and DataError for images
-    that cannot be used, or are not those of the run.
+    exactly these, and so does one that starts from the model of a run on the same data: what a network was trained on
+    does not judge it. Raises ConfigError for a size other than that of an already trained model, and DataError for
+    images that cannot be used, or are not those of the run.
     """
     torch.manual_seed(config.seed)
     names = _called(model), _called(data)
     folder = None if output is None else user_path(output, "output")
-    read = partial(load_images, data, config=config, reading=_reading(config, names[1], folder, listener))
+    manifest = _manifest_for(folder, names, config)
+    images = config.images
+    reading = Reading(groups=images.groups, strict=images.strict, manifest=manifest, listener=listener)
+    read = partial(load_images, data, config=config, reading=reading)
     if isinstance(model, os.PathLike):
         model = str(model)
     if isinstance(model, str) and _is_folder_of_a_model(Path(model)):
@@ -118,17 +124,32 @@ def _with_white(network: nn.Module, splits: Splits) -> nn.Module:
     return other
 
 
-def _reading(config: RunConfig, data: str, output: Path | None, listener: Listener | None) -> Reading:
-    images = config.images
-    manifest = None if output is None else _chosen_before(output, data)
-    return Reading(groups=images.groups, strict=images.strict, manifest=manifest, listener=listener)
+def _manifest_for(output: Path | None, names: tuple[str, str], config: RunConfig) -> Manifest | None:
+    """The images that were chosen before, by the run in the output folder or by the one that made the model."""
+    model, data = names
+    settings: Settings = {"data": data, **config.noted()}
+    known = None if output is None else _chosen_before(output, settings)
+    if known is not None or model.endswith(IN_PYTHON) or not holds_bundle(Path(model)):
+        return known
+    run = Path(model).resolve().parent
+    is_run = (run / IMAGES).exists() and (run / CONFIG).exists()
+    return read_manifest(run / IMAGES) if is_run and settings_of(run).get("data") == data else None
 
 
-def _chosen_before(output: Path, data: str) -> Manifest | None:
-    """The images of the run in the folder; None where there is none, or one on other data, which is refused later."""
+def _chosen_before(output: Path, settings: Settings) -> Manifest | None:
+    """The images of the run in the folder; None where there is none, or one that chooses its images otherwise.
+
+    Such a run is refused later, or has stored nothing and makes way. Settings that are damaged are made again.
+    """
     if not (output / IMAGES).exists() or not (output / CONFIG).exists():
         return None
-    return read_manifest(output / IMAGES) if read_settings(output / CONFIG).get("data") == data else None
+    try:
+        old = settings_of(output)
+    except CheckpointError:
+        return read_manifest(output / IMAGES)
+    names = ("data", "seed", *(each.name for each in fields(ImageOptions)))
+    same = all(old.get(name, settings.get(name)) == settings.get(name) for name in names)
+    return read_manifest(output / IMAGES) if same else None
 
 
 def load_images(data: Source, size: tuple[int, int] | None, config: RunConfig, reading: Reading) -> Splits:
@@ -136,7 +157,7 @@ def load_images(data: Source, size: tuple[int, int] | None, config: RunConfig, r
     images, goal = config.images, config.goal
     confirms = isinstance(goal, Budget) and goal.is_about_accuracy
     with random_numbers_kept():  # what a dataset draws must not decide on a new classifier
-        return load_data(
+        splits = load_data(
             data,
             size=size,
             val_fraction=images.val_fraction,
@@ -146,6 +167,12 @@ def load_images(data: Source, size: tuple[int, int] | None, config: RunConfig, r
             seed=config.seed,
             reading=reading,
         )
+    if not confirms or splits.val is None or splits.confirm is not None:
+        return splits
+    # The images of an earlier run, which had none to confirm.
+    return set_aside(
+        splits, images.confirm_fraction, config.seed, units(splits, "val", groups_of(splits, images.groups))
+    )
 
 
 def _called(given: object) -> str:

@@ -16,6 +16,7 @@ import yaml  # type: ignore[import-untyped]
 from accelerate import PartialState
 from pydantic import JsonValue
 
+from basisprune.data.manifest import IMAGES
 from basisprune.errors import CheckpointError
 from basisprune.files import clear_leftovers, digest, locked, read_bytes, set_aside, write_text
 from basisprune.listener import Listener
@@ -169,7 +170,7 @@ class OutputFolder:
         return differences(then, now)
 
     def _refuse_changes(self, old: Settings, new: Settings) -> None:
-        changes = _changes(old, new)
+        changes = changed_settings(old, new)
         if changes and self.is_begun:
             raise CheckpointError.of(
                 f"{self.path}: belongs to a run with other settings; use another folder",
@@ -178,7 +179,7 @@ class OutputFolder:
 
     def _forget_others(self, old: Settings, new: Settings) -> None:
         """Removes the claim of a run with other settings, which has stored nothing."""
-        if _changes(old, new):
+        if changed_settings(old, new):
             self._let_go()
 
     def _let_go(self) -> None:
@@ -186,7 +187,7 @@ class OutputFolder:
         if self.is_begun:
             return
         shutil.rmtree(self.stages, ignore_errors=True)
-        for name in (CONFIG, CLAIM):
+        for name in (CONFIG, CLAIM, IMAGES):
             with suppress(OSError):
                 (self.path / name).unlink()
 
@@ -201,6 +202,7 @@ class OutputFolder:
             )
 
 
-def _changes(old: Settings, new: Settings) -> dict[str, str]:
+def changed_settings(old: Settings, new: Settings) -> dict[str, str]:
+    """What differs between the settings of two runs and changes their results."""
     before = {name: value for name, value in old.items() if name != VERSIONS}
     return {name: change for name, change in differences(before, new).items() if name not in _FREE}

@@ -96,6 +96,32 @@ def test_a_run_goes_on_with_the_images_that_it_has_chosen(photos, tmp_path):
         prepare_job(tiny_model(), photos, config, output=output)
 
 
+def test_images_of_other_settings_are_not_taken_over_and_those_beside_damaged_settings_are(photos, tmp_path):
+    folder = OutputFolder(tmp_path / "out")
+    job = prepare_job(tiny_model(), photos, configure({}), output=folder.path)
+    folder.claim(job.noted(), Silence())
+    keep_images(folder.path, job.splits, Silence())
+    other = prepare_job(tiny_model(), photos, configure({"val_fraction": 0.4, "seed": 3}), output=folder.path)
+    assert len(other.splits.train) < len(job.splits.train)
+    settings = folder.path / "config.yaml"
+    settings.write_bytes(settings.read_bytes()[:-40] + b"\xff")
+    again = prepare_job(tiny_model(), photos, configure({}), output=folder.path)
+    assert names_of(again.splits) == names_of(job.splits)
+
+
+def test_a_network_is_not_judged_by_what_it_was_trained_on(photos, tmp_path):
+    run = OutputFolder(tmp_path / "trained", "train")
+    job = prepare_job(tiny_model(), photos, configure({"confirm_fraction": 0.0}), output=run.path)
+    run.claim(job.noted(), Silence())
+    keep_images(run.path, job.splits, Silence())
+    save_pretrained(job.network, run.path / "model", classes=list(job.splits.classes))
+    later = prepare_job(run.path / "model", photos, configure({"seed": 7}), output=tmp_path / "small")
+    before, after = names_of(job.splits), names_of(later.splits)
+    assert after["train"] == before["train"]
+    assert sorted(after["val"] + after["confirm"]) == sorted(before["val"])
+    assert after["confirm"]
+
+
 def test_settings_say_what_stays_together_and_what_is_refused(photos, tmp_path):
     (tmp_path / "groups.csv").write_text(
         "".join(f"{kind}/{number}.png,{number}\n" for kind in ("ant", "bee") for number in range(10))

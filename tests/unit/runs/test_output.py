@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from basisprune.data.manifest import IMAGES
 from basisprune.errors import CheckpointError
 from basisprune.files import digest, locked
 from basisprune.listener import Silence
@@ -125,6 +126,7 @@ def fail(folder: OutputFolder, error: type[BaseException], *, stored: bool = Fal
     with folder.held(CONFIG, Silence()):
         folder.stages.mkdir()
         (folder.stages / "run.json").write_text("{}")
+        (folder.path / IMAGES).write_text("{}")
         if stored:
             (folder.stages / "dense.pt").write_bytes(b"")
         raise error
@@ -142,7 +144,8 @@ def test_a_start_that_fails_leaves_no_claim_on_the_folder(error, tmp_path):
     assert names(tmp_path) == ["old", "old/.keep"]
     with pytest.raises(error):
         fail(OutputFolder(tmp_path / "begun"), error, stored=True)
-    assert names(tmp_path / "begun") == ["candidates", "candidates/dense.pt", "candidates/run.json", "config.yaml"]
+    stored = ["candidates", "candidates/dense.pt", "candidates/run.json", "config.yaml", "images.json"]
+    assert names(tmp_path / "begun") == stored
 
 
 @pytest.mark.parametrize("bit", range(8))
