@@ -109,6 +109,10 @@ class Certifier:
         except BasisPruneError as error:
             self.listener.say(f"the int8 file is not made: {error}")
             return files
+        if not made.accepted:
+            self.listener.say(
+                "the int8 file is not likely to keep to the budget, even with half of its layers in float"
+            )
         test = None
         if found.certificate is not None and found.certificate.tests and found.certificate.tests[-1].passed:
             said = predict_onnx(target, runs.images, prepared=self.exporter.prepared)
