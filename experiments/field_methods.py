@@ -48,7 +48,7 @@ OURS = replace(NORMS, train="all", weight_lr=0.3, clip_norm=5.0)
 """How the unpruned network and ours are trained; ours is tuned at the best of OUR_RATES."""
 
 TUNED = replace(OURS, weight_lr=1.0)
-"""The same at the rate that the sweep of ours chose, for its variants."""
+"""The same at rate 1, for variants of ours and rivals with fixed statistics, which are not swept."""
 
 RIVAL = replace(OURS, norm_statistics="batch")
 """How rivals are tuned, at the best of RIVAL_RATES: much pruned, they need new statistics, or they diverge. Where
