@@ -5,7 +5,7 @@ CAN_RUN := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for each in $(PYTHONS); do $$each -c '$(CAN_RUN)' >/dev/null 2>&1 && { echo $$each; break; }; done)
 BIN := .venv/bin
 
-.PHONY: demo test check format clean
+.PHONY: demo test check format clean docs audit
 .DEFAULT_GOAL := test
 
 .venv/installed: pyproject.toml requirements.txt
@@ -32,11 +32,20 @@ check: .venv/installed
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tools/count.py
+	$(MAKE) docs
 	$(MAKE) test
+
+# The docs as a site in build/site; a warning is an error.
+docs: .venv/installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+# Known vulnerabilities of what requirements.txt pins; needs the network.
+audit: .venv/installed
+	$(BIN)/uv tool run pip-audit --requirement requirements.txt --no-deps --disable-pip
 
 format: .venv/installed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf .venv runs
+	rm -rf .venv runs build dist
