@@ -4,7 +4,8 @@
 
 A small run of `basisprune compress` (the default framework, a search, a certificate, an ONNX file) is done once
 undisturbed, while an audit hook counts its file operations in the folders of its output, its data and its temporary
-files. Then it is done again and again in processes of their own, each with one fault:
+files. Then it is done once more, and at each operation copies of the process are made (by forking), each for one
+fault, which goes on from there in a copy of the folders:
 
 kill, term       SIGKILL or SIGTERM right before the N-th operation
 denied           the N-th operation is refused for want of permission
@@ -49,7 +50,7 @@ EVERYWHERE = ("kill", "term", "denied")
 WRITING = ("full", "read-only", "short")
 KINDS = (*EVERYWHERE, *WRITING, "flip")
 SCENES = ("new", "again")
-FLIPS = 6  # in each file
+FLIPS = 4  # in each file
 GIVEN = frozenset({"recipe.yaml", "image.png", "notes.txt"})  # by the user, who may give anything else as well
 GOOD = ("same", "refused")
 Answer = dict[str, object]
@@ -62,21 +63,15 @@ class Trial:
         self.stage, self.expected = stage, expected
         self.recovered: dict[str, str] = {}  # state of a folder -> what was wrong with the run that went on from it
 
-    def struck(self, fault: Fault) -> str:
-        """What becomes of a run with this fault, and of the same command afterwards."""
-        stage = self.stage
-        stage.clear()
-        if fault.scene == "again":
-            finished(stage)
-        code = stage.start(stage.command, fault)
-        said = stage.said
-        wrong = _wrong_at_once(stage, fault, code, said)
+    def judged(self, fault: Fault, code: int, said: str) -> str:
+        """What became of a run with this fault, which ended like this, and of the same command afterwards."""
+        wrong = _wrong_at_once(self.stage, fault, code, said)
         if not wrong:
-            state = f"{fault.scene} {stage.state()}"
+            state = f"{fault.scene} {self.stage.state()}"
             if state not in self.recovered:
-                again = stage.start(stage.command)
+                again = self.stage.start(self.stage.command)
                 self.recovered[state] = self.wrong_afterwards(fault.scene == "again", again)
-                said = stage.said
+                said = self.stage.said
             wrong = self.recovered[state]
         return f"{wrong}\n{said[-1500:]}" if wrong else "same"
 
@@ -154,26 +149,19 @@ def operations(stage: Stage, words: Sequence[str]) -> list[Operation]:
     return [(event, path, writes) for event, path, writes in map(json.loads, log.read_text().splitlines())]
 
 
-def places(stage: Stage) -> dict[str, list[Operation]]:
-    """The operations in each scene."""
-    found = {}
-    for scene in SCENES:
-        finished(stage) if scene == "again" else stage.clear()
-        found[scene] = operations(stage, stage.command)
-    return found
+def set_scene(stage: Stage, scene: str) -> None:
+    """The folder that a run finds."""
+    finished(stage) if scene == "again" else stage.clear()
 
 
-def faults_at(found: dict[str, list[Operation]], kinds: Sequence[str]) -> list[Fault]:
-    """All faults of these kinds at these operations, in an order that tells soon of every part of the run."""
-    faults = [
+def faults_at(done: Sequence[Operation], scene: str, kinds: Sequence[str]) -> list[Fault]:
+    """All faults of these kinds at these operations."""
+    return [
         Fault(kind, scene, place)
-        for kind in kinds
-        for scene, done in found.items()
         for place, (_, _, writes) in enumerate(done, 1)
+        for kind in kinds
         if kind in EVERYWHERE or (kind in WRITING and writes)
     ]
-    random.Random(0).shuffle(faults)
-    return faults
 
 
 def flips_of(stage: Stage, words: Sequence[str]) -> Iterator[Fault]:
@@ -196,21 +184,43 @@ def run_all(root: Path, kinds: Sequence[str]) -> dict[str, str]:
     assert stage.start(stage.command) == 0, stage.said
     trial = Trial(stage, stage.answer())
     shutil.copytree(stage.output, root / "finished")
-    found = places(stage)
+    found = {}
+    for scene in SCENES:
+        set_scene(stage, scene)
+        found[scene] = operations(stage, stage.command)
     counts = {scene: {"all": len(done), "writing": sum(each[2] for each in done)} for scene, done in found.items()}
     cells = Cells("faults", {"operations": counts, "flips": FLIPS, "sources": sources()})
     print(counts, flush=True)
+    for scene, done in found.items():
+        strike(trial, scene, faults_at(done, scene, kinds), cells)
     if "flip" in kinds:
         for words in (stage.command, *predictions(stage)):
-            chosen = list(flips_of(stage, words))
-            assert stage.start(words) == 0, stage.said
-            usual = stage.said
-            for fault in chosen:
-                cells.run(fault.name, lambda: trial.flipped(fault, words, usual))  # noqa: B023
-        write_data(stage.root / "data.npz")
-    for fault in faults_at(found, kinds):
-        cells.run(fault.name, lambda: trial.struck(fault))  # noqa: B023
+            turn_bits(trial, words, cells)
     return dict(cells.results)
+
+
+def strike(trial: Trial, scene: str, faults: Sequence[Fault], cells: Cells) -> None:
+    """Notes what becomes of the faults: of copies of one run, and where none can be made, of runs of their own."""
+
+    def judge(fault: Fault, code: int, said: str) -> None:
+        cells.run(fault.name, lambda: trial.judged(fault, code, said))
+
+    stage = trial.stage
+    set_scene(stage, scene)
+    assert stage.branch(stage.command, [each for each in faults if each.name not in cells.results], judge) == 0
+    for fault in faults:
+        if fault.name not in cells.results:
+            set_scene(stage, scene)
+            judge(fault, stage.start(stage.command, fault), stage.said)
+
+
+def turn_bits(trial: Trial, words: Sequence[str], cells: Cells) -> None:
+    """Notes what becomes of bits that are turned over in the files that these words read."""
+    chosen = list(flips_of(trial.stage, words))
+    assert trial.stage.start(words) == 0, trial.stage.said
+    usual = trial.stage.said
+    for fault in chosen:
+        cells.run(fault.name, lambda: trial.flipped(fault, words, usual))  # noqa: B023
 
 
 def sources() -> str:

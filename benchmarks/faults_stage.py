@@ -1,4 +1,4 @@
-"""Where faults strike: a small run of `basisprune compress` in processes that are watched, and struck, by an audit hook.
+"""Where faults strike: a small run of `basisprune compress` in processes that an audit hook watches and strikes.
 
 The processes are forked from one that has done the run before, so that each costs a fraction of a second. What takes
 time and touches no file is done once: drawing figures, taking times, and converting a network to ONNX, whose result is
@@ -22,9 +22,10 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import onnx
@@ -51,7 +52,7 @@ recipe:
 search: {tolerance: 0.9}
 """
 HUNG = -999  # instead of an exit code
-TIMEOUT = 180
+TIMEOUT = 300
 _NUMBERED = re.compile(r"-\d+-[0-9a-f]{8}")  # in the names of files that are being written
 
 
@@ -96,10 +97,15 @@ class Fault:
 
 
 class Watch:
-    """An audit hook for one process: counts file operations below a folder, and strikes at one of them."""
+    """An audit hook for one process: counts file operations below a folder, and strikes at one of them.
 
-    def __init__(self, root: Path, fault: Fault | None, log: Path | None) -> None:
-        self.root, self.fault, self.count, self.busy = str(root), fault, 0, False
+    With `branches`, the process goes on undisturbed, but a copy of it is made for each fault when it is at its place.
+    """
+
+    def __init__(
+        self, root: Path, fault: Fault | None = None, log: Path | None = None, branches: Branches | None = None
+    ) -> None:
+        self.root, self.fault, self.branches, self.count, self.busy = str(root), fault, branches, 0, False
         self.log = None if log is None else os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         sys.addaudithook(self)
 
@@ -110,16 +116,13 @@ class Watch:
         try:
             self.count += 1
             if self.log is not None:
-                os.write(self.log, (json.dumps([event, str(args[0]), self._writes(event, args)]) + "\n").encode())
-            if self.fault is not None and self.fault.kind != "flip":
-                self._strike(self.fault, self._writes(event, args))
+                os.write(self.log, (json.dumps([event, str(args[0]), _writes(event, args)]) + "\n").encode())
+            if self.branches is not None and (fault := self.branches.at(self.count)) is not None:
+                self.fault, self.branches = fault, None  # this is the copy
+            if self.fault is not None:
+                self._strike(self.fault, _writes(event, args))
         finally:
             self.busy = False
-
-    def _writes(self, event: str, args: tuple[object, ...]) -> bool:
-        if event == "open":
-            return bool(int(str(args[2])) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
-        return event not in ("os.listdir", "os.scandir")
 
     def _strike(self, fault: Fault, writes: bool) -> None:
         if fault.kind == "denied" and self.count == fault.place:
@@ -135,12 +138,84 @@ class Watch:
             raise OSError(number, os.strerror(number))
 
 
+def _writes(event: str, args: tuple[object, ...]) -> bool:
+    if event == "open":
+        return bool(int(str(args[2])) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
+    return event not in ("os.listdir", "os.scandir")
+
+
+class Branches:
+    """Copies of a process at work, each with a fault, made by forking it; `judge` hears what became of each.
+
+    A copy works on a copy of the folders, in their place. Where the process has files open that both would move in,
+    no copy is made.
+    """
+
+    def __init__(self, folders: Sequence[Path], faults: Sequence[Fault], ask: int, heard: int) -> None:
+        self.folders, self.ask, self.heard = folders, ask, heard
+        self.faults: dict[int, list[Fault]] = {}
+        for fault in faults:
+            self.faults.setdefault(fault.place, []).append(fault)
+
+    def at(self, place: int) -> Fault | None:
+        """The fault, in the copy of this process that is to suffer it; None in this process."""
+        for fault in self.faults.get(place, ()):
+            if not self._has_open_files() and self._is_copy(fault):
+                return fault
+        return None
+
+    def _has_open_files(self) -> bool:
+        links = [os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
+        within = [link for link in links if link.startswith(str(self.folders[0].parent))]
+        return any(not link.endswith("-lock") for link in within)
+
+    def _is_copy(self, fault: Fault) -> bool:
+        sys.stdout.flush(), sys.stderr.flush()
+        out, into = _pipe()
+        for folder in self.folders:
+            _set_aside(folder)
+        process = os.fork()
+        if process == 0:
+            os.dup2(into, 1), os.dup2(into, 2)
+            return True
+        os.close(into)
+        code = _wait(process)
+        self._rename(os.getpid(), process)
+        told = {"fault": asdict(fault), "code": code, "said": _all_of(out)}
+        os.write(self.ask, json.dumps(told).encode() + b"\n")
+        os.read(self.heard, 1)
+        for folder in self.folders:
+            _bring_back(folder)
+        return False
+
+    def _rename(self, this: int, other: int) -> None:
+        """Files that this process began were begun by the copy, as far as the copy is concerned, and it is dead."""
+        for path in [path for folder in self.folders for path in folder.rglob(f"*-{this}-*")]:
+            path.rename(path.with_name(path.name.replace(f"-{this}-", f"-{other}-")))
+
+
+def _set_aside(folder: Path) -> None:
+    """Puts a copy of the folder in its place."""
+    aside, twin = folder.with_name(f"{folder.name}.aside"), folder.with_name(f"{folder.name}.twin")
+    if folder.exists():
+        shutil.copytree(folder, twin)
+        folder.rename(aside)
+        twin.rename(folder)
+
+
+def _bring_back(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    aside = folder.with_name(f"{folder.name}.aside")
+    if aside.exists():
+        aside.rename(folder)
+
+
 class Stage:
     """A folder with the data, the settings and the output of a run, and processes that work in it."""
 
     def __init__(self, root: Path) -> None:
-        self.root, self.output, self.said = root, root / "out", ""
-        for folder in (root, root / "tmp"):
+        self.root, self.output, self.temporary, self.said = root, root / "out", root / "tmp", ""
+        for folder in (root, self.temporary):
             folder.mkdir(exist_ok=True)
         write_data(root / "data.npz")
         (root / "recipe.yaml").write_text(RECIPE)
@@ -154,42 +229,60 @@ class Stage:
 
     def start(self, words: Sequence[str], fault: Fault | None = None, log: Path | None = None) -> int:
         """The exit code of a process that runs these words; negative for the signal that ended it."""
-        out, into = os.pipe()  # not a file, whose size a fault may limit
-        fcntl.fcntl(into, fcntl.F_SETPIPE_SZ, 1 << 20)  # so that nobody has to read it meanwhile
+        out, into = _pipe()
         process = os.fork()
         if process == 0:
-            code = 70
-            try:
-                code = self._inside(words, into, fault, log)
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                with contextlib.suppress(OSError):
-                    sys.stdout.flush(), sys.stderr.flush()
-                os._exit(code)
+            self._run_and_exit(words, into, lambda: Watch(self.root, fault, log))
         os.close(into)
         code = _wait(process)
-        with os.fdopen(out, "rb") as file:
-            self.said = file.read().decode(errors="replace")
+        self.said = _all_of(out)
         return code
 
-    def _inside(self, words: Sequence[str], into: int, fault: Fault | None, log: Path | None) -> int:
-        os.dup2(into, 1), os.dup2(into, 2)
-        sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))
-        sys.argv = ["basisprune", *words]
-        tempfile.tempdir = str(self.root / "tmp")
-        Watch(self.root, fault, log)
+    def branch(self, words: Sequence[str], faults: Sequence[Fault], judge: Callable[[Fault, int, str], None]) -> int:
+        """The exit code of a process that runs these words; for each fault, a copy of it meets that fault.
+
+        `judge` gets the fault, the exit code of the copy and what it said, while the folders are as it left them.
+        """
+        (asked, ask), (heard, hear) = os.pipe(), os.pipe()
+        process = os.fork()
+        if process == 0:
+            os.close(asked), os.close(hear)
+            branches = Branches((self.output, self.temporary), faults, ask, heard)
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            self._run_and_exit(words, nowhere, lambda: Watch(self.root, branches=branches))
+        os.close(ask), os.close(heard)
+        with os.fdopen(asked) as lines:
+            for line in lines:
+                told = json.loads(line)
+                judge(Fault(**told["fault"]), told["code"], told["said"])
+                os.write(hear, b".")
+        os.close(hear)
+        return _wait(process)
+
+    def _run_and_exit(self, words: Sequence[str], into: int, watch: Callable[[], object]) -> NoReturn:
+        code = 70
         try:
+            os.dup2(into, 1), os.dup2(into, 2)
+            sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))
+            sys.argv = ["basisprune", *words]
+            tempfile.tempdir = str(self.temporary)
+            watch()
             app(words)
+            code = 0
         except SystemExit as end:
-            return int(end.code or 0)
-        return 0
+            code = int(end.code or 0)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            with contextlib.suppress(OSError):
+                sys.stdout.flush(), sys.stderr.flush()
+            os._exit(code)
 
     def clear(self) -> None:
         """Removes the output and what killed processes left in the folder for temporary files, which is not ours."""
-        for folder in (self.output, self.root / "tmp"):
+        for folder in (self.output, self.temporary):
             shutil.rmtree(folder, ignore_errors=True)
-        (self.root / "tmp").mkdir()
+        self.temporary.mkdir()
 
     def answer(self) -> dict[str, object]:
         """What the run found; raises BasisPruneError for a result that is not whole."""
@@ -217,6 +310,18 @@ class Stage:
         return found.hexdigest()
 
 
+def _pipe() -> tuple[int, int]:
+    """A pipe, not a file, whose size a fault may limit; so large that nobody has to read it meanwhile."""
+    out, into = os.pipe()
+    fcntl.fcntl(into, fcntl.F_SETPIPE_SZ, 1 << 20)
+    return out, into
+
+
+def _all_of(pipe: int) -> str:
+    with os.fdopen(pipe, "rb") as file:
+        return file.read().decode(errors="replace")
+
+
 def _wait(process: int) -> int:
     deadline = time.monotonic() + TIMEOUT
     while time.monotonic() < deadline:
@@ -233,7 +338,7 @@ def _wait(process: int) -> int:
 
 
 def warm_up(stage: Stage) -> None:
-    """Does the run, and what else is tried, in this process, so that what is forked from it need not import anything."""
+    """Does the run, and what else is tried, in this process, so that what is forked from it imports nothing."""
     protos = _Protos()
     exporting.to_proto = protos  # type: ignore[assignment]
     deliver.measure_latency = summarising.measure_latency = no_latency  # type: ignore[assignment]
@@ -241,10 +346,8 @@ def warm_up(stage: Stage) -> None:
     write_image(image)
     for words in (stage.command, *predictions(stage)):
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
-            try:
-                app(words)
-            except SystemExit as end:
-                assert not end.code, words
+            code = app(words, standalone_mode=False)
+        assert not code, words
     page = html.render_report(RunSummary.read(stage.output / "summary.json"))
     html.render_report = lambda _summary: page  # type: ignore[assignment]
     stage.clear()
