@@ -8,12 +8,13 @@ files. Then it is done once more, and at each operation copies of the process ar
 fault, which goes on from there in a copy of the folders:
 
 kill, term       SIGKILL or SIGTERM right before the N-th operation
+ctrl-c           SIGINT right before the N-th operation, and again before each one that follows
 denied           the N-th operation is refused for want of permission
 full, read-only  from the N-th operation on, all that would write is refused as by a full or a read-only disk
 short            from the N-th operation on, no file can grow beyond 600 bytes, so that writing stops half-way
 flip             one bit of one file that a resumed run, `predict` or `evaluate` reads is turned over
 
-The first three strike at every operation. The next three make a difference only to operations that write, and strike
+The first four strike at every operation. The next three make a difference only to operations that write, and strike
 at each of those. A fault strikes a new folder ("new") or one with a finished result and a note of the user ("again"),
 which must hold a whole result at every moment. Afterwards the same command runs undisturbed, and its answer (all
 candidates, the chosen one, every weight and the ONNX file) is compared with that of the undisturbed run; a folder
@@ -46,7 +47,7 @@ import basisprune
 from basisprune.deploy.bundle import load_bundle
 from basisprune.errors import BasisPruneError
 
-EVERYWHERE = ("kill", "term", "denied")
+EVERYWHERE = ("kill", "term", "ctrl-c", "denied")
 WRITING = ("full", "read-only", "short")
 KINDS = (*EVERYWHERE, *WRITING, "flip")
 SCENES = ("new", "again")
@@ -121,8 +122,8 @@ def flip(path: Path, chance: random.Random) -> None:
 
 
 def _wrong_at_once(stage: Stage, fault: Fault, code: int, said: str) -> str:
-    killed = {"kill": -signal.SIGKILL, "term": -signal.SIGTERM}
-    if code not in ({killed[fault.kind], 0} if fault.kind in killed else {0, 1}):
+    ended = {"kill": -signal.SIGKILL, "term": -signal.SIGTERM, "ctrl-c": 130}
+    if code not in {ended.get(fault.kind, 1), 0}:
         return "hangs" if code == HUNG else f"exit code {code}"
     if "Traceback" in said:
         return "a traceback"

@@ -129,6 +129,8 @@ class Watch:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         if self.count == fault.place and fault.kind in ("kill", "term"):
             os.kill(os.getpid(), signal.SIGKILL if fault.kind == "kill" else signal.SIGTERM)
+        if self.count >= fault.place and fault.kind == "ctrl-c":
+            os.kill(os.getpid(), signal.SIGINT)
         if self.count == fault.place and fault.kind == "short":
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (600, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
