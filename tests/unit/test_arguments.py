@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 import pytest
 import torch
-from tiny import tiny_decomposed, tiny_images
+from tiny import tiny_decomposed, tiny_images, tiny_model, tiny_training
 from torch import nn
 
 import basisprune
@@ -119,6 +119,45 @@ def test_a_network_of_another_kind_is_named_where_it_fails(name, change):
     wanted = "on the meta device" if change == "meta" else r"weights of torch\.float\d\d was given; pass model\.float"
     with pytest.raises(ModelError, match=f"^{name}: .*{wanted}"):
         WORK[name](model)
+
+
+MORE_WORK = {
+    "choose_layers": basisprune.choose_layers,
+    "decompose": basisprune.decompose,
+    "export_program": lambda model: basisprune.export_program(model, "net.pt2", example_inputs=IMAGES),
+    "export_onnx": lambda model: basisprune.export_onnx(model, "net.onnx"),
+    "fit": lambda model: basisprune.fit(model, tiny_images(6), None, tiny_training(epochs=1)),
+    "measure": basisprune.measure,
+    "measure_latency": lambda model: basisprune.measure_latency({"it": model}, repeats=1, backends=["eager"]),
+    "rebase": lambda model: basisprune.rebase(model, batches()),
+    "recompose": basisprune.recompose,
+    "save_pretrained": lambda model: basisprune.save_pretrained(model, "bundle"),
+    "score_filters": lambda model: basisprune.score_filters(model, "l1", ["backbone.0"]),
+    "set_trainable": basisprune.set_trainable,
+    "trace_coupling": lambda model: basisprune.trace_coupling(model, IMAGES),
+    "weight_uses": basisprune.weight_uses,
+}
+
+
+def lazy() -> nn.Module:
+    model = tiny_decomposed()
+    model.classifier = nn.LazyLinear(3)
+    return model
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, about scripting and lazy layers
+@pytest.mark.parametrize("kind", ["half", "double", "meta", "scripted", "lazy"])
+def test_only_errors_of_ours_come_of_odd_networks(kind, tmp_path, monkeypatch):
+    """Where a network of another kind will do, it does; nothing else comes out than an answer or an error of ours."""
+    monkeypatch.chdir(tmp_path)
+    slow = {"export_onnx", "export_program"} if kind in ("half", "double", "lazy") else set()  # which they can export
+    plain = {"scripted": lambda: torch.jit.trace(tiny_model().eval(), IMAGES), "lazy": lazy}.get(kind, tiny_decomposed)
+    for name, work in (WORK | MORE_WORK).items():
+        model = plain()
+        model = model.to("meta") if kind == "meta" else getattr(model, kind)() if kind in ("half", "double") else model
+        if name not in slow:
+            with contextlib.suppress(BasisPruneError):
+                work(model)
 
 
 @pytest.mark.parametrize("name", ["taylor_scores", "basis_loss"])

@@ -76,7 +76,8 @@ def _failed(message: str) -> typer.Exit:
 
 def _said_by_system(error: OSError) -> str:
     """What the system says, where, and what to do about it."""
-    where = "" if error.filename is None else f"{str(error.filename)[:200]}: "
+    name = error.filename if error.filename2 is None else error.filename2  # of what was to be replaced
+    where = "" if name is None else f"{str(name)[:200]}: "
     advice = _ADVICE.get(error.errno or 0, "see to that")
     return f"{where}{error.strerror or error}; {advice}, and {_RESUMES}"
 

@@ -33,7 +33,7 @@ def unit_inputs(model: nn.Module, coupling: Coupling) -> dict[str, dict[str, Cha
     """For each conv or linear layer that mixes channels of some groups, by group, the channels it reads of each unit.
 
     A depthwise conv does not mix: it hands each channel on, and belongs to its group. What reads channels without
-    being a conv or linear layer is not listed.
+    being a conv or linear layer is not listed. Raises PlanError for a coupling of another network.
 
     >>> import torch
     >>> from basisprune.coupling import trace_coupling
@@ -45,10 +45,22 @@ def unit_inputs(model: nn.Module, coupling: Coupling) -> dict[str, dict[str, Cha
     for group in coupling.groups:
         for axis in group.axes:
             layer, _, parameter = axis.parameter.rpartition(".")
-            index = _read(model.get_submodule(layer), axis, group) if parameter == "weight" else None
+            index = _read(_layer(model, layer, axis), axis, group) if parameter == "weight" else None
             if index is not None:
                 found.setdefault(layer, {})[group.name] = index
     return found
+
+
+def _layer(model: nn.Module, name: str, axis: Axis) -> nn.Module:
+    """The layer of that name, whose weight has the channels of the axis; a PlanError if there is none."""
+    try:
+        layer = model.get_submodule(name)
+        shape = layer.get_parameter("weight").shape
+    except AttributeError:
+        shape = None
+    if shape is None or axis.dim >= len(shape) or max(axis.index, default=0) >= shape[axis.dim]:
+        raise PlanError(f"{name}: the coupling is that of another network; call trace_coupling on this one")
+    return layer
 
 
 def _read(layer: nn.Module, axis: Axis, group: Group) -> Channels | None:

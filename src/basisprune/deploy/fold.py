@@ -30,6 +30,7 @@ from basisprune.deploy.forms import (
 from basisprune.deploy.latency import Backend, LayerTimer, in_channels_last, interleaved, onnx_layer_seconds
 from basisprune.errors import ConfigError, LayerError, ModelError
 from basisprune.torchkit.dataflow import Dataflow, LayerCall, dataflow_of
+from basisprune.torchkit.kinds import refuse_lazy
 from basisprune.torchkit.running import hooked, mode, relative_difference, tensors_in
 from basisprune.torchkit.surgery import Layer, find_layers, output_channels, refuse_hooks, replace_module
 from basisprune.torchkit.watching import example_input
@@ -78,6 +79,7 @@ def fold(
     )
     """
     _check_settings(prefer, runtime)
+    refuse_lazy(model, "fold")
     inputs = example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
     original = copy.deepcopy(model) if inplace else model
     result = (model if inplace else copy.deepcopy(model)).eval()

@@ -35,6 +35,12 @@ def refuse_odd(model: nn.Module) -> None:
         raise ModelError(f"{kinds[0]} given; pass the plain network that it was made of, with its weights")
 
 
+def refuse_lazy(model: nn.Module, where: str) -> None:
+    """Raises ModelError for a network with lazy layers, which running it would fill with random weights."""
+    if any(map(is_lazy, model.parameters())):
+        raise ModelError(f"{where}: a network with lazy layers that have not run yet given; run it once first")
+
+
 def why_it_fails(given: Iterable[object]) -> str:
     """What is odd about the networks among the arguments of a call that failed, or about torch; empty if nothing is.
 

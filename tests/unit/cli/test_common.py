@@ -78,6 +78,7 @@ def test_ctrl_c_is_an_exit_code(tiny_demo, tmp_path, monkeypatch):
             OSError(errno.ENOSPC, "No space left on device", "out/x"),
             "out/x: No space left on device; free some space, and",
         ),
+        (OSError(errno.EISDIR, "Is a directory", ".partial-1", None, "out/report.html"), "out/report.html: Is a dir"),
         (OSError(errno.EROFS, "Read-only file system"), "Read-only file system; use another folder"),
         (PermissionError(errno.EACCES, "Permission denied", "out"), "out: Permission denied; ask for permission"),
         (OSError(errno.EMFILE, "Too many open files"), "ulimit -n"),

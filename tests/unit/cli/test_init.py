@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -193,12 +195,49 @@ def test_a_model_folder_is_told_for_what_it_is(place, photos, compressed):
         assert message in said(compress_into("out", photos, "--model", path, "--dry-run"))
 
 
-def test_a_run_whose_files_are_not_utf_8_says_so(place, compressed, photos):
-    folder, _ = compressed
-    copy = place / "copy"
-    copy.mkdir()
-    for name in ("config.yaml", "model.onnx", "summary.json"):
-        (copy / name).write_bytes((folder / name).read_bytes())
-    (copy / "config.yaml").write_bytes(b"\xff" + (folder / "config.yaml").read_bytes())
-    image = next((photos / "red").iterdir())
-    assert "has not written its model yet" in said(invoke("predict", copy, image))
+RUINS = {
+    "not UTF-8": lambda path, content: path.write_bytes(b"\xff\xfe" + content),
+    "empty": lambda path, _content: path.write_bytes(b""),
+    "a pipe": lambda path, _content: os.mkfifo(path),
+    "a device": lambda path, _content: path.symlink_to("/dev/zero"),
+    "a link to itself": lambda path, _content: path.symlink_to(path),
+}
+
+
+@pytest.mark.parametrize("ruin", RUINS)
+def test_no_file_of_a_run_that_is_ruined_makes_a_traceback_or_a_hang(ruin, place, compressed, photos):
+    """Whatever is read is refused with a message, and whatever is not read does not matter."""
+    folder, image = place / "run", next((photos / "red").iterdir())
+    shutil.copytree(compressed[0], folder)
+    read = {"config.yaml", "model/config.json", "model/model.safetensors", "model/plans.json"}
+    files = [path for path in folder.rglob("*") if path.is_file() and path.parent.name != "candidates"]
+    assert read <= {str(path.relative_to(folder)) for path in files}
+    for path in files:
+        content = path.read_bytes()
+        path.unlink()
+        RUINS[ruin](path, content)
+        is_read = str(path.relative_to(folder)) in read
+        result = invoke("predict", folder, image)
+        assert "error: " in said(result) if is_read else result.exit_code == 0, (path, result.output)
+        dry = compress_into(folder, photos, "--max-drop", "2%", "--int8", "--dry-run")
+        assert dry.exception is None or isinstance(dry.exception, SystemExit), (path, dry.exception)
+        path.unlink()
+        path.write_bytes(content)
+
+
+def test_a_run_makes_again_whatever_was_ruined_of_it(place, photos):
+    words = ("--basis-ratio", "0.5", "--epochs", "1", "--no-onnx")
+    assert compress_into(place / "run", photos, *words).exit_code == 0
+    answer = (place / "run" / "model" / "model.safetensors").read_bytes()
+    kept = [*(place / "run" / "candidates").iterdir(), place / "run" / "config.yaml"]
+    assert {path.suffix for path in kept} == {".pt", ".json", ".yaml"}
+    for path in kept:
+        path.write_bytes(b"\xff" + path.read_bytes())
+    (place / "run" / "model" / "config.json").write_bytes(b"")
+    (place / "run" / "model" / ".DS_Store").write_bytes(b"theirs")
+    again = compress_into(place / "run", photos, *words)
+    assert again.exit_code == 0, again.output
+    assert all(f"it is now {path.name}.damaged" in again.stderr for path in kept)
+    assert (place / "run" / "model" / "model.safetensors").read_bytes() == answer
+    assert (place / "run" / "model" / ".DS_Store").read_bytes() == b"theirs"
+    assert invoke("predict", place / "run", next((photos / "red").iterdir())).exit_code == 0

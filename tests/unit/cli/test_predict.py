@@ -6,9 +6,16 @@ import csv
 import io
 import json
 import re
+import shutil
 
+import pytest
 import torch
+from bundles import seal
 from commands import invoke
+from tiny import tiny_model
+
+from basisprune.data import load_data
+from basisprune.deploy.bundle import save_pretrained
 
 
 def test_a_class_folder_of_photos_is_predicted_from_every_form_of_a_result(compressed, photos):
@@ -46,3 +53,28 @@ def test_csv_has_a_row_for_each_class_named(compressed, photos):
 def test_a_folder_without_images_is_refused(compressed, tmp_path):
     result = invoke("predict", compressed[0], tmp_path)
     assert (result.exit_code, "contains no images" in result.stderr) == (1, True)
+
+
+def test_hidden_files_are_skipped_as_when_training(compressed, photos, tmp_path):
+    copied = shutil.copytree(photos, tmp_path / "photos")
+    for name in (".hidden.png", "._0.png", ".cache/0.png", "deep/.git/0.png", "deep/0.png"):
+        (copied / "red" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(next((photos / "red").iterdir()), copied / "red" / name)
+    answers = json.loads(invoke("predict", compressed[0], copied / "red", "--json").stdout)
+    trained = load_data(copied, val_fraction=0, test_fraction=0).train
+    assert len(answers) == sum(label == trained.classes.index("red") for label in trained.labels) == 41
+
+
+@pytest.mark.parametrize("command", ["predict", "inspect"])
+@pytest.mark.parametrize("factory", ["http.server:test", "sys:exit", "os:getcwd"])
+def test_a_bundle_that_names_a_function_is_refused_with_the_way_to_trust_it(command, factory, photos, tmp_path):
+    folder = save_pretrained(tiny_model(), tmp_path / "bundle", classes=["red", "green", "blue"])
+    seal(folder, lambda config: config["architecture"].update(backbone=factory, alone=False))
+    words = (command, folder, *([next((photos / "red").iterdir())] if command == "predict" else []))
+    refused = invoke(*words)
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    assert all(said in refused.stderr for said in (f"is built by '{factory}'", "--trust-code"))
+    if factory != "http.server:test":
+        ended = invoke(*words, "--trust-code")
+        assert (ended.exit_code, ended.stdout) == (1, "")
+        assert "its architecture cannot be built" in ended.stderr

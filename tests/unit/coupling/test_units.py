@@ -89,3 +89,11 @@ def test_a_layer_whose_filters_cannot_be_told_apart_is_refused_by_name():
     group = trace_coupling(net, torch.zeros(1, 3, 8, 8))["0"]
     with pytest.raises(PlanError, match=r"^2: its filters cannot be distinguished"):
         unit_outputs(net, group, "2")
+
+
+def test_a_coupling_of_another_network_is_refused():
+    small, large = (nn.Sequential(nn.Conv2d(3, width, 3), nn.Conv2d(width, 2, 1)) for width in (4, 8))
+    coupling = trace_coupling(large, torch.zeros(1, 3, 8, 8))
+    for other in (small, nn.Sequential(large[0]), decompose(large)):
+        with pytest.raises(PlanError, match="the coupling is that of another network; call trace_coupling on this one"):
+            unit_inputs(other, coupling)

@@ -7,6 +7,7 @@ import torch
 from tiny import tiny_backbone, tiny_images, tiny_model, tiny_training
 from torch import nn
 
+from basisprune.deploy.fold import fold
 from basisprune.errors import ConfigError, ModelError
 from basisprune.torchkit.kinds import odd_kinds, refuse_odd
 from basisprune.training.loop import fit
@@ -44,3 +45,11 @@ def test_training_takes_float32(change):
 def test_training_without_gradients_is_refused():
     with torch.no_grad(), pytest.raises(ConfigError, match=r"call it outside of torch\.no_grad"):
         fit(tiny_model(), tiny_images(), None, tiny_training())
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, about lazy layers
+def test_a_network_with_lazy_layers_is_not_filled_by_folding_it():
+    network = ODD["lazy"]()
+    with pytest.raises(ModelError, match="^fold: a network with lazy layers .* run it once first"):
+        fold(network, torch.zeros(2, 3, 16, 16))
+    assert "lazy" in odd_kinds(network)[0]

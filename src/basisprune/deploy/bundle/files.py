@@ -14,12 +14,12 @@ from torch import Tensor
 from basisprune.deploy.bundle.config import Config, Plan, parse_config, parse_plans
 from basisprune.deploy.bundle.tensors import read_tensors
 from basisprune.errors import BundleError
-from basisprune.files import current, digest, json_digest, parse_json, read_bytes, write_together
+from basisprune.files import current, digest, json_digest, open_file, parse_json, read_bytes, write_together
 
 FORMAT = 2  # 1 had no networks that stand alone
 CONFIG, TENSORS, PLANS, CARD = "config.json", "model.safetensors", "plans.json", "README.md"
 NAMES = frozenset({CONFIG, TENSORS, PLANS, CARD})
-_MARK = "basisprune_bundle"
+_MARK, _CARD_MARK = "basisprune_bundle", "library_name: basisprune"
 _MOST = {CONFIG: 64 << 20, PLANS: 256 << 20, TENSORS: 4 << 30}  # bytes
 _LISTED = 5
 _DENSE = (",", ":")
@@ -104,12 +104,18 @@ def _what_it_is(folder: Path) -> str:
 
 
 def holds_bundle(folder: Path) -> bool:
-    """Whether the folder holds a bundle, sound or not."""
+    """Whether the folder holds a bundle, sound or not: its config says so, or its card where the config is damaged."""
+    is_there = os.path.lexists(current(folder, CONFIG))
+    return is_there and any(mark in _start(folder, name) for name, mark in ((CONFIG, _MARK), (CARD, _CARD_MARK)))
+
+
+def _start(folder: Path, name: str) -> str:
+    """The first lines of a file, empty if it cannot be read."""
     try:
-        with open(current(folder, CONFIG), "rb") as file:
-            return _MARK.encode() in file.read(4096)
-    except (OSError, ValueError):  # or it is no path at all
-        return False
+        with open_file(current(folder, name)) as file:
+            return file.read(4096).decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def check_folder(folder: Path) -> None:

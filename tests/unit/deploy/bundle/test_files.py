@@ -56,10 +56,18 @@ def test_a_link_is_not_followed_to_write(tmp_path, saved):
     assert content(saved) == before
 
 
-def test_a_damaged_bundle_can_be_written_anew(saved):
-    (saved / "config.json").write_bytes((saved / "config.json").read_bytes()[:-20])
+@pytest.mark.parametrize("left", [0, 10, -20])
+def test_a_damaged_bundle_can_be_written_anew(saved, left):
+    (saved / "config.json").write_bytes((saved / "config.json").read_bytes()[:left])
     save_pretrained(tiny_model(), saved)
     from_pretrained(saved)
+
+
+def test_a_card_alone_makes_no_bundle(saved):
+    for name in ("config.json", "model.safetensors", "plans.json"):
+        (saved / name).unlink()
+    with pytest.raises(BundleError, match=r"is not a bundle, and saving would replace its README\.md"):
+        save_pretrained(tiny_model(), saved)
 
 
 def test_a_write_that_fails_leaves_the_old_bundle_and_nothing_else(saved, monkeypatch):
