@@ -21,6 +21,7 @@ from typing import Any
 
 from common import RESULTS, write_result
 
+from basisprune.report.html import comparison
 from basisprune.results import RunSummary
 
 ROOT = Path(__file__).parent.parent
@@ -162,12 +163,13 @@ def latency_section() -> str:
 def demo_section() -> str:
     found = load("demo")["results"]
     before, after = found["before"], found["after"]
-    shown = {"parameters": "{:,}", "macs": "{:,}", "latency_ms": "{:.1f} ms", "bytes": "{:,} bytes"}
-    titles = {"macs": "multiply-adds", "latency_ms": f"one image, {found['latency_by']}", "bytes": "file"}
+    shown = {"parameters": "{:,}", "macs": "{:,}", "bytes": "{:,} bytes"}
+    titles = {"macs": "multiply-adds", "bytes": "file"}
     rows = [("accuracy on 500 test images", f"{before['accuracy']:.1%}", f"{after['accuracy']:.1%}", "")]
-    for key, form in shown.items():
-        change = f"{after[key] / before[key] - 1:+.0%}"
-        rows.append((titles.get(key, key), form.format(before[key]), form.format(after[key]), change))
+    pairs = [(name, *pair, "{:.1f} ms") for name, *pair in found["latency"]]
+    pairs += [(titles.get(key, key), before[key], after[key], form) for key, form in shown.items()]
+    for title, old, new, form in pairs:
+        rows.append((title, form.format(old), form.format(new), f"{new / old - 1:+.0%}"))
     return table(("", "before", "after", "change"), rows) + f"\n\n{found['verdict']}"
 
 
@@ -249,8 +251,8 @@ def take_demo(folder: Path) -> None:
         raise SystemExit(f"{folder}: this run had no test images")
     kept = ("basis_ratio", "filter_ratio", "accuracy", "parameters", "macs", "passed", "chosen")
     candidates = [{key: getattr(candidate, key) for key in kept} for candidate in summary.candidates]
-    results = asdict(summary.test) | {"verdict": summary.verdict, "latency_by": summary.latency_by}
-    results |= {"candidates": candidates}
+    times = [(row.label, row.before, row.after) for row in comparison(summary) if row.key == "latency_ms"]
+    results = asdict(summary.test) | {"verdict": summary.verdict, "latency": times, "candidates": candidates}
     write_result("demo", {"command": "basisprune demo"}, results)
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is not None:

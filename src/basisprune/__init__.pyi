@@ -18,6 +18,7 @@ from .data import PreparedBatches as PreparedBatches
 from .data import Splits as Splits
 from .data import load_data as load_data
 from .data import prepare as prepare
+from .deploy.bundle import Card as Card
 from .deploy.bundle import from_pretrained as from_pretrained
 from .deploy.bundle import load_bundle as load_bundle
 from .deploy.bundle import push_to_hub as push_to_hub
