@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 from torch import Tensor
 
 from basisprune.data import LabelledImages, make_loader
-from basisprune.data.load import Source
+from basisprune.data.load import Source, read_parts
 from basisprune.data.manifest import IMAGES, Role, read_manifest
 from basisprune.data.reading import Reading
 from basisprune.deploy.export.interface import Runtime
@@ -45,10 +46,10 @@ def export_result(
 ) -> tuple[RuntimeRow, ...]:
     """The network of a result in every runtime that its folder has files for, the one asked for now among them.
 
-    `result` is the output folder of `compress` or `train`, or a bundle. The files are written next to the others, or to
-    another folder; the outputs are compared with PyTorch's on images of the run, and the accuracy on its test images is
-    measured by the runtime itself. All are timed in turns. If the files are in the folder of a run with a summary, that
-    and the report have the rows too. Nothing is written if anything goes wrong before.
+    `result` is the output folder of `compress` or `train`, or a bundle, and `to` a name in `RUNTIMES`. The files are
+    written next to the others, or to another folder; the outputs are compared with PyTorch's on images of the run, and
+    the accuracy on its test images is measured by the runtime itself. All are timed in turns. If the files are in the
+    folder of a run with a summary, that and the report have the rows too.
 
     Raises ConfigError for an unknown runtime, for int8 without images or where there is none, and for files that are
     there already; MissingExtraError without the packages; BundleError for what is not a result; ModelError if the
@@ -88,10 +89,12 @@ class _Work:
         self.loaded, self.options, self.folder, self.listener = loaded, options, folder, listener
         self.prepared = is_prepared(loaded)
         self.reading = Reading(listener=listener)
-        own = is_own(loaded, options.data)
-        self.source: Source | None = options.data if options.data is not None else self._own_source(own)
-        self.judged: Part = self._part(_HELD_OUT) if own else "all"
-        images = None if self.source is None else self._images(self._part(("train",)) if own else "all")
+        self.own = is_own(loaded, options.data)
+        own_source = str(loaded.settings["data"]) if self.own else None
+        self.source: Source | None = own_source if options.data is None else options.data
+        known = () if self.source is None else self._known_parts(self.source)
+        self.judged: Part = next((role for role in _HELD_OUT if role in known), "all")
+        images = None if self.source is None else self._images("train" if "train" in known else "all")
         self.calibration = [] if images is None else _batches(images, _CALIBRATION)
         self.checks = self.calibration[: _CHECKED // _BATCH]
         self.in_pytorch = self._accuracy(loaded)  # before anything is written: images may not fit
@@ -148,14 +151,13 @@ class _Work:
             return None
         return accuracy_on(loaded, self.source, self.judged, listener=self.listener)
 
-    def _own_source(self, own: bool) -> Source | None:
-        return str(self.loaded.settings["data"]) if own else None
-
-    def _part(self, roles: tuple[Role, ...]) -> Part:
-        """The first of these parts that the run has written down; all images where it has not."""
+    def _known_parts(self, source: Source) -> Collection[Role]:
+        """The parts that the run wrote down, or that the data has itself; none if it is not divided."""
         path = (self.loaded.folder or Path()) / IMAGES
-        parts = read_manifest(path).parts if path.exists() else {}
-        return next((role for role in roles if role in parts), "all")
+        if self.own:
+            return read_manifest(path).parts.keys() if path.exists() else ()
+        parts = read_parts(source, self.loaded.spec.size, self.reading, self.loaded.spec.white).parts
+        return parts.keys() if len(parts) > 1 else ()
 
     def _images(self, part: Part) -> LabelledImages:
         return parts_of(self.loaded, self.source or "", part, self.reading)[0]

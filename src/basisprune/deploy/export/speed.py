@@ -16,7 +16,7 @@ from torch import nn
 
 from basisprune.deploy.export.facts import GraphInput
 from basisprune.deploy.export.interface import Runtime
-from basisprune.deploy.latency import Latency, interleaved, latency_rows, limited_threads, ready_eager
+from basisprune.deploy.latency import Latency, Seconds, interleaved, latency_rows, limited_threads, ready_eager
 from basisprune.transfer.model import spec_of
 
 PYTORCH = "PyTorch"
@@ -30,23 +30,29 @@ class Timed:
     spread: float
 
 
-def time_files(
-    files: Mapping[str, tuple[Runtime, Path]], eager: nn.Module, *, repeats: int = 30, threads: int = 1
-) -> dict[str, Timed]:
-    """How long one image takes in each file, and, as "PyTorch", in the network itself; all take turns.
+def time_files(files: Mapping[str, tuple[Runtime, Path]], eager: nn.Module, *, repeats: int = 30) -> dict[str, Timed]:
+    """How long one image takes on one thread in each file and, as "PyTorch", in the network; all take turns."""
+    found = seconds_of(files, eager, repeats=repeats)
+    return {name: _timed(values) for name, values in found.items()}
+
+
+def seconds_of(
+    files: Mapping[str, tuple[Runtime, Path]], eager: nn.Module | None = None, *, repeats: int, threads: int = 1
+) -> Seconds:
+    """The seconds of one image in each file and round, and of the network in eager PyTorch if there is one.
 
     Files that prepare their images do so within that time. With one thread the CPU time of the process is taken, which
     a busy machine does not change; runtimes have threads of their own, so that of one thread would say nothing.
     """
+    runs: dict[str, Callable[[], object]] = {}
     with limited_threads(threads):
-        runs: dict[str, Callable[[], object]] = {}
         for name, (runtime, path) in files.items():
             run, image = runtime.open(path, threads), random_images(runtime.facts(path).input, 1)
             runs[name] = partial(run, image)
-        shape = spec_of(eager).shape
-        runs[PYTORCH] = ready_eager(eager, shape, threads)(torch.randn(1, *shape))
-        seconds = interleaved(runs, repeats=repeats, warmup=5, now=_clock(threads))
-    return {name: _timed(values) for name, values in seconds.items()}
+        if eager is not None:
+            shape = spec_of(eager).shape
+            runs[PYTORCH] = ready_eager(eager, shape, threads)(torch.randn(1, *shape))
+        return interleaved(runs, repeats=repeats, warmup=5, now=_clock(threads))
 
 
 def measure_files(
