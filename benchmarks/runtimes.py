@@ -4,9 +4,10 @@
 
 Exports the model of `basisprune demo` for each runtime, as `basisprune export` does, with int8 where there is one.
 Outputs are compared with PyTorch's on training images, and the accuracy on the 500 test images is measured by each
-runtime itself. Latency is that of one image on one thread, the CPU time of the process, in turns. Then OpenVINO is compared
-with ONNX Runtime on the same graphs: the demo's, and two networks of timm. Runtimes that are not installed are named in
-the result; `pip install '.[openvino,executorch,ncnn]'` installs all that fit. Writes results/runtimes.json.
+runtime itself. Latency is that of one image on one thread, the CPU time of the process, in turns. Then OpenVINO is
+compared with ONNX Runtime on the same graphs: the demo's, and two networks of timm. Runtimes that are not installed
+are named in the result; `pip install '.[openvino,executorch,ncnn]'` installs all that fit. Writes
+results/runtimes.json.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Generates docs/measured.md, and the numbers in the README and in docs/guarantees.md, from the JSON results.
+"""Generates docs/measured.md, and the numbers in the README, docs/deploy.md and docs/guarantees.md, from JSON results.
 
     python benchmarks/tables.py [--demo runs/demo]
 
@@ -237,6 +237,30 @@ def fuzz_section() -> str:
     return f"{said}\n\n{table(('file', 'read', 'refused', 'wrong'), rows)}"
 
 
+def runtimes_section() -> str:
+    record = load("runtimes")
+    found, packages = record["results"], record["config"]["packages"]
+    rows = [
+        (
+            row["title"],
+            f"{row['bytes']:,}",
+            f"{row['difference']:.1e}" if row["file"] else "",
+            "" if row["accuracy"] is None else f"{row['accuracy']:.1%}",
+            f"{row['latency_ms']:.2f} ms",
+        )
+        for row in found["rows"]
+    ]
+    header = ("runtime", "bytes", "largest difference from PyTorch", "accuracy on the test images", "one image")
+    versions = ", ".join(f"{name} {number}" for name, number in packages.items())
+    missing = f" Not installed: {', '.join(found['missing'])}." if found["missing"] else ""
+    faster = [
+        f"{name}: {each['onnx ms']:.2f} ms and {each['openvino ms']:.2f} ms, {each['speedup']:.2f} times as fast"
+        for name, each in found.get("OpenVINO against ONNX Runtime", {}).items()
+    ]
+    said = f"ONNX Runtime and OpenVINO on the same graphs, in turns: {'; '.join(faster)}." if faster else ""
+    return f"{table(header, rows)}\n\nWith {versions}.{missing} {said}".rstrip()
+
+
 def fill(path: Path, name: str, text: str) -> None:
     """Replaces what is between the marks of that name in the file."""
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
@@ -287,6 +311,7 @@ def main() -> None:
     fill(ROOT / "docs" / "guarantees.md", "numbers", f"{faults_section()}\n\n{fuzz_section()}")
     block = f"{demo_section()}\n\n![accuracy and parameters of all candidates](docs/demo.svg)"
     fill(ROOT / "README.md", "demo", block)
+    fill(ROOT / "docs" / "deploy.md", "runtimes", runtimes_section())
 
 
 if __name__ == "__main__":

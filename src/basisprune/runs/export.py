@@ -151,7 +151,7 @@ class _Work:
             return None
         return accuracy_on(loaded, self.source, self.judged, listener=self.listener)
 
-    def _known_parts(self, source: Source) -> Collection[Role]:
+    def _known_parts(self, source: Source) -> Collection[str]:
         """The parts that the run wrote down, or that the data has itself; none if it is not divided."""
         path = (self.loaded.folder or Path()) / IMAGES
         if self.own:

@@ -1,4 +1,4 @@
-"""Laws of the page beside a bundle; benchmarks/page.py looks at it in a browser."""
+"""Laws of the page beside a bundle; benchmarks/browser.py looks at it in a browser."""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
 """The page that goes to the hub with a bundle, in a real browser: photos are uploaded and the answers compared.
 
-    python benchmarks/page.py --python DIR/bin/python [--browser chromium]
+    python benchmarks/browser.py --python DIR/bin/python [--browser chromium]
 
 DIR is an environment with what the page's requirements.txt names, and nothing else: gradio, numpy, onnxruntime and
-pillow (gradio asks for an older pillow than ours, so it has one of its own). The page is made from a small network whose
-classes have names that would do harm where they are not escaped; Chromium, without a window, uploads images of each
-kind, and the classes and percentages that the page shows are compared with the network's. Writes results/page.json.
+pillow (gradio asks for an older pillow than ours, so it has one of its own). The page is made from a small network
+whose classes have names that would do harm where they are not escaped; Chromium, without a window, uploads images of
+each kind, and the classes and percentages that the page shows are compared with the network's. Writes
+results/browser.json.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ def photos(folder: Path) -> dict[str, Path]:
 def expected(model: torch.nn.Module, path: Path) -> dict[str, float]:
     spec = model.input_spec
     with Image.open(path) as image, torch.no_grad():
-        shares = model(prepare(to_pixels(image, spec.size)[None], spec)).softmax(-1)[0]  # type: ignore[arg-type,union-attr]
+        shares = model(prepare(to_pixels(image, spec.size)[None], spec)).softmax(-1)[0]  # type: ignore[arg-type]
     return dict(zip(NAMES, shares.tolist(), strict=True))
 
 
@@ -182,7 +183,7 @@ def main() -> None:
             server.terminate()
             server.wait(30)
     good = all(each["good"] for each in found["photos"].values()) and not found["names do harm"]
-    print(json.dumps(found, indent=1), write_result("page", {"packages": there}, found | {"good": good}))
+    print(json.dumps(found, indent=1), write_result("browser", {"packages": there}, found | {"good": good}))
     if not good:
         raise SystemExit("the page does not show what the network says")
 
