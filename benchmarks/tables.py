@@ -1,4 +1,4 @@
-"""Generates docs/measured.md, and the numbers in the README and in docs/guarantees.md, from the JSON results.
+"""Generates docs/measured.md, and the numbers in the README, docs/deploy.md and docs/guarantees.md, from JSON results.
 
     python benchmarks/tables.py [--demo runs/demo]
 
@@ -21,6 +21,7 @@ from typing import Any
 
 from common import RESULTS, write_result
 
+from basisprune.report.html import comparison
 from basisprune.results import RunSummary
 
 ROOT = Path(__file__).parent.parent
@@ -162,12 +163,13 @@ def latency_section() -> str:
 def demo_section() -> str:
     found = load("demo")["results"]
     before, after = found["before"], found["after"]
-    shown = {"parameters": "{:,}", "macs": "{:,}", "latency_ms": "{:.1f} ms", "bytes": "{:,} bytes"}
-    titles = {"macs": "multiply-adds", "latency_ms": f"one image, {found['latency_by']}", "bytes": "file"}
+    shown = {"parameters": "{:,}", "macs": "{:,}", "bytes": "{:,} bytes"}
+    titles = {"macs": "multiply-adds", "bytes": "file"}
     rows = [("accuracy on 500 test images", f"{before['accuracy']:.1%}", f"{after['accuracy']:.1%}", "")]
-    for key, form in shown.items():
-        change = f"{after[key] / before[key] - 1:+.0%}"
-        rows.append((titles.get(key, key), form.format(before[key]), form.format(after[key]), change))
+    pairs = [(name, *pair, "{:.1f} ms") for name, *pair in found["latency"]]
+    pairs += [(titles.get(key, key), before[key], after[key], form) for key, form in shown.items()]
+    for title, old, new, form in pairs:
+        rows.append((title, form.format(old), form.format(new), f"{new / old - 1:+.0%}"))
     return table(("", "before", "after", "change"), rows) + f"\n\n{found['verdict']}"
 
 
@@ -235,6 +237,30 @@ def fuzz_section() -> str:
     return f"{said}\n\n{table(('file', 'read', 'refused', 'wrong'), rows)}"
 
 
+def runtimes_section() -> str:
+    record = load("runtimes")
+    found, packages = record["results"], record["config"]["packages"]
+    rows = [
+        (
+            row["title"],
+            f"{row['bytes']:,}",
+            f"{row['difference']:.1e}" if row["file"] else "",
+            "" if row["accuracy"] is None else f"{row['accuracy']:.1%}",
+            f"{row['latency_ms']:.2f} ms",
+        )
+        for row in found["rows"]
+    ]
+    header = ("runtime", "bytes", "largest difference from PyTorch", "accuracy on the test images", "one image")
+    versions = ", ".join(f"{name} {number}" for name, number in packages.items())
+    missing = f" Not installed: {', '.join(found['missing'])}." if found["missing"] else ""
+    faster = [
+        f"{name}: {each['onnx ms']:.2f} ms and {each['openvino ms']:.2f} ms, {each['speedup']:.2f} times as fast"
+        for name, each in found.get("OpenVINO against ONNX Runtime", {}).items()
+    ]
+    said = f"ONNX Runtime and OpenVINO on the same graphs, in turns: {'; '.join(faster)}." if faster else ""
+    return f"{table(header, rows)}\n\nWith {versions}.{missing} {said}".rstrip()
+
+
 def fill(path: Path, name: str, text: str) -> None:
     """Replaces what is between the marks of that name in the file."""
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
@@ -249,8 +275,8 @@ def take_demo(folder: Path) -> None:
         raise SystemExit(f"{folder}: this run had no test images")
     kept = ("basis_ratio", "filter_ratio", "accuracy", "parameters", "macs", "passed", "chosen")
     candidates = [{key: getattr(candidate, key) for key in kept} for candidate in summary.candidates]
-    results = asdict(summary.test) | {"verdict": summary.verdict, "latency_by": summary.latency_by}
-    results |= {"candidates": candidates}
+    times = [(row.label, row.before, row.after) for row in comparison(summary) if row.key == "latency_ms"]
+    results = asdict(summary.test) | {"verdict": summary.verdict, "latency": times, "candidates": candidates}
     write_result("demo", {"command": "basisprune demo"}, results)
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is not None:
@@ -285,6 +311,7 @@ def main() -> None:
     fill(ROOT / "docs" / "guarantees.md", "numbers", f"{faults_section()}\n\n{fuzz_section()}")
     block = f"{demo_section()}\n\n![accuracy and parameters of all candidates](docs/demo.svg)"
     fill(ROOT / "README.md", "demo", block)
+    fill(ROOT / "docs" / "deploy.md", "runtimes", runtimes_section())
 
 
 if __name__ == "__main__":

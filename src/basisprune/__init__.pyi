@@ -18,11 +18,13 @@ from .data import PreparedBatches as PreparedBatches
 from .data import Splits as Splits
 from .data import load_data as load_data
 from .data import prepare as prepare
+from .deploy.bundle import Card as Card
 from .deploy.bundle import from_pretrained as from_pretrained
 from .deploy.bundle import load_bundle as load_bundle
 from .deploy.bundle import push_to_hub as push_to_hub
 from .deploy.bundle import save_pretrained as save_pretrained
 from .deploy.export import evaluate_onnx as evaluate_onnx
+from .deploy.export import export_for as export_for
 from .deploy.export import export_onnx as export_onnx
 from .deploy.export import export_program as export_program
 from .deploy.fold import fold as fold

@@ -133,6 +133,30 @@ class DeliveredFile:
 
 
 @dataclass(frozen=True)
+class RuntimeRow:
+    """The delivered network in one runtime, as that runtime computes it.
+
+    `difference` is the largest from PyTorch's output, in relation to the largest, and `same` the share of equal
+    answers, both on `compared` images, 0 for random ones; `accuracy` is None where there are no labelled images.
+    `latency_ms` is that of one image, measured in turns with the other rows. PyTorch itself has no file.
+    """
+
+    name: str
+    title: str
+    file: str
+    bytes: int
+    latency_ms: float
+    spread_ms: float
+    threads: int
+    difference: float = 0.0
+    same: float = 1.0
+    compared: int = 0
+    accuracy: float | None = None
+    interval: Interval | None = None
+    images: int = 0
+
+
+@dataclass(frozen=True)
 class CandidateRow(Candidate):
     """A candidate with its name, and whether it was chosen."""
 
@@ -207,6 +231,7 @@ class RunSummary:
     certificate: Certificate | None = None
     class_losses: ClassLosses | None = None
     require_certified: bool = False
+    runtimes: tuple[RuntimeRow, ...] = ()
 
     @property
     def fulfilled(self) -> bool:

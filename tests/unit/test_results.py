@@ -21,6 +21,7 @@ from basisprune.results import LayerImportance, Limit, RunSummary
 OPTIONAL = {
     *("headline", "interrupted", "kept_to_budget", "latency_by", "importance"),
     *("test", "confusion", "changed", "latency", "files", "certificate", "class_losses", "require_certified"),
+    "runtimes",
 }
 WHOLE = {each.name for each in fields(RunSummary)}
 

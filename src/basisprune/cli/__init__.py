@@ -10,6 +10,7 @@ from basisprune.cli.common import Commands
 from basisprune.cli.compress import compress
 from basisprune.cli.demo import demo
 from basisprune.cli.evaluate import evaluate
+from basisprune.cli.export import export
 from basisprune.cli.inspect import inspect
 from basisprune.cli.predict import predict
 from basisprune.cli.train import train
@@ -21,7 +22,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for command in (compress, train, evaluate, predict, inspect, demo):
+for command in (compress, train, evaluate, predict, export, inspect, demo):
     app.command()(command)
 
 
@@ -46,6 +47,7 @@ def main(
       basisprune demo                                                      (see it work, in about ten minutes)
       basisprune compress --model resnet50 --data photos --output out      (lose at most 1 % accuracy)
       basisprune predict out new-photos                                    (use the result)
+      basisprune export out --to openvino                                  (for another runtime)
 
     Exit codes: 0 done, 1 error, 2 usage error, 3 no pruned model within the budget, 130 interrupted.
     """

@@ -57,14 +57,14 @@ def inspect(
 def _network(model: str, size: int | None, classes: int, trust_code: bool) -> nn.Module:
     """The network in a folder, or a new one by name."""
     from basisprune.errors import ModelError
-    from basisprune.runs.load import OnnxModel, load_any
+    from basisprune.runs.load import FileModel, load_any
     from basisprune.transfer.model import transfer_model
 
     if not Path(model).exists():
         return transfer_model(model, classes, input_size=size)
     network = load_any(model, trust_remote_code=trust_code).model
-    if isinstance(network, OnnxModel):
-        raise ModelError(f"{model}: the layers of an ONNX file cannot be listed; pass the model/ folder next to it")
+    if isinstance(network, FileModel):
+        raise ModelError(f"{model}: the layers of an exported file cannot be listed; pass the model/ folder next to it")
     return network
 
 

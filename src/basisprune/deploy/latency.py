@@ -89,14 +89,14 @@ def measure_latency(
     _check_settings(models, batch_sizes, backends, threads, repeats)
     shape = _shape(models, input_shape)
     rows: list[Latency] = []
-    with _threads(threads):
+    with limited_threads(threads):
         for backend in backends:
             ready = {name: _READY[backend](model, shape, threads) for name, model in models.items()}
             for batch_size in batch_sizes:
                 images = torch.randn(batch_size, *shape, generator=torch.Generator().manual_seed(0))
                 runs = {name: make(images) for name, make in ready.items()}
                 seconds = interleaved(runs, repeats=repeats)
-                rows += [_row(name, backend, batch_size, seconds) for name in models]
+                rows += latency_rows(backend, batch_size, seconds)
         clock = "cpu" if stopwatch() is time.thread_time else "wall"
     return LatencyReport(tuple(rows), shape, threads, repeats, clock)
 
@@ -110,17 +110,24 @@ def stopwatch() -> Callable[[], float]:
     return time.thread_time if is_fine and torch.get_num_threads() == 1 else time.perf_counter
 
 
-def interleaved(runs: Mapping[str, Callable[[], object]], *, repeats: int, warmup: int = 2, settle: int = 0) -> Seconds:
+def interleaved(
+    runs: Mapping[str, Callable[[], object]],
+    *,
+    repeats: int,
+    warmup: int = 2,
+    settle: int = 0,
+    now: Callable[[], float] | None = None,
+) -> Seconds:
     """The seconds of each run in every round; the runs take turns, so that a noisy machine disturbs all alike.
 
     Each turn begins with `settle` runs that are not timed, for what has a steady state of its own: memory that the
-    run before left in another shape has to be fetched anew.
+    run before left in another shape has to be fetched anew. `now` tells the time, by default that of `stopwatch`.
 
     >>> {name: len(values) for name, values in interleaved({"nothing": lambda: None}, repeats=3).items()}
     {'nothing': 3}
     """
     seconds: Seconds = {name: [] for name in runs}
-    now = stopwatch()
+    now = now or stopwatch()
     for round_ in range(warmup + repeats):
         for name, run in runs.items():
             for _ in range(settle):
@@ -231,7 +238,10 @@ def _onnx_runtime() -> ModuleType:
     return runtime
 
 
-def _eager(model: nn.Module, input_shape: tuple[int, ...], _threads: int) -> Callable[[Tensor], Callable[[], object]]:
+def ready_eager(
+    model: nn.Module, input_shape: tuple[int, ...], _threads: int
+) -> Callable[[Tensor], Callable[[], object]]:
+    """What makes a run of the model in eager PyTorch out of a batch."""
     twin = in_channels_last(model).cpu()
 
     def make(images: Tensor) -> Callable[[], object]:
@@ -259,18 +269,22 @@ def _onnxruntime(
     return make
 
 
-_READY = {"eager": _eager, "onnxruntime": _onnxruntime}
+_READY = {"eager": ready_eager, "onnxruntime": _onnxruntime}
 
 
-def _row(name: str, backend: str, batch_size: int, seconds: Seconds) -> Latency:
-    values = seconds[name]
-    low, _, high = statistics.quantiles(values, n=4)
-    first = next(iter(seconds))
-    return Latency(name, backend, batch_size, statistics.median(values), high - low, speedup(seconds, first, name))
+def latency_rows(backend: str, batch_size: int, seconds: Seconds) -> list[Latency]:
+    """One row for each run, compared with the first."""
+    first, rows = next(iter(seconds)), []
+    for name, values in seconds.items():
+        low, _, high = statistics.quantiles(values, n=4)
+        middle = statistics.median(values)
+        rows.append(Latency(name, backend, batch_size, middle, high - low, speedup(seconds, first, name)))
+    return rows
 
 
 @contextmanager
-def _threads(count: int) -> Iterator[None]:
+def limited_threads(count: int) -> Iterator[None]:
+    """PyTorch computes with this many threads temporarily."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

@@ -73,17 +73,18 @@ def render_report(summary: RunSummary) -> str:
     too_many = len(summary.classes) > _MOST_CLASSES and summary.confusion is not None
     if too_many:
         summary = replace(summary, confusion=None)
-    plots = _plots(summary)
+    plots, rows = _plots(summary), comparison(summary)
     template = _environment().get_template("report.html")
     text: str = template.render(
         result=summary,
         data=summary.as_dict(),
-        rows=comparison(summary),
+        rows=rows,
         plots=plots,
         figures={plot.key: plot.figure for group in plots.values() for plot in group},
         confusion=_matrices(summary),
         too_many_classes=too_many,
         speeds=_speeds(summary),
+        tiles=_tiles(rows),
         settings=[(name, _as_text(value)) for name, value in dotted(summary.config)],
         palette=PALETTE,
         font=FONT,
@@ -101,11 +102,28 @@ def comparison(summary: RunSummary) -> list[Row]:
     if chosen or not test:
         rows.append(_accuracy_row("validation accuracy", reference, chosen))
     before, after = (test.before, test.after) if test else (reference, chosen)
+    rows += _latency_rows(summary)
     for cost, label in COSTS.items():
+        if cost == "latency_ms" and summary.latency is not None:
+            continue  # those of the delivered forms say more than the one that the search took
         values = getattr(before, cost), getattr(after, cost, None)
         if values[0] is not None and (values[1] is not None or after is None):
             rows.append(Row(cost, label, *values))
     return rows
+
+
+def _tiles(rows: Sequence[Row]) -> list[Row]:
+    """The rows at the top of the page: the first accuracy, the latency of the deployed form, and the sizes."""
+    first = {row.key: row for row in reversed(rows) if row.key != "bytes"}
+    return [row for row in rows if row is first.get(row.key)]
+
+
+def _latency_rows(summary: RunSummary) -> list[Row]:
+    """One image in each runtime, that of the delivered file first."""
+    threads = 0 if summary.latency is None else summary.latency.threads
+    on = f"{threads} thread{'' if threads == 1 else 's'}"
+    singles = [speed for speed in _speeds(summary) if speed.batch == 1]
+    return [Row("latency_ms", f"one image, {speed.backend}, {on}", speed.before, speed.after) for speed in singles]
 
 
 def _accuracy_row(label: str, before: Side, after: Side | CandidateRow | None) -> Row:
@@ -159,18 +177,18 @@ def _matrices(summary: RunSummary) -> Matrices | None:
 
 
 def _speeds(summary: RunSummary) -> list[Speed]:
-    """The rows of the latency table: milliseconds per image before and after, for each runtime and batch size."""
+    """The rows of the latency table: milliseconds per image before and after, by runtime, PyTorch last, and batch."""
     if summary.latency is None:
         return []
     found = {(row.model, row.backend, row.batch_size): row for row in summary.latency.rows}
-    names = {"eager": "PyTorch", "onnxruntime": "ONNX Runtime"}
+    names = {"onnxruntime": "ONNX Runtime", "eager": "PyTorch"}
     speeds = []
     for (model, backend, batch), row in found.items():
         if model == "before":
             after = found["after", backend, batch]
             before_ms, after_ms = (1000 * each.seconds / batch for each in (row, after))
             speeds.append(Speed(names.get(backend, backend), batch, before_ms, after_ms, after.speedup))
-    return speeds
+    return sorted(speeds, key=lambda speed: speed.backend == names["eager"])
 
 
 def _mistakes(matrix: Sequence[Sequence[int]], index: int) -> int:

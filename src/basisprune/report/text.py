@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from basisprune.costs import ModelReport
-from basisprune.report.html import change, comparison, exact
-from basisprune.results import RunSummary
+from basisprune.report.html import amount, change, comparison, exact
+from basisprune.results import RunSummary, RuntimeRow
 from basisprune.states import Pruned
 
 
@@ -56,6 +56,23 @@ def comparison_table(summary: RunSummary) -> str:
         (row.label, exact(row.before, row.key), exact(row.after, row.key), change(row)) for row in comparison(summary)
     ]
     return text_table(("", "before", "after", "change"), rows, left={0})
+
+
+def runtime_table(rows: Sequence[RuntimeRow]) -> str:
+    """A text table of a network in several runtimes: file, size, difference from PyTorch, accuracy, latency."""
+    cells = [
+        (
+            row.title,
+            row.file or "-",
+            amount(row.bytes, "bytes"),
+            f"{row.difference:.1g}" if row.file else "-",
+            "-" if row.accuracy is None else f"{row.accuracy:.1%}",
+            f"{row.latency_ms:.2f} ms",
+        )
+        for row in rows
+    ]
+    header = ("runtime", "file", "size", "difference", "accuracy", "one image")
+    return text_table(header, cells, left={0, 1})
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: set[int]) -> str:

@@ -60,7 +60,7 @@ def accuracy_on(
     own = loaded.settings.get("data")
     source = data if data is not None else _own_data(own)
     wanted: Part = part or ("test" if _same(source, own) else "all")
-    parts = _parts(loaded, source, wanted, Reading(listener=listener))
+    parts = parts_of(loaded, source, wanted, Reading(listener=listener))
     hits, labels = zip(*(_hits(loaded, images) for images in parts), strict=True)
     right, labels_all = np.concatenate(hits), np.concatenate(labels)
     classes = {
@@ -86,7 +86,13 @@ def _same(source: object, own: object) -> bool:
     return str(source) == own or Path(source).expanduser().resolve() == Path(own).expanduser().resolve()
 
 
-def _parts(loaded: Loaded, source: Source, wanted: Part, reading: Reading) -> list[LabelledImages]:
+def is_own(loaded: Loaded, data: Source | None) -> bool:
+    """Whether this is the data of the network's run, which is there, or nothing was given in its place."""
+    own = loaded.settings.get("data")
+    return isinstance(own, str) and is_loadable(own) if data is None else _same(data, own)
+
+
+def parts_of(loaded: Loaded, source: Source, wanted: Part, reading: Reading) -> list[LabelledImages]:
     """The images of that part, or all; a part of the run's own data is what the run wrote down."""
     if wanted != "all" and _same(source, loaded.settings.get("data")):
         return [_as_in_the_run(loaded, source, wanted, reading)]
@@ -122,11 +128,11 @@ def _hits(loaded: Loaded, images: LabelledImages) -> tuple[npt.NDArray[np.bool_]
             f"the data has the class {unknown[0]!r}, which the model does not know; its classes are "
             f"{', '.join(loaded.classes[:10])}"
         )
-    found = predict(loaded.model, images, prepared=_is_prepared(loaded))
+    found = predict(loaded.model, images, prepared=is_prepared(loaded))
     labels = np.array([loaded.classes.index(name) for name in images.classes])[found.labels]
     return np.equal(found.classes, labels), labels
 
 
-def _is_prepared(loaded: Loaded) -> bool:
+def is_prepared(loaded: Loaded) -> bool:
     """Whether the run's images are already normalised floats."""
     return dict(dotted(loaded.settings)).get("recipe.train.prepared") is True

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TypeVar
 
 from accelerate import PartialState
@@ -16,9 +17,13 @@ from basisprune.budget.certify import Standard
 from basisprune.data import Splits
 from basisprune.deploy.bundle import save_pretrained
 from basisprune.deploy.export import evaluate_onnx
+from basisprune.deploy.export.onnx import ONNX_RUNTIME
 from basisprune.deploy.export.runtime import has_onnx
-from basisprune.deploy.latency import Backend, LatencyReport, measure_latency
-from basisprune.errors import BasisPruneError, MissingExtraError
+from basisprune.deploy.export.runtimes import RUNTIMES
+from basisprune.deploy.export.speed import measure_files
+from basisprune.deploy.export.writing import INT8_STEM, STEM
+from basisprune.deploy.latency import LatencyReport, measure_latency
+from basisprune.errors import BasisPruneError, CheckpointError, MissingExtraError
 from basisprune.files import atomic, file_digest
 from basisprune.listener import Listener
 from basisprune.report.html import write_report
@@ -32,6 +37,14 @@ from basisprune.training.intervals import wilson_interval
 from basisprune.transfer.model import spec_of
 
 _BATCHES = (1, 32)
+# What `basisprune export` writes for other runtimes.
+_EXPORTED = tuple(
+    name
+    for runtime in RUNTIMES.values()
+    for stem in (STEM, INT8_STEM)
+    for name in runtime.files(stem)
+    if name not in (ONNX, INT8)
+)
 _SECONDS = 30.0  # time limit for comparing latencies
 T = TypeVar("T")
 
@@ -79,10 +92,12 @@ def deliver(summary: RunSummary, delivery: Delivery, folder: Path, listener: Lis
     if not PartialState().is_main_process:
         return summary
     folder.mkdir(parents=True, exist_ok=True)
-    summary = replace(summary, latency=_latency(delivery, listener))
+    before = _summary_in(folder)
     (folder / SUMMARY).unlink(missing_ok=True)  # its presence means that the others are complete
     summary = replace(summary, files=_write_models(summary, delivery, folder, listener))
+    summary = _with_exports(summary, before, folder)
     _remove_stale(folder, summary.files)
+    summary = replace(summary, latency=_latency(delivery, folder, listener))
     try:
         write_report(summary, folder / REPORT)
     except MissingExtraError as error:
@@ -116,9 +131,32 @@ def _write_onnx(delivery: Delivery, folder: Path, listener: Listener) -> dict[st
     return files
 
 
+def _summary_in(folder: Path) -> RunSummary | None:
+    """The summary of an earlier start of the run, if there is one."""
+    try:
+        return RunSummary.read(folder / SUMMARY)
+    except CheckpointError:
+        return None
+
+
+def _with_exports(summary: RunSummary, before: RunSummary | None, folder: Path) -> RunSummary:
+    """The summary with what was exported for other runtimes before, if it was the same network."""
+    weights = summary.files.get(BUNDLE)
+    old = None if before is None else before.files.get(BUNDLE)
+    if before is None or old is None or weights is None or old.sha256 != weights.sha256:
+        return summary
+    kept = {
+        name: about
+        for name, about in before.files.items()
+        if name in _EXPORTED and name not in summary.files and (folder / name).is_file()
+    }
+    rows = tuple(row for row in before.runtimes if not row.file or row.file in kept or row.file in summary.files)
+    return replace(summary, files={**summary.files, **kept}, runtimes=rows if kept else ())
+
+
 def _remove_stale(folder: Path, files: Mapping[str, DeliveredFile]) -> None:
     """Removes files of an earlier start of the run that this one did not rewrite."""
-    for name in (ONNX, INT8):
+    for name in (ONNX, INT8, *_EXPORTED):
         if name not in files:
             (folder / name).unlink(missing_ok=True)
 
@@ -184,17 +222,22 @@ def _int8_file(delivery: Delivery, source: Path) -> DeliveredFile:
     return DeliveredFile(small.stat().st_size, what, found.accuracy, interval, test=files.int8_test)
 
 
-def _latency(delivery: Delivery, listener: Listener) -> LatencyReport:
-    """The latency of the unpruned and of the chosen model, measured in turns."""
+def _latency(delivery: Delivery, folder: Path, listener: Listener) -> LatencyReport:
+    """The latency of the unpruned and of the chosen model, in turns: of the delivered file first, then in PyTorch."""
     listener.say("measuring the latency of the unpruned and the pruned model")
     models = {"before": delivery.original, "after": delivery.model}
     shape = spec_of(delivery.model).shape
-    backends: list[Backend] = ["eager", "onnxruntime"] if delivery.with_onnx else ["eager"]
-    repeats = rounds(models, shape, images=sum(_BATCHES) * len(backends), seconds=_SECONDS)
+    has_file = delivery.with_onnx and (folder / ONNX).is_file()
+    repeats = rounds(models, shape, images=sum(_BATCHES) * (2 if has_file else 1), seconds=_SECONDS)
+    eager = measure_latency(models, shape, batch_sizes=_BATCHES, backends=["eager"], repeats=repeats)
+    if not has_file:
+        return eager
     try:
-        return measure_latency(models, shape, batch_sizes=_BATCHES, backends=backends, repeats=repeats)
-    except Exception as error:  # a network that torch's exporter does not support
-        if not delivery.with_onnx:
-            raise
+        with TemporaryDirectory() as scratch:
+            before = delivery.exporter.export(delivery.original, Path(scratch) / ONNX).path
+            files = {"before": before, "after": folder / ONNX}
+            in_file = measure_files(files, ONNX_RUNTIME, batch_sizes=_BATCHES, repeats=repeats)
+    except BasisPruneError as error:  # a network that torch's exporter does not support
         listener.say(f"ONNX Runtime's latency could not be measured: {error}")
-        return measure_latency(models, shape, batch_sizes=_BATCHES, backends=["eager"], repeats=repeats)
+        return eager
+    return replace(eager, rows=(*in_file, *eager.rows))

@@ -7,20 +7,27 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
-from pydantic import TypeAdapter
 from torch import Tensor, nn
 
 from basisprune.deploy.bundle import holds_bundle, load_bundle
 from basisprune.deploy.bundle.files import read_folder
-from basisprune.deploy.export.runtime import graph_input, open_session, require_onnx, run_session
+from basisprune.deploy.export.interface import Runtime, said_by
+from basisprune.deploy.export.onnx import ONNX_RUNTIME
+from basisprune.deploy.export.openvino import OPENVINO
+from basisprune.deploy.export.runtimes import RUNTIMES, runtime_of
+from basisprune.deploy.export.writing import INT8_STEM, STEM
 from basisprune.errors import BundleError, CheckpointError, ConfigError, ModelError
 from basisprune.files import file_digest
 from basisprune.results import RunSummary, Settings
-from basisprune.runs.output import BUNDLE, CHECKSUMS, CONFIG, INT8, ONNX, SUMMARY, VERSIONS, settings_of
+from basisprune.runs.output import BUNDLE, CHECKSUMS, CONFIG, SUMMARY, VERSIONS, settings_of
 from basisprune.runs.validating import read_settings
 from basisprune.types import InputSpec
 
-_DELIVERED = frozenset({BUNDLE, ONNX, INT8})  # what a run writes to its folder
+# What a run, and exports of it, write to its folder.
+_DELIVERED = frozenset(
+    [BUNDLE, *(name for each in RUNTIMES.values() for stem in (STEM, INT8_STEM) for name in each.files(stem))]
+)
+_READ = (ONNX_RUNTIME, OPENVINO)  # formats that are data; reading a program of torch.export may run code
 
 
 @dataclass(frozen=True)
@@ -37,42 +44,40 @@ class Loaded:
     folder: Path | None = None
 
 
-class OnnxModel(nn.Module):
-    """An ONNX file written by `export_onnx`, run by onnxruntime on the CPU, as a module for prepared images."""
+class FileModel(nn.Module):
+    """A file that basisprune exported, run by its runtime on the CPU, as a module for prepared images."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, runtime: Runtime, threads: int | None = None) -> None:
         super().__init__()
-        require_onnx()
-        self.session = open_session(path)
-        wanted = graph_input(path, self.session)
-        self.input_spec, self.prepares, self.layout = wanted.spec, wanted.prepares, wanted.layout
-        try:
-            facts = self.session.get_modelmeta().custom_metadata_map
-            self.classes = TypeAdapter(list[str] | None).validate_json(facts["basisprune.classes"], strict=True)
-        except (KeyError, ValueError) as error:
-            raise ModelError(f"{path}: has no class names; export it with export_onnx") from error
+        runtime.require()
+        facts = runtime.facts(path)
+        self.input, self.input_spec, self.classes = facts.input, facts.input.spec, facts.classes
+        self.runtime = runtime
+        self.run = said_by(runtime.title, path, lambda: runtime.open(path, threads or torch.get_num_threads()))
         # Parameters, because callers look for a network's device there.
-        self.mean = nn.Parameter(torch.tensor(wanted.spec.mean).view(-1, 1, 1), requires_grad=False)
-        self.std = nn.Parameter(torch.tensor(wanted.spec.std).view(-1, 1, 1), requires_grad=False)
+        self.mean = nn.Parameter(torch.tensor(self.input_spec.mean).view(-1, 1, 1), requires_grad=False)
+        self.std = nn.Parameter(torch.tensor(self.input_spec.std).view(-1, 1, 1), requires_grad=False)
 
     def forward(self, images: Tensor) -> Tensor:
         """The scores (N, classes) for prepared images (N, C, H, W)."""
-        if self.prepares:  # the graph expects the original pixels
+        if self.input.prepares:  # the graph expects the original pixels
             images = ((images * self.std + self.mean) * 255).round().clamp(0, 255).to(torch.uint8)
-            images = images.permute(0, 2, 3, 1) if self.layout == "NHWC" else images
-        return run_session(self.session, images.contiguous()).float()
+            images = images.permute(0, 2, 3, 1) if self.input.layout == "NHWC" else images
+        return self.runtime.scores(self.run, images)
 
 
 def load_any(path: str | Path, *, trust_remote_code: bool = False) -> Loaded:
-    """The network in the folder of a run, in a bundle, or in an .onnx file.
+    """The network in the folder of a run, in a bundle, or in an .onnx or .xml file.
 
     Raises BundleError if it is none of these; nothing is unpickled, and nothing that a bundle names is imported unless
     `trust_remote_code` allows it.
     """
     path = Path(path)
-    if path.suffix == ".onnx" and path.is_file():
-        _check_sum(path)
-        network = OnnxModel(path).eval()
+    runtime = runtime_of(path)
+    if runtime in _READ and path.is_file():
+        for name in runtime.files(path.name.removesuffix(runtime.suffixes[0])):
+            _check_sum(path.with_name(name))
+        network = FileModel(path, runtime).eval()
         classes = _names(network.classes, network, network.input_spec, str(path))
         return Loaded(network, classes, network.input_spec, _settings_beside(path), path.resolve().parent)
     if holds_bundle(path):
@@ -83,7 +88,7 @@ def load_any(path: str | Path, *, trust_remote_code: bool = False) -> Loaded:
         return replace(_from_bundle(path / BUNDLE, settings_of(path), trust_remote_code), folder=path)
     raise BundleError(
         f"{path}: {'is not a result' if path.exists() else 'does not exist'}; pass the output folder of compress or "
-        "train, its model/ folder, or an .onnx file"
+        "train, its model/ folder, or an .onnx or .xml file"
     )
 
 

@@ -14,7 +14,7 @@ def test_inspecting_a_result_lists_its_layers_and_ranks(compressed):
     assert (report["parameters"], report["macs"]) == (after["parameters"], after["macs"])
     assert [layer["name"] for layer in report["layers"]] == ["backbone.0", "backbone.3", "classifier"]
     assert sum(layer["parameters"] for layer in report["layers"]) == report["parameters"]
-    assert "ONNX file" in invoke("inspect", folder / "model.onnx").stderr
+    assert "exported file" in invoke("inspect", folder / "model.onnx").stderr
 
 
 def test_inspecting_a_model_by_name_can_measure_its_latency(monkeypatch):

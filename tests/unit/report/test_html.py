@@ -14,11 +14,11 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from summaries import PIXEL, sample, summary
+from summaries import PIXEL, sample, speed_rows, summary
 
 from basisprune.errors import MissingExtraError
 from basisprune.report.figures import PALETTE
-from basisprune.report.html import render_report, write_report
+from basisprune.report.html import comparison, render_report, write_report
 from basisprune.results import RunSummary
 
 VOID = {"meta", "br", "img", "link", "input", "hr", "path", "circle"}
@@ -92,12 +92,41 @@ def test_the_tables_have_the_numbers_of_the_result():
     ranks = [row[3] for row in tables["layer-table"][1:]]
     assert ranks == [[each["rank"], each["full_rank"]] if each["rank"] else [] for each in result["layers"]]
     before, after = result["test"]["before"], result["test"]["after"]
-    assert [[cell[0] for cell in row if cell] for row in tables[None][1:5]] == [
+    assert [[cell[0] for cell in row if cell] for row in tables[None][1:7]] == [
         [before["accuracy"], after["accuracy"]],
         [result["reference"]["accuracy"], result["candidates"][3]["accuracy"]],
+        [20.0, 8.0],
+        [20.0, 8.0],
         [before["parameters"], after["parameters"]],
         [before["macs"], after["macs"]],
     ]
+
+
+def test_the_deployed_form_comes_before_pytorch_and_only_it_is_a_headline():
+    rows = speed_rows()
+    for row in rows[4:]:
+        row["seconds"] /= 4
+    latency = sample()["latency"] | {"rows": rows, "threads": 2}
+    found = summary(latency=latency)
+    times = {row.label: (row.before, row.after) for row in comparison(found) if row.key == "latency_ms"}
+    assert list(times.items()) == [
+        ("one image, ONNX Runtime, 2 threads", (5.0, 2.0)),
+        ("one image, PyTorch, 2 threads", (20.0, 8.0)),
+    ]
+    page = Page(render_report(found))
+    top = page.text[: page.text.index("Before and after")]
+    assert "one image, ONNX Runtime" in top
+    assert "PyTorch" not in top
+    assert [row[0:2] for row in page.tables["speeds"][1:]]
+    without = comparison(summary(latency=None, test=None))
+    assert [row.label for row in without if row.key == "latency_ms"] == ["latency"]
+
+
+def test_every_runtime_has_a_row():
+    table = Page(render_report(summary())).tables["runtime-table"]
+    assert [row[2] for row in table[1:]] == [[8_050_000], [8_050_000]]
+    assert [row[3] for row in table[1:]] == [[2e-6], []]
+    assert [row[5] for row in table[1:]] == [[3.2], [8.1]]
 
 
 def test_numbers_are_written_for_people():
@@ -147,6 +176,7 @@ OPTIONAL = {
     "files": {},
     "latency_by": "",
     "headline": "",
+    "runtimes": [],
 }
 PLACES = {"files": "use", "latency": "speed"}
 
@@ -159,7 +189,7 @@ def test_a_part_that_is_not_there_is_left_out(part):
     assert ("test accuracy" in page.text) == (part != "test")
 
 
-@pytest.mark.parametrize("place", ["importance", "confusion", "changed", "use", "speed"])
+@pytest.mark.parametrize("place", ["importance", "confusion", "changed", "use", "speed", "runtimes"])
 def test_a_part_that_is_there_has_its_place(place):
     assert place in Page(render_report(summary())).ids()
 
@@ -172,7 +202,7 @@ def test_without_latency_there_is_no_latency():
     result = sample()
     for model in (result["reference"], *result["candidates"]):
         model["latency_ms"] = None
-    page = Page(render_report(summary(**result | {"latency": None})))
+    page = Page(render_report(summary(**result | {"latency": None, "runtimes": []})))
     assert "search-latency_ms" not in page.ids()
     assert "atency" not in page.text
 

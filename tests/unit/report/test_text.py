@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from networks import NETWORKS
+from summaries import summary
 from torch import nn
 
 from basisprune.basis.decompose import decompose
 from basisprune.costs import measure
 from basisprune.prune import prune_basis
 from basisprune.report import framework_table, layer_table
-from basisprune.report.text import text_table
+from basisprune.report.text import runtime_table, text_table
 from basisprune.states import Pruned, Stage
 from basisprune.types import BasisPlan, LayerPlan
 
@@ -28,6 +31,17 @@ def test_the_layer_table_reads_as_expected():
         "13                  linear           4/4          52             48  not decomposed",
         "(norms and others)                                88",
         "total                                            739         83,568  input (3, 12, 12)",
+    ]
+
+
+def test_runtimes_are_listed_with_what_was_measured():
+    rows = summary().runtimes
+    unknown = replace(rows[0], accuracy=None)
+    assert runtime_table([unknown, rows[1]]).splitlines() == [
+        "runtime   file          size  difference  accuracy  one image",
+        "--------  ---------  -------  ----------  --------  ---------",
+        "OpenVINO  model.xml  8.05 MB       2e-06         -    3.20 ms",
+        "PyTorch   -          8.05 MB           -     97.1%    8.10 ms",
     ]
 
 

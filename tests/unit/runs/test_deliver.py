@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from summaries import summary
@@ -14,7 +16,7 @@ from basisprune.deploy.fold import deploy
 from basisprune.errors import MissingExtraError, ModelError
 from basisprune.files import digest
 from basisprune.listener import Silence
-from basisprune.results import RunSummary
+from basisprune.results import DeliveredFile, RunSummary, RuntimeRow
 from basisprune.runs.deliver import Delivery, deliver
 from basisprune.runs.load import load_any
 
@@ -133,3 +135,35 @@ def test_a_damaged_onnx_file_is_noticed_by_the_summary_and_by_the_bundle(tmp_pat
             load_any(path)
         if beside == "summary.json":
             (tmp_path / beside).unlink()  # the bundle is still there
+
+
+def test_exports_stay_when_the_same_network_is_delivered_again_and_go_with_another(tmp_path):
+    deliver(FOUND, delivery(onnx=False), tmp_path, Silence())
+    (tmp_path / "model.pt2").write_text("exported")
+    known = RunSummary.read(tmp_path / "summary.json")
+    rows = [RuntimeRow("torch", "torch.export", "model.pt2", 8, 1.0, 0.1, 1), RuntimeRow("eager", "", "", 8, 1, 0.1, 1)]
+    files = {**known.files, "model.pt2": DeliveredFile(8, "for torch")}
+    replace(known, runtimes=tuple(rows), files=files).write(tmp_path / "summary.json")
+    again = deliver(FOUND, delivery(onnx=False), tmp_path, Silence())
+    assert (list(again.files), again.runtimes) == (["model", "model.pt2"], tuple(rows))
+    assert (tmp_path / "model.pt2").read_text() == "exported"
+    other = delivery(onnx=False)
+    next(other.model.parameters()).data += 1
+    found = deliver(FOUND, other, tmp_path, Silence())
+    assert (list(found.files), found.runtimes) == (["model"], ())
+    assert names(tmp_path) == {"model", "report.html", "summary.json"}
+
+
+def test_latency_is_that_of_the_delivered_file_first(tmp_path, monkeypatch):
+    timed = []
+    real = basisprune.runs.deliver.measure_files
+
+    def noted(files, *given, **options):
+        timed.append((tmp_path / "model.onnx").samefile(files["after"]))
+        return real(files, *given, **options)
+
+    monkeypatch.setattr(basisprune.runs.deliver, "measure_files", noted)
+    found = deliver(FOUND, delivery(onnx=True), tmp_path, Silence())
+    assert timed == [True]
+    assert [row.backend for row in found.latency.rows] == ["onnxruntime"] * 4 + ["eager"] * 4
+    assert {row.batch_size for row in found.latency.rows} == {1, 32}

@@ -1,11 +1,13 @@
 """Save and load a network without pickle: its tensors as safetensors, all else as JSON."""
 
+from basisprune.deploy.bundle.card import Card
 from basisprune.deploy.bundle.files import check_folder, holds_bundle
 from basisprune.deploy.bundle.loading import Bundle, from_pretrained, load_bundle
 from basisprune.deploy.bundle.saving import push_to_hub, save_pretrained
 
 __all__ = [
     "Bundle",
+    "Card",
     "check_folder",
     "from_pretrained",
     "holds_bundle",

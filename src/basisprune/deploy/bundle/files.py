@@ -16,10 +16,11 @@ from basisprune.deploy.bundle.tensors import read_tensors
 from basisprune.errors import BundleError
 from basisprune.files import current, digest, json_digest, open_file, parse_json, read_bytes, write_together
 
-FORMAT = 2  # 1 had no networks that stand alone
+FORMAT = 3  # 1 had no networks that stand alone, 2 said nothing to timm
 CONFIG, TENSORS, PLANS, CARD = "config.json", "model.safetensors", "plans.json", "README.md"
 NAMES = frozenset({CONFIG, TENSORS, PLANS, CARD})
 _MARK, _CARD_MARK = "basisprune_bundle", "library_name: basisprune"
+_TIMM, _BUILT = ("architecture", "num_classes", "label_names", "pretrained_cfg"), "network"
 _MOST = {CONFIG: 64 << 20, PLANS: 256 << 20, TENSORS: 4 << 30}  # bytes
 _LISTED = 5
 _DENSE = (",", ":")
@@ -43,7 +44,8 @@ def write_folder(folder: Path, config: Config, files: Mapping[str, bytes], check
     """
     check_folder(folder)
     sums = {name: digest(content) for name, content in files.items() if name != CARD}
-    full = {_MARK: FORMAT, **asdict(config), "files": sums}
+    ours = asdict(config)
+    full = {_MARK: FORMAT, **for_timm(config), _BUILT: ours.pop("architecture"), **ours, "files": sums}
     try:
         entries = {**full, "checksum": json_digest(full)}.items()
         lines = (
@@ -85,11 +87,29 @@ def read_folder(folder: Path) -> Stored:
         if not isinstance(sums, dict) or digest(content[name]) != sums.get(name):
             raise BundleError(f"{folder / name}: is damaged or was changed, its checksum is wrong; fetch it again")
     del said["files"]
+    if number > 2:
+        for name in _TIMM:  # is for others
+            said.pop(name, None)
+        said["architecture"] = said.pop(_BUILT, None)
     return Stored(
         _named(where, parse_config, json.dumps(said).encode()),
         _named(folder / TENSORS, read_tensors, content[TENSORS]),
         _named(folder / PLANS, parse_plans, content[PLANS]),
     )
+
+
+def for_timm(config: Config) -> dict[str, object]:
+    """What timm reads of the config: where the network comes from, its classes, and how images are prepared.
+
+    timm builds the whole architecture of that name, not what pruning has left of it.
+    """
+    spec, count = config.input.spec, config.fingerprint.shape[-1:]
+    prepared: dict[str, object] = {"input_size": list(config.input.shape), "num_classes": sum(count)}
+    if spec is not None:
+        prepared |= {"mean": list(spec.mean), "std": list(spec.std), "interpolation": spec.interpolation}
+        prepared |= {"crop_pct": 1.0, "crop_mode": "squash"}
+    values = (config.architecture.backbone or "", sum(count), config.classes, prepared)
+    return dict(zip(_TIMM, values, strict=True))
 
 
 def _what_it_is(folder: Path) -> str:

@@ -1,22 +1,18 @@
-"""Bundles on the Hugging Face hub: fetched, pushed, and described by a model card."""
+"""Bundles on the Hugging Face hub: fetched, and pushed with a card and a page."""
 
 from __future__ import annotations
 
-import html
-import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
-from huggingface_hub import ModelCard, ModelCardData, ModelHubMixin, snapshot_download
+from huggingface_hub import ModelCard, ModelHubMixin, snapshot_download
 
 from basisprune.deploy.bundle.arguments import HUB_ID
-from basisprune.deploy.bundle.config import Config
-from basisprune.deploy.bundle.files import NAMES, read_folder
+from basisprune.deploy.bundle.card import Card, model_card
+from basisprune.deploy.bundle.files import CARD, NAMES, read_folder
 from basisprune.errors import BundleError
 from basisprune.files import current, user_path
-from basisprune.types import dotted
-
-_SPECIAL = re.compile(r"([\\`*_{}\[\]()|~$@:]|(?<=www)\.)", re.IGNORECASE)  # what Markdown takes for more than itself
 
 
 def fetch(folder: str | Path, revision: str | None = None) -> Path:
@@ -35,67 +31,34 @@ def fetch(folder: str | Path, revision: str | None = None) -> Path:
 
 
 class HubFolder(ModelHubMixin):
-    """A bundle's folder for `push_to_hub` of huggingface_hub's mixin, which takes over its files as they are."""
+    """A bundle's folder for `push_to_hub` of huggingface_hub's mixin, which takes over its files as they are.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    `more` are files that go with them; the card, too, is made for the place on the hub.
+    """
+
+    def __init__(self, folder: Path, card: Card | None = None, more: Mapping[str, bytes] | None = None) -> None:
+        self.folder, self.card, self.more = folder, card, dict(more or {})
+        self.repo_id = ""
 
     def push(self, repo_id: str, *, private: bool, token: str | None, message: str) -> str:
         """The address of the commit that holds the files."""
+        self.repo_id = repo_id
         commit = self.push_to_hub(repo_id, private=private, token=token, commit_message=message)
         return str(getattr(commit, "commit_url", commit))
 
     def _save_pretrained(self, save_directory: Path) -> None:
         for name in sorted(NAMES):
-            if (found := current(self.folder, name)).exists():
+            found = current(self.folder, name)
+            if found.exists() and (name != CARD or self._is_edited(found)):
                 shutil.copyfile(found, save_directory / name)
+        for name, content in self.more.items():
+            (save_directory / name).write_bytes(content)
+
+    def _is_edited(self, card: Path) -> bool:
+        """Whether somebody has changed the card that came with the bundle."""
+        return card.read_text(errors="replace") != model_card(read_folder(self.folder).config)
 
     def generate_model_card(self, *_args: object, **_kwargs: object) -> ModelCard:
-        """The card for a folder that has lost its own."""
-        return ModelCard(model_card(read_folder(self.folder).config))
-
-
-def model_card(config: Config) -> str:
-    """The text of README.md for a bundle with this config: what the network is, its metrics, how to use it.
-
-    Whatever is not ours, such as the names of classes, is written so that Markdown and HTML show it as it is.
-    """
-    tags = ["basisprune", "compression", "pruning"]
-    about = ModelCardData(library_name="basisprune", pipeline_tag="image-classification", tags=tags)
-    rows = [f"| {escaped(name)} | {escaped(value)} |" for name, value in dotted(config.metrics)]
-    table = ["| metric | value |", "|---|---|", *rows] if rows else ["No metrics were given."]
-    names = [escaped(name) for name in config.classes or ()]
-    return "\n".join(
-        [
-            f"---\n{about.to_yaml()}\n---",
-            "",
-            f"# {escaped(config.architecture.backbone or 'A network')}, made small by basisprune",
-            "",
-            f"- input: {' x '.join(map(str, config.input.shape))}",
-            *([f"- classes ({len(names)}): {', '.join(names)}"] if names else []),
-            *(f"- {escaped(name)} {escaped(number)}" for name, number in config.versions.items()),
-            "",
-            "## Metrics",
-            "",
-            *table,
-            "",
-            "## Use",
-            "",
-            "```python",
-            "from basisprune import from_pretrained",
-            "",
-            'model = from_pretrained("owner/name")  # or a local folder',
-            "```",
-            "",
-        ]
-    )
-
-
-def escaped(value: object) -> str:
-    """The value on one line of Markdown, which shows it letter by letter and nothing else.
-
-    >>> print(escaped("<b>[x](y)"))
-    &lt;b&gt;\\[x\\]\\(y\\)
-    """
-    line = "".join(letter if letter.isprintable() else " " for letter in str(value))
-    return html.escape(_SPECIAL.sub(r"\\\1", line), quote=False)
+        """The card of the bundle in its place on the hub."""
+        config = read_folder(self.folder).config
+        return ModelCard(model_card(config, self.card, repo_id=self.repo_id, has_page=bool(self.more)))

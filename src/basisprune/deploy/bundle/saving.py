@@ -18,11 +18,13 @@ from torch.fx import GraphModule
 from typing_extensions import Unpack
 
 from basisprune.deploy.bundle.arguments import check_repo_id, check_saving
+from basisprune.deploy.bundle.card import Card, model_card
 from basisprune.deploy.bundle.config import Architecture, Config, Input, Plan
 from basisprune.deploy.bundle.files import CARD, PLANS, TENSORS, check_folder, read_folder, write_folder
 from basisprune.deploy.bundle.graph import plain_steps
-from basisprune.deploy.bundle.hub import HubFolder, model_card
+from basisprune.deploy.bundle.hub import HubFolder
 from basisprune.deploy.bundle.loading import assemble, fresh_network, load_bundle
+from basisprune.deploy.bundle.page import page_files
 from basisprune.deploy.bundle.running import check_same, fingerprint, fixed_input, package_versions, run
 from basisprune.deploy.bundle.structure import describe
 from basisprune.deploy.bundle.tensors import collect_tensors
@@ -111,14 +113,18 @@ def push_to_hub(
     token: str | None = None,
     message: str = "Upload a basisprune bundle",
     trust_remote_code: bool = False,
+    card: Card | None = None,
     **saving: Unpack[Saving],
 ) -> str:
     """The address of the commit on the hub that holds the bundle: a folder that `save_pretrained` wrote, or a network.
 
     A network is saved with `saving`, the arguments of `save_pretrained`; a folder is loaded once, to be sure
-    that others can, with `trust_remote_code` as `load_bundle` takes it.
+    that others can, with `trust_remote_code` as `load_bundle` takes it. `card` is what only you know: the licence of
+    the weights and the datasets. Where the network can be written as ONNX, `app.py`, `requirements.txt` and
+    `model.onnx` go with it: a page for the browser that classifies photos.
     """
     check_repo_id(repo_id)
+    about = card or Card()
     with TemporaryDirectory() as scratch:
         if isinstance(bundle, nn.Module):
             folder = save_pretrained(bundle, Path(scratch) / "bundle", **saving)
@@ -126,8 +132,10 @@ def push_to_hub(
             if saving:
                 raise ConfigError.of("push_to_hub", [f"{sorted(saving)}: are for a network, and a folder was given"])
             folder = user_path(bundle, "push_to_hub")
-            load_bundle(folder, trust_remote_code=trust_remote_code)
-        return HubFolder(folder).push(repo_id, private=private, token=token, message=message)
+        trusted = trust_remote_code or isinstance(bundle, nn.Module)  # or it is the caller's own
+        loaded = load_bundle(folder, trust_remote_code=trusted)
+        more = page_files(loaded, folder, wanted=about.page)
+        return HubFolder(folder, about, more).push(repo_id, private=private, token=token, message=message)
 
 
 def _forms(model: nn.Module, factory: str | None, spec: InputSpec | None) -> list[Callable[[], _Form]]:

@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from basisprune.data import prepare
 from basisprune.data.loaders import make_loader
 from basisprune.deploy.export.common import PixelLayout
-from basisprune.deploy.export.runtime import GraphInput, graph_input, open_session, require_onnx, run_session
+from basisprune.deploy.export.facts import GraphInput, read_facts
+from basisprune.deploy.export.runtime import notes_in, open_session, require_onnx, run_session
 from basisprune.errors import DataError
 from basisprune.training.evaluation import Data, Evaluation
 from basisprune.training.predict import Predictions
@@ -54,7 +55,7 @@ def _scores(path: Path, data: Data, batch_size: int, prepared: bool) -> Iterator
     """What the file says of each batch, with the labels; images are prepared as its metadata says."""
     require_onnx()
     session = open_session(path)
-    wanted = graph_input(path, session)
+    wanted = read_facts(path, notes_in(session)).input
     for images, labels in make_loader(data, batch_size, size=wanted.spec.size):
         yield run_session(session, _inputs(images, wanted, prepared)).float(), labels
 

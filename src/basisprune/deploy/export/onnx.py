@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,8 +20,10 @@ from basisprune.deploy.export.common import (
     outputs_of,
 )
 from basisprune.deploy.export.differences import module_scopes, name_difference
+from basisprune.deploy.export.facts import PREFIX, for_openvino, for_ultralytics, input_facts
+from basisprune.deploy.export.interface import Order, Run, Runtime
 from basisprune.deploy.export.quantise import quantise
-from basisprune.deploy.export.runtime import open_session, require_onnx, run_session, to_proto
+from basisprune.deploy.export.runtime import PACKAGES, notes_in, open_session, require_onnx, run_session, to_proto
 from basisprune.errors import ConfigError, DataError, ModelError
 from basisprune.files import atomic
 from basisprune.torchkit.running import relative_difference
@@ -87,11 +89,10 @@ def export_onnx(
     if classes is not None and len(classes) != width:
         raise ConfigError.of("export_onnx", [f"classes: {len(classes)} given, the network has {width}"])
     proto = to_proto(network, example)
-    preparing = [node.name for node in proto.graph.node if layout and "network" not in module_scopes(node)]
-    facts = {"input": _input_facts(spec, layout, example), "classes": classes and list(classes)}
-    _describe(proto, facts | {"preparing": preparing})
+    _describe(proto, _notes(spec, layout, example, classes and list(classes)))
+    _describe(proto, _preparing(proto, layout))
     difference = _compare(network, proto, checks)
-    _strip(proto)
+    strip(proto)
     with atomic(path) as file:
         file.write(proto.SerializeToString())
     report = OnnxReport(path, path.stat().st_size, difference)
@@ -126,23 +127,41 @@ def _batches(inputs: Tensor | Iterable[object] | None, example: Tensor) -> list[
     return [tensor.to(example.device) for tensor in tensors if isinstance(tensor, Tensor)]
 
 
-def _input_facts(spec: InputSpec | None, layout: PixelLayout | None, example: Tensor) -> dict[str, object]:
-    facts: dict[str, object] = {
-        "shape": list(example.shape[1:]),
-        "layout": layout or "NCHW",
-        "prepares": layout is not None,
-    }
-    return facts if spec is None else {**facts, **asdict(spec)}
+def _notes(
+    spec: InputSpec | None, layout: PixelLayout | None, example: Tensor, classes: Sequence[str] | None
+) -> dict[str, str]:
+    """What the file says of itself: in our own words and, where it knows all of it, in those of other readers."""
+    facts = {"input": input_facts(spec, layout, example), "classes": classes}
+    notes = {f"{PREFIX}{name}": json.dumps(value) for name, value in facts.items()}
+    if spec is None or classes is None:
+        return notes
+    known = for_openvino(spec, layout, classes)
+    return notes | for_ultralytics(spec, classes) | {f"model_info {name}": value for name, value in known.items()}
 
 
-def _describe(proto: ModelProto, facts: Mapping[str, object]) -> None:
-    """Writes the facts into the model's metadata, as JSON."""
-    for key, value in facts.items():
+def _preparing(proto: ModelProto, layout: PixelLayout | None) -> dict[str, str]:
+    """The nodes that prepare the images, which `quantise` leaves alone: what comes before all of the network's layers.
+
+    A folded network is a graph, whose operations between layers name no module that they come from.
+    """
+    constants = {constant.name for constant in proto.graph.initializer}
+    before, names = {"", *constants, *(each.name for each in proto.graph.input)}, []
+    for node in proto.graph.node:
+        inside = any(f"{scope}.".startswith("network.") for scope in module_scopes(node))
+        if layout is not None and not inside and before.issuperset(node.input):
+            before.update(node.output)
+            names.append(node.name)
+    return {f"{PREFIX}preparing": json.dumps(names)}
+
+
+def _describe(proto: ModelProto, notes: Mapping[str, str]) -> None:
+    """Writes the notes into the model's metadata."""
+    for key, value in notes.items():
         entry = proto.metadata_props.add()
-        entry.key, entry.value = f"basisprune.{key}", json.dumps(value)
+        entry.key, entry.value = key, value
 
 
-def _strip(proto: ModelProto) -> None:
+def strip(proto: ModelProto) -> None:
     """Takes out what only serves to debug the exporter: traces with paths of this machine, and derived shapes."""
     for part in (proto.graph, *proto.graph.node, *proto.graph.input, *proto.graph.output, *proto.graph.initializer):
         del part.metadata_props[:]
@@ -176,3 +195,35 @@ def _agreement(network: nn.Module, path: Path, checks: Sequence[Tensor]) -> floa
         for inputs in checks
     ]
     return torch.cat(same).double().mean().item()
+
+
+def onnx_of(order: Order) -> ModelProto:
+    """The network as an onnx.ModelProto that knows its classes and its input."""
+    proto = to_proto(order.network, order.example)
+    _describe(proto, _notes(order.spec, order.layout, order.example, order.classes))
+    _describe(proto, _preparing(proto, order.layout))
+    strip(proto)
+    return proto
+
+
+def _write(order: Order, path: Path) -> None:
+    path.write_bytes(onnx_of(order).SerializeToString())
+
+
+def _open(path: Path, threads: int) -> Run:
+    session = open_session(path, threads)
+    name = session.get_inputs()[0].name
+    return lambda batch: session.run(None, {name: batch})[0]
+
+
+ONNX_RUNTIME = Runtime(
+    name="onnx",
+    title="ONNX Runtime",
+    what="for ONNX Runtime and others",
+    packages=PACKAGES,
+    suffixes=(".onnx",),
+    write=_write,
+    open=_open,
+    notes=lambda path: notes_in(open_session(path)),
+    quantise=quantise,
+)

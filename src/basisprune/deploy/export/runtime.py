@@ -2,40 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast, get_args
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from basisprune.deploy.export.common import PixelLayout
+from basisprune.deploy.export.facts import PREFIX
 from basisprune.errors import MissingExtraError, ModelError
-from basisprune.files import parse_json
 from basisprune.torchkit.running import mode
-from basisprune.types import InputSpec
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
 INPUT, OUTPUT = "images", "scores"
-_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
-
-
-@dataclass(frozen=True)
-class GraphInput:
-    """What a graph of `export_onnx` takes: pixels that lie as `layout` says if it `prepares` them itself."""
-
-    spec: InputSpec
-    prepares: bool
-    layout: PixelLayout
+PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
 
 class Named(Protocol):
@@ -65,12 +52,12 @@ class Session(Protocol):
 
 def has_onnx() -> bool:
     """Whether the packages of the extra `onnx` are installed."""
-    return all(find_spec(package) is not None for package in _PACKAGES)
+    return all(find_spec(package) is not None for package in PACKAGES)
 
 
 def require_onnx() -> None:
     """Raises MissingExtraError for the first package of the extra `onnx` that is not installed."""
-    for package in _PACKAGES:
+    for package in PACKAGES:
         if find_spec(package) is None:
             raise MissingExtraError(package, extra="onnx")
 
@@ -114,23 +101,10 @@ def feed_of(session: Session, inputs: Tensor) -> dict[str, NDArray[np.generic]]:
     return {session.get_inputs()[0].name: inputs.cpu().numpy()}
 
 
-def graph_input(path: Path, session: Session) -> GraphInput:
-    """What the graph takes, as its metadata says; raises ModelError where that is missing."""
-    try:
-        facts = parse_json(session.get_modelmeta().custom_metadata_map["basisprune.input"].encode())
-        if not isinstance(facts, dict):
-            raise TypeError(f"{type(facts).__name__} found")
-        known = {each.name: facts[each.name] for each in fields(InputSpec) if each.name in facts}
-        spec = InputSpec.from_json(json.dumps(known))
-        prepares, layout = facts["prepares"], facts["layout"]
-        if not isinstance(prepares, bool) or layout not in get_args(PixelLayout):
-            raise TypeError(f"prepares: {prepares!r}, layout: {layout!r}")
-        return GraphInput(spec, prepares, cast("PixelLayout", layout))
-    except (KeyError, TypeError, ValueError) as error:
-        raise ModelError(
-            f"{path}: does not say how it wants its images; export it with export_onnx from a network with an "
-            "input_spec"
-        ) from error
+def notes_in(session: Session) -> dict[str, str]:
+    """What the file of the session says of itself, as JSON texts by name."""
+    said = session.get_modelmeta().custom_metadata_map
+    return {key.removeprefix(PREFIX): value for key, value in said.items() if key.startswith(PREFIX)}
 
 
 def run_session(session: Session, inputs: Tensor) -> Tensor:

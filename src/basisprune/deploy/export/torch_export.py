@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from basisprune.deploy.export.common import LEAST, example_for, outputs_of
+from basisprune.deploy.export.facts import PREFIX
+from basisprune.deploy.export.interface import Order, Run, Runtime
 from basisprune.errors import ModelError
 from basisprune.files import replacing
 from basisprune.torchkit.running import mode, relative_difference
@@ -25,14 +27,7 @@ def export_program(model: nn.Module, path: str | Path, *, example_inputs: Tensor
         raise ModelError(f"{path}: a program of torch.export ends in .pt2; name it so")
     example = example_for(model, example_inputs, known_spec(model))
     expected = outputs_of(model, example)
-    shapes = ({0: torch.export.Dim("batch")},)
-    with torch.no_grad(), mode(model, training=False):
-        try:
-            program = torch.export.export(model, (example,), dynamic_shapes=shapes)
-        except Exception as error:
-            raise ModelError(
-                f"{type(model).__name__} cannot be exported: {type(error).__name__}: {str(error)[:500]}"
-            ) from error
+    program = _exported(model, example)
     with replacing(path) as partial:
         torch.export.save(program, partial)
         loaded = torch.export.load(partial).module()
@@ -46,8 +41,49 @@ def export_program(model: nn.Module, path: str | Path, *, example_inputs: Tensor
     return path
 
 
+def _exported(model: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
+    """The network in eval mode as a program for any batch size; raises ModelError if it cannot be."""
+    shapes = ({0: torch.export.Dim("batch")},)
+    with torch.no_grad(), mode(model, training=False):
+        try:
+            return torch.export.export(model, (example,), dynamic_shapes=shapes)
+        except Exception as error:
+            raise ModelError(
+                f"{type(model).__name__} cannot be exported: {type(error).__name__}: {str(error)[:500]}"
+            ) from error
+
+
 @torch.no_grad()
 def outputs_of_program(program: nn.Module, inputs: Tensor) -> Tensor:
     """What a loaded program outputs; it has no train and eval mode to switch."""
     output: Tensor = program(inputs)
     return output
+
+
+def _write(order: Order, path: Path) -> None:
+    program = _exported(order.network, order.example)
+    torch.export.save(program, path, extra_files={f"{PREFIX}{name}": text for name, text in order.notes.items()})
+
+
+def _open(path: Path, _threads: int) -> Run:
+    """The loaded program; its threads are torch's own."""
+    program = torch.export.load(path).module()
+    return lambda batch: outputs_of_program(program, torch.as_tensor(batch)).numpy()
+
+
+def _notes(path: Path) -> dict[str, str]:
+    found = dict.fromkeys((f"{PREFIX}input", f"{PREFIX}classes"), "")
+    torch.export.load(path, extra_files=found)
+    return {name.removeprefix(PREFIX): text for name, text in found.items()}
+
+
+TORCH = Runtime(
+    name="torch",
+    title="torch.export",
+    what="for torch, without the code that made it",
+    packages=(),
+    suffixes=(".pt2",),
+    write=_write,
+    open=_open,
+    notes=_notes,
+)

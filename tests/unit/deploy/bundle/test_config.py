@@ -80,7 +80,7 @@ def test_classes_that_do_not_match_the_outputs_are_refused(saved, classes):
 
 
 @pytest.mark.parametrize(
-    "key", ["architecture", "structure", "tensors", "input", "classes", "metrics", "versions", "fingerprint", "files"]
+    "key", ["network", "structure", "tensors", "input", "classes", "metrics", "versions", "fingerprint", "files"]
 )
 @pytest.mark.parametrize("value", [None, 3, "x", [], {}, ...])
 def test_a_part_that_is_missing_or_of_another_kind_never_gives_another_network(saved, key, value):

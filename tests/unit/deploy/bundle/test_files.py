@@ -97,14 +97,17 @@ def test_a_folder_without_a_configuration_is_no_bundle_and_what_it_holds_is_said
 
 
 def test_a_newer_format_is_refused(saved):
-    rewrite(saved, lambda config: config.update(basisprune_bundle=3))
-    refused(saved, "format 3 is newer than 2.*update basisprune")
+    rewrite(saved, lambda config: config.update(basisprune_bundle=4))
+    refused(saved, "format 4 is newer than 3.*update basisprune")
 
 
-def test_a_bundle_of_the_first_format_is_read(saved):
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_bundle_of_an_older_format_is_read(saved, number):
     def change(config):
-        config.update(basisprune_bundle=1)
-        for key in ("alone", "graph"):
+        config.update(basisprune_bundle=number, architecture=config.pop("network"))
+        for key in ("num_classes", "label_names", "pretrained_cfg"):
+            del config[key]
+        for key in ("alone", "graph") if number == 1 else ():
             del config["architecture"][key]
 
     rewrite(saved, change)

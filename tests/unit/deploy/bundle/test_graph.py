@@ -84,7 +84,7 @@ def test_every_kind_of_operation_comes_back(tmp_path):
         assert same(loaded, folded, torch.randn(size))
     again = from_pretrained(save_pretrained(loaded, tmp_path / "again"))
     assert same(again, folded, torch.randn(2, 3, 16, 16))
-    assert json.loads((folder / "config.json").read_text())["architecture"]["graph"]
+    assert json.loads((folder / "config.json").read_text())["network"]["graph"]
 
 
 def step(op: str, target: str, *args: object, **kwargs: object) -> dict[str, object]:
@@ -124,8 +124,8 @@ def test_only_operations_on_tensors_are_done(tmp_path, message):
         folder = Path(shutil.copytree(original, tmp_path / str(number)))
 
         def change(config, each=each):
-            steps = config["architecture"]["graph"]
-            config["architecture"]["graph"] = [steps[0], each, steps[-1] | {"args": [{"step": 1}]}]
+            steps = config["network"]["graph"]
+            config["network"]["graph"] = [steps[0], each, steps[-1] | {"args": [{"step": 1}]}]
 
         seal(folder, change)
         refused(folder, message)

@@ -11,8 +11,7 @@ from bundles import refused, same
 from huggingface_hub import ModelCard
 from tiny import tiny_decomposed, tiny_model
 
-from basisprune.deploy.bundle import from_pretrained, push_to_hub, save_pretrained
-from basisprune.deploy.bundle.hub import escaped
+from basisprune.deploy.bundle import Card, from_pretrained, push_to_hub, save_pretrained
 from basisprune.errors import BundleError, ConfigError
 from basisprune.transfer.model import transfer_model
 
@@ -46,6 +45,9 @@ def test_a_factory_that_a_bundle_from_the_hub_names_is_called_only_if_it_is_trus
     from_pretrained("owner/name", trust_remote_code=True)
 
 
+BUNDLE = {"config.json", "model.safetensors", "plans.json", "README.md"}
+
+
 class Commit:
     commit_url, repo_id = "hub/owner/name/commit/1", "owner/name"
 
@@ -71,17 +73,21 @@ def test_a_network_or_a_folder_is_pushed_with_a_card_made_from_its_metrics(saved
     assert push_to_hub(saved, "owner/name") == Commit.commit_url
     assert Hub.calls[0] == ("create", "owner/name", False, True)
     files = Hub.calls[1][2]
-    assert files.keys() == {"config.json", "model.safetensors", "plans.json", "README.md"}
+    assert files.keys() == {*BUNDLE, "app.py", "requirements.txt", "model.onnx"}
     assert "| accuracy | 0.9 |" in files["README.md"]
     assert "red, green, blue" in files["README.md"]
     assert ModelCard(files["README.md"]).data.library_name == "basisprune"
 
     (saved / "README.md").unlink()
-    push_to_hub(saved, "owner/name")
+    push_to_hub(saved, "owner/name", card=Card(page=False))
+    assert Hub.calls[1][2].keys() == BUNDLE
     assert "| accuracy | 0.9 |" in Hub.calls[1][2]["README.md"]
     assert not (saved / "README.md").exists()
+    (saved / "README.md").write_text("my own words")
+    push_to_hub(saved, "owner/name", card=Card(page=False))
+    assert Hub.calls[1][2]["README.md"] == "my own words"
 
-    push_to_hub(tiny_model(), "owner/name", private=True, metrics={"test": {"accuracy": 0.7}})
+    push_to_hub(tiny_model(), "owner/name", private=True, metrics={"test": {"accuracy": 0.7}}, card=Card(page=False))
     assert Hub.calls[0] == ("create", "owner/name", True, True)
     assert "| test.accuracy | 0.7 |" in Hub.calls[1][2]["README.md"]
 
@@ -99,21 +105,3 @@ def test_a_push_that_cannot_work_is_refused_before_the_hub_is_asked(saved, monke
 
 def test_a_missing_folder_is_refused(tmp_path):
     refused(tmp_path / "nothing", "no such folder")
-
-
-def test_the_card_shows_names_letter_by_letter(tmp_path):
-    names = ["<script>alert(1)</script>", "[x](javascript:y)", "a|b\n# c `d` \x1b[31m"]
-    metrics = {"<img src=x>": 1, "b": {"|c": "|\n\n<d>"}}
-    folder = save_pretrained(tiny_model(), tmp_path / "b", classes=names, metrics=metrics)
-    card = (folder / "README.md").read_text()
-    assert "<" not in card
-    assert "](" not in card
-    assert "\x1b" not in card
-    assert card.count("\n# ") == 1
-    assert "| &lt;img src=x&gt; | 1 |" in card
-    assert r"| b.\|c | \|  &lt;d&gt; |" in card
-
-
-@pytest.mark.parametrize("text", ["resnet18", "0.93", "a-b+c", "Löwenzahn"])
-def test_plain_text_needs_no_escape(text):
-    assert escaped(text) == text

@@ -62,7 +62,7 @@ def calls(monkeypatch) -> list[str]:
 @pytest.mark.parametrize("insert_norm", [None, True])
 def test_what_a_bundle_names_is_imported_only_if_it_is_trusted(saved, calls, traced, insert_norm):
     told = {"backbone": "stranger:backbone", "insert_norm": insert_norm, "traced": traced, "alone": False}
-    rewrite(saved, lambda config: config["architecture"].update(told))
+    rewrite(saved, lambda config: config["network"].update(told))
     refused(saved, r"is built by 'stranger:backbone'.*trust_remote_code=True \(--trust-code")
     assert calls == []
     from_pretrained(saved, trust_remote_code=True)
@@ -72,7 +72,7 @@ def test_what_a_bundle_names_is_imported_only_if_it_is_trusted(saved, calls, tra
 @pytest.mark.parametrize("factory", ["stranger:leave", "no_such_module:x", ".relative:x", "sys:exit", "os:getcwd"])
 def test_a_factory_that_ends_the_program_or_is_none_is_an_error_of_ours(saved, calls, factory):
     told = {"backbone": factory, "alone": False}
-    rewrite(saved, lambda config: config["architecture"].update(told))
+    rewrite(saved, lambda config: config["network"].update(told))
     refused(saved, "its architecture cannot be built", trust_remote_code=True)
 
 

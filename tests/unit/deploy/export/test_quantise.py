@@ -11,14 +11,17 @@ from torch import nn
 from basisprune.data import PreparedBatches
 from basisprune.deploy.export import evaluate_onnx, export_onnx
 from basisprune.deploy.export.quantise import quantise_within
+from basisprune.deploy.fold import fold
 from basisprune.transfer.model import transfer_model
 
 
 @pytest.mark.parametrize("preprocess", [False, True])
-def test_int8_is_smaller_close_and_knows_its_classes(preprocess, tmp_path):
+@pytest.mark.parametrize("folded", [False, True])
+def test_int8_is_smaller_close_and_knows_its_classes(folded, preprocess, tmp_path):
     torch.manual_seed(0)
     model, data = transfer_model("test_resnet", 3, input_size=32), tiny_images()
     nn.init.normal_(model.classifier.weight)
+    model = fold(model, torch.zeros(1, 3, 32, 32)) if folded else model
     x = torch.randint(0, 256, (16, 32, 32, 3), dtype=torch.uint8)
     batches = [x[:8], x[8:]] if preprocess else list(PreparedBatches(data, model.input_spec, batch_size=16))
     report = export_onnx(

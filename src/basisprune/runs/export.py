@@ -1,0 +1,227 @@
+"""A result -> the same network for another runtime, checked, measured beside the others and noted in its summary."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torch import Tensor
+
+from basisprune.data import LabelledImages, make_loader
+from basisprune.data.load import Source, read_parts
+from basisprune.data.manifest import IMAGES, Role, read_manifest
+from basisprune.data.reading import Reading
+from basisprune.deploy.export.interface import Runtime
+from basisprune.deploy.export.runtimes import RUNTIMES, find_runtime
+from basisprune.deploy.export.speed import PYTORCH, Timed, time_files
+from basisprune.deploy.export.writing import INT8_STEM, STEM, agreement, as_taken, export_for, make_order, order_input
+from basisprune.errors import BundleError, CheckpointError, MissingExtraError
+from basisprune.files import file_digest, locked, user_path
+from basisprune.listener import Listener, Silence
+from basisprune.report.html import write_report
+from basisprune.results import DeliveredFile, RunSummary, RuntimeRow
+from basisprune.runs.accuracy import Judgement, Part, accuracy_on, is_own, is_prepared, parts_of
+from basisprune.runs.load import FileModel, Loaded, load_any
+from basisprune.runs.output import REPORT, SUMMARY
+
+_CHECKED, _CALIBRATION, _BATCH = 64, 256, 32
+_HELD_OUT: tuple[Role, ...] = ("test", "confirm", "val", "train")
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """How to export: labelled `data` in place of the run's own, another folder, int8 too, over files that are there."""
+
+    data: Source | None = None
+    output: Path | None = None
+    int8: bool = False
+    overwrite: bool = False
+    trust_remote_code: bool = False
+
+
+def export_result(
+    result: str | Path, to: str, options: ExportOptions | None = None, *, listener: Listener | None = None
+) -> tuple[RuntimeRow, ...]:
+    """The network of a result in every runtime that its folder has files for, the one asked for now among them.
+
+    `result` is the output folder of `compress` or `train`, or a bundle, and `to` a name in `RUNTIMES`. The files are
+    written next to the others, or to another folder; the outputs are compared with PyTorch's on images of the run, and
+    the accuracy on its test images is measured by the runtime itself. All are timed in turns. If the files are in the
+    folder of a run with a summary, that and the report have the rows too.
+
+    Raises ConfigError for an unknown runtime, for int8 without images or where there is none, and for files that are
+    there already; MissingExtraError without the packages; BundleError for what is not a result; ModelError if the
+    network cannot be exported or its outputs differ.
+    """
+    chosen, hears = options or ExportOptions(), listener or Silence()
+    runtime = find_runtime(to)
+    runtime.require()
+    loaded = load_any(result, trust_remote_code=chosen.trust_remote_code)
+    if isinstance(loaded.model, FileModel):
+        raise BundleError(
+            f"{result}: is an exported file already; pass the output folder of its run, or its model/ folder"
+        )
+    folder = _folder(Path(result), loaded, chosen.output)
+    work = _Work(loaded, chosen, folder, hears)
+    with locked(folder) if folder.is_dir() else nullcontext():
+        hears.say(f"writing {folder / runtime.files()[0]}")
+        export_for(
+            loaded.model,
+            to,
+            folder,
+            images=work.calibration if chosen.int8 else work.checks,
+            prepared=work.prepared,
+            int8=chosen.int8,
+            classes=loaded.classes,
+            overwrite=chosen.overwrite,
+        )
+        rows = work.rows(runtime)
+        _note(folder, rows, hears)
+    return rows
+
+
+class _Work:
+    """What exporting one result needs to know: its images, and what all of its files do with them."""
+
+    def __init__(self, loaded: Loaded, options: ExportOptions, folder: Path, listener: Listener) -> None:
+        self.loaded, self.options, self.folder, self.listener = loaded, options, folder, listener
+        self.prepared = is_prepared(loaded)
+        self.reading = Reading(listener=listener)
+        self.own = is_own(loaded, options.data)
+        own_source = str(loaded.settings["data"]) if self.own else None
+        self.source: Source | None = own_source if options.data is None else options.data
+        known = () if self.source is None else self._known_parts(self.source)
+        self.judged: Part = next((role for role in _HELD_OUT if role in known), "all")
+        images = None if self.source is None else self._images("train" if "train" in known else "all")
+        self.calibration = [] if images is None else _batches(images, _CALIBRATION)
+        self.checks = self.calibration[: _CHECKED // _BATCH]
+        self.in_pytorch = self._accuracy(loaded)  # before anything is written: images may not fit
+        if self.source is None:
+            listener.say(
+                "the images of this result are not there, so it is compared on random ones, and no accuracy is "
+                "measured; pass labelled images by --data"
+            )
+
+    def rows(self, wanted: Runtime) -> tuple[RuntimeRow, ...]:
+        """One row for each file in the folder whose runtime is installed, and one for PyTorch."""
+        files: dict[str, tuple[Runtime, Path]] = {}
+        for runtime in RUNTIMES.values():
+            for stem in (STEM, INT8_STEM):
+                path = self.folder / runtime.files(stem)[0]
+                if path.is_file() and (runtime is wanted or runtime.is_installed):
+                    files[path.name] = runtime, path
+        self.listener.say(f"measuring {', '.join([PYTORCH, *files])}")
+        times = time_files(files, self.loaded.model)
+        found = [self._row(runtime, path, times[name]) for name, (runtime, path) in files.items()]
+        return (*found, self._pytorch(times[PYTORCH]))
+
+    def _row(self, runtime: Runtime, path: Path, time: Timed) -> RuntimeRow:
+        order = make_order(
+            self.loaded.model, runtime, self.loaded.spec, prepared=self.prepared, classes=self.loaded.classes
+        )
+        wanted = order_input(order)
+        near = agreement(
+            order, runtime, path, [as_taken(images, wanted, prepared=self.prepared) for images in self.checks]
+        )
+        is_int8 = path.name == runtime.files(INT8_STEM)[0]
+        names = runtime.files(INT8_STEM if is_int8 else STEM)
+        row = RuntimeRow(
+            name=f"{runtime.name}{' int8' if is_int8 else ''}",
+            title=f"{runtime.title}{', int8' if is_int8 else ''}",
+            file=path.name,
+            bytes=sum((self.folder / name).stat().st_size for name in names),
+            latency_ms=time.milliseconds,
+            spread_ms=time.spread,
+            threads=1,
+            difference=near.difference,
+            same=near.same,
+            compared=near.images,
+        )
+        return _judged(row, self._accuracy(replace(self.loaded, model=FileModel(path, runtime, 1))))
+
+    def _pytorch(self, time: Timed) -> RuntimeRow:
+        size = sum(tensor.numel() * tensor.element_size() for tensor in self.loaded.model.state_dict().values())
+        row = RuntimeRow("eager", PYTORCH, "", size, time.milliseconds, time.spread, 1, compared=_count(self.checks))
+        return _judged(row, self.in_pytorch)
+
+    def _accuracy(self, loaded: Loaded) -> Judgement | None:
+        if self.source is None:
+            return None
+        return accuracy_on(loaded, self.source, self.judged, listener=self.listener)
+
+    def _known_parts(self, source: Source) -> Collection[str]:
+        """The parts that the run wrote down, or that the data has itself; none if it is not divided."""
+        path = (self.loaded.folder or Path()) / IMAGES
+        if self.own:
+            return read_manifest(path).parts.keys() if path.exists() else ()
+        parts = read_parts(source, self.loaded.spec.size, self.reading, self.loaded.spec.white).parts
+        return parts.keys() if len(parts) > 1 else ()
+
+    def _images(self, part: Part) -> LabelledImages:
+        return parts_of(self.loaded, self.source or "", part, self.reading)[0]
+
+
+def _judged(row: RuntimeRow, found: Judgement | None) -> RuntimeRow:
+    if found is None:
+        return row
+    return replace(row, accuracy=found.accuracy, interval=found.interval, images=found.images)
+
+
+def _batches(images: LabelledImages, count: int) -> list[Tensor]:
+    batches: list[Tensor] = []
+    for batch, _ in make_loader(images, _BATCH, shuffle=True, seed=0):
+        batches.append(batch)
+        if _count(batches) >= count:
+            break
+    return batches
+
+
+def _count(batches: list[Tensor]) -> int:
+    return sum(map(len, batches))
+
+
+def _folder(result: Path, loaded: Loaded, output: Path | None) -> Path:
+    """Where to write: the folder that is named, that of the run, or the bundle's own parent."""
+    if output is not None:
+        return user_path(output, "export")
+    return (loaded.folder or result.resolve().parent) if loaded.settings else result
+
+
+def _note(folder: Path, rows: tuple[RuntimeRow, ...], listener: Listener) -> None:
+    """Writes the rows into the summary and the report of the folder, if it is that of a finished run."""
+    if not (folder / SUMMARY).is_file():
+        return
+    try:
+        summary = RunSummary.read(folder / SUMMARY)
+    except CheckpointError as error:
+        listener.say(f"the rows are not noted: {error}")
+        return
+    measured = {row.name for row in rows}
+    others = tuple(row for row in summary.runtimes if row.name not in measured and (folder / row.file).is_file())
+    summary = replace(summary, runtimes=(*rows[:-1], *others, rows[-1]), files=_noted(folder, rows, summary))
+    try:
+        write_report(summary, folder / REPORT)
+    except MissingExtraError as error:
+        listener.say(f"{REPORT} is not written anew: {error}")
+    summary.write(folder / SUMMARY)
+
+
+def _noted(folder: Path, rows: tuple[RuntimeRow, ...], summary: RunSummary) -> dict[str, DeliveredFile]:
+    """What the summary says of its files, with those of these rows that are new or were written anew."""
+    files = dict(summary.files)
+    for runtime in RUNTIMES.values():
+        for stem in (STEM, INT8_STEM):
+            first, *rest = runtime.files(stem)
+            row = next((row for row in rows if row.file == first), None)
+            if row is None or (first in files and files[first].sha256 == file_digest(folder / first)):
+                continue
+            files[first] = _described(folder / first, runtime.what, row)
+            files |= {name: _described(folder / name, f"belongs to {first}") for name in rest}
+    return files
+
+
+def _described(path: Path, what: str, row: RuntimeRow | None = None) -> DeliveredFile:
+    accuracy, interval = (None, None) if row is None else (row.accuracy, row.interval)
+    return DeliveredFile(path.stat().st_size, what, accuracy, interval, sha256=file_digest(path))

@@ -1,0 +1,142 @@
+"""Laws of files for any runtime: they compute what PyTorch does and say what they take, or they are not written."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from bundles import content
+from graphs import NAMES
+from tiny import tiny_images, tiny_model
+from torch import nn
+
+from basisprune.deploy.export import export_for
+from basisprune.deploy.export.runtimes import RUNTIMES
+from basisprune.deploy.export.writing import as_taken
+from basisprune.deploy.fold import fold
+from basisprune.errors import ConfigError, MissingExtraError, ModelError
+from basisprune.transfer.model import transfer_model
+
+INSTALLED = ("onnx", "openvino", "torch")  # with the extra dev; benchmarks/runtimes.py checks the others
+
+
+def images(count: int = 12) -> torch.Tensor:
+    return torch.stack([tiny_images(count)[index][0] for index in range(count)])
+
+
+def sharp_model() -> nn.Module:
+    """The tiny network with answers that differ from image to image."""
+    model = tiny_model()
+    nn.init.normal_(model.classifier.weight, generator=torch.Generator().manual_seed(0))
+    model.classes = NAMES
+    return model
+
+
+@pytest.mark.parametrize("name", INSTALLED)
+@pytest.mark.parametrize("prepared", [False, True])
+def test_a_file_computes_the_same_and_knows_its_classes_and_its_input(name, prepared, tmp_path):
+    model, runtime = sharp_model(), RUNTIMES[name]
+    given = torch.randn(8, 3, 16, 16) if prepared else images()
+    (found,) = export_for(model, name, tmp_path / "out", images=given, prepared=prepared)
+    assert (found.agreement.difference <= 1e-4, found.agreement.same, found.agreement.images) == (True, 1, len(given))
+    assert set(content(tmp_path / "out")) == set(runtime.files())
+    assert found.bytes == sum(map(len, content(tmp_path / "out").values()))
+    facts = runtime.facts(found.path)
+    assert facts.classes == tuple(NAMES)
+    assert (facts.input.spec, facts.input.prepares, facts.input.layout) == (
+        model.input_spec,
+        not prepared,
+        "NCHW" if prepared else "NHWC",
+    )
+    run = runtime.open(found.path, 1)
+    for count in (1, 5):
+        batch = as_taken(given[:count], facts.input, prepared=prepared)
+        assert runtime.scores(run, batch).shape == (count, 3)
+
+
+def test_openvino_reads_labels_and_input_where_it_looks_for_them(tmp_path):
+    openvino = pytest.importorskip("openvino")
+    model = sharp_model()
+    evil = ["red fox", '<b>"x" & y', "a\nb"]
+    (found,) = export_for(model, "openvino", tmp_path, classes=evil)
+    said = openvino.Core().read_model(found.path)
+    assert said.get_rt_info(["model_info", "labels"]).value.split() == ["red_fox", '<b>"x"_&_y', "a_b"]
+    assert said.get_rt_info(["model_info", "model_type"]).value == "Classification"
+    assert RUNTIMES["openvino"].facts(found.path).classes == tuple(evil)
+
+
+@pytest.mark.parametrize("name", ["onnx", "openvino"])
+def test_int8_is_smaller_and_close(name, tmp_path):
+    torch.manual_seed(0)
+    model = transfer_model("test_resnet", 3, input_size=32)
+    nn.init.normal_(model.classifier.weight)
+    model = fold(model, torch.zeros(1, 3, 32, 32))
+    full, small = export_for(model, name, tmp_path, images=images(32).split(16), int8=True)
+    assert small.path.name.startswith("model.int8.")
+    assert small.bytes < 0.5 * full.bytes
+    assert small.agreement.same >= 0.8
+    assert RUNTIMES[name].facts(small.path) == RUNTIMES[name].facts(full.path)
+
+
+def test_wrong_settings_are_refused_and_nothing_is_written(tmp_path):
+    for name, options, said in (
+        ("opnvino", {}, r"'opnvino' is not a runtime\. Did you mean 'openvino'\? Allowed are onnx, openvino"),
+        ("torch", {"int8": True}, "int8: is not made for torch; the runtimes that have it are onnx, openvino"),
+        ("onnx", {"int8": True}, "int8: no images came"),
+        ("onnx", {"classes": ["a"]}, "classes: 1 given, the network has 3"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            export_for(tiny_model(), name, tmp_path / "out", **options)
+    with pytest.raises(ModelError, match="does not know its input"):
+        export_for(nn.Linear(2, 2), "torch", tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["openvino", "executorch", "ncnn"])
+def test_a_missing_package_is_named_with_its_extra(name, tmp_path, monkeypatch):
+    monkeypatch.setattr("basisprune.deploy.export.interface.find_spec", lambda package: None)
+    with pytest.raises(MissingExtraError, match=rf"is needed.*pip install 'basisprune\[{name}\]'"):
+        export_for(tiny_model(), name, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_is_there_is_replaced_only_if_asked(tmp_path):
+    model = sharp_model()
+    (tmp_path / "model.pt2").write_text("mine")
+    with pytest.raises(ConfigError, match=r"model\.pt2: is there already; .*--overwrite"):
+        export_for(model, "torch", tmp_path)
+    assert (tmp_path / "model.pt2").read_text() == "mine"
+    (found,) = export_for(model, "torch", tmp_path, overwrite=True)
+    assert found.bytes == (tmp_path / "model.pt2").stat().st_size > 1000
+    (tmp_path / "model.pt2").unlink()
+    (tmp_path / "model.pt2").mkdir()
+    with pytest.raises(ConfigError, match="is a link or a folder"):
+        export_for(model, "torch", tmp_path, overwrite=True)
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="is a file; name a folder"):
+        export_for(model, "torch", tmp_path / "file")
+
+
+@pytest.mark.parametrize("fault", ["differs", "raises", "quantises"])
+def test_a_runtime_that_fails_leaves_what_was_there(fault, tmp_path, monkeypatch):
+    def copied(path: Path, target: Path, _batches: object) -> None:
+        shutil.copyfile(path, target)
+        raise ModelError("no")
+
+    def fail(*_given: object) -> None:
+        raise RuntimeError("out of  luck\n")
+
+    changed = {
+        "differs": {"open": lambda path, threads: lambda batch: torch.ones(len(batch), 3).numpy()},
+        "raises": {"write": fail},
+        "quantises": {"quantise": copied},
+    }
+    monkeypatch.setitem(RUNTIMES, "torch", replace(RUNTIMES["torch"], **changed[fault]))
+    said = {"differs": "output differs from PyTorch's", "raises": r"cannot take it \(RuntimeError: out of luck\)"}
+    (tmp_path / "model.pt2").write_text("mine")
+    with pytest.raises(ModelError, match=said.get(fault, "no")):
+        export_for(sharp_model(), "torch", tmp_path, images=images(), overwrite=True, int8=fault == "quantises")
+    assert content(tmp_path) == {"model.pt2": b"mine"}
