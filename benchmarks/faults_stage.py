@@ -25,6 +25,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import NoReturn
 
 import numpy as np
@@ -35,6 +36,7 @@ from torch import Tensor, nn
 from basisprune.cli import app
 from basisprune.deploy.bundle import load_bundle
 from basisprune.deploy.export import onnx as exporting
+from basisprune.deploy.export.runtime import to_proto
 from basisprune.deploy.latency import Latency, LatencyReport
 from basisprune.report import html
 from basisprune.results import RunSummary
@@ -248,11 +250,13 @@ class Stage:
         (asked, ask), (heard, hear) = os.pipe(), os.pipe()
         process = os.fork()
         if process == 0:
-            os.close(asked), os.close(hear)
+            for end in (asked, hear):
+                os.close(end)
             branches = Branches((self.output, self.temporary), faults, ask, heard)
             nowhere = os.open(os.devnull, os.O_WRONLY)
             self._run_and_exit(words, nowhere, lambda: Watch(self.root, branches=branches))
-        os.close(ask), os.close(heard)
+        for end in (ask, heard):
+            os.close(end)
         with os.fdopen(asked) as lines:
             for line in lines:
                 told = json.loads(line)
@@ -341,9 +345,8 @@ def _wait(process: int) -> int:
 
 def warm_up(stage: Stage) -> None:
     """Does the run, and what else is tried, in this process, so that what is forked from it imports nothing."""
-    protos = _Protos()
-    exporting.to_proto = protos  # type: ignore[assignment]
-    deliver.measure_latency = summarising.measure_latency = no_latency  # type: ignore[assignment]
+    _replace((exporting, "to_proto", _Protos()))
+    _replace((deliver, "measure_latency", no_latency), (summarising, "measure_latency", no_latency))
     image = stage.root / "image.png"
     write_image(image)
     for words in (stage.command, *predictions(stage)):
@@ -351,22 +354,27 @@ def warm_up(stage: Stage) -> None:
             code = app(words, standalone_mode=False)
         assert not code, words
     page = html.render_report(RunSummary.read(stage.output / "summary.json"))
-    html.render_report = lambda _summary: page  # type: ignore[assignment]
+    _replace((html, "render_report", lambda _summary: page))
     stage.clear()
+
+
+def _replace(*places: tuple[ModuleType, str, Callable[..., object]]) -> None:
+    for module, name, work in places:
+        setattr(module, name, work)
 
 
 class _Protos:
     """What `to_proto` gives, which is asked once for each network."""
 
     def __init__(self) -> None:
-        self.convert, self.known = exporting.to_proto, dict[str, bytes]()
+        self.known = dict[str, bytes]()
 
     def __call__(self, network: nn.Module, example: Tensor) -> onnx.ModelProto:
         found = hashlib.sha256(f"{network} {tuple(example.shape)} {example.dtype}".encode())
         for name, tensor in network.state_dict().items():
             found.update(name.encode() + tensor.numpy().tobytes())
         if (key := found.hexdigest()) not in self.known:
-            self.known[key] = self.convert(network, example).SerializeToString()
+            self.known[key] = to_proto(network, example).SerializeToString()
         return onnx.load_from_string(self.known[key])
 
 

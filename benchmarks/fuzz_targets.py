@@ -308,8 +308,9 @@ def lists() -> list[Target]:
     sound = json.loads(Manifest(("a", "b"), {"train": entries, "val": entries[:2]}).to_json())
     usual: dict[str, object] = {"seed": 0, "model": "x", "recipe": {"base": "quick"}, "versions": {"torch": "2"}}
     state = {name: tensor.clone() for name, tensor in network().state_dict().items()}
-    weights = {".safetensors": save(state), ".pt": io.BytesIO()}
-    torch.save(state, weights[".pt"])
+    pickled = io.BytesIO()
+    torch.save(state, pickled)
+    weights = {".safetensors": save(state), ".pt": pickled.getvalue()}
 
     def spoil_images(folder: Path, chance: random.Random) -> None:
         said = spoilt_value(sound, chance)
@@ -332,9 +333,7 @@ def lists() -> list[Target]:
 
     def spoil_weights(folder: Path, chance: random.Random) -> None:
         suffix = chance.choice(sorted(weights))
-        whole = weights[suffix]
-        content = whole if isinstance(whole, bytes) else whole.getvalue()
-        (folder / f"weights{suffix}").write_bytes(spoilt_bytes(content, chance))
+        (folder / f"weights{suffix}").write_bytes(spoilt_bytes(weights[suffix], chance))
 
     def read_weights(folder: Path) -> None:
         load_weights(network(), next(folder.iterdir()))

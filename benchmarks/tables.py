@@ -28,6 +28,7 @@ ROOT = Path(__file__).parent.parent
 FAULTS = {
     "kill": "SIGKILL",
     "term": "SIGTERM",
+    "ctrl-c": "Ctrl-C, and again at each operation that follows",
     "full": "the disk is full from then on",
     "read-only": "the disk is read-only from then on",
     "denied": "permission is denied once",
@@ -205,26 +206,26 @@ def demo_picture() -> str:
 
 
 def faults_section() -> str:
-    found, every = load("faults")["results"], load("faults")["config"]["every"]
+    found, config = load("faults")["results"], load("faults")["config"]
     counts: dict[str, Counter[str]] = {kind: Counter() for kind in FAULTS}
-    for name, outcomes in found["by kind"].items():
-        counts[name.partition(",")[0]].update(outcomes)
-    rows = [
-        (FAULTS[kind], str(count.total()), str(count["same"]), str(count["refused"]), str(_wrong(count)))
-        for kind, count in counts.items()
-    ]
-    operations = found["operations"]
+    for name, outcome in found.items():
+        counts[name.partition(",")[0]][outcome if outcome in ("same", "refused") else "wrong"] += 1
+    operations, writing = (sum(scene[kind] for scene in config["operations"].values()) for kind in ("all", "writing"))
+    places = {operations: "each operation", writing: "each operation that writes"}
+    rows = []
+    for kind, count in counts.items():
+        struck = places.get(count.total(), f"{count.total()} of {operations} operations")
+        place = f"{config['flips']} bits of each file" if kind == "flip" else struck
+        rows.append((FAULTS[kind], place, *map(str, (count.total(), count["same"], count["refused"], count["wrong"]))))
+    new, again = (config["operations"][scene]["all"] for scene in ("new", "again"))
+    wrong = sum(count["wrong"] for count in counts.values())
     said = (
-        f"The run has {operations['new']} file operations in a new folder and {operations['again']} in one with a "
-        f"finished result; faults are placed at {'each of them' if every == 1 else f'every {every}rd of them'}, "
-        f"{found['faults']} in all: {found['wrong']} with a result that was lost or different, a traceback or a hang."
+        f"The run has {new} file operations in a new folder and {again} in one with a finished result. "
+        f"{len(found):,} faults, {wrong} of them with a result that was lost "
+        "or different, a traceback or a hang:"
     )
-    header = ("fault", "number", "same answer", "refused by name", "wrong")
+    header = ("fault", "placed at", "number", "same answer", "refused by name", "wrong")
     return f"{said}\n\n{table(header, rows)}"
-
-
-def _wrong(outcomes: Counter[str]) -> int:
-    return outcomes.total() - outcomes["same"] - outcomes["refused"]
 
 
 def fuzz_section() -> str:
