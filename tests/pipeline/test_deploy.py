@@ -157,7 +157,8 @@ def test_the_page_on_deployment_runs_as_written(tmp_path: Path, monkeypatch: pyt
     assert len(blocks) >= 5
     for block in blocks:
         exec(block, names)
-    assert {path.name for path in tmp_path.iterdir()} == {"flowers", "flowers.onnx", "flowers.int8.onnx", "flowers.pt2"}
+    files = {"flowers", "flowers-openvino", "flowers.onnx", "flowers.int8.onnx", "flowers.pt2"}
+    assert {path.name for path in tmp_path.iterdir()} == files
 
 
 def test_every_link_of_the_page_on_deployment_exists() -> None:
