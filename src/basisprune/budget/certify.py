@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Literal, Protocol, TypeAlias, TypeVar
@@ -269,24 +269,16 @@ def in_order(entries: Sequence[Entry]) -> list[int]:
     return order[::-1]
 
 
-def certify(
-    promise: Promise,
-    reference: Predictions,
-    candidates: Sequence[T],
-    answers: Callable[[T], Predictions],
-    named: Callable[[T], tuple[int, str]],
-) -> Certificate:
+def certify(promise: Promise, images: int, candidates: Iterable[T], test: Callable[[T], Test]) -> Certificate:
     """The tests of the candidates in the given order, until one fails; the last that passed is certified.
 
-    `reference` are the answers of the unpruned network on the confirming images, `answers` gives those of a candidate
-    and is called for each that is tested, once. `named` tells a candidate's place and name.
+    `test` is called for each that is tested, once, on so many `images`.
     """
     tests: list[Test] = []
     for candidate in candidates:
-        tests.append(promise.test(*named(candidate), reference, answers(candidate)))
+        tests.append(test(candidate))
         if not tests[-1].passed:
             break
-    images = len(reference.labels)
     certificate = Certificate("certified", promise.confidence, metric_name(promise.metric), images, tests=tuple(tests))
     if certificate.delivered is not None:
         return certificate

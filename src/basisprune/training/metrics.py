@@ -78,17 +78,17 @@ def gradient_of(metric: Metric, labels: Classes, answers: Classes, counts: Count
     right, per_class, said = (tally[0] for tally in _tallied(labels, answers, counts[None]))
     there, is_right = per_class > 0, labels == answers
     if metric == "accuracy":
-        return is_right / per_class.sum()
-    if metric == "macro-f1":
+        found: Counts = is_right / per_class.sum()
+    elif metric == "macro-f1":
         total = np.where(there, per_class + said, 1.0)
-        gained = 2 * is_right / total[labels]
-        found: Counts = (gained - 2 * there[answers] * right[answers] / total[answers] ** 2) / there.sum()
-        return found
-    gained = is_right / per_class[labels]
-    if metric == "balanced":
-        return gained / there.sum()
-    recalls = np.where(there, right / np.where(there, per_class, 1.0), np.inf)
-    return gained * (labels == recalls.argmin())
+        taken = there[answers] * right[answers] / total[answers] ** 2
+        found = 2 * (is_right / total[labels] - taken) / there.sum()
+    elif metric == "balanced":
+        found = is_right / per_class[labels] / there.sum()
+    else:
+        recalls = np.where(there, right / np.where(there, per_class, 1.0), np.inf)
+        found = (labels == recalls.argmin()) * is_right / per_class[labels]
+    return found
 
 
 def _tried(metric: Callable[[Classes, Classes], float], labels: Classes, answers: Classes, counts: Counts) -> Counts:
