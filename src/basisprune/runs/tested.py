@@ -45,6 +45,8 @@ class Tested(JsonValue):
     tests: tuple[Test, ...] = ()
     files: dict[str, FileTest] = field(default_factory=dict)
 
+    __test__ = False  # not for pytest
+
     @property
     def has_failed(self) -> bool:
         """Whether a test has failed, which ends them."""
