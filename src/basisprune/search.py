@@ -354,7 +354,7 @@ class Search:
 
 def axis_tolerance(tolerance: float, move: Move) -> float:
     """The tolerance for each axis of the move: where two shrink together, so does their product."""
-    return 1 - (1 - tolerance) ** (1 / len(move.axes))
+    return float(1 - (1 - tolerance) ** (1 / len(move.axes)))
 
 
 def _multiplied(kept: Shares, move: Move, share: float) -> Shares:

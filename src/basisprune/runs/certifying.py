@@ -206,7 +206,9 @@ class _Tests:
 
     def _test(self, index: int, name: str, answers: Callable[[], Predictions]) -> Test:
         if self._known is None:
-            self.certifier.listener.say(f"testing on {len(self.images):,} images that nothing has seen")
+            count, is_first = f"{len(self.images):,}", not self.tested.tests
+            where = f"on {count} images that nothing has seen" if is_first else f"what is new on {count} images"
+            self.certifier.listener.say(f"testing {where}")
         said = answers()
         return self.certifier.promise.test(index, name, self._reference, said)
 
@@ -263,7 +265,7 @@ def certifiable_here(promise: Promise, data: Splits) -> str:
             return (
                 f"The budget ({in_words(promise.metric)}) will be tested with {sure} confidence on {images:,} images."
             )
-        return f"{images:,} confirming images are too few to certify this budget; {_remedies(promise)}."
+        return f"{images:,} confirming images are too few to certify this budget. What helps: {_remedies(promise)}."
     can = certifiable(images, TYPICAL, promise.confidence)
     said = (
         f"With {images:,} confirming images and {TYPICAL:.0%} differing answers, a loss of {100 * can:.1f} points can "
