@@ -11,7 +11,7 @@ import numpy.typing as npt
 from promise_ladder import Ladder
 
 from basisprune.budget import Budget
-from basisprune.budget.certify import Entry, Promise, Standard, certify, in_order
+from basisprune.budget.certify import Entry, Promise, Standard, Test, certify, in_order
 from basisprune.training.intervals import Paired
 from basisprune.training.predict import Predictions
 
@@ -92,13 +92,12 @@ def certified(ladder: Ladder, images: npt.NDArray[np.int64], setting: Setting) -
         after = answers(hits[search])
         if standard.within(before, after):
             entries.append(Entry(rung, ladder.rungs[rung].parameters, standard.chance(before, after) or 0.0))
-    certificate = certify(
-        promise,
-        answers(ladder.hits[0, confirm]),
-        in_order(entries),
-        lambda rung: answers(ladder.hits[rung, confirm]),
-        lambda rung: (rung, str(ladder.rungs[rung].share)),
-    )
+    reference = answers(ladder.hits[0, confirm])
+
+    def test(rung: int) -> Test:
+        return promise.test(rung, str(ladder.rungs[rung].share), reference, answers(ladder.hits[rung, confirm]))
+
+    certificate = certify(promise, len(confirm), in_order(entries), test)
     return certificate.delivered.index if certificate.delivered else 0
 
 

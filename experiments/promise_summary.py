@@ -26,6 +26,7 @@ from basisprune.budget.certify import certifiable, images_needed
 from basisprune.files import write_text
 
 ROOT = Path(__file__).parent.parent
+LEVEL = ROOT / "benchmarks" / "results" / "level.json"
 BROKEN, BROKEN_AT_MOST, COST = 0.05, 0.08, 1.3
 COLOURS = {OLD: "#7b8794", BOUND: "#f59e0b", CERTIFIED: "#ef4444"}
 
@@ -78,6 +79,20 @@ def image_table() -> str:
     needs = [f"{points(drop)} points needs about {images_needed(drop):,}" for drop in (0.005, 0.01, 0.02, 0.03)]
     said = f"To be certified in four of five cases, a loss of at most {', '.join(needs)} images."
     return f"{table(('Confirming images', 'Certified: a loss of at most'), rows)}\n\n{said}"
+
+
+def level_table(path: Path) -> str:
+    """How often each test passes a network exactly at the limit, from benchmarks/level.py."""
+    record = json.loads(path.read_text())
+    found: dict[str, dict[str, str]] = {}
+    for cell, value in record["results"].items():
+        case, metric = cell.rsplit(", ", 1)
+        found.setdefault(case, {})[metric] = percent(value["passed"])
+    metrics = list(next(iter(found.values())))
+    worst = max(value["passed"] + 2 * value["error"] for value in record["results"].values())
+    said = f"Each is the share of {record['config']['draws']:,} pairs of networks; with two standard errors, at most"
+    header = ("Images that confirm", *metrics)
+    return f"{table(header, [[case, *row.values()] for case, row in found.items()])}\n\n{said} {percent(worst)}."
 
 
 def ladder_table(ladders: Sequence[Ladder]) -> str:
@@ -165,6 +180,7 @@ def write_page(results: Path, page: Path, draws: int) -> None:
         "figure": f"![how often each rule breaks the budget, and what it costs]({page.stem}/rules.svg)",
         "rules": rule_table(judged),
         "ladders": ladder_table(ladders),
+        "level": level_table(LEVEL),
     }
     write_text(page, fill(page.read_text(), blocks))
 

@@ -71,7 +71,7 @@ def run_demo(
     for each step if there is no terminal for a progress bar.
     """
     job = demo_job(size)
-    write(f"this takes at most about {duration(estimate(job).total)} on this machine")
+    write(f"this takes about {duration(estimate(job).total)} on this machine")
     with SearchProgress(1 + expected_candidates(job.config), job.config.recipe.finetune.epochs, write) as bar:
         result = run_job(job, output=output, listener=bar, command=command)
     save_examples(job.splits, output / "digits")

@@ -357,7 +357,7 @@ class Pipeline:
         return self._batches(self.splits.train, limit=self.settings.basis_images, shuffle=True)
 
     def scoring_batches(self) -> PreparedBatches:
-        """The validation images for Taylor scores, shuffled, in batches of the recipe's size."""
+        """The images for Taylor scores, shuffled, in batches of the recipe's size."""
         return self._batches(self.scoring, batch_size=self.settings.score_batch, shuffle=True)
 
     def _batches(self, data: LabelledImages, **options: Any) -> PreparedBatches:
@@ -385,7 +385,13 @@ class Pipeline:
         self.store.claim(common | fingerprint(self.model, self.splits))
 
     def _judging_and_scoring(self, val: LabelledImages) -> tuple[LabelledImages, LabelledImages]:
-        """The validation images for judging and those for scores: all for both, or some set aside."""
+        """The images for judging and those for scores: all validation images for both, or some set aside.
+
+        A recipe that ranks by the loss has its scores from training images, those of filters too.
+        """
+        if self.settings.score_images is None and self.settings.scores == "loss":
+            train = self.splits.train
+            return val, take(train, np.random.default_rng(0).permutation(len(train))[: self.settings.basis_images])
         if self.settings.score_images is None:
             return val, val
         count = min(self.settings.score_images, len(val) // 2)

@@ -22,7 +22,8 @@ class Recipe:
 
     `basis_images` is the number of training images used to compute the bases "outputs" and "loss". `score_images` sets
     this many validation images aside for the scores, at most half, so that networks are judged on images that did not
-    influence them; with None, all validation images serve both purposes, as in the paper. Scores are averages over
+    influence them; with None, all validation images serve both purposes, as in the paper. If `scores` is "loss", all
+    scores are from training images, as many as for the basis, unless `score_images` is given. Scores are averages over
     batches of `score_batch` images: the smaller the batch, the more squares are averaged. `compensate` is how
     `prune_basis` compensates for pruned basis vectors: "none", "mean" or "refit". With `rebase`, every pair is rotated
     to the principal axes of its outputs (in the metric of the loss, if that is the basis) before its basis vectors are

@@ -121,7 +121,8 @@ class LayerImportance:
 class DeliveredFile:
     """A file that was written, with its checksum; `accuracy` only if it differs from that of the network.
 
-    `test` is that of a file that was certified on its own, or was not.
+    `promise` says of an ONNX file of a run with an accuracy budget whether it is certified to keep to it, and `test` is
+    that of a file that was tested on its own. `fault` says how it breaks the budget, by the images that search.
     """
 
     bytes: int
@@ -130,6 +131,8 @@ class DeliveredFile:
     interval: Interval | None = None
     sha256: str = ""
     test: Test | None = None
+    promise: Literal["certified", "estimated"] | None = None
+    fault: str = ""
 
 
 @dataclass(frozen=True)
@@ -235,13 +238,14 @@ class RunSummary:
 
     @property
     def fulfilled(self) -> bool:
-        """Whether the run gave what was asked for: within the budget, and certified if that is required.
+        """Whether the run gave what was asked for: all within the budget, and certified if that is required.
 
-        Then a file that was tested on its own, such as the int8 file, must have passed too.
+        The files count too, such as that in int8.
         """
-        passed = all(file.test is None or file.test.passed for file in self.files.values())
+        passed = all(file.promise != "estimated" for file in self.files.values())
         certified = self.certificate is not None and self.certificate.certified and passed
-        return self.kept_to_budget and (certified or not self.require_certified)
+        kept = self.kept_to_budget and not any(file.fault for file in self.files.values())
+        return kept and (certified or not self.require_certified)
 
     @property
     def chosen(self) -> CandidateRow | None:

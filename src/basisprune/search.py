@@ -20,6 +20,7 @@ from basisprune.frameworks import DECOMPOSED, Framework, FrameworkName, Move, fi
 from basisprune.pipeline import Pipeline
 from basisprune.states import FULLY, NOT_AT_ALL, State, Tuning
 from basisprune.stepping import Attempt, Stepping
+from basisprune.training.metrics import value_of
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,11 @@ class Search:
         """
         split_first = self.framework.start == DECOMPOSED.name and self.pipeline.settings.basis != "loss"
         plain, given = self.pipeline.dense() if split_first else start, self.pipeline.given()
-        return given if given.hits.mean() > plain.hits.mean() else plain
+        return given if self._value(given) > self._value(plain) else plain
+
+    def _value(self, state: State) -> float:
+        """How good a network is, in what the budget is counted in."""
+        return value_of("accuracy" if self.standard is None else self.standard.promise.metric, state.answers)
 
     def _standard(self, promise: Promise | None) -> Standard | None:
         """How candidates are judged; None for goals that are not about accuracy."""
@@ -199,13 +204,12 @@ class Search:
 
     def _stepping(self, start: State, move: Move) -> Stepping:
         """How the search for the smallest share of the move's axes goes."""
-        config, reference = self.config, self.trials[0].candidate.accuracy
+        config, reference = self.config, self._value(self.trials[0].state)
         assert isinstance(self.goal, Budget)
         return Stepping(
             allowed=self._allowed(self.goal, reference),
             step=config.step,
-            # Where two axes shrink together, so does their product.
-            tolerance=1 - (1 - config.tolerance) ** (1 / len(move.axes)),
+            tolerance=axis_tolerance(config.tolerance, move),
             smallest=config.smallest,
             outlook=self.pipeline.outlook(start, move, config.smallest),
         )
@@ -334,7 +338,11 @@ class Search:
 
         def size(index: int) -> tuple[float, ...]:
             candidate = candidates[index]
-            return candidate.parameters, candidate.macs, -candidate.accuracy
+            return (
+                candidate.parameters,
+                candidate.macs,
+                -(candidate.accuracy if candidate.score is None else candidate.score),
+            )
 
         passing = [index for index, candidate in enumerate(candidates) if candidate.passed]
         if self.goal.is_about_accuracy:
@@ -342,6 +350,11 @@ class Search:
         if passing:
             return min(passing, key=lambda index: (-candidates[index].accuracy, *size(index)))
         return min(range(len(candidates)), key=size)
+
+
+def axis_tolerance(tolerance: float, move: Move) -> float:
+    """The tolerance for each axis of the move: where two shrink together, so does their product."""
+    return float(1 - (1 - tolerance) ** (1 / len(move.axes)))
 
 
 def _multiplied(kept: Shares, move: Move, share: float) -> Shares:

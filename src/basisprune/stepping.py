@@ -80,3 +80,13 @@ class Stepping:
         least, most = max(passed.drop, allowed / 8), max(failed.drop, 1.01 * allowed)
         part = math.log(allowed / min(least, allowed)) / math.log(most / min(least, allowed))
         return float(above * (below / above) ** part)
+
+
+def most_steps(smallest: float, tolerance: float) -> int:
+    """The most shares that a search with an outlook tries: one at each end, then ever closer between what is known.
+
+    >>> most_steps(0.02, 0.2)
+    9
+    """
+    between = math.log(smallest) / math.log(1 - tolerance)
+    return 2 + math.ceil(math.log(max(between, 1.0)) / -math.log(1 - _INSIDE))

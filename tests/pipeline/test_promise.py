@@ -12,6 +12,7 @@ from basisprune.data import ArrayImages, LabelledImages, Splits, load_data, take
 from basisprune.deploy.export.evaluating import predict_onnx
 from basisprune.listener import Silence
 from basisprune.results import RunSummary
+from basisprune.runs import deliver
 from basisprune.runs.compress import Compressed, compress
 from basisprune.search import SearchConfig
 
@@ -117,18 +118,28 @@ def test_without_enough_images_the_best_estimate_is_delivered_and_called_that(co
     assert any(line.startswith(outlook) for line in notes.lines)
 
 
-def test_the_delivered_file_is_the_one_that_was_tested(tmp_path):
-    result = run(images(), tmp_path / "out", onnx=True, int8=True, search=SearchConfig(framework="basis", step=0.7))
-    summary = result.summary
-    assert summary.certificate.computed_by == "ONNX Runtime"
-    test = summary.certificate.delivered
-    said = predict_onnx(tmp_path / "out" / "model.onnx", images())
-    assert said.hits.mean() == pytest.approx(test.after)
-    assert (tmp_path / "out" / "model.onnx").read_bytes() == result.files.onnx
-    small = summary.files["model.int8.onnx"]
-    assert small.test is None or small.test.after == pytest.approx(
-        predict_onnx(tmp_path / "out" / "model.int8.onnx", images()).hits.mean()
-    )
+def test_the_delivered_files_are_those_that_were_tested_and_each_was_tested_once(tmp_path, monkeypatch):
+    """A run, the same again with an int8 file, and once more: the certificate stays, what is new comes last."""
+    monkeypatch.setattr(deliver, "_SECONDS", 0.5)
+    out, notes = tmp_path / "out", [Notes(), Notes(), Notes()]
+    options = {"onnx": True, "search": SearchConfig(framework="basis", step=0.7)}
+    first = run(images(), out, notes[0], **options).summary
+    assert first.certificate.computed_by == "ONNX Runtime"
+    said = predict_onnx(out / "model.onnx", images())
+    assert said.hits.mean() == pytest.approx(first.certificate.delivered.after)
+    assert first.files["model.onnx"].promise == "certified"
+    added = run(images(), out, notes[1], int8=True, **options).summary
+    assert added.certificate == first.certificate
+    small, failed = added.files["model.int8.onnx"], not first.certificate.tests[-1].passed
+    assert (small.test is None) == failed
+    if small.test is not None:
+        hits = predict_onnx(out / "model.int8.onnx", images()).hits
+        assert small.test.after == pytest.approx(hits.mean())
+    assert small.promise == ("certified" if small.test is not None and small.test.passed else "estimated")
+    again = run(images(), out, notes[2], int8=True, **options).summary
+    assert (again.certificate, again.files["model.int8.onnx"]) == (first.certificate, small)
+    looks = [any(line.startswith("testing ") for line in each.lines) for each in notes]
+    assert looks == [True, not failed, False]
 
 
 def test_the_budget_is_counted_in_the_metric():

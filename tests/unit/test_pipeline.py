@@ -110,3 +110,12 @@ def demanding() -> Recipe:
     """A recipe that keeps half of all filters."""
     recipe = replace(tiny_recipe(tiny_training(epochs=1)), basis="loss", scores="loss", scale_init=1.0)
     return replace(recipe, filter_plan=PlanConfig(min_share=0.5))
+
+
+@pytest.mark.parametrize(("recipe", "part"), [("quick", "train"), ("best", "train"), ("paper", "val")])
+def test_quick_and_best_score_on_no_image_that_judges(recipe, part):
+    splits = load_data(tiny_images(60), val_fraction=0.3)
+    found = Pipeline(tiny_model(), splits, tiny_recipe(tiny_training(), recipe))
+    scoring = {image.numpy().tobytes() for image, _ in found.scoring}
+    assert scoring <= {image.numpy().tobytes() for image, _ in splits.parts[part]}
+    assert len(found.val) == len(splits.val)

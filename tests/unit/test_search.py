@@ -11,7 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from basisprune import search
 from basisprune.budget import Budget, Ratios
+from basisprune.budget.certify import Promise
 from basisprune.candidates import Size
 from basisprune.errors import ConfigError, TooMuchError
 from basisprune.frameworks import POLISHED, Framework, Move, Step
@@ -20,6 +22,9 @@ from basisprune.outlook import Outlook
 from basisprune.recipes import RECIPES, Recipe
 from basisprune.search import Search, SearchConfig
 from basisprune.states import FULLY, NOT_AT_ALL, Stage, State, Tuning
+from basisprune.stepping import Stepping
+from basisprune.training.metrics import value_of
+from basisprune.training.predict import Predictions
 from basisprune.types import BasisPlan, LayerPlan
 
 IMAGES = 1000
@@ -193,6 +198,28 @@ def test_where_even_the_mildest_pruning_loses_too_much_the_model_stays_unpruned(
 def test_a_least_accuracy_is_a_budget_too():
     found = Search(FakePipeline(0.5, 0.5), Budget(min_accuracy=0.4), SearchConfig(polish=False)).run()
     assert found.candidates[found.chosen].accuracy == 0.5  # 500 of 1000 hits are good enough
+
+
+def test_steps_follow_the_metric_of_the_budget(monkeypatch):
+    """Accuracy is 95 %, but that of the worst of two classes is 90 %, of which 85 % must stay."""
+    seen = []
+    labels = np.arange(IMAGES) % 2
+
+    def said(hits) -> Predictions:
+        right = np.where(labels == 0, True, np.arange(IMAGES) < 1800 * hits.mean() - 810)
+        return Predictions(np.where(right, labels, 1 - labels), np.ones(IMAGES), labels)
+
+    monkeypatch.setattr(State, "answers", property(lambda state: said(state.hits)))
+    monkeypatch.setattr(search, "Stepping", lambda allowed, **rest: seen.append(allowed) or Stepping(allowed, **rest))
+    budget = Budget(min_accuracy=0.85)
+    Search(FakePipeline(0.5, 0.5), budget, SearchConfig(polish=False)).run()
+    by_accuracy = seen.pop()
+    pipeline = FakePipeline(0.5, 0.5)
+    pipeline.splits = SimpleNamespace(confirm=None)
+    Search(pipeline, budget, SearchConfig(polish=False), promise=Promise(budget, metric="worst-class")).run()
+    reference = said(np.arange(IMAGES) < 950)
+    assert seen[-1] == pytest.approx(value_of("worst-class", reference) - 0.85)
+    assert by_accuracy == pytest.approx(value_of("accuracy", reference) - 0.85)
 
 
 def test_the_reference_may_be_another_network():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Literal, Protocol, TypeAlias, TypeVar
@@ -12,10 +12,11 @@ import numpy as np
 
 from basisprune.budget import Budget
 from basisprune.errors import ConfigError
-from basisprune.training.bootstrap import Resampled, resample
-from basisprune.training.intervals import Paired, lower_accuracy, tail, wilson_interval
+from basisprune.training.bootstrap import resample
+from basisprune.training.intervals import Paired, deviations, lower_accuracy, tail, wilson_interval
 from basisprune.training.metrics import Classes, Metric, check_metric, in_words, metric_name, value_of
 from basisprune.training.predict import Predictions
+from basisprune.training.worst_class import WorstHits, WorstLoss
 
 Status: TypeAlias = Literal["certified", "estimated"]
 T = TypeVar("T")
@@ -44,6 +45,9 @@ class Evidence(Protocol):
     def interval(self, confidence: float = 0.95) -> tuple[float, float]:
         """The two-sided interval of the loss."""
 
+    def expected_score(self, margin: float, times: float) -> float:
+        """How many standard deviations the loss is expected to be above the margin on `times` as many images."""
+
 
 @dataclass(frozen=True)
 class Hits:
@@ -69,6 +73,10 @@ class Hits:
         """The 95 % interval, negated."""
         low, high = wilson_interval(self.hits, self.images)
         return -high, -low
+
+    def expected_score(self, margin: float, times: float) -> float:
+        """How many standard deviations the loss is expected to be above the margin on `times` as many images."""
+        return deviations(self.drop - margin, math.sqrt(max(-margin * (1 + margin), 0.0) / (times * self.images)))
 
 
 @dataclass(frozen=True)
@@ -151,11 +159,13 @@ class Promise:
 
     def evidence(self, before: Predictions, after: Predictions) -> Evidence:
         """What the answers of the unpruned network and of another on the same images say of the loss."""
-        if self.metric != "accuracy":
-            return resample(self.metric, before if self.is_a_drop else None, after)
-        if self.is_a_drop:
+        if self.metric == "accuracy" and self.is_a_drop:
             return Paired.of(before.hits, after.hits)
-        return Hits(int(after.hits.sum()), len(after.hits))
+        if self.metric == "accuracy":
+            return Hits(int(after.hits.sum()), len(after.hits))
+        if self.metric == "worst-class":
+            return WorstLoss.of(before, after) if self.is_a_drop else WorstHits.of(after)
+        return resample(self.metric, before if self.is_a_drop else None, after)
 
     def keeps(self, evidence: Evidence) -> bool:
         """Whether the budget is kept beyond doubt, as far as the confidence goes."""
@@ -163,7 +173,7 @@ class Promise:
 
     def chance(self, evidence: Evidence, seen: int, images: int) -> float:
         """The chance that a test on that many other images passes, as far as `seen` images can tell."""
-        expected = _expected_score(evidence, self.margin, seen, images)
+        expected = evidence.expected_score(self.margin, images / seen)
         return NormalDist().cdf((NormalDist().inv_cdf(1 - self.confidence) - expected) / math.sqrt(1 + images / seen))
 
     def reachable(self, labels: Classes) -> bool:
@@ -181,6 +191,9 @@ class Promise:
         """The test of a candidate on the confirming images."""
         evidence = self.evidence(before, after)
         bound, pair = evidence.upper(self.confidence), Paired.of(before.hits, after.hits)
+        passed = self.keeps(evidence)
+        # Bounds are found in steps, which must not contradict the test.
+        bound = min(bound, self.margin) if passed else max(bound, self.margin)
         return Test(
             index,
             name,
@@ -190,7 +203,7 @@ class Promise:
             evidence.p_value(self.margin),
             int(pair.lost),
             int(pair.won),
-            self.keeps(evidence),
+            passed,
         )
 
 
@@ -199,20 +212,6 @@ def check_confidence(confidence: float) -> list[str]:
     if 0.5 <= confidence < 1:
         return []
     return [f"confidence: {confidence} given; it is a fraction, 0.5 <= confidence < 1 (95 % is 0.95)"]
-
-
-def _expected_score(evidence: Evidence, margin: float, seen: int, images: int) -> float:
-    """How many standard deviations the loss on so many other images is expected to be above the margin."""
-    if isinstance(evidence, Paired):
-        return evidence.on(images).score(margin)
-    if isinstance(evidence, Resampled):
-        spread = evidence.spread * math.sqrt(seen / images)
-    else:
-        spread = math.sqrt(max(-margin * (1 + margin), 0.0) / images)
-    distance = evidence.drop - margin
-    if spread == 0:
-        return math.copysign(math.inf, distance) if distance else 0.0
-    return distance / spread
 
 
 @dataclass(frozen=True)
@@ -270,24 +269,16 @@ def in_order(entries: Sequence[Entry]) -> list[int]:
     return order[::-1]
 
 
-def certify(
-    promise: Promise,
-    reference: Predictions,
-    candidates: Sequence[T],
-    answers: Callable[[T], Predictions],
-    named: Callable[[T], tuple[int, str]],
-) -> Certificate:
+def certify(promise: Promise, images: int, candidates: Iterable[T], test: Callable[[T], Test]) -> Certificate:
     """The tests of the candidates in the given order, until one fails; the last that passed is certified.
 
-    `reference` are the answers of the unpruned network on the confirming images, `answers` gives those of a candidate
-    and is called for each that is tested, once. `named` tells a candidate's place and name.
+    `test` is called for each that is tested, once, on so many `images`.
     """
     tests: list[Test] = []
     for candidate in candidates:
-        tests.append(promise.test(*named(candidate), reference, answers(candidate)))
+        tests.append(test(candidate))
         if not tests[-1].passed:
             break
-    images = len(reference.labels)
     certificate = Certificate("certified", promise.confidence, metric_name(promise.metric), images, tests=tuple(tests))
     if certificate.delivered is not None:
         return certificate

@@ -154,9 +154,7 @@ def finish(summary: RunSummary, output: Path, *, as_json: bool, images: Path = P
             typer.echo(f"{output / 'report.html'}: the report, for a browser")
         for name, about in summary.files.items():
             measured = "" if about.accuracy is None else f", accuracy {about.accuracy:.1%}"
-            if summary.certificate is not None and about.accuracy is not None:
-                kept = about.test is not None and about.test.passed
-                measured += ", certified" if kept else ", estimated, not certified"
+            measured += {"certified": ", certified", "estimated": ", estimated, not certified", None: ""}[about.promise]
             typer.echo(f"{output / name}: {amount_of(about.bytes, 'bytes')}, {about.what}{measured}")
         typer.echo(f"next: basisprune predict {output} {images}")
     if summary.interrupted:

@@ -13,7 +13,7 @@ from basisprune.costs import measure
 from basisprune.deploy.fold import deploy
 from basisprune.files import user_path
 from basisprune.runs.certifying import certifiable_here
-from basisprune.runs.estimate import estimate
+from basisprune.runs.estimate import Estimate, estimate
 from basisprune.runs.job import Job
 from basisprune.runs.options import RATIOS
 from basisprune.runs.output import OutputFolder
@@ -48,7 +48,13 @@ def show_plan(job: Job, output: Path, *, as_json: bool) -> None:
                 "search": asdict(search),
                 "output": str(output),
                 "candidates": time.candidates,
-                "seconds": {"reference": time.reference, "candidate": time.candidate, "total": time.total},
+                "most_candidates": time.most,
+                "seconds": {
+                    "reference": time.reference,
+                    "candidate": time.candidate,
+                    "total": time.total,
+                    "longest": time.longest,
+                },
             }
         )
         return
@@ -61,10 +67,18 @@ def show_plan(job: Job, output: Path, *, as_json: bool) -> None:
         *([] if certifiable is None else [f"promise  {certifiable}"]),
         f"recipe   {train.epochs} epochs to train, at most {tune.epochs} per candidate, {train.optimizer}, "
         f"batches of {train.batch_size}",
-        f"search   about {time.candidates} candidates",
-        f"time     at most about {duration(time.total)} on this machine: {duration(time.reference)} for the unpruned "
-        f"model, {duration(time.candidate)} per candidate",
+        f"search   about {time.candidates} candidates{_at_most(time)}",
+        f"time     about {duration(time.total)} on this machine{_longest(time)}: {duration(time.reference)} for the "
+        f"unpruned model, at most {duration(time.candidate)} per candidate",
         f"output   {output}: config.yaml, images.json, summary.json, report.html, model/, model.onnx, candidates/",
         "nothing was written",
     ]
     typer.echo("\n".join(lines))
+
+
+def _at_most(time: Estimate) -> str:
+    return f", at most {time.most}" if time.most > time.candidates else ""
+
+
+def _longest(time: Estimate) -> str:
+    return f", at most {duration(time.longest)}" if time.most > time.candidates else ""

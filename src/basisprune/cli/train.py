@@ -8,6 +8,7 @@ import typer
 
 from basisprune.cli.common import (
     ConfigFile,
+    ConfirmFraction,
     Data,
     Epochs,
     Groups,
@@ -40,6 +41,7 @@ def train(
     pretrained: Pretrained = True,
     val_fraction: ValFraction = 0.2,
     test_fraction: TestFraction = 0.1,
+    confirm_fraction: ConfirmFraction = 0.5,
     limit: Limit = None,
     groups: Groups = None,
     strict: Strict = False,
@@ -51,7 +53,8 @@ def train(
     """Fine-tune a pretrained model on your images, without pruning.
 
     Trains with the settings of the recipe, and writes a folder that evaluate, predict and inspect can read. compress
-    can start from its model/ folder.
+    can start from its model/ folder, and certifies its budget on the images that are set aside here, which nothing
+    looks at.
 
     \b
     Examples:
@@ -65,7 +68,7 @@ def train(
         from basisprune.runs.options import Options, configure
 
         given = {name: value for name, value in ctx.params.items() if name in Options.__annotations__}
-        config = configure(cast("Options", {**given, "confirm_fraction": 0.0}))  # there is no budget to confirm
+        config = configure(cast("Options", given))
         job = prepare_job(model, data, config, output=output, listener=Teller())
         summary = adapt(job, output, Teller(), command=command_line())
     if as_json:

@@ -18,7 +18,7 @@ from basisprune.data.manifest import Manifest, Role
 from basisprune.data.npz import read_npz
 from basisprune.data.opening import opened, reread
 from basisprune.data.reading import Reading
-from basisprune.data.roles import ROLES, groups_of, recalled, report_shared, units
+from basisprune.data.roles import ROLES, groups_of, recalled, units, without_shared
 from basisprune.data.split import Splits, fill, limited, set_aside
 from basisprune.data.wrapped import WrappedDataset, declared_classes
 from basisprune.errors import DataError
@@ -52,10 +52,10 @@ def load_data(
 
     Parts that the source lacks are drawn from its training images by `seed`, stratified by class, unless
     their fraction (of those images) is 0; every class with three images or more has one in each part. Exact copies of
-    an image stay in one part, and so do images of one group (see `Reading`). Of the validation images,
-    `confirm_fraction` is set aside to confirm a result. `limit` keeps at most that many training images. Image files
-    are resized to `size` (height, width) as they are decoded, by default to 224 x 224; PIL images of PyTorch datasets
-    only if `size` is given.
+    an image stay in one part, and so do images of one group (see `Reading`); what the source itself has in several
+    parts is left out of all but the first, with a warning. Of the validation images, `confirm_fraction` is set aside
+    to confirm a result. `limit` keeps at most that many training images. Image files are resized to `size` (height,
+    width) as they are decoded, by default to 224 x 224; PIL images of PyTorch datasets only if `size` is given.
 
     All images are opened once; those that are damaged are left out, with a warning. Raises ConfigError for arguments
     out of range, DataError for data that cannot be used.
@@ -70,7 +70,7 @@ def load_data(
     _check_labels(given, where)
     groups = groups_of(given, wanted.groups)
     splits = opened(given, wanted, where)
-    report_shared(splits, groups, wanted, where)
+    splits = without_shared(splits, groups, wanted, where)
     if not isinstance(source, Splits):
         together = units(splits, "train", groups)
         splits = fill(splits, (val_fraction, test_fraction), seed=seed, units=together, where=where)

@@ -68,7 +68,8 @@ def opened(splits: Splits, reading: Reading, where: str) -> Splits:
     looks = {name: looks_of(part) for name, part in splits.parts.items()}
     faults = list(dict.fromkeys(look.fault for each in looks.values() for look in each if look.fault))
     if faults:
-        reading.report(f"{where}: {len(faults)} images cannot be used and are left out", faults)
+        some = "1 image" if len(faults) == 1 else f"{len(faults)} images"
+        reading.report(f"{where}: {some} left out, which cannot be used", faults)
         splits = splits.with_parts(
             {name: _sound(part, looks[name], f"{where}: {name}") for name, part in splits.parts.items()}
         )

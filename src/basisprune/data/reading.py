@@ -19,8 +19,8 @@ class Reading:
     """What is done about images that are damaged, belong together or were chosen before.
 
     `groups` is a CSV file of image names and groups: images of one group stay in one part. With `strict`, damaged
-    images and images that the data has in several parts are refused; otherwise they are reported. With a `manifest`,
-    exactly its images are used. Without a `listener`, reports are Python warnings.
+    images and images that the data has in several parts are refused; otherwise they are reported and left out. With a
+    `manifest`, exactly its images are used. Without a `listener`, reports are Python warnings.
     """
 
     groups: str | os.PathLike[str] | None = None

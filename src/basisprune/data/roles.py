@@ -78,24 +78,34 @@ def _keys(splits: Splits, part: str, groups: Mapping[str, str]) -> list[tuple[st
     return [(look.sha256, groups.get(name, "")) for look, name in zip(looks, names, strict=True)]
 
 
-def report_shared(splits: Splits, groups: Mapping[str, str], reading: Reading, where: str) -> None:
-    """Reports images that the data has, or whose group it has, in several of its parts; refuses them with `strict`."""
+def without_shared(splits: Splits, groups: Mapping[str, str], reading: Reading, where: str) -> Splits:
+    """The splits with each image and each group in one part only: the first of the data that has it.
+
+    What is left out of the others is reported, or refused with `strict`. Raises DataError if nothing is left of a part.
+    """
     names = names_of(splits)
     keys = {part: _keys(splits, part, groups) for part in names}
+    shared: dict[str, set[int]] = {part: set() for part in names}
     for kind, what in ((0, "are exact copies of images"), (1, "are of the same groups as images")):
         first = {part: {key[kind]: name for key, name in zip(keys[part], names[part], strict=True)} for part in names}
         for part, other in combinations(names, 2):
-            both = [
-                f"{name} and {first[part][key[kind]]}"
-                for key, name in zip(keys[other], names[other], strict=True)
+            both = {
+                index: f"{name} and {first[part][key[kind]]}"
+                for index, (key, name) in enumerate(zip(keys[other], names[other], strict=True))
                 if key[kind] and key[kind] in first[part]
-            ]
+            }
             if both:
-                reading.report(
-                    f"{where}: {len(both)} of {len(names[other])} images of {other} {what} of {part}, so that the "
-                    f"accuracy on {other} promises too much; remove them from one of the two",
-                    both,
-                )
+                said = f"{where}: {len(both)} of {len(names[other])} images of {other} {what} of {part}"
+                reading.report(f"{said}, which would promise too much; they are left out of {other}", [*both.values()])
+                shared[other] |= both.keys()
+    for part, some in shared.items():
+        if some and len(some) == len(names[part]):
+            raise DataError(f"{where}: all images of {part} are also in another part; divide the images anew")
+    return splits.with_parts({name: _except(part, shared[name]) for name, part in splits.parts.items()})
+
+
+def _except(part: LabelledImages, some: set[int]) -> LabelledImages:
+    return take(part, [index for index in range(len(part)) if index not in some]) if some else part
 
 
 # ------------------------------------------------------------------------------------------- the manifest

@@ -89,7 +89,7 @@ def _run(job: Job, output: Path, config: Settings, listener: Listener, command: 
 
 def _noted(job: Job) -> dict[str, JsonValue]:
     """The settings that affect training: all except those of pruning."""
-    images = ("size", "val_fraction", "test_fraction", "limit", "groups", "strict")
+    images = ("size", "val_fraction", "test_fraction", "confirm_fraction", "limit", "groups", "strict")
     names = ("model", "data", *images, "pretrained", "seed")
     noted = {name: value for name, value in job.noted().items() if name in names}
     return {**noted, "recipe": {"train": asdict(job.config.recipe.train)}}

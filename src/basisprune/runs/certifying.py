@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import cast
 
 from torch import nn
 
@@ -24,9 +25,12 @@ from basisprune.budget.certify import (
 from basisprune.candidates import Found
 from basisprune.data import LabelledImages, Splits
 from basisprune.deploy.export.evaluating import predict_onnx
-from basisprune.errors import BasisPruneError
+from basisprune.errors import BasisPruneError, CheckpointError
+from basisprune.files import file_digest
 from basisprune.listener import Listener
-from basisprune.runs.exporting import Exporter
+from basisprune.runs.exporting import Exporter, Made
+from basisprune.runs.output import INT8, ONNX
+from basisprune.runs.tested import FileTest, Tested, identity, read_tested, write_tested
 from basisprune.training.metrics import in_words, metric_name
 from basisprune.training.predict import Predictions, predict
 
@@ -35,12 +39,16 @@ ONNX_RUNTIME, PYTORCH = "ONNX Runtime", "PyTorch"
 
 @dataclass(frozen=True)
 class Files:
-    """The ONNX files of the network to deliver, as they were tested; None for one that was not made."""
+    """The ONNX files of the network to deliver, as they were tested; None for one that was not made.
+
+    `certified` are the names of those that are certified.
+    """
 
     onnx: bytes | None = None
     int8: bytes | None = None
-    in_float: int = 0
+    made: Made | None = None
     int8_test: Test | None = None
+    certified: frozenset[str] = frozenset()
 
 
 NO_FILES = Files()
@@ -56,7 +64,10 @@ class Certified:
 
 @dataclass(frozen=True)
 class Certifier:
-    """Tests candidates on the confirming images; by ONNX Runtime with `onnx`, otherwise by PyTorch."""
+    """Tests candidates on the confirming images; by ONNX Runtime with `onnx`, otherwise by PyTorch.
+
+    What is tested is written down in `folder`, and what was tested by an earlier start of the run is not tested again.
+    """
 
     promise: Promise
     data: Splits
@@ -64,6 +75,7 @@ class Certifier:
     listener: Listener
     onnx: bool = False
     int8: bool = False
+    folder: Path | None = None
 
     def run(self, found: Found) -> Certified:
         """The search with its certificate, and with the last candidate that passed as the chosen one.
@@ -73,56 +85,63 @@ class Certifier:
         """
         confirm = self.data.confirm
         if confirm is None or not found.to_test or found.interrupted:
-            return Certified(replace(found, certificate=self._estimated(self._why_not(found, confirm), confirm)))
-        self.listener.say(f"testing on {len(confirm):,} images that nothing has seen")
-        order = [index for index in found.to_test if not self.int8 or self._comes_first(found, index)]
-        with self._folder() as folder:
-            runs = _Runs(self, folder, confirm)
-            reference = runs.answers(found.trials[0].deployed, "reference")
+            return self._estimated(found, self._why_not(found, confirm))
+        names = [identity(trial) for trial in found.trials]
+        places = {name: index for index, name in enumerate(names)}
+        try:
+            tested = read_tested(self.folder) or self._planned(found, names)
+        except CheckpointError as error:
+            self.listener.say(f"{error}; nothing more is tested")
+            return self._estimated(found, "the record of what was tested on the confirming images is damaged")
+        if tested.reference != names[0] or not places.keys() >= set(tested.order):
+            return self._estimated(found, "an earlier start of the run tested other networks on the confirming images")
+        with TemporaryDirectory() as scratch:
+            tests = _Tests(self, found, tested, Path(scratch))
             certificate = certify(
-                self.promise,
-                reference,
-                order,
-                lambda index: runs.answers(found.trials[index].deployed, str(index)),
-                lambda index: (index, found.trials[index].candidate.label),
+                self.promise, len(confirm), enumerate(tested.order), lambda each: tests.of(each[0], places[each[1]])
             )
-            certificate = replace(certificate, computed_by=ONNX_RUNTIME if runs.by_onnx else PYTORCH)
+            certificate = replace(certificate, computed_by=tests.tested.computed_by)
             found = _concluded(found, certificate, self.promise)
-            return Certified(found, self._files(found, runs, reference, folder))
+            return Certified(found, self._files(found, certificate, tests))
+
+    def _planned(self, found: Found, names: list[str]) -> Tested:
+        """What is to be tested, in order, written down before anything is."""
+        order = [index for index in found.to_test if not self.int8 or self._comes_first(found, index)]
+        tested = Tested(names[0], tuple(names[index] for index in order), ONNX_RUNTIME if self.onnx else PYTORCH)
+        write_tested(self.folder, tested)
+        return tested
 
     def _comes_first(self, found: Found, index: int) -> bool:
         """Whether the candidate is tested before the int8 file, which is made of the one that the search chose."""
         sizes = found.candidates
         return sizes[index].parameters >= sizes[found.chosen].parameters
 
-    def _files(self, found: Found, runs: _Runs, reference: Predictions, folder: Path) -> Files:
-        """The files of the chosen network; its int8 file is tested if no test before has failed."""
-        source = folder / f"{found.chosen}.onnx"
-        if not runs.by_onnx or not source.exists():
+    def _files(self, found: Found, certificate: Certificate, tests: _Tests) -> Files:
+        """The files of the chosen network; each that was not tested as a network is next, if no test has failed."""
+        source = tests.exported(found.trials[found.chosen].deployed, str(found.chosen)) if self.onnx else None
+        if source is None:
             return NO_FILES
-        files, target = Files(source.read_bytes()), folder / "int8.onnx"
+        by_onnx = certificate.computed_by == ONNX_RUNTIME
+        kept = certificate.certified and (by_onnx or tests.passes(ONNX, source, found.chosen))
+        files = Files(source.read_bytes(), certified=frozenset([ONNX] if kept else []))
         if not self.int8:
             return files
-        standard = Standard(self.promise, len(reference.labels))
+        target, standard = source.with_name(INT8), Standard(self.promise, len(tests.images))
         try:
             made = self.exporter.quantise(source, target, found.trials[0].deployed, standard)
         except BasisPruneError as error:
             self.listener.say(f"the int8 file is not made: {error}")
             return files
-        if not made.accepted:
-            self.listener.say(
-                "the int8 file is not likely to keep to the budget, even with half of its layers in float"
-            )
-        test = None
-        if found.certificate is not None and found.certificate.tests and found.certificate.tests[-1].passed:
-            said = predict_onnx(target, runs.images, prepared=self.exporter.prepared)
-            test = self.promise.test(found.chosen, "int8", reference, said)
-        return replace(files, int8=target.read_bytes(), in_float=made.in_float, int8_test=test)
+        if certificate.certified and tests.passes(INT8, target, found.chosen):
+            files = replace(files, certified=files.certified | {INT8})
+        test = tests.tested.files.get(INT8)
+        return replace(files, int8=target.read_bytes(), made=made, int8_test=None if test is None else test.test)
 
-    def _estimated(self, reason: str, confirm: LabelledImages | None) -> Certificate:
-        images = 0 if confirm is None else len(confirm)
+    def _estimated(self, found: Found, reason: str) -> Certified:
+        images = 0 if self.data.confirm is None else len(self.data.confirm)
         name = metric_name(self.promise.metric)
-        return Certificate("estimated", self.promise.confidence, name, images, reason)
+        certificate = Certificate("estimated", self.promise.confidence, name, images, reason)
+        return Certified(replace(found, certificate=certificate))
 
     def _why_not(self, found: Found, confirm: LabelledImages | None) -> str:
         """Why nothing is tested, in a clause."""
@@ -136,30 +155,75 @@ class Certifier:
             return f"{len(confirm):,} confirming images are too few for this budget"
         return f"no candidate is likely to pass the test on {len(confirm):,} confirming images"
 
-    @contextmanager
-    def _folder(self) -> Iterator[Path]:
-        with TemporaryDirectory() as folder:
-            yield Path(folder)
 
+class _Tests:
+    """Tests networks and files on the confirming images, unless they were tested before.
 
-class _Runs:
-    """Runs networks on the confirming images; by PyTorch from the first on that cannot be exported."""
+    Networks run in PyTorch from the first on that cannot be exported.
+    """
 
-    def __init__(self, certifier: Certifier, folder: Path, images: LabelledImages) -> None:
-        self.certifier, self.folder, self.images = certifier, folder, images
-        self.by_onnx = certifier.onnx
+    def __init__(self, certifier: Certifier, found: Found, tested: Tested, scratch: Path) -> None:
+        self.certifier, self.found, self.tested, self.scratch = certifier, found, tested, scratch
+        self.images = cast("LabelledImages", certifier.data.confirm)
+        self._known: tuple[str, Predictions] | None = None
 
-    def answers(self, model: nn.Module, name: str) -> Predictions:
-        """What the network says of the images."""
+    @property
+    def _reference(self) -> Predictions:
+        """What the unpruned network says, as the same program computes it."""
+        if self._known is None or self._known[0] != self.tested.computed_by:
+            said = self._answers(self.found.trials[0].deployed, "reference")
+            self._known = self.tested.computed_by, said
+        return self._known[1]
+
+    def of(self, place: int, index: int) -> Test:
+        """The test at this place in the order, of that candidate."""
+        if place < len(self.tested.tests):
+            return replace(self.tested.tests[place], index=index)
+        trial = self.found.trials[index]
+        test = self._test(index, trial.candidate.label, lambda: self._answers(trial.deployed, str(index)))
+        self._note(self.tested.with_test(test))
+        return test
+
+    def passes(self, name: str, path: Path, index: int) -> bool:
+        """Whether the file, made of that candidate, passes; one that was tested before must be the same."""
+        known, content = self.tested.files.get(name), file_digest(path)
+        if known is None and self.tested.has_failed:
+            return False
+        if known is None:
+            said = partial(predict_onnx, path, self.images, prepared=self.certifier.exporter.prepared)
+            known = FileTest(content, self._test(index, name, said))
+            self._note(self.tested.with_file(name, known))
+        return known.test.passed and known.sha256 == content
+
+    def exported(self, model: nn.Module, name: str) -> Path | None:
+        """The ONNX file of the network, made once; None for one that cannot be exported."""
+        path = self.scratch / f"{name}.onnx"
+        try:
+            return path if path.exists() else self.certifier.exporter.export(model, path).path
+        except BasisPruneError as error:
+            self.certifier.listener.say(f"the network cannot be exported, and is tested in PyTorch: {error}")
+            return None
+
+    def _test(self, index: int, name: str, answers: Callable[[], Predictions]) -> Test:
+        if self._known is None:
+            count, is_first = f"{len(self.images):,}", not self.tested.tests
+            where = f"on {count} images that nothing has seen" if is_first else f"what is new on {count} images"
+            self.certifier.listener.say(f"testing {where}")
+        said = answers()
+        return self.certifier.promise.test(index, name, self._reference, said)
+
+    def _answers(self, model: nn.Module, name: str) -> Predictions:
         prepared = self.certifier.exporter.prepared
-        if self.by_onnx:
-            try:
-                path = self.certifier.exporter.export(model, self.folder / f"{name}.onnx").path
+        if self.tested.computed_by == ONNX_RUNTIME:
+            path = self.exported(model, name)
+            if path is not None:
                 return predict_onnx(path, self.images, prepared=prepared)
-            except BasisPruneError as error:
-                self.certifier.listener.say(f"testing in PyTorch, because the network cannot be exported: {error}")
-                self.by_onnx = False
+            self.tested = replace(self.tested, computed_by=PYTORCH)
         return predict(model, self.images, prepared=prepared)
+
+    def _note(self, tested: Tested) -> None:
+        write_tested(self.certifier.folder, tested)
+        self.tested = tested
 
 
 def _concluded(found: Found, certificate: Certificate, promise: Promise) -> Found:
@@ -193,7 +257,7 @@ def certifiable_here(promise: Promise, data: Splits) -> str:
     if confirm is None:
         return (
             "Nothing will be certified, because no images are set aside to confirm the budget: the result will be an "
-            "estimate."
+            "estimate. To have it certified: set some aside (--confirm-fraction), in the training of the model too."
         )
     images, budget = len(confirm), promise.budget
     if promise.metric != "accuracy" or budget.max_drop is None:
@@ -201,7 +265,7 @@ def certifiable_here(promise: Promise, data: Splits) -> str:
             return (
                 f"The budget ({in_words(promise.metric)}) will be tested with {sure} confidence on {images:,} images."
             )
-        return f"{images:,} confirming images are too few to certify this budget; {_remedies(promise)}."
+        return f"{images:,} confirming images are too few to certify this budget. What helps: {_remedies(promise)}."
     can = certifiable(images, TYPICAL, promise.confidence)
     said = (
         f"With {images:,} confirming images and {TYPICAL:.0%} differing answers, a loss of {100 * can:.1f} points can "

@@ -100,7 +100,16 @@ class Compressed:
     def _delivery(self, *, onnx: bool | None, int8: bool) -> Delivery:
         standard = None if self.promise is None else Standard(self.promise)
         return Delivery(
-            self.model, self.original, self.state.plans, self.data, self.prepared, onnx, int8, self.files, standard
+            self.model,
+            self.original,
+            self.state.plans,
+            self.data,
+            self.prepared,
+            onnx,
+            int8,
+            self.files,
+            standard,
+            interrupted=self.found.interrupted,
         )
 
 
@@ -156,7 +165,7 @@ def _run(job: Job, folder: OutputFolder | None, listener: Listener, command: str
     pipeline = Pipeline(job.network, job.splits, config.recipe, checkpoints=stages, listener=listener)
     certified = Certified(Search(pipeline, config.goal, config.search, promise=promise).run())
     if promise is not None:
-        certified = certify_job(job, certified.found, promise, listener, writes=folder is not None)
+        certified = certify_job(job, certified.found, promise, listener, folder=None if folder is None else folder.path)
     found = certified.found
     listener.say("measuring the result")
     summary = summarise(job, pipeline, found, command)
@@ -166,9 +175,12 @@ def _run(job: Job, folder: OutputFolder | None, listener: Listener, command: str
     return result.delivered(folder.path, onnx=config.onnx, int8=config.int8, listener=listener)
 
 
-def certify_job(job: Job, found: Found, promise: Promise, listener: Listener, *, writes: bool) -> Certified:
+def certify_job(
+    job: Job, found: Found, promise: Promise, listener: Listener, *, folder: Path | None = None
+) -> Certified:
     """The search with its certificate; by ONNX Runtime if the run writes an ONNX file."""
     config = job.config
-    onnx = writes and (has_onnx() if config.onnx is None else config.onnx)
+    onnx = folder is not None and (has_onnx() if config.onnx is None else config.onnx)
     exporter = Exporter(job.splits, config.recipe.train.prepared)
-    return Certifier(promise, job.splits, exporter, listener, onnx=onnx, int8=onnx and config.int8).run(found)
+    certifier = Certifier(promise, job.splits, exporter, listener, onnx, onnx and config.int8, folder)
+    return certifier.run(found)

@@ -13,7 +13,7 @@ from accelerate import PartialState
 from pydantic import JsonValue
 from torch import nn
 
-from basisprune.budget.certify import Standard
+from basisprune.budget.certify import Standard, Status
 from basisprune.data import Splits
 from basisprune.deploy.bundle import save_pretrained
 from basisprune.deploy.export import evaluate_onnx
@@ -55,7 +55,8 @@ class Delivery:
 
     `prepared` means that the images are already normalised floats. With `onnx=None`, the ONNX file is written if
     its packages are installed. `files` are those that were tested already, which are delivered as they are, and
-    `standard` is what an int8 file that was not has to keep to.
+    `standard` is what an int8 file that was not has to keep to. The test images of a run that was `interrupted` are not
+    looked at, because it may go on.
     """
 
     model: nn.Module
@@ -67,6 +68,7 @@ class Delivery:
     int8: bool = False
     files: Files = NO_FILES
     standard: Standard | None = None
+    interrupted: bool = False
 
     @property
     def exporter(self) -> Exporter:
@@ -96,6 +98,7 @@ def deliver(summary: RunSummary, delivery: Delivery, folder: Path, listener: Lis
     (folder / SUMMARY).unlink(missing_ok=True)  # its presence means that the others are complete
     summary = replace(summary, files=_write_models(summary, delivery, folder, listener))
     summary = _with_exports(summary, before, folder)
+    summary = replace(summary, verdict=_verdict(summary))
     _remove_stale(folder, summary.files)
     summary = replace(summary, latency=_latency(delivery, folder, listener))
     try:
@@ -111,15 +114,25 @@ def _write_models(
     summary: RunSummary, delivery: Delivery, folder: Path, listener: Listener
 ) -> dict[str, DeliveredFile]:
     exported = {
-        name: replace(about, sha256=file_digest(folder / name))
+        name: replace(about, sha256=file_digest(folder / name), promise=_promise(name, summary, delivery))
         for name, about in _write_onnx(delivery, folder, listener).items()
     }
+    for name, about in exported.items():
+        if about.fault:
+            listener.say(f"{name}: {about.fault}")
     sums = {name: about.sha256 for name, about in exported.items()}
     if not _written(BUNDLE, listener, lambda: _save_bundle(summary, delivery, folder / BUNDLE, sums)):
         return exported
     weights = folder / BUNDLE / "model.safetensors"
     size, said = weights.stat().st_size, "for Python: basisprune.from_pretrained"
     return {BUNDLE: DeliveredFile(size, said, sha256=file_digest(weights)), **exported}
+
+
+def _promise(name: str, summary: RunSummary, delivery: Delivery) -> Status | None:
+    """What is promised of a file; None where the budget is not about accuracy, and of the unpruned network itself."""
+    if summary.certificate is None or (name == ONNX and summary.candidates and summary.candidates[0].chosen):
+        return None
+    return "certified" if name in delivery.files.certified else "estimated"
 
 
 def _write_onnx(delivery: Delivery, folder: Path, listener: Listener) -> dict[str, DeliveredFile]:
@@ -205,21 +218,34 @@ def _int8_file(delivery: Delivery, source: Path) -> DeliveredFile:
     """The int8 file next to the ONNX file; its accuracy is measured, because it differs."""
     small, files = source.with_name(INT8), delivery.files
     try:
-        if files.int8 is None:
-            in_float = delivery.exporter.quantise(source, small, delivery.original, delivery.standard).in_float
+        if files.int8 is None or files.made is None:
+            made = delivery.exporter.quantise(source, small, delivery.original, delivery.standard)
         else:
-            in_float = files.in_float
+            made = files.made
             with atomic(small) as file:
                 file.write(files.int8)
-        data = delivery.data.test or delivery.data.val or delivery.data.train
+        data = (None if delivery.interrupted else delivery.data.test) or delivery.data.val or delivery.data.train
         found = evaluate_onnx(small, data, prepared=delivery.prepared)
     except BasisPruneError:
         small.unlink(missing_ok=True)
         raise
     interval = wilson_interval(round(found.accuracy * found.count), found.count)
-    but = f"; {in_float} layer{'' if in_float == 1 else 's'} in float, which 8 bits would harm" if in_float else ""
-    what = f"the same with 8-bit weights and activations{but}"
-    return DeliveredFile(small.stat().st_size, what, found.accuracy, interval, test=files.int8_test)
+    size, fault = small.stat().st_size, "" if INT8 in files.certified else made.fault
+    return DeliveredFile(size, made.what, found.accuracy, interval, test=files.int8_test, fault=fault)
+
+
+def _verdict(summary: RunSummary) -> str:
+    """The verdict, with what is to be said of the int8 file."""
+    said, small = summary.verdict, summary.files.get(INT8)
+    if small is None or small.promise != "estimated":
+        return said
+    if small.fault:
+        more = f"Warning: {INT8} is not within the budget: {small.fault}."
+    elif small.test is not None:
+        more = f"{INT8} is estimated, not certified: its test failed."
+    else:
+        more = f"{INT8} is estimated, not certified."
+    return said if more in said else f"{said} {more}"
 
 
 def _latency(delivery: Delivery, folder: Path, listener: Listener) -> LatencyReport:

@@ -11,12 +11,15 @@ from torch import nn
 
 from basisprune.basis.decompose import decompose
 from basisprune.budget import Budget
+from basisprune.budget.certify import Promise, certifiable
 from basisprune.data import LabelledImages, PreparedBatches, Splits, take
 from basisprune.frameworks import DECOMPOSED
 from basisprune.importance.gradients import mean_square_products
 from basisprune.recipes import Recipe
 from basisprune.runs.job import Job
 from basisprune.runs.options import RunConfig
+from basisprune.search import SearchConfig, axis_tolerance
+from basisprune.stepping import most_steps
 from basisprune.training.config import TrainConfig
 from basisprune.training.evaluation import evaluate
 from basisprune.training.loop import fit
@@ -29,16 +32,25 @@ _FORESEEN = 4
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds for the unpruned network and per candidate, and the largest expected number of candidates."""
+    """Seconds for the unpruned network and per candidate, with all epochs, and how many candidates to expect.
+
+    `most` is how many there may be.
+    """
 
     reference: float
     candidates: int
     candidate: float
+    most: int
 
     @property
     def total(self) -> float:
-        """The total seconds."""
+        """The seconds for as many candidates as are expected."""
         return self.reference + self.candidates * self.candidate
+
+    @property
+    def longest(self) -> float:
+        """The seconds for as many candidates as there may be."""
+        return self.reference + self.most * self.candidate
 
 
 def expected_candidates(config: RunConfig) -> int:
@@ -56,9 +68,39 @@ def expected_candidates(config: RunConfig) -> int:
         return 1
     if not goal.is_about_accuracy:
         return len(moves) * _GALLOPS
-    narrowing = math.ceil(math.log2(max(math.log(search.step) / math.log(1 - search.tolerance), 1)))
-    each = (_FORESEEN if config.recipe.foresees(move) else _GALLOPS + narrowing for move in moves)
+    each = (_FORESEEN if config.recipe.foresees(move) else _GALLOPS + _narrowing(search) for move in moves)
     return sum(each) + search.polish
+
+
+def most_candidates(config: RunConfig) -> int:
+    """How many networks a search may try besides the unpruned one.
+
+    Where a budget is to be certified and no candidate is likely to be, it is gone through twice.
+    """
+    search, goal, moves = config.search, config.goal, config.framework.moves
+    if not isinstance(goal, Budget) or not goal.is_about_accuracy:
+        return expected_candidates(config)
+    furthest = math.ceil(math.log(search.smallest) / math.log(search.step))
+    each = (
+        most_steps(search.smallest, axis_tolerance(search.tolerance, move))
+        if config.recipe.foresees(move)
+        else furthest + _narrowing(search)
+        for move in moves
+    )
+    return (2 if config.images.confirm_fraction > 0 else 1) * sum(each) + search.polish
+
+
+def _narrowing(search: SearchConfig) -> int:
+    """The candidates that it takes to narrow one step down to the tolerance."""
+    return math.ceil(math.log2(max(math.log(search.step) / math.log(1 - search.tolerance), 1)))
+
+
+def searches_twice(promise: Promise | None, data: Splits) -> bool:
+    """Whether a search is likely to find nothing that could be certified, and then to start again by the estimate."""
+    if promise is None or promise.metric != "accuracy" or promise.budget.max_drop is None or data.confirm is None:
+        return False
+    enough = certifiable(len(data.confirm), confidence=promise.confidence) <= promise.budget.max_drop
+    return not enough and promise.reachable(data.confirm.labels)
 
 
 def estimate(job: Job) -> Estimate:
@@ -75,10 +117,14 @@ def estimate(job: Job) -> Estimate:
     tuning = training if recipe.finetune == recipe.train else seconds_per_pass(split, data, recipe.finetune)
     # What is decomposed before it is trained is compared with the network that was not, which is trained too.
     trainings = 2 if split is not job.network and recipe.basis != "loss" else 1
+    expected, most = expected_candidates(job.config), most_candidates(job.config)
+    if searches_twice(job.config.promised, data):
+        expected = min(2 * expected, most)
     return Estimate(
         reference=before + trainings * recipe.train.epochs * training,
-        candidates=expected_candidates(job.config),
+        candidates=expected,
         candidate=seconds_to_plan(split, data, recipe) + recipe.finetune.epochs * tuning,
+        most=most,
     )
 
 

@@ -12,11 +12,43 @@ from basisprune.data import Splits, make_loader, prepare
 from basisprune.deploy.export import OnnxReport, export_onnx
 from basisprune.deploy.export.evaluating import as_pixels, predict_onnx
 from basisprune.deploy.export.quantise import Quantised, quantise_within
+from basisprune.training.metrics import in_words, value_of
 from basisprune.training.predict import predict
 from basisprune.transfer.model import spec_of
 from basisprune.types import InputSpec
 
 _CALIBRATION = 256
+
+
+@dataclass(frozen=True)
+class Made:
+    """An int8 file: which of its layers stay in float, and whether it keeps to the budget on the images that search.
+
+    `values` are the metric of the unpruned network and of the file on these, where there is a budget of accuracy.
+    """
+
+    layers: Quantised
+    within: bool = True
+    metric: str = "accuracy"
+    values: tuple[float, float] | None = None
+
+    @property
+    def what(self) -> str:
+        """What the file is, in a few words."""
+        count = self.layers.in_float
+        but = f"; {count} layer{'' if count == 1 else 's'} in float, which 8 bits would harm" if count else ""
+        return f"the same with 8-bit weights and activations{but}"
+
+    @property
+    def fault(self) -> str:
+        """How it breaks the budget, in a clause; empty if it does not."""
+        if self.within or self.values is None:
+            return ""
+        before, after = self.values
+        return (
+            f"it breaks the budget even with {self.layers.in_float} of {self.layers.layers} layers in float: "
+            f"{self.metric} on the images that search is {after:.1%}, and {before:.1%} for the unpruned model"
+        )
 
 
 @dataclass(frozen=True)
@@ -38,20 +70,24 @@ class Exporter:
             input_spec=spec,
         )
 
-    def quantise(self, source: Path, target: Path, reference: nn.Module, standard: Standard | None) -> Quantised:
+    def quantise(self, source: Path, target: Path, reference: nn.Module, standard: Standard | None) -> Made:
         """What came of the int8 file of a float one: within the standard, as the validation images tell.
 
         `reference` is the unpruned network. Without a standard every file is good enough.
         """
         spec, val = spec_of(reference), self.data.val
         if standard is None or val is None:
-            return quantise_within(source, target, self._calibration(spec), lambda _path: True)
+            return Made(quantise_within(source, target, self._calibration(spec), lambda _path: True))
         before = predict(reference, val, prepared=self.prepared)
 
         def accepts(path: Path) -> bool:
             return standard.passes(before, predict_onnx(path, val, prepared=self.prepared))
 
-        return quantise_within(source, target, self._calibration(spec), accepts)
+        found = quantise_within(source, target, self._calibration(spec), accepts)
+        after = predict_onnx(target, val, prepared=self.prepared)
+        metric = standard.promise.metric
+        values = value_of(metric, before), value_of(metric, after)
+        return Made(found, standard.within(before, after), in_words(metric), values)
 
     def _calibration(self, spec: InputSpec) -> list[Tensor]:
         """Batches of training images as the exported graph expects them: uint8 pixels (N, H, W, C), or prepared."""

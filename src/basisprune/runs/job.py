@@ -26,7 +26,7 @@ from basisprune.data.split import set_aside
 from basisprune.deploy.bundle import holds_bundle, load_bundle
 from basisprune.errors import CheckpointError, ConfigError, ModelError
 from basisprune.files import user_path
-from basisprune.listener import Listener
+from basisprune.listener import Listener, Silence
 from basisprune.results import Settings
 from basisprune.runs.options import ImageOptions, RunConfig
 from basisprune.runs.output import CONFIG, IN_PYTHON, settings_of
@@ -64,16 +64,20 @@ def prepare_job(
     `model` is a transfer model, the folder of a saved one, or anything that `transfer_model` takes; `data` is
     anything that `load_data` takes. A run in the folder `output` that has chosen its images before goes on with
     exactly these, and so does one that starts from the model of a run on the same data: what a network was trained on
-    does not judge it. Raises ConfigError for a size other than that of an already trained model, and DataError for
-    images that cannot be used, or are not those of the run.
+    does not judge it, and what has judged it does not confirm. Raises ConfigError for a size other than that of an
+    already trained model, and DataError for images that cannot be used, or are not those of the run.
     """
     torch.manual_seed(config.seed)
     names = _called(model), _called(data)
     folder = None if output is None else user_path(output, "output")
-    manifest = _manifest_for(folder, names, config)
+    chosen = None if folder is None else _chosen_before(folder, {"data": names[1], **config.noted()})
+    of_model = _manifest_of_model(names)
+    manifest = chosen or of_model
+    if of_model is not None:
+        (listener or Silence()).say("the images have the roles that they had when the model was trained")
     images = config.images
     reading = Reading(groups=images.groups, strict=images.strict, manifest=manifest, listener=listener)
-    read = partial(load_images, data, config=config, reading=reading)
+    read = partial(load_images, data, config=config, reading=reading, divides=of_model is None)
     if isinstance(model, os.PathLike):
         model = str(model)
     if isinstance(model, str) and _is_folder_of_a_model(Path(model)):
@@ -124,13 +128,11 @@ def _with_white(network: nn.Module, splits: Splits) -> nn.Module:
     return other
 
 
-def _manifest_for(output: Path | None, names: tuple[str, str], config: RunConfig) -> Manifest | None:
-    """The images that were chosen before, by the run in the output folder or by the one that made the model."""
+def _manifest_of_model(names: tuple[str, str]) -> Manifest | None:
+    """The images of the run that trained the model, if that was on the same data."""
     model, data = names
-    settings: Settings = {"data": data, **config.noted()}
-    known = None if output is None else _chosen_before(output, settings)
-    if known is not None or model.endswith(IN_PYTHON) or not holds_bundle(Path(model)):
-        return known
+    if model.endswith(IN_PYTHON) or not holds_bundle(Path(model)):
+        return None
     run = Path(model).resolve().parent
     is_run = (run / IMAGES).exists() and (run / CONFIG).exists()
     return read_manifest(run / IMAGES) if is_run and settings_of(run).get("data") == data else None
@@ -152,8 +154,13 @@ def _chosen_before(output: Path, settings: Settings) -> Manifest | None:
     return read_manifest(output / IMAGES) if same else None
 
 
-def load_images(data: Source, size: tuple[int, int] | None, config: RunConfig, reading: Reading) -> Splits:
-    """The images at that size, split according to the settings; some are set aside to confirm an accuracy budget."""
+def load_images(
+    data: Source, size: tuple[int, int] | None, config: RunConfig, reading: Reading, *, divides: bool = True
+) -> Splits:
+    """The images at that size, split according to the settings; some are set aside to confirm an accuracy budget.
+
+    Without `divides`, the validation images of a manifest are not divided any more: they have been looked at.
+    """
     images, goal = config.images, config.goal
     confirms = isinstance(goal, Budget) and goal.is_about_accuracy
     with random_numbers_kept():  # what a dataset draws must not decide on a new classifier
@@ -167,7 +174,7 @@ def load_images(data: Source, size: tuple[int, int] | None, config: RunConfig, r
             seed=config.seed,
             reading=reading,
         )
-    if not confirms or splits.val is None or splits.confirm is not None:
+    if not confirms or splits.val is None or splits.confirm is not None or not divides:
         return splits
     # The images of an earlier run, which had none to confirm.
     return set_aside(

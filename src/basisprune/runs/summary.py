@@ -39,7 +39,7 @@ from basisprune.runs.job import Job
 from basisprune.runs.output import versions
 from basisprune.torchkit.surgery import find_layers
 from basisprune.training.intervals import Bools, Paired, wilson_interval
-from basisprune.training.metrics import in_words
+from basisprune.training.metrics import Metric, in_words, value_of
 from basisprune.training.predict import Predictions, predict
 
 _CHANGED_IMAGES = 24
@@ -62,7 +62,7 @@ def summarise(job: Job, pipeline: Pipeline, found: Found, command: str) -> RunSu
     by_budget = found.candidates[0].latency_ms is not None
     seen = _held_out(found, pipeline)
     test, confusion, changed = _on_test(seen, pipeline, sides)
-    losses = class_losses(seen, pipeline.splits.classes, job.config.goal)
+    losses = class_losses(seen, pipeline.splits.classes, job.config.goal, job.config.promise.metric)
     return RunSummary(
         title=f"{job.model}, {job.data}",
         command=command,
@@ -159,15 +159,19 @@ class HeldOut:
 
 
 def _held_out(found: Found, pipeline: Pipeline) -> HeldOut:
-    """The test images; without any, the confirming ones or those that searched."""
+    """The test images; without any, the confirming ones or those that searched.
+
+    Of a run that was stopped, only the last: it may go on, and the others are looked at once, at its end.
+    """
     splits, prepared = pipeline.splits, pipeline.settings.train.prepared
-    parts = {"test": splits.test, "confirm": splits.confirm, "val": splits.val}
+    parts = {"val": splits.val} if found.interrupted else {"test": splits.test, "confirm": splits.confirm}
+    parts |= {"val": splits.val}
     part, images = next((name, images) for name, images in parts.items() if images is not None)
     networks = [found.trials[index].deployed for index in (0, found.chosen)]
     return HeldOut(part, images, *(predict(network, images, prepared=prepared) for network in networks))
 
 
-def class_losses(seen: HeldOut, classes: Sequence[str], goal: Goal) -> ClassLosses:
+def class_losses(seen: HeldOut, classes: Sequence[str], goal: Goal, metric: Metric = "accuracy") -> ClassLosses:
     """What each class lost.
 
     A class that lost more than the whole may, or does where the budget is about size, is marked if chance does not
@@ -176,7 +180,8 @@ def class_losses(seen: HeldOut, classes: Sequence[str], goal: Goal) -> ClassLoss
     labels, before, after = seen.before.labels, seen.before.hits, seen.after.hits
     allowed = Paired.of(before, after).drop
     if isinstance(goal, Budget) and goal.is_about_accuracy:
-        allowed = float(before.mean()) - goal.least_accuracy(float(before.mean()))
+        value = value_of(metric, seen.before)
+        allowed = value - goal.least_accuracy(value)
     counts = np.bincount(labels, minlength=len(classes))
     rows = [
         _class_loss(name, before[labels == label], after[labels == label], allowed, int((counts > 0).sum()))
@@ -277,11 +282,12 @@ def _on_test(
     seen: HeldOut, pipeline: Pipeline, sides: Sequence[Side]
 ) -> tuple[BeforeAndAfter | None, Confusion | None, tuple[ChangedImage, ...]]:
     splits, before, after = pipeline.splits, seen.before, seen.after
+    changed = _changed(before, after, seen.images, splits.classes)
     if seen.part != "test":
-        return None, None, ()
+        return None, None, changed
     rows = [_judged(side, predictions) for side, predictions in zip(sides, (before, after), strict=True)]
     matrices = (_matrix(predictions, splits.num_classes) for predictions in (before, after))
-    return BeforeAndAfter(*rows), Confusion(*matrices), _changed(before, after, seen.images, splits.classes)
+    return BeforeAndAfter(*rows), Confusion(*matrices), changed
 
 
 def _judged(side: Side, predictions: Predictions) -> Side:

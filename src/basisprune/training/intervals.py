@@ -51,9 +51,7 @@ class Paired:
         """How many standard deviations the drop is above `margin`, between -1 and 1, if that is the true one."""
         distance = self.lost - self.won - self.images * margin
         variance = self.images * (2 * self._won_if(margin) + margin * (1 - margin))
-        if variance <= 0:
-            return math.copysign(math.inf, distance) if distance else 0.0
-        return distance / math.sqrt(variance)
+        return deviations(distance, math.sqrt(max(variance, 0.0)))
 
     def _won_if(self, margin: float) -> float:
         """The most likely share of images won if the true drop is `margin`: Tango's equations 25 and 26."""
@@ -77,23 +75,38 @@ class Paired:
         0.0099
         """
         wanted = -NormalDist().inv_cdf(confidence)
-        return _root(lambda margin: self.score(margin) - wanted, self.drop, 1.0)
+        return falls_to(wanted, self.score, self.drop, 1.0)
 
     def interval(self, confidence: float = 0.95) -> tuple[float, float]:
         """The two-sided interval of the drop; it contains exactly the drops that a two-sided test does not reject."""
         one_sided = (1 + confidence) / 2
         return -Paired(self.won, self.lost, self.images).upper(one_sided), self.upper(one_sided)
 
+    def expected_score(self, margin: float, times: float) -> float:
+        """How many standard deviations the drop is expected to be above the margin on `times` as many images."""
+        return self.on(times * self.images).score(margin)
+
     def on(self, images: float) -> Paired:
         """The same differences, as expected on another number of images."""
         return Paired(self.lost * images / self.images, self.won * images / self.images, images)
 
 
-def _root(falling: Callable[[float], float], low: float, high: float) -> float:
-    """Where a falling function is zero, to the last digit that counts."""
+def deviations(distance: float, spread: float) -> float:
+    """A distance in standard deviations.
+
+    >>> deviations(-1.0, 0.5), deviations(-1.0, 0.0), deviations(0.0, 0.0)
+    (-2.0, -inf, 0.0)
+    """
+    if spread > 0:
+        return distance / spread
+    return math.copysign(math.inf, distance) if distance else 0.0
+
+
+def falls_to(value: float, falling: Callable[[float], float], low: float, high: float) -> float:
+    """Where a falling function has that value, to the last digit that counts."""
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        low, high = (middle, high) if falling(middle) > 0 else (low, middle)
+        low, high = (middle, high) if falling(middle) > value else (low, middle)
     return high
 
 
@@ -133,4 +146,4 @@ def lower_accuracy(hits: int, count: int, confidence: float = 0.95) -> float:
     >>> round(lower_accuracy(100, 100), 4)
     0.9705
     """
-    return _root(lambda share: 1 - confidence - tail(hits, count, share), 0.0, 1.0)
+    return falls_to(confidence - 1, lambda share: -tail(hits, count, share), 0.0, 1.0)

@@ -54,11 +54,7 @@ def value_of(metric: Metric, predictions: Predictions) -> float:
 
 def of_counts(metric: MetricName, labels: Classes, answers: Classes, counts: Counts) -> Counts:
     """The metric for each row of `counts`, which says how often each pair of a label and an answer is there."""
-    size = int(max(labels.max(), answers.max())) + 1
-    right, per_class, said = (np.zeros((len(counts), size)) for _ in range(3))
-    is_right = labels == answers
-    for places, target, chosen in ((labels, right, is_right), (labels, per_class, ...), (answers, said, ...)):
-        np.add.at(target.T, places[chosen], counts.T[chosen])
+    right, per_class, said = _tallied(labels, answers, counts)
     there = per_class > 0
     if metric == "accuracy":
         result: Counts = right.sum(1) / per_class.sum(1)
@@ -70,6 +66,60 @@ def of_counts(metric: MetricName, labels: Classes, answers: Classes, counts: Cou
         mean = metric == "balanced"
         result = recalls.sum(1) / there.sum(1) if mean else np.where(there, recalls, np.inf).min(1)
     return result
+
+
+def gradient_of(metric: Metric, labels: Classes, answers: Classes, counts: Counts) -> Counts:
+    """How much the metric grows with an image of each pair of a label and an answer, of which `counts` are there.
+
+    What is the same for all answers of a class may be left out. Of a function, it is what one image more changes.
+    """
+    if not isinstance(metric, str):
+        return _tried(metric, labels, answers, counts)
+    right, per_class, said = (tally[0] for tally in _tallied(labels, answers, counts[None]))
+    there, is_right = per_class > 0, labels == answers
+    if metric == "accuracy":
+        found: Counts = is_right / per_class.sum()
+    elif metric == "macro-f1":
+        total = np.where(there, per_class + said, 1.0)
+        taken = there[answers] * right[answers] / total[answers] ** 2
+        found = 2 * (is_right / total[labels] - taken) / there.sum()
+    elif metric == "balanced":
+        found = is_right / per_class[labels] / there.sum()
+    else:
+        recalls = np.where(there, right / np.where(there, per_class, 1.0), np.inf)
+        found = (labels == recalls.argmin()) * is_right / per_class[labels]
+    return found
+
+
+def _tried(metric: Callable[[Classes, Classes], float], labels: Classes, answers: Classes, counts: Counts) -> Counts:
+    """What one image more of each pair changes."""
+    whole = np.rint(counts).astype(np.int64)
+    base_labels, base_answers = np.repeat(labels, whole), np.repeat(answers, whole)
+    base = _called(metric, base_labels, base_answers)
+    pairs, places = np.unique(np.stack([labels, answers], axis=1), axis=0, return_inverse=True)
+    changes = [
+        _called(metric, np.append(base_labels, label), np.append(base_answers, answer)) - base
+        for label, answer in pairs
+    ]
+    return np.array(changes)[places.ravel()]
+
+
+def _tallied(labels: Classes, answers: Classes, counts: Counts) -> tuple[Counts, Counts, Counts]:
+    """For each row of counts and each class: images of it that are right, all of it, and all that are said to be it."""
+    size = int(max(labels.max(), answers.max())) + 1
+    is_right = labels == answers
+    right = _sums(labels[is_right], counts[:, is_right], size)
+    return right, _sums(labels, counts, size), _sums(answers, counts, size)
+
+
+def _sums(places: Classes, counts: Counts, size: int) -> Counts:
+    """For each row, the sum of the counts at each place."""
+    found = np.zeros((len(counts), size))
+    if len(places):
+        order = np.argsort(places, kind="stable")
+        starts = np.flatnonzero(np.diff(places[order], prepend=-1))
+        found[:, places[order][starts]] = np.add.reduceat(counts[:, order], starts, axis=1)
+    return found
 
 
 def check_metric(metric: object) -> list[str]:

@@ -16,6 +16,7 @@ from basisprune.budget.certify import (
     Entry,
     Promise,
     Standard,
+    Test,
     certifiable,
     certify,
     images_needed,
@@ -44,7 +45,10 @@ def certificate_of(promise: Promise, before: int, rights: dict[int, int]):
         asked.append(index)
         return answers(rights[index])
 
-    return certify(promise, answers(before), list(rights), said, lambda index: (index, f"rung {index}")), asked
+    def test(index: int) -> Test:
+        return promise.test(index, f"rung {index}", answers(before), said(index))
+
+    return certify(promise, IMAGES, list(rights), test), asked
 
 
 def test_all_may_pass_and_the_last_is_delivered():

@@ -47,7 +47,7 @@ def test_a_damaged_image_is_left_out_and_told(tmp_path):
     assert all(len(part[index][0]) == 3 for part in splits.parts.values() for index in range(len(part)))
     first, line = notes.lines
     assert first == f"{tmp_path}: opening 21 images"
-    assert all(said in line for said in ("2 images cannot be used and are left out", "3.png", "notes.jpg"))
+    assert all(said in line for said in ("2 images left out, which cannot be used", "3.png", "notes.jpg"))
     assert notes.progress == [(21, 21)]
 
 

@@ -56,17 +56,23 @@ def test_exact_copies_stay_in_one_part(photos):
         assert set(splits.parts) == {"train", "val", "confirm", "test"}
 
 
-def test_images_that_the_data_has_in_several_parts_are_reported_and_refused_with_strict(tmp_path):
+def test_images_that_the_data_has_in_several_parts_are_left_out_and_refused_with_strict(tmp_path):
     for part in ("train", "val", "test"):
         write_images(tmp_path / part, {"ant": 5, "bee": 5})
     shutil.copy(tmp_path / "train" / "ant" / "1.png", tmp_path / "test" / "bee" / "9.png")
     notes = Notes()
-    assert sizes(load_data(tmp_path, reading=Reading(listener=notes))) == {"train": 10, "val": 10, "test": 11}
+    splits = load_data(tmp_path, reading=Reading(listener=notes))
+    assert sizes(splits) == {"train": 10, "val": 10, "test": 10}
+    assert "test/bee/9.png" not in names_of(splits)["test"]
     _, line = notes.lines
     assert "1 of 11 images of test are exact copies of images of train" in line
     assert "test/bee/9.png and train/ant/1.png" in line
     with pytest.raises(DataError, match=r"9\.png and train/ant/1\.png"):
         load_data(tmp_path, reading=Reading(strict=True))
+    shutil.rmtree(tmp_path / "val")
+    shutil.copytree(tmp_path / "train", tmp_path / "val")
+    with pytest.raises(DataError, match="all images of val are also in another part"):
+        load_data(tmp_path, reading=Reading(listener=notes))
 
 
 def test_images_of_one_group_stay_in_one_part(photos, tmp_path):
@@ -107,14 +113,15 @@ def test_groups_of_an_npz_and_of_a_dataset_are_kept(tmp_path):
     assert not held[0] & held[1]
 
 
-def test_groups_that_the_data_has_in_several_parts_are_reported(tmp_path):
+def test_groups_that_the_data_has_in_several_parts_are_left_out_of_all_but_one(tmp_path):
     content = arrays()
     path = write_npz(
         tmp_path, **content, x_val=255 - content["x_test"], y_val=content["y_test"], groups=np.arange(30),
         groups_val=np.array([3, 40, 41]),
     )  # fmt: skip
     with pytest.warns(UserWarning, match=r"1 of 3 images of val are of the same groups(?s:.*)val\[0\] and train\[3\]"):
-        load_data(path)
+        splits = load_data(path)
+    assert names_of(splits)["val"] == ["val[1]", "val[2]"]
 
 
 def test_the_manifest_of_a_run_gives_exactly_its_images_back(photos, tmp_path):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,11 +15,13 @@ from basisprune.budget import Budget
 from basisprune.budget.certify import Promise
 from basisprune.candidates import Candidate, Found, Size, Trial
 from basisprune.data import ArrayImages, Splits
+from basisprune.deploy.export.quantise import Quantised
 from basisprune.frameworks import DENSE, Step
 from basisprune.listener import Silence
 from basisprune.runs import certifying
-from basisprune.runs.certifying import Certifier, certifiable_here
-from basisprune.runs.exporting import Exporter
+from basisprune.runs.certifying import Certified, Certifier, certifiable_here
+from basisprune.runs.exporting import Exporter, Made
+from basisprune.runs.tested import read_tested
 from basisprune.states import Stage, State
 from basisprune.training.predict import Predictions
 
@@ -118,3 +122,133 @@ def test_an_int8_file_takes_its_turn_after_the_network_that_it_is_made_of(monkey
     result = certified(monkeypatch, search, {}, int8=True)
     assert [test.index for test in result.certificate.tests] == [1, 2]
     assert result.chosen == 2
+
+
+class Onnx:
+    """ONNX files that hold the index of their network, or that an eighth of the images more is lost."""
+
+    prepared = False
+
+    def __init__(self, fault: bool = False) -> None:
+        self.fault = fault
+
+    def export(self, model: nn.Module, path: Path) -> SimpleNamespace:
+        path.write_text(str(model.index))
+        return SimpleNamespace(path=path)
+
+    def quantise(self, source: Path, target: Path, _reference: nn.Module, _standard: object) -> Made:
+        target.write_text(f"{source.read_text()} int8")
+        return Made(Quantised(3, 8, accepted=not self.fault), not self.fault, "accuracy", (1.0, 0.9))
+
+
+class Run:
+    """Starts of a run, each of which counts the looks at the confirming images."""
+
+    def __init__(self, monkeypatch, folder: Path, lost: dict[str, int]) -> None:
+        self.folder, self.lost, self.looks = folder, lost, []
+        monkeypatch.setattr(certifying, "predict", lambda network, data, **_: self.said(str(network.index), data))
+        monkeypatch.setattr(certifying, "predict_onnx", lambda path, data, **_: self.said(path.read_text(), data))
+
+    def said(self, name: str, images: ArrayImages) -> Predictions:
+        self.looks.append(name)
+        answers = images.labels.copy()
+        answers[: self.lost.get(name, 0)] += 1
+        return Predictions(answers, np.ones(len(answers)), images.labels)
+
+    def start(self, search: Found, *, onnx: bool = True, int8: bool = False) -> Certified:
+        self.looks.clear()
+        return Certifier(PROMISE, splits(1000), Onnx(), Silence(), onnx, int8, self.folder).run(search)
+
+
+SEARCH = {"to_test": (1, 2, 3), "chosen": 2}
+
+
+def test_a_run_that_is_repeated_reuses_its_tests(monkeypatch, tmp_path):
+    run, search = Run(monkeypatch, tmp_path, {"3": 30}), found(1000, 500, 250, 125, **SEARCH)
+    first = run.start(search)
+    assert run.looks == ["1", "0", "2", "3"]
+    run.lost.clear()  # were they looked at again, all would pass
+    again = run.start(search)
+    assert run.looks == []
+    assert again.found.certificate == first.found.certificate
+    assert (again.found.chosen, again.files.onnx, again.files.certified) == (2, b"2", {"model.onnx"})
+
+
+def test_a_run_that_was_stopped_goes_on_in_the_order_that_was_written_down(monkeypatch, tmp_path):
+    run, search = Run(monkeypatch, tmp_path, {}), found(1000, 500, 250, 125, **SEARCH)
+    said = run.said
+
+    def stopped(name: str, images: ArrayImages) -> Predictions:
+        if name == "2":
+            raise KeyboardInterrupt
+        return said(name, images)
+
+    run.said = stopped
+    with pytest.raises(KeyboardInterrupt):
+        run.start(search)
+    assert len(read_tested(tmp_path).tests) == 1
+    run.said = said
+    result = run.start(replace(search, to_test=(3,)))  # whatever a second search might prefer
+    assert run.looks == ["2", "0", "3"]
+    assert [test.index for test in result.found.certificate.tests] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(("lost", "looks", "certified"), [({}, ["3 int8", "0"], True), ({"3": 30}, [], False)])
+def test_an_int8_file_that_is_added_later_is_tested_only_if_nothing_has_failed(
+    monkeypatch, tmp_path, lost, looks, certified
+):
+    run, search = Run(monkeypatch, tmp_path, lost), found(1000, 500, 250, 125, **SEARCH)
+    before = run.start(search).found
+    run.lost.clear()
+    result = run.start(search, int8=True)
+    assert run.looks == looks
+    assert result.found.certificate == before.certificate
+    assert ("model.int8.onnx" in result.files.certified) == certified == (result.files.int8_test is not None)
+    assert run.start(search, int8=True).files == result.files
+    assert run.looks == []
+    assert run.start(search).found.certificate == before.certificate  # and left out again
+
+
+def test_an_int8_file_that_failed_ends_the_tests(monkeypatch, tmp_path):
+    run, search = Run(monkeypatch, tmp_path, {"2 int8": 30}), found(1000, 500, 250, 125, **SEARCH)
+    result = run.start(search, int8=True)
+    assert (result.found.certificate.certified, result.files.int8_test.passed) == (True, False)
+    assert result.files.certified == {"model.onnx"}
+    run.lost.clear()
+    assert not run.start(search, int8=True).files.int8_test.passed
+    assert run.looks == []
+
+
+@pytest.mark.parametrize(("lost", "certified"), [({}, True), ({"3": 30}, False)])
+def test_a_network_that_pytorch_computed_is_no_onnx_file(monkeypatch, tmp_path, lost, certified):
+    run, search = Run(monkeypatch, tmp_path, lost), found(1000, 500, 250, 125, **SEARCH)
+    assert run.start(search, onnx=False).found.certificate.computed_by == "PyTorch"
+    result = run.start(search)
+    assert result.found.certificate.computed_by == "PyTorch"
+    assert ("model.onnx" in result.files.certified) == certified
+
+
+def test_a_file_that_is_not_the_one_that_was_tested_is_not_certified(monkeypatch, tmp_path):
+    run, search = Run(monkeypatch, tmp_path, {}), found(1000, 500, 250, **(SEARCH | {"to_test": (1, 2)}))
+    assert "model.int8.onnx" in run.start(search, int8=True).files.certified
+    monkeypatch.setattr(Onnx, "export", lambda _self, _model, path: path.write_text("9") and SimpleNamespace(path=path))
+    assert run.start(search, int8=True).files.certified == {"model.onnx"}
+
+
+def test_where_the_record_is_damaged_or_of_other_networks_nothing_is_tested_again(monkeypatch, tmp_path):
+    run, search = Run(monkeypatch, tmp_path, {}), found(1000, 500, 250, 125, **SEARCH)
+    run.start(search)
+    other = replace(search, trials=search.trials[:-1], to_test=(1, 2))
+    result = run.start(other).found
+    assert (result.certificate.status, run.looks, result.chosen) == ("estimated", [], 2)
+    assert "tested other networks" in result.certificate.reason
+    (tmp_path / "tests.json").write_bytes(b"")
+    result = run.start(search).found
+    assert (result.certificate.status, run.looks) == ("estimated", [])
+    assert "is damaged" in result.certificate.reason
+
+
+def test_a_search_that_was_stopped_looks_at_nothing(monkeypatch, tmp_path):
+    run, search = Run(monkeypatch, tmp_path, {}), found(1000, 500, 250, 125, **SEARCH)
+    result = run.start(replace(search, interrupted=True)).found
+    assert (result.certificate.status, run.looks, read_tested(tmp_path)) == ("estimated", [], None)

@@ -10,17 +10,22 @@ from summaries import summary
 from tiny import NAMES, tiny_images, tiny_model
 
 import basisprune.runs.deliver
+from basisprune.budget import Budget
+from basisprune.budget.certify import Certificate, Promise, Standard, Test
 from basisprune.data import Splits, load_data
 from basisprune.deploy.bundle import load_bundle
+from basisprune.deploy.export.quantise import Quantised
 from basisprune.deploy.fold import deploy
 from basisprune.errors import MissingExtraError, ModelError
 from basisprune.files import digest
 from basisprune.listener import Silence
 from basisprune.results import DeliveredFile, RunSummary, RuntimeRow
-from basisprune.runs.deliver import Delivery, deliver
+from basisprune.runs.certifying import Files
+from basisprune.runs.deliver import Delivery, _verdict, deliver
+from basisprune.runs.exporting import Exporter, Made
 from basisprune.runs.load import load_any
 
-FOUND = summary(classes=list(NAMES), latency=None, files={})
+FOUND = summary(classes=list(NAMES), latency=None, files={}, runtimes=[])
 
 
 class Notes(Silence):
@@ -167,3 +172,53 @@ def test_latency_is_that_of_the_delivered_file_first(tmp_path, monkeypatch):
     assert timed == [True]
     assert [row.backend for row in found.latency.rows] == ["onnxruntime"] * 4 + ["eager"] * 4
     assert {row.batch_size for row in found.latency.rows} == {1, 32}
+
+
+def certificate(status: str = "certified") -> Certificate:
+    return Certificate(status, 0.95, "accuracy", 1000, "" if status == "certified" else "so it is")
+
+
+def broken(**parts) -> Made:
+    """An int8 file that loses ten points on the images that search."""
+    return Made(Quantised(12, 24, accepted=False), **{"within": False, "values": (0.95, 0.85), **parts})
+
+
+@pytest.mark.parametrize("tested", [True, False])
+def test_an_int8_file_that_breaks_the_budget_is_told_everywhere(tmp_path, tested, monkeypatch):
+    """Whether it was made for the tests or, where nothing confirms, only now."""
+    given = delivery(onnx=True, int8=True, standard=Standard(Promise(Budget(max_drop=0.01))))
+    quantise = Exporter.quantise
+
+    def spoilt(self: Exporter, source, target, reference, _standard) -> Made:
+        quantise(self, source, target, reference, None)
+        return broken()
+
+    monkeypatch.setattr(Exporter, "quantise", spoilt)
+    if tested:
+        source, small = tmp_path / "a.onnx", tmp_path / "b.onnx"
+        given.exporter.export(given.model, source)
+        made = given.exporter.quantise(source, small, given.original, None)
+        files = Files(source.read_bytes(), small.read_bytes(), made, certified=frozenset(["model.onnx"]))
+        given = replace(given, files=files)
+    notes, found = Notes(), replace(FOUND, certificate=certificate("certified" if tested else "estimated"))
+    result = deliver(found, given, tmp_path / "out", notes)
+    small = result.files["model.int8.onnx"]
+    assert (small.promise, result.files["model.onnx"].promise) == ("estimated", result.certificate.status)
+    assert "breaks the budget even with 12 of 24 layers in float: accuracy on the images that search is" in small.fault
+    assert not result.fulfilled
+    assert "Warning: model.int8.onnx is not within the budget" in result.verdict
+    assert any("model.int8.onnx: it breaks the budget" in line for line in notes.lines)
+    assert "model.int8.onnx is not within the budget" in (tmp_path / "out" / "report.html").read_text()
+    assert RunSummary.read(tmp_path / "out" / "summary.json") == result
+    assert _verdict(result) == result.verdict  # said once
+
+
+@pytest.mark.parametrize("passed", [True, False, None])
+def test_the_verdict_tells_what_is_promised_of_an_int8_file(passed):
+    test = None if passed is None else Test(3, "int8", 0.95, 0.9, 0.01, 0.01, 1, 1, passed)
+    status = "certified" if passed else "estimated"
+    files = {"model.int8.onnx": DeliveredFile(1, "small", test=test, promise=status)}
+    found = replace(FOUND, files=files, certificate=certificate(), require_certified=True)
+    said = {True: "", False: " model.int8.onnx is estimated, not certified: its test failed."}
+    assert _verdict(found) == FOUND.verdict + said.get(passed, " model.int8.onnx is estimated, not certified.")
+    assert found.fulfilled == bool(passed)

@@ -109,17 +109,18 @@ def test_images_of_other_settings_are_not_taken_over_and_those_beside_damaged_se
     assert names_of(again.splits) == names_of(job.splits)
 
 
-def test_a_network_is_not_judged_by_what_it_was_trained_on(photos, tmp_path):
+@pytest.mark.parametrize("share", [0.5, 0.0])
+def test_a_network_is_not_judged_by_what_trained_it_nor_confirmed_by_what_judged_it(share, photos, tmp_path):
     run = OutputFolder(tmp_path / "trained", "train")
-    job = prepare_job(tiny_model(), photos, configure({"confirm_fraction": 0.0}), output=run.path)
+    job = prepare_job(tiny_model(), photos, configure({"confirm_fraction": share}), output=run.path)
     run.claim(job.noted(), Silence())
     keep_images(run.path, job.splits, Silence())
     save_pretrained(job.network, run.path / "model", classes=list(job.splits.classes))
     later = prepare_job(run.path / "model", photos, configure({"seed": 7}), output=tmp_path / "small")
-    before, after = names_of(job.splits), names_of(later.splits)
-    assert after["train"] == before["train"]
-    assert sorted(after["val"] + after["confirm"]) == sorted(before["val"])
-    assert after["confirm"]
+    assert names_of(later.splits) == names_of(job.splits)
+    assert ("confirm" in names_of(later.splits)) == (share > 0)
+    elsewhere = prepare_job(tiny_model(), photos, configure({"seed": 7}))
+    assert names_of(elsewhere.splits)["train"] != names_of(job.splits)["train"]
 
 
 def test_settings_say_what_stays_together_and_what_is_refused(photos, tmp_path):

@@ -13,8 +13,10 @@ from torch import nn
 from basisprune.budget import Budget, Goal, Ratios
 from basisprune.budget.certify import Certificate, Promise, Standard, Test
 from basisprune.candidates import Candidate, Found, Size, Trial
-from basisprune.data import ArrayImages
+from basisprune.data import ArrayImages, Splits
 from basisprune.frameworks import DECOMPOSED
+from basisprune.results import Side
+from basisprune.runs import summary
 from basisprune.runs.options import RunConfig
 from basisprune.runs.summary import (
     HeldOut,
@@ -30,6 +32,7 @@ from basisprune.runs.summary import (
 from basisprune.states import Stage, State
 from basisprune.training.predict import Predictions
 
+SIDE = Side(0.5, (0.4, 0.6), 10, 10)
 DROP, PARAMS, FIXED = Budget(max_drop=0.01), Budget(target_params=300), Ratios(0.5)
 
 
@@ -175,3 +178,40 @@ def test_there_are_enough_rounds_and_not_too_many():
     models = {"a": nn.Conv2d(3, 4, 3), "b": nn.Conv2d(3, 4, 3)}
     assert rounds(models, (3, 8, 8), seconds=1e-9) == 3
     assert rounds(models, (3, 8, 8), seconds=1e9) == 20
+
+
+@pytest.mark.parametrize(
+    ("parts", "interrupted", "part"),
+    [
+        (("test", "confirm"), False, "test"),
+        (("confirm",), False, "confirm"),
+        ((), False, "val"),
+        (("test", "confirm"), True, "val"),
+    ],
+)
+def test_a_run_that_was_stopped_looks_only_at_images_that_search(parts, interrupted, part, monkeypatch):
+    images = {name: tiny_images(12, seed=seed) for seed, name in enumerate(("train", "val", *parts))}
+    splits = Splits(images["train"], images["val"], images.get("test"), ("r", "g", "b", "none"), images.get("confirm"))
+    pipeline = SimpleNamespace(splits=splits, settings=RunConfig().recipe)
+    looked = []
+
+    def predict(network, data, **_settings) -> Predictions:
+        looked.append(data)
+        return answers(data.labels, np.arange(12) >= (3 if len(looked) % 2 == 0 else 0))
+
+    monkeypatch.setattr(summary, "predict", predict)
+    _, found = case(DROP, 95, 94, chosen=1, interrupted=interrupted)
+    seen = summary._held_out(found, pipeline)
+    assert (seen.part, [data is images[part] for data in looked]) == (part, [True, True])
+    test, confusion, changed = summary._on_test(seen, pipeline, (SIDE, SIDE))
+    assert (test is not None) == (confusion is not None) == (part == "test")
+    assert len(changed) == 3  # those that were right are shown, whatever the images are
+
+
+def test_what_a_class_may_lose_is_counted_in_the_metric():
+    labels = np.array([0] * 900 + [1] * 100)
+    before, after = answers(labels, np.arange(1000) < 950), answers(labels, np.arange(1000) < 930)
+    seen, goal = HeldOut("test", tiny_images(), before, after), Budget(min_accuracy=0.48)
+    by_worst, by_accuracy = (class_losses(seen, ("a", "b"), goal, metric) for metric in ("worst-class", "accuracy"))
+    assert [row.beyond for row in by_worst.classes] == [False, True]  # from 50 to 30 %, where 48 % must stay
+    assert [row.beyond for row in by_accuracy.classes] == [False, False]  # 95 % may become 48 %

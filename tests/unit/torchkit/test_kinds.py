@@ -50,6 +50,6 @@ def test_training_without_gradients_is_refused():
 @pytest.mark.filterwarnings("ignore")  # torch's own, about lazy layers
 def test_a_network_with_lazy_layers_is_not_filled_by_folding_it():
     network = ODD["lazy"]()
-    with pytest.raises(ModelError, match="^fold: a network with lazy layers .* run it once first"):
+    with pytest.raises(ModelError, match=r"^fold: a network with lazy layers .* run it once first"):
         fold(network, torch.zeros(2, 3, 16, 16))
     assert "lazy" in odd_kinds(network)[0]

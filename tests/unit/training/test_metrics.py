@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, balanced_accuracy_score, f1_score, recall_score
 
 from basisprune.errors import ConfigError
-from basisprune.training.metrics import check_metric, in_words, metric_name, value_of
+from basisprune.training.metrics import check_metric, gradient_of, in_words, metric_name, of_counts, value_of
 from basisprune.training.predict import Predictions
 
 ANSWERS = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=60)
@@ -55,3 +55,24 @@ def test_what_is_allowed_is_said():
     assert check_metric("balanced") == [] == check_metric(max)
     assert "macro-f1" in check_metric("f1")[0]
     assert in_words("accuracy") == "accuracy"
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "balanced", "macro-f1"])
+def test_the_gradient_tells_which_answers_of_a_class_are_worth_more(metric):
+    """Within a class, an image moved from one answer to another changes the metric by the difference."""
+    labels, answers = np.array([0, 0, 1, 1, 2, 2]), np.array([0, 1, 1, 2, 2, 0])
+    counts = np.array([50.0, 10.0, 30.0, 5.0, 8.0, 4.0])
+    slope, step = gradient_of(metric, labels, answers, counts), 1e-6
+    for one, other in ((0, 1), (2, 3), (4, 5)):
+        moved = np.zeros(6)
+        moved[[one, other]] = step, -step
+        up, down = of_counts(metric, labels, answers, np.stack([counts + moved, counts - moved]))
+        assert slope[one] - slope[other] == pytest.approx((up - down) / (2 * step), rel=1e-4)
+
+
+def test_the_gradient_of_a_function_is_what_one_image_changes():
+    labels, answers = np.array([0, 0, 1, 1]), np.array([0, 1, 1, 0])
+    counts = np.array([300.0, 50.0, 200.0, 40.0])
+    called = gradient_of(accuracy_score, labels, answers, counts)
+    named = gradient_of("accuracy", labels, answers, counts)
+    assert called[0] - called[1] == pytest.approx(named[0] - named[1], rel=0.01)

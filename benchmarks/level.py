@@ -1,0 +1,99 @@
+"""How often a test of the promise passes a network that is exactly at the limit: at most 5 % is promised.
+
+    python benchmarks/level.py [--draws 1000]
+
+Answers of pairs of networks are simulated, of which the true loss is known, with rare classes too, and tested against
+that loss with 95 % confidence. Writes results/level.json; experiments/promise_summary.py shows it in docs/promise.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import numpy.typing as npt
+from common import Cells
+
+from basisprune.budget import Budget
+from basisprune.budget.certify import Promise
+from basisprune.training.metrics import Metric, metric_name, value_of
+from basisprune.training.predict import Predictions
+
+Numbers = npt.NDArray[np.float64]
+EXACT = 2000  # images for each one of a case, for its true loss
+
+
+@dataclass(frozen=True)
+class Case:
+    """So many images of each class, and the shares of them that the second network loses and wins."""
+
+    sizes: tuple[int, ...]
+    lost: tuple[float, ...]
+    won: tuple[float, ...]
+    right: float = 0.9
+
+
+def _even(sizes: tuple[int, ...], lost: float, won: float) -> Case:
+    return Case(sizes, (lost,) * len(sizes), (won,) * len(sizes))
+
+
+CASES = {
+    "one class of 3 rare": _even((120, 120, 12), 0.06, 0.03),
+    "one class of 3 rare, nothing won": _even((120, 120, 12), 0.03, 0.0),
+    "one class of 3 rare, more images": _even((500, 500, 25), 0.04, 0.01),
+    "all is lost in the rare class": Case((300, 300, 20), (0.01, 0.01, 0.2), (0.01, 0.01, 0.0)),
+    "one class of 10 rare": _even((100,) * 9 + (8,), 0.04, 0.02),
+    "three classes of 40": _even((40, 40, 40), 0.05, 0.02),
+    "one class becomes the worst": Case((200, 200, 60), (0.02, 0.02, 0.15), (0.02, 0.02, 0.02)),
+}
+
+
+def kappa(labels: npt.NDArray[np.int64], answers: npt.NDArray[np.int64]) -> float:
+    """Cohen's kappa, as a function that a user might pass."""
+    size = int(max(labels.max(), answers.max())) + 1
+    said, are = (np.bincount(each, minlength=size) / len(labels) for each in (answers, labels))
+    by_chance = float(said @ are)
+    return (float(np.mean(labels == answers)) - by_chance) / (1 - by_chance)
+
+
+METRICS: tuple[Metric, ...] = ("accuracy", "balanced", "macro-f1", "worst-class", kappa)
+
+
+def answers(case: Case, random: np.random.Generator, times: int = 1) -> tuple[Predictions, Predictions]:
+    """What two such networks say of images of the case."""
+    labels = np.repeat(np.arange(len(case.sizes)), np.array(case.sizes) * times)
+    lost, won = np.array(case.lost)[labels], np.array(case.won)[labels]
+    kinds, other, ones = random.random(len(labels)), (labels + 1) % len(case.sizes), np.ones(len(labels))
+    both = kinds < case.right
+    before = (kinds < lost) | (both & (kinds >= lost + won))
+    after = both & (kinds >= lost)
+    return (
+        Predictions(np.where(before, labels, other), ones, labels),
+        Predictions(np.where(after, labels, other), ones, labels),
+    )
+
+
+def level(case: Case, metric: Metric, draws: int) -> dict[str, float]:
+    """The share of tests that pass at the limit, with its standard error."""
+    exact = answers(case, np.random.default_rng(0), EXACT)
+    limit = value_of(metric, exact[0]) - value_of(metric, exact[1])
+    promise, random = Promise(Budget(max_drop=limit), metric=metric), np.random.default_rng(1)
+    passed = np.mean([promise.keeps(promise.evidence(*answers(case, random))) for _ in range(draws)])
+    return {"limit": limit, "passed": float(passed), "error": float(np.sqrt(passed * (1 - passed) / draws))}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--draws", type=int, default=1000)
+    options = parser.parse_args()
+    cases = json.loads(json.dumps({name: asdict(case) for name, case in CASES.items()}))
+    cells = Cells("level", {"draws": options.draws, "cases": cases, "confidence": 0.95})
+    for name, case in CASES.items():
+        for metric in METRICS:
+            cells.run(f"{name}, {metric_name(metric)}", lambda c=case, m=metric: level(c, m, options.draws))  # type: ignore[misc]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""What was tested on the confirming images, in the folder of its run: the order first, then each outcome.
+
+They are looked at once. A run that is started again goes on in the order that was written down, with the outcomes that
+were; what is added later, such as an int8 file, comes last in that order, and only if nothing has failed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+from accelerate import PartialState
+
+from basisprune.budget.certify import Test
+from basisprune.candidates import Trial
+from basisprune.errors import CheckpointError, PlanError
+from basisprune.files import read_checked, write_checked
+from basisprune.frameworks import named
+from basisprune.types import JsonValue
+
+TESTS = "tests.json"
+
+
+@dataclass(frozen=True)
+class FileTest:
+    """The test of a file that came after the networks, which its checksum identifies."""
+
+    sha256: str
+    test: Test
+
+
+@dataclass(frozen=True)
+class Tested(JsonValue):
+    """The networks to test, as `identity` names them, and the tests that were made of the first of them.
+
+    `reference` is the unpruned network, `files` are the tests of files made of the last network, in order, and
+    `computed_by` is the program that ran the networks.
+    """
+
+    reference: str
+    order: tuple[str, ...]
+    computed_by: str
+    tests: tuple[Test, ...] = ()
+    files: dict[str, FileTest] = field(default_factory=dict)
+
+    __test__ = False  # not for pytest
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a test has failed, which ends them."""
+        return any(not test.passed for test in (*self.tests, *(each.test for each in self.files.values())))
+
+    def with_test(self, test: Test) -> Tested:
+        """With the next network's."""
+        return replace(self, tests=(*self.tests, test))
+
+    def with_file(self, name: str, made: FileTest) -> Tested:
+        """With that of one more file."""
+        return replace(self, files={**self.files, name: made})
+
+
+def identity(trial: Trial) -> str:
+    """A name for a network that no other has: how it came about, and the checksum of its weights as deployed."""
+    found = hashlib.sha256()
+    for name, tensor in sorted(trial.deployed.state_dict().items()):
+        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return f"{named(trial.state.steps)}, sha256 {found.hexdigest()}"
+
+
+def read_tested(folder: Path | None) -> Tested | None:
+    """What the run in the folder has tested; None before the first test.
+
+    Raises CheckpointError for a file that is damaged: what it said is not known, so that nothing more may be tested.
+    """
+    if folder is None or not (folder / TESTS).exists():
+        return None
+    try:
+        return Tested.from_json(read_checked(folder / TESTS))
+    except (OSError, PlanError) as error:
+        raise CheckpointError(f"{folder / TESTS}: cannot be read ({error})") from error
+
+
+def write_tested(folder: Path | None, tested: Tested) -> None:
+    """Writes it down before anybody hears of it; whole or not at all."""
+    if folder is not None and PartialState().is_main_process:
+        write_checked(folder / TESTS, tested.to_json().encode())

@@ -1,0 +1,59 @@
+"""Laws of the record of what was tested on the confirming images."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from torch import nn
+
+from basisprune.budget.certify import Test
+from basisprune.candidates import Candidate, Size, Trial
+from basisprune.errors import CheckpointError
+from basisprune.frameworks import DENSE, Step
+from basisprune.runs.tested import TESTS, FileTest, Tested, identity, read_tested, write_tested
+from basisprune.states import Stage, State
+
+PASSED = Test(1, "half", 0.95, 0.94, 0.009, 0.02, 9, 7, passed=True)
+FAILED = replace(PASSED, passed=False, bound=0.02)
+
+
+def trial(weight: float, ratio: float = 0.5) -> Trial:
+    state = State((DENSE, Step("basis", ratio)), nn.Identity(), (Stage("s", 1, 1, 1, 1),), hits=np.ones(3, dtype=bool))
+    network = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(network.weight, weight)
+    return Trial(Candidate.of(state, state, Size(1, 1)), state, network)
+
+
+def test_what_was_written_is_read_and_nothing_is_written_without_a_folder(tmp_path):
+    tested = Tested("a", ("b", "c"), "PyTorch").with_test(PASSED).with_file("model.int8.onnx", FileTest("0", FAILED))
+    assert read_tested(tmp_path) is None
+    write_tested(tmp_path, tested)
+    assert read_tested(tmp_path) == tested
+    write_tested(None, tested)
+    assert read_tested(None) is None
+
+
+def test_a_failure_of_a_network_or_of_a_file_is_known():
+    tested = Tested("a", ("b", "c"), "PyTorch")
+    assert not tested.has_failed
+    assert not tested.with_test(PASSED).has_failed
+    assert tested.with_test(FAILED).has_failed
+    assert tested.with_file("model.onnx", FileTest("0", FAILED)).has_failed
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", None])
+def test_a_record_that_is_damaged_is_not_taken_for_none(tmp_path, content):
+    write_tested(tmp_path, Tested("a", ("b",), "PyTorch"))
+    path = tmp_path / TESTS
+    path.write_bytes(path.read_bytes().replace(b"PyTorch", b"pytorch") if content is None else content)
+    with pytest.raises(CheckpointError, match=r"tests\.json"):
+        read_tested(tmp_path)
+
+
+def test_networks_are_told_apart_by_their_weights_and_by_how_they_came_about():
+    names = {identity(each) for each in (trial(1.0), trial(2.0), trial(1.0, 0.25))}
+    assert len(names) == 3
+    assert identity(trial(1.0)) in names
+    assert identity(trial(1.0)).startswith("dense, basis 0.5, sha256 ")
