@@ -241,10 +241,10 @@ def _verdict(summary: RunSummary) -> str:
         return said
     if small.fault:
         more = f"Warning: {INT8} is not within the budget: {small.fault}."
-    elif small.test is not None:
-        more = f"{INT8} is estimated, not certified: its test failed."
+    elif summary.certificate is None or not summary.certificate.certified:
+        return said  # as all is
     else:
-        more = f"{INT8} is estimated, not certified."
+        more = f"{INT8} is estimated, not certified{'' if small.test is None else ': its test failed'}."
     return said if more in said else f"{said} {more}"
 
 
