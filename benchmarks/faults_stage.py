@@ -272,6 +272,7 @@ class Stage:
             sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))
             sys.argv = ["basisprune", *words]
             tempfile.tempdir = str(self.temporary)
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # which a job in the background lacks
             watch()
             app(words)
             code = 0
