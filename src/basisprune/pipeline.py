@@ -385,10 +385,7 @@ class Pipeline:
         self.store.claim(common | fingerprint(self.model, self.splits))
 
     def _judging_and_scoring(self, val: LabelledImages) -> tuple[LabelledImages, LabelledImages]:
-        """The images for judging and those for scores: all validation images for both, or some set aside.
-
-        A recipe that ranks by the loss has its scores from training images, those of filters too.
-        """
+        """The images that judge, and those for scores: training images if the recipe ranks by the loss."""
         if self.settings.score_images is None and self.settings.scores == "loss":
             train = self.splits.train
             return val, take(train, np.random.default_rng(0).permutation(len(train))[: self.settings.basis_images])
