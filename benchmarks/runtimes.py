@@ -49,7 +49,7 @@ def compare(model: nn.Module) -> dict[str, float]:
     """How many times faster than ONNX Runtime OpenVINO runs the same graph, the median over all rounds."""
     with TemporaryDirectory() as scratch:
         files = {name: export_for(model, name, scratch)[0].path for name in ("onnx", "openvino")}
-        seconds = seconds_of({name: (RUNTIMES[name], path) for name, path in files.items()}, repeats=60)
+        seconds = seconds_of({name: (RUNTIMES[name], path) for name, path in files.items()}, repeats=100)
     ratios = [a / b for a, b in zip(seconds["onnx"], seconds["openvino"], strict=True)]
     found = {f"{name} ms": 1000 * statistics.median(values) for name, values in seconds.items()}
     return {**found, "speedup": statistics.median(ratios)}

@@ -7,10 +7,13 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from basisprune.deploy.export.facts import for_openvino
@@ -20,7 +23,6 @@ from basisprune.deploy.export.runtime import PACKAGES
 from basisprune.errors import ModelError
 
 _OURS, _THEIRS = "basisprune", "model_info"
-_FILES = {"compress_to_fp16": False}  # it would halve the weights' bits without a word
 
 
 def _write(order: Order, path: Path) -> None:
@@ -29,7 +31,7 @@ def _write(order: Order, path: Path) -> None:
         model.set_rt_info(value, [_OURS, name])
     for name, value in for_openvino(order.spec, order.layout, order.names).items():
         model.set_rt_info(value, [_THEIRS, name])
-    import_module("openvino").save_model(model, path, **_FILES)
+    _save(model, path)
 
 
 def _open(path: Path, threads: int) -> Run:
@@ -40,8 +42,20 @@ def _open(path: Path, threads: int) -> Run:
         "NUM_STREAMS": 1,
         "PERFORMANCE_HINT": "LATENCY",
     }
-    request = _core().compile_model(path, "CPU", config).create_infer_request()
-    return lambda batch: request.infer([batch], share_inputs=True)[0]
+    core = _core()
+
+    @cache
+    def request(count: int) -> Any:
+        return core.compile_model(_for_batches(core.read_model(path), count), "CPU", config).create_infer_request()
+
+    def run(batch: NDArray[np.generic]) -> NDArray[np.generic]:
+        ready = request(len(batch))
+        ready.get_input_tensor().data[:] = batch  # a tensor made for each call would take longer than the copy
+        ready.infer(share_outputs=True)
+        return np.array(ready.get_output_tensor().data)
+
+    request(1)
+    return run
 
 
 def _notes(path: Path) -> dict[str, str]:
@@ -55,13 +69,24 @@ def _quantise(source: Path, target: Path, batches: Sequence[Tensor]) -> None:
         nncf = import_module("nncf")
         images = [batch.cpu().numpy() for batch in batches]
         try:
-            model = nncf.quantize(
-                _core().read_model(source), nncf.Dataset(images), subset_size=len(images), preset=_mixed(nncf)
-            )
+            model = _for_batches(_core().read_model(source), -1)
+            model = nncf.quantize(model, nncf.Dataset(images), subset_size=len(images), preset=_mixed(nncf))
         except Exception as error:  # nncf's own, of several kinds
             reason = f"{type(error).__name__}: {str(error)[:500]}"
             raise ModelError(f"{source}: nncf cannot quantise it ({reason}); use it as it is") from error
-    import_module("openvino").save_model(model, target, **_FILES)
+    _save(model, target)
+
+
+def _save(model: Any, path: Path) -> None:
+    """Writes the model for one image: left open, the size of batches takes OpenVINO more time than a small network."""
+    import_module("openvino").save_model(_for_batches(model, 1), path, compress_to_fp16=False)
+
+
+def _for_batches(model: Any, count: int) -> Any:
+    """The model, which takes batches of this size from now on, or of any for -1."""
+    _, *shape = model.input().get_partial_shape()
+    model.reshape([count, *shape])
+    return model
 
 
 def _mixed(nncf: Any) -> object:

@@ -42,7 +42,8 @@ def seconds_of(
     """The seconds of one image in each file and round, and of the network in eager PyTorch if there is one.
 
     Files that prepare their images do so within that time. With one thread the CPU time of the process is taken, which
-    a busy machine does not change; runtimes have threads of their own, so that of one thread would say nothing.
+    a busy machine does not change; runtimes have threads of their own, so that of one thread would say nothing. Each
+    turn starts with runs that are not timed, so that a network finds the caches as it leaves them itself.
     """
     runs: dict[str, Callable[[], object]] = {}
     with limited_threads(threads):
@@ -52,7 +53,7 @@ def seconds_of(
         if eager is not None:
             shape = spec_of(eager).shape
             runs[PYTORCH] = ready_eager(eager, shape, threads)(torch.randn(1, *shape))
-        return interleaved(runs, repeats=repeats, warmup=5, now=_clock(threads))
+        return interleaved(runs, repeats=repeats, settle=2, now=_clock(threads))
 
 
 def measure_files(
@@ -64,7 +65,7 @@ def measure_files(
         opened = {name: (runtime.open(path, threads), runtime.facts(path).input) for name, path in files.items()}
         for size in batch_sizes:
             runs = {name: partial(run, random_images(wanted, size)) for name, (run, wanted) in opened.items()}
-            seconds = interleaved(runs, repeats=repeats, now=_clock(threads))
+            seconds = interleaved(runs, repeats=repeats, settle=1, now=_clock(threads))
             rows += latency_rows("onnxruntime" if runtime.name == "onnx" else runtime.name, size, seconds)
     return rows
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -105,13 +106,22 @@ def make_order(
 ) -> Order:
     """What the runtime is to write: with the preparation of the images inside, if it can be."""
     layout: PixelLayout | None = "NHWC" if runtime.takes_pixels and not prepared else None
-    network = model if layout is None else WithPreparation(model, spec, layout)
+    plain = _in_plain_memory(model)
+    network = plain if layout is None else WithPreparation(plain, spec, layout)
     example = example_for(model, None, spec, layout)
     width = outputs_of(network, example).shape[-1]
     names = getattr(model, "classes", None) if classes is None else classes
     if names is not None and len(names) != width:
         raise ConfigError.of(_WHERE, [f"classes: {len(names)} given, the network has {width}"])
     return Order(network, example, spec, layout, None if names is None else tuple(names))
+
+
+def _in_plain_memory(model: nn.Module) -> nn.Module:
+    """A copy whose tensors lie in memory as their dimensions say; some exporters take no others."""
+    result = copy.deepcopy(model).cpu()
+    for tensor in (*result.parameters(), *result.buffers()):
+        tensor.data = tensor.data.contiguous()
+    return result
 
 
 def order_input(order: Order) -> GraphInput:

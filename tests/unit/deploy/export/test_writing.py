@@ -15,7 +15,7 @@ from torch import nn
 
 from basisprune.deploy.export import export_for
 from basisprune.deploy.export.runtimes import RUNTIMES
-from basisprune.deploy.export.writing import as_taken
+from basisprune.deploy.export.writing import as_taken, make_order
 from basisprune.deploy.fold import fold
 from basisprune.errors import ConfigError, MissingExtraError, ModelError
 from basisprune.transfer.model import transfer_model
@@ -79,6 +79,13 @@ def test_int8_is_smaller_and_close(name, tmp_path):
     assert small.bytes < 0.5 * full.bytes
     assert small.agreement.same >= 0.8
     assert RUNTIMES[name].facts(small.path) == RUNTIMES[name].facts(full.path)
+
+
+def test_the_network_is_exported_in_plain_memory_and_stays_as_it_is():
+    model = sharp_model().to(memory_format=torch.channels_last)
+    order = make_order(model, RUNTIMES["torch"], model.input_spec, prepared=False)
+    assert all(tensor.is_contiguous() for tensor in order.network.parameters())
+    assert not all(tensor.is_contiguous() for tensor in model.parameters())
 
 
 def test_wrong_settings_are_refused_and_nothing_is_written(tmp_path):
