@@ -65,7 +65,7 @@ def test_multiply_adds_are_those_that_are_measured(network):
     coupling = trace_coupling(model, x)
     found = filter_loss(model, coupling, [(x, torch.tensor([0, 1]))])
     config, shape = PlanConfig(per="mac", min_share=0.0), tuple(x.shape[1:])
-    plan = plan_together(model, NOTHING, found.scores, 0.4, config, coupling=coupling, uses=weight_uses(model, shape))
+    plan = plan_together(model, NOTHING, found.scores, 0.4, config, coupling=coupling, costs=weight_uses(model, shape))
     assert plan.cost == measure(model, shape).macs
     small = prune_filters(model, plan.filters)
     assert plan.cost_left == measure(small, shape).macs <= 0.6 * plan.cost
@@ -151,11 +151,13 @@ def test_one_move_is_both_moves_and_leaves_the_model_alone(network, compensate):
 def test_what_does_not_fit_is_refused():
     model, _, coupling, basis, filters = measured("plain")
     taylor, l1 = Scores("taylor", basis.scores.layers), Scores("l1", filters.scores.layers)
-    with pytest.raises(PlanError, match="4 faults") as caught:
-        plan_together(model, taylor, l1, 1.5, PlanConfig(), coupling=coupling)
+    with pytest.raises(PlanError, match="3 faults") as caught:
+        plan_together(model, taylor, l1, 0.5, PlanConfig(), coupling=coupling)
     assert "only those in units of the loss compare" in str(caught.value)
     with pytest.raises(PlanError, match=r"needs weight_uses\(model\)"):
         plan_together(model, basis.scores, NOTHING, 0.3, PlanConfig(per="mac"), coupling=coupling)
+    with pytest.raises(PlanError, match="0 <= ratio < 1"):
+        plan_together(model, basis.scores, filters.scores, 1.5, coupling=coupling)
     with pytest.raises(TooMuchError, match="must stay; pass at most"):
         plan_together(model, basis.scores, filters.scores, 0.999, coupling=coupling)
     dense, _ = NETWORKS["plain"]()

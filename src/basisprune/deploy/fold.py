@@ -83,7 +83,7 @@ def fold(
     result = (model if inplace else copy.deepcopy(model)).eval()
     layers = dict(find_layers(original, LAYERS, opaque=BasisPair))
     run = dataflow_of(original, inputs, layers, dict(find_layers(original, BatchNorm)))
-    norms = _foldable_norms(result, run)
+    norms = foldable_norms(result, run)
     choices = _choices(result, run, norms, prefer)
     if prefer != "latency":
         chosen = _cheapest(choices, run, prefer)
@@ -115,7 +115,7 @@ def deploy(model: nn.Module, spec: InputSpec, classes: Sequence[str]) -> nn.Modu
     return folded
 
 
-def _foldable_norms(model: nn.Module, run: Dataflow) -> dict[str, str]:
+def foldable_norms(model: nn.Module, run: Dataflow) -> dict[str, str]:
     """The batch norm that can go into each layer, by the layer's name."""
     found = {}
     for name, norm in find_layers(model, BatchNorm):
