@@ -43,7 +43,12 @@ def pipeline(name: str, assets: Path, scratch: Path) -> Pipeline:
     torch.manual_seed(0)
     splits, test = data(setting.dataset, assets, images=setting.images, test_images=TEST_IMAGES, seed=0)
     quick = RECIPES["quick"]
-    recipe = replace(quick, train=replace(quick.train, epochs=setting.passes, norm_statistics="fixed" if name != "densenet121" else "batch"))
+    recipe = replace(
+        quick,
+        train=replace(
+            quick.train, epochs=setting.passes, norm_statistics="fixed" if name != "densenet121" else "batch"
+        ),
+    )
     if name == "densenet121":
         model = transfer_model(name, 10, input_size=setting.size)
     else:

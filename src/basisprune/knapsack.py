@@ -1,8 +1,9 @@
 """The least loss for every budget: levers that each trade loss for cost, and the frontier of all their settings.
 
 For each price, all levers are set to where loss + price * cost is lowest given the others, in turns, until none moves;
-between two settings, the next price is the one at which both are worth the same, as long as that finds a better one. Which settings are found does not depend on any budget, so
-that a larger budget never loses more. The settings of a single threshold for all are looked at too.
+between two settings, the next price is the one at which both are worth the same, as long as that finds a better one.
+Which settings are found does not depend on any budget, so that a larger budget never loses more. The settings of a
+single threshold for all are looked at too.
 """
 
 from __future__ import annotations

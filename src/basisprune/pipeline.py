@@ -17,7 +17,8 @@ from torch import nn
 from basisprune.basis.decompose import decompose
 from basisprune.basis.layers import BasisPair
 from basisprune.basis.refit import Axes, basis_statistics, rebase
-from basisprune.budget import Ratios
+from basisprune.budget import Optimize, Ratios
+from basisprune.cost_planning import CostPlanner, Scored
 from basisprune.costs import measure
 from basisprune.coupling import trace_coupling
 from basisprune.data import LabelledImages, PreparedBatches, load_data, take
@@ -38,6 +39,7 @@ from basisprune.frameworks import (
 from basisprune.importance import score_filters, taylor_scores
 from basisprune.importance.basis_loss import basis_loss
 from basisprune.importance.filter_loss import filter_loss, filter_statistics
+from basisprune.joint_plan import PlanFrontier
 from basisprune.listener import Listener, Silence
 from basisprune.outlook import Outlook, expected_of_basis, expected_of_filters
 from basisprune.plan import PlanConfig, largest_ratio, plan_basis, plan_filters
@@ -56,6 +58,8 @@ from basisprune.training.trainable import classes_of, set_trainable
 from basisprune.transfer.model import spec_of
 from basisprune.types import OUTPUT, Coupling, Scores
 
+_COUNTED: dict[Optimize, str] = {"params": "parameters", "macs": "multiply-adds", "latency": "time"}
+
 ScoredFilters: TypeAlias = tuple[Coupling, Scores, Mapping[str, OutputStatistics] | None]
 """Which filters go together, what they are worth, and statistics if the recipe compensates for removed ones."""
 
@@ -66,7 +70,8 @@ class Pipeline:
 
     `model` comes from `transfer_model` and is not modified; `data` is anything that `load_data` takes. With
     `checkpoints`, a folder, a run that was killed resumes where it stopped. `listener` is notified of each step;
-    without one, training shows a progress bar, with `progress=None` only in a terminal.
+    without one, training shows a progress bar, with `progress=None` only in a terminal. With a `planner`, `prune`
+    removes a fraction of what that counts, instead of the same fraction of all that the move prunes.
     """
 
     model: nn.Module
@@ -75,8 +80,10 @@ class Pipeline:
     checkpoints: str | Path | None = None
     progress: bool | None = None
     listener: Listener | None = None
+    planner: CostPlanner | None = None
     _known: dict[Steps, State] = field(default_factory=dict, init=False, repr=False)
     _last_scored: tuple[Steps, str, ScoredFilters] | None = field(default=None, init=False, repr=False)
+    _last_frontier: tuple[Steps, Move, Scored, PlanFrontier] | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.settings = find_recipe(self.recipe)
@@ -166,8 +173,11 @@ class Pipeline:
     def prune(self, state: State, move: Move, ratio: float, tuning: Tuning = FULLY) -> State:
         """The state without the fraction `ratio` of all that the move prunes, tuned according to `tuning`.
 
-        Where a move prunes both and only one of them can lose so much, the other loses what it can.
+        Where a move prunes both and only one of them can lose so much, the other loses what it can. With a planner,
+        it is the fraction of parameters, multiply-adds or time.
         """
+        if self.planner is not None:
+            return self._prune_by_cost(self.planner, state, move, ratio, tuning)
         if move.axis != "both":
             return self.remove(state, move, Ratios(ratio, ratio), tuning)
         coupling, scores, _ = self._scored_filters(state, move.scores)
@@ -200,6 +210,9 @@ class Pipeline:
         """
         if not self.settings.foresees(move):
             return None
+        if self.planner is not None:
+            _, frontier = self._frontier(self.planner, state, move)
+            return Outlook.of(lambda share: frontier.expected_loss(1 - share), smallest)
         rises: list[Callable[[float], float]] = []
         if "filters" in move.axes:
             rises.append(self._filter_outlook(state))
@@ -218,6 +231,31 @@ class Pipeline:
 
         return rise
 
+    def _prune_by_cost(self, planner: CostPlanner, state: State, move: Move, ratio: float, tuning: Tuning) -> State:
+        steps = state.after(Step(planner.optimize, ratio))
+        known = self._known.get(steps)
+        if known is not None and self._is_tuned(known, tuning):
+            return known
+        scored, frontier = self._frontier(planner, state, move)
+        plan = self.store.plan(steps, frontier.plan(ratio))
+        removed = f"{plan.basis.removed} basis vectors and {plan.filters.removed} filters"
+        self.hearer.say(f"removing {removed}: {plan.fraction_removed:.0%} of the {_COUNTED[planner.optimize]}")
+        pruned = scored.pruned(plan, self.settings.compensate)
+        self._known[steps] = self.tune(state, steps, pruned, plan.filters, plan.basis, tuning=tuning)
+        return self._known[steps]
+
+    def _frontier(self, planner: CostPlanner, state: State, move: Move) -> tuple[Scored, PlanFrontier]:
+        """The scores of all that the move prunes, and the plans by them; kept for the next candidate."""
+        if self._last_frontier is None or self._last_frontier[:2] != (state.steps, move):
+            model = self._in_basis(state.model) if "basis" in move.axes else state.model
+            device = next(model.parameters()).device
+            coupling = trace_coupling(model, torch.zeros(2, *self.spec.shape, device=device))
+            self.hearer.say("scoring all that can go on the training images")
+            scored = Scored.of(model, coupling, self._basis_batches(), move.axes)
+            frontier = planner.frontier(scored, self.settings.plan, self.spec, self.hearer.say)
+            self._last_frontier = state.steps, move, scored, frontier
+        return self._last_frontier[2:]
+
     def prune_basis(self, state: State, ratio: float, tuning: Tuning = FULLY) -> State:
         """The state without the fraction `ratio` of its basis vectors."""
         steps = state.after(Step("basis", ratio))
@@ -234,13 +272,7 @@ class Pipeline:
     def _scored(self, model: nn.Module) -> tuple[nn.Module, Scores, Mapping[str, OutputStatistics] | None]:
         """The model in the basis that is scored, its scores, and statistics if the recipe refits."""
         recipe, refits = self.settings, self.settings.compensate == "refit"
-        if not _is_split(model):
-            model = self._split(model)
-            if not _is_split(model):
-                raise TooMuchError("basis: no conv is left that is large enough to be split; remove fewer filters")
-        elif recipe.rebase:
-            axes: Axes = "loss" if recipe.basis == "loss" else "outputs"
-            model = rebase(model, self._basis_batches(), basis=axes)
+        model = self._in_basis(model)
         if recipe.scores == "loss":
             self.hearer.say("scoring the basis vectors on the training images")
             found = basis_loss(model, self._basis_batches())
@@ -249,6 +281,18 @@ class Pipeline:
         with self._precision():
             scores = taylor_scores(model, self.scoring_batches())
         return model, scores, basis_statistics(model, self._basis_batches()) if refits else None
+
+    def _in_basis(self, model: nn.Module) -> nn.Module:
+        """The model in the basis that is scored."""
+        recipe = self.settings
+        if not _is_split(model):
+            model = self._split(model)
+            if not _is_split(model):
+                raise TooMuchError("basis: no conv is left that is large enough to be split; remove fewer filters")
+        elif recipe.rebase:
+            axes: Axes = "loss" if recipe.basis == "loss" else "outputs"
+            model = rebase(model, self._basis_batches(), basis=axes)
+        return model
 
     def _is_tuned(self, state: State, tuning: Tuning) -> bool:
         """Whether a network that was tuned before needs no more tuning for this purpose."""
@@ -305,13 +349,10 @@ class Pipeline:
         """The state tuned again, for all fine-tuning epochs of the recipe."""
         return self._train(replace(state, steps=state.after(POLISHED)), self.settings.finetune)
 
-    def tune(
-        self, state: State, steps: Steps, pruned: nn.Module, plan: Plan | None = None, *, tuning: Tuning = FULLY
-    ) -> State:
-        """The state after pruning, tuned; `steps` and `plan` say how it was pruned."""
+    def tune(self, state: State, steps: Steps, pruned: nn.Module, *plans: Plan, tuning: Tuning = FULLY) -> State:
+        """The state after pruning, tuned; `steps` and `plans` say how it was pruned."""
         untuned, said = self._stage(f"{named(steps)}, not tuned", pruned)
-        plans = state.plans if plan is None else (*state.plans, plan)
-        after = State(steps, pruned, (*state.stages, untuned), plans, said.hits, said)
+        after = State(steps, pruned, (*state.stages, untuned), (*state.plans, *plans), said.hits, said)
         if tuning.may_end(0, untuned.accuracy):
             return after
         return self._train(after, self.settings.finetune, tuning)

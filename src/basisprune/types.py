@@ -323,8 +323,8 @@ class FilterPlan(JsonValue):
 class JointPlan(JsonValue):
     """What goes of basis vectors and filters as one move; `pruning_ratio` is the fraction of the cost asked to go.
 
-    `cost` and `cost_left` are parameters or multiply-adds before and after; a pair counts as the one conv it stands for
-    where that is cheaper. `expected_loss` is what the loss is expected to rise, to second order.
+    `cost` and `cost_left` are parameters, multiply-adds or seconds before and after; a pair counts as the one conv it
+    stands for where that is cheaper. `expected_loss` is what the loss is expected to rise, to second order.
     """
 
     basis: BasisPlan
@@ -333,6 +333,11 @@ class JointPlan(JsonValue):
     cost: float
     cost_left: float
     expected_loss: float
+
+    @property
+    def options(self) -> Mapping[str, Option]:
+        """How it was made."""
+        return self.basis.options
 
     @property
     def fraction_removed(self) -> float:

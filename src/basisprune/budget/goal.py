@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from basisprune.errors import ConfigError
 from basisprune.frameworks import Axis
+
+Optimize: TypeAlias = Literal["params", "macs", "latency"]
+"""What a network is to have least of."""
 
 
 @dataclass(frozen=True)

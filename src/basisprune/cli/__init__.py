@@ -12,6 +12,7 @@ from basisprune.cli.demo import demo
 from basisprune.cli.evaluate import evaluate
 from basisprune.cli.inspect import inspect
 from basisprune.cli.predict import predict
+from basisprune.cli.profile import profile
 from basisprune.cli.train import train
 
 app = typer.Typer(
@@ -21,7 +22,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for command in (compress, train, evaluate, predict, inspect, demo):
+for command in (compress, train, evaluate, predict, inspect, profile, demo):
     app.command()(command)
 
 

@@ -38,9 +38,7 @@ class Wanted:
         return Wanted(max(self.inputs, other.inputs), max(self.outputs, other.outputs))
 
 
-def write_layer_models(
-    folder: Path, shapes: Mapping[LayerShape, Wanted], *, batch: int = 1, threads: int = 1
-) -> Path:
+def write_layer_models(folder: Path, shapes: Mapping[LayerShape, Wanted], *, batch: int = 1, threads: int = 1) -> Path:
     """The folder, filled with a model for each shape, the list of them, and a script that measures them.
 
     The script needs Python, onnxruntime and numpy, nothing of this package. The models hold no weights but rules that
@@ -91,9 +89,7 @@ def _axis(most: int, groups: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys(-(-count // groups) * groups for count in counts))
 
 
-def _layer_model(
-    shape: LayerShape, inputs: Iterable[int], outputs: tuple[int, ...], batch: int
-) -> ModelProto:
+def _layer_model(shape: LayerShape, inputs: Iterable[int], outputs: tuple[int, ...], batch: int) -> ModelProto:
     graph = _Graph()
     for count in inputs:
         if shape.kind == "norm":

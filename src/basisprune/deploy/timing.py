@@ -17,13 +17,14 @@ from torch import nn
 from basisprune.basis.layers import BasisPair, half_name
 from basisprune.deploy import device
 from basisprune.deploy.fold import LAYERS, foldable_norms
+from basisprune.deploy.form_times import conv_shape
 from basisprune.deploy.forms import BatchNorm
 from basisprune.deploy.layer_models import Wanted, channel_axes, write_layer_models
 from basisprune.errors import ConfigError, ModelError, PlanError
 from basisprune.files import read_bytes, sound_or_aside, write_checked
 from basisprune.times import LayerShape, NetworkTimes, Sides, TimeTable
 from basisprune.torchkit.dataflow import Dataflow, dataflow_of
-from basisprune.torchkit.surgery import find_layers, is_depthwise
+from basisprune.torchkit.surgery import find_layers
 from basisprune.torchkit.watching import example_input
 
 logger = logging.getLogger(__name__)
@@ -53,18 +54,28 @@ def time_network(
     return NetworkTimes(table, calls)
 
 
+def table_milliseconds(model: nn.Module, input_shape: tuple[int, ...], table: TimeTable) -> float:
+    """What the convs and norms of a model take for one batch, according to a table; other operations are left out."""
+    times = time_network(model, input_shape, table)
+    seconds = 0.0
+    for name, shapes in times.layers.items():
+        counts = _channels(model, name, shapes[0])
+        seconds += float(times.seconds(name, counts.inputs, counts.outputs))
+    return 1000 * seconds
+
+
 def wanted_shapes(model: nn.Module, input_shape: tuple[int, ...]) -> dict[LayerShape, Wanted]:
     """All shapes that the layers of the model can have, decomposed or not, with their largest numbers of channels."""
     run, norms = _run(model, input_shape)
     wanted: dict[LayerShape, Wanted] = {}
     for name, shapes in _calls(model, run, norms).items():
-        for shape in shapes:
+        for place, shape in enumerate(shapes):
             most = _channels(model, name, shape)
-            wanted[shape] = wanted[shape] | most if shape in wanted else most
-            if shape.kind == "conv":
-                second = _second(shape, _output_size(shape))
-                both = Wanted(most.outputs, most.outputs)
-                wanted[second] = wanted[second] | both if second in wanted else both
+            wanted[shape] = wanted.get(shape, most) | most
+            if shape.kind == "conv" and name in run.calls:
+                height, width = run.calls[name][place].output_shape[-2:]
+                second, rank = _pointwise((height, width), shape.groups), Wanted(most.outputs, most.outputs)
+                wanted[second] = wanted.get(second, rank) | rank
     return wanted
 
 
@@ -146,12 +157,12 @@ def _calls(model: nn.Module, run: Dataflow, norms: Mapping[str, str]) -> dict[st
             continue
         sizes = [(call.shape[-2], call.shape[-1]) for call in calls]
         if isinstance(layer, BasisPair):
-            found[half_name(name, "basis")] = tuple(_conv_shape(conv, size) for size in sizes)
+            found[half_name(name, "basis")] = tuple(conv_shape(conv, size) for size in sizes)
             outputs = [(call.output_shape[-2], call.output_shape[-1]) for call in calls]
             groups = layer.scaling.groups
             found[half_name(name, "scaling")] = tuple(_pointwise(size, groups) for size in outputs)
         else:
-            found[name] = tuple(_conv_shape(conv, size) for size in sizes)
+            found[name] = tuple(conv_shape(conv, size) for size in sizes)
     folded = set(norms.values())
     for name, sizes in run.norm_sizes.items():
         if name not in folded:
@@ -159,24 +170,8 @@ def _calls(model: nn.Module, run: Dataflow, norms: Mapping[str, str]) -> dict[st
     return found
 
 
-def _conv_shape(conv: nn.Conv2d, size: Sides) -> LayerShape:
-    kernel, stride, dilation = ((side[0], side[1]) for side in (conv.kernel_size, conv.stride, conv.dilation))
-    if is_depthwise(conv):
-        return LayerShape("depthwise", kernel, stride, size, 1, dilation)
-    return LayerShape("conv", kernel, stride, size, conv.groups, dilation)
-
-
 def _pointwise(size: Sides, groups: int) -> LayerShape:
     return LayerShape("conv", (1, 1), (1, 1), size, groups)
-
-
-def _second(shape: LayerShape, size: Sides) -> LayerShape:
-    return _pointwise(size, shape.groups)
-
-
-def _output_size(shape: LayerShape) -> Sides:
-    """The map of a conv that pads to keep the size, but for its stride."""
-    return -(-shape.size[0] // shape.stride[0]), -(-shape.size[1] // shape.stride[1])
 
 
 def _channels(model: nn.Module, name: str, shape: LayerShape) -> Wanted:
