@@ -8,6 +8,7 @@ from pathlib import Path
 
 from torch import nn
 
+from basisprune.blocks import find_blocks
 from basisprune.budget import Optimize
 from basisprune.costs import weight_uses
 from basisprune.deploy.timing import measured_table, read_table, time_network, wanted_shapes
@@ -18,6 +19,7 @@ from basisprune.joint_plan import Costs, PlanFrontier, plan_frontier
 from basisprune.plan import Per, PlanConfig
 from basisprune.prune import Compensation, prune_together
 from basisprune.times import TimeTable
+from basisprune.torchkit.watching import example_input
 from basisprune.transfer.model import spec_of
 from basisprune.types import Coupling, InputSpec, JointPlan, Scores
 
@@ -88,5 +90,11 @@ class CostPlanner:
             config = replace(config, round_to=costs.table.block)
         say(f"planning by {self.optimize}")
         return plan_frontier(
-            scored.model, scored.basis.scores, scored.filters.scores, config, coupling=scored.coupling, costs=costs
+            scored.model,
+            scored.basis.scores,
+            scored.filters.scores,
+            config,
+            coupling=scored.coupling,
+            costs=costs,
+            blocks=find_blocks(scored.model, example_input(scored.model, spec.shape)),
         )

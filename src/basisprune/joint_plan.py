@@ -25,7 +25,7 @@ from basisprune.knapsack import Lever, Place, Point, explore
 from basisprune.plan import Array, PlanConfig, Queue, checked_values, filter_plan, group_parts, traced, unit_scores
 from basisprune.times import NetworkTimes
 from basisprune.torchkit.surgery import is_transposed
-from basisprune.types import BasisPlan, Coupling, Group, JointPlan, LayerPlan, Scores
+from basisprune.types import BasisPlan, Block, Coupling, Group, JointPlan, LayerPlan, Scores
 
 Costs: TypeAlias = Mapping[str, int] | NetworkTimes
 """What `weight_uses` tells of a model, or the times of its layers on a device."""
@@ -59,6 +59,7 @@ def plan_frontier(
     *,
     coupling: Coupling | None = None,
     costs: Costs | None = None,
+    blocks: Sequence[Block] = (),
 ) -> PlanFrontier:
     """The plans of least loss for every budget, of which `plan(ratio)` carries one out.
 
@@ -67,8 +68,9 @@ def plan_frontier(
     scales, which merge into the weights; "mac" counts multiply-adds and needs as `costs` what `weight_uses(model)`
     tells; "latency" counts seconds and needs the NetworkTimes of the model. A pair costs what the one conv costs that
     it stands for, where that is less, as `fold` makes it. `config` has the least that each layer and group keeps, and
-    blocks; by latency, those of the device if it sets none. Raises PlanError when scores or settings do not fit. The
-    model is only counted.
+    the multiples that they keep; by latency, those of the device if it sets none. `blocks` of the network, from
+    `find_blocks`, may go as a whole, for the sum of the scores of the pair at the end of their branch. Raises PlanError
+    when scores or settings do not fit. The model is only counted.
     """
     config = config or PlanConfig(per="parameter")
     _check(basis, filters, config, costs)
@@ -80,8 +82,11 @@ def plan_frontier(
     levers = {("basis", name): _rank_lever(name, pairs.get(name), basis, config) for name in basis.layers}
     for group in _scored(coupling, filters):
         levers["filters", group.name] = _width_lever(model, group, filters, config)
+    known = {block.name: block for block in blocks if block.last in basis.layers}
+    # They come last: what remains of a branch when its ranks are set decides whether it is worth its cost.
+    levers |= {("blocks", name): _block_lever(block, basis, sizes) for name, block in known.items()}
     points = explore(list(levers.values()), sizes)
-    return PlanFrontier(model, coupling, basis, config, levers, points)
+    return PlanFrontier(model, coupling, basis, config, levers, points, known)
 
 
 @dataclass(frozen=True)
@@ -94,6 +99,7 @@ class PlanFrontier:
     config: PlanConfig
     levers: Mapping[tuple[str, str], Lever]
     points: Sequence[Point]
+    blocks: Mapping[str, Block]
 
     @property
     def cost(self) -> float:
@@ -139,6 +145,7 @@ class PlanFrontier:
             self.cost,
             chosen.cost,
             chosen.loss / 2,
+            tuple(block for name, block in self.blocks.items() if not kept["blocks", name]),
         )
 
 
@@ -205,6 +212,13 @@ def _width_lever(model: nn.Module, group: Group, filters: Scores, config: PlanCo
     return Lever.of(queue, reach)
 
 
+def _block_lever(block: Block, basis: Scores, sizes: _Sizes) -> Lever:
+    """Whether the block stays; without it, nothing in it costs anything."""
+    worth = float(np.sum(checked_values(block.last, basis.layers[block.last])))
+    queue = Queue(np.zeros((1, 1), dtype=np.int64), [0, 1], [worth], [1.0])
+    return Lever.of(queue, dict.fromkeys(sizes.presence(f"{block.name}."), 1.0))
+
+
 @dataclass(frozen=True)
 class _Pair:
     """The weights of a pair, and where the first has the channels that the one conv would output."""
@@ -216,13 +230,13 @@ class _Pair:
 
 
 class _Sizes:
-    """The sizes of all parameters as levers move, and what they cost."""
+    """The sizes of all parameters as levers move, and what they cost; the last size is 0 for those that are gone."""
 
     def __init__(self, model: nn.Module, pairs: Mapping[str, BasisPair], prices: Mapping[str, Price]) -> None:
         free = {f"{half_name(name, 'scaling')}.scale" for name in pairs}
         self._prices = {name: price for name, price in prices.items() if name not in free}
         self._shapes = {
-            name: [np.asarray(float(size)) for size in value.shape]
+            name: [np.asarray(float(size)) for size in (*value.shape, 1)]
             for name, value in model.named_parameters()
             if name in self._prices
         }
@@ -233,6 +247,10 @@ class _Sizes:
             parts = _Pair(first, second, int(transposed), pair.scaling.groups if transposed else 1)
             if first in self._shapes and second in self._shapes:
                 self._pairs |= {first: parts, second: parts}
+
+    def presence(self, prefix: str) -> list[Place]:
+        """Where it says of each parameter under that name whether it is there."""
+        return [(name, len(sizes) - 1) for name, sizes in self._shapes.items() if name.startswith(prefix)]
 
     def costs(self, lever: Lever, level: int) -> Array:
         """What all that the lever reaches costs at each of its levels, if it is at this one now."""
@@ -259,13 +277,13 @@ class _Sizes:
 
     def _term(self, name: str, moved: Mapping[Place, Array]) -> Array:
         pair = self._pairs.get(name)
-        first = self._shape(name, moved)
+        *first, there = self._shape(name, moved)
         cost = self._prices[name](first)
         if pair is None:
-            return cost
-        second = self._shape(pair.second, moved)
+            return cost * there
+        *second, _ = self._shape(pair.second, moved)
         dense = [*first[: pair.dim], second[0] / pair.groups, *first[pair.dim + 1 :]]
-        return np.minimum(cost + self._prices[pair.second](second), self._prices[name](dense))
+        return np.minimum(cost + self._prices[pair.second](second), self._prices[name](dense)) * there
 
     def _shape(self, name: str, moved: Mapping[Place, Array]) -> list[Array]:
         return [moved.get((name, dim), size) for dim, size in enumerate(self._shapes[name])]

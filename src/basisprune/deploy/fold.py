@@ -29,6 +29,7 @@ from basisprune.deploy.forms import (
     subsampled,
 )
 from basisprune.deploy.latency import Backend, LayerTimer, in_channels_last, interleaved, onnx_layer_seconds
+from basisprune.deploy.shifts import merge_shifts
 from basisprune.errors import ConfigError, LayerError, ModelError
 from basisprune.times import TimeTable
 from basisprune.torchkit.dataflow import Dataflow, LayerCall, dataflow_of
@@ -86,7 +87,7 @@ def fold(
         raise ConfigError(f"fold: times given with prefer={prefer!r}; they are for prefer='latency'")
     inputs = example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
     original = copy.deepcopy(model) if inplace else model
-    result = (model if inplace else copy.deepcopy(model)).eval()
+    result = merge_shifts((model if inplace else copy.deepcopy(model)).eval(), inputs)
     layers = dict(find_layers(original, LAYERS, opaque=BasisPair))
     run = dataflow_of(original, inputs, layers, dict(find_layers(original, BatchNorm)))
     norms = foldable_norms(result, run)
