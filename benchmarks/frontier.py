@@ -3,13 +3,13 @@
     python benchmarks/frontier.py --assets DIR --scratch DIR [--models efficientnet_lite0 densenet121]
 
 EfficientNet-Lite0 has its ImageNet weights and is trained briefly on CIFAR-10 at 128x128. No weights of DenseNet-121
-come with the assets: it is trained from scratch on MNIST at 64x64, where its accuracy is measured, and planned and timed
-at 128x128. "shares" removes the same share of filters and then of basis vectors, in blocks of 8, and folds by
+come with the assets: it is trained from scratch on MNIST at 64x64, where its accuracy is measured, and planned and
+timed at 128x128. "shares" removes the same share of filters and then of basis vectors, in blocks of 8, and folds by
 parameters, which is what `compress` does by itself; "params" plans all ranks and widths together by parameters;
 "latency" by time, in the blocks of the runtime, and folds by time. Scores and compensation are by the loss, from 256
 images, and nothing is tuned after pruning. All networks of a model take turns in ONNX Runtime, one image at a time, on
-one thread. `gain` is the speed-up of "latency" over the one that "shares" has at the same accuracy, interpolated between
-its networks; `bar` is what it is to be. DIR is described in benchmarks/backbones.py; the scratch folder keeps the
+one thread. `gain` is the speed-up of "latency" over the one that "shares" has at the same accuracy, interpolated
+between its networks; `bar` is what it is to be. DIR is described in benchmarks/backbones.py; the scratch folder keeps the
 trained networks. Writes results/frontier.json.
 """
 
@@ -29,6 +29,7 @@ from common import Cells
 from torch import nn
 
 from basisprune import RECIPES, evaluate, measure, trace_coupling, transfer_model
+from basisprune.blocks import find_blocks
 from basisprune.budget import Ratios
 from basisprune.cost_planning import Scored
 from basisprune.deploy.fold import fold
@@ -101,7 +102,8 @@ def pruned(stages: Pipeline, start: State, table: TimeTable) -> Iterator[tuple[s
     configs = {"latency": (PlanConfig(per="latency"), times), "params": (PlanConfig(per="parameter", round_to=8), None)}
     for kind, (config, costs) in configs.items():
         scores = scored.basis.scores, scored.filters.scores
-        frontier = plan_frontier(split, *scores, config, coupling=coupling, costs=costs)
+        blocks = find_blocks(split, torch.zeros(1, *stages.spec.shape)) if kind == "latency" else ()
+        frontier = plan_frontier(split, *scores, config, coupling=coupling, costs=costs, blocks=blocks)
         for ratio in SAVED:
             try:
                 yield kind, ratio, scored.pruned(frontier.plan(ratio), "refit")

@@ -29,7 +29,7 @@ def find_blocks(model: nn.Module, example: Tensor) -> tuple[Block, ...]:
     They are found by what they do: with the output of the pair held constant, such a block shifts each channel of its
     input by a constant, in float64. The model is not changed.
     """
-    pairs = basis_pairs(model)
+    pairs = dict(find_layers(model, BasisPair))
     found: list[Block] = []
     for name, width in _holders(model, list(pairs), example).items():
         if any(name.startswith(f"{block.name}.") or block.name.startswith(f"{name}.") for block in found):

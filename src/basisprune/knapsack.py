@@ -22,7 +22,7 @@ Place: TypeAlias = tuple[str, int]
 
 _TURNS = 30
 _LOWEST = 1e-15  # a price, of that at which all that can be lost weighs as much as the whole cost
-_FINE = 0.003  # steps of the cost, as a share of the whole, that need not be finer
+_FINE = 0.006  # steps of the cost, as a share of the whole, that need not be finer
 _THRESHOLDS = 96
 
 

@@ -200,11 +200,10 @@ def prune_together(
         statistics=filters if compensate != "none" else None,
         inplace=inplace,
     )
-    smaller = prune_basis(
-        smaller, plan.basis, compensate=compensate, statistics=basis if compensate == "refit" else None, inplace=True
-    )
+    if plan.basis.layers:
+        known = basis if compensate == "refit" else None
+        smaller = prune_basis(smaller, plan.basis, compensate=compensate, statistics=known, inplace=True)
     if not plan.blocks:
         return smaller
-    known = {block.last: plan.basis.layers[block.last].means or () for block in plan.blocks}
-    means = {} if compensate == "none" else known
-    return drop_blocks(smaller, plan.blocks, means, inplace=True)
+    means = {block.last: plan.basis.layers[block.last].means or () for block in plan.blocks}
+    return drop_blocks(smaller, plan.blocks, {} if compensate == "none" else means, inplace=True)

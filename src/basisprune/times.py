@@ -142,16 +142,18 @@ class TimeTable(JsonValue):
         grid = self._grids.get(shape)
         if grid is None:
             raise PlanError(f"the table of times knows no {shape}; profile the device for this network and input size")
-        rows, columns = (self._blocks(counts) for counts in (inputs, outputs))
-        if shape.kind != "conv":
-            columns = np.ones_like(rows)
-        rows, columns = np.broadcast_arrays(rows, columns)
-        scale = np.maximum(rows / (len(grid) - 1), 1) * np.maximum(columns / (grid.shape[1] - 1), 1)
-        found: Array = grid[np.minimum(rows, len(grid) - 1), np.minimum(columns, grid.shape[1] - 1)]
-        return found * scale
+        rows = self._blocks(inputs)
+        columns = self._blocks(outputs) if shape.kind == "conv" else np.minimum(rows, 1)
+        most_rows, most_columns = grid.shape[0] - 1, grid.shape[1] - 1
+        if rows.max() <= most_rows and columns.max() <= most_columns:
+            inside: Array = grid[rows, columns]
+            return inside
+        scale = np.maximum(rows / most_rows, 1) * np.maximum(columns / most_columns, 1)
+        found: Array = grid[np.minimum(rows, most_rows), np.minimum(columns, most_columns)] * scale
+        return found
 
     def _blocks(self, counts: float | Array) -> npt.NDArray[np.int64]:
-        return np.ceil(np.asarray(counts, dtype=np.float64) / self.block).astype(np.int64)
+        return np.ceil(np.divide(counts, self.block)).astype(np.int64)
 
     @cached_property
     def _grids(self) -> dict[LayerShape, Array]:

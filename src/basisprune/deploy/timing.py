@@ -9,6 +9,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
@@ -48,7 +49,7 @@ def time_network(
     calls = _calls(model, run, norms)
     if table is None:
         table = measured_table(wanted_shapes(model, input_shape), say=say)
-    missing = [fault for name, shapes in calls.items() for fault in table.missing(dict.fromkeys([name], shapes[0]))]
+    missing = [fault for name, shapes in calls.items() for shape in shapes for fault in table.missing({name: shape})]
     if missing:
         raise PlanError.of("the device was profiled for another network or input size; profile it again", missing)
     return NetworkTimes(table, calls)
@@ -71,11 +72,14 @@ def wanted_shapes(model: nn.Module, input_shape: tuple[int, ...]) -> dict[LayerS
     for name, shapes in _calls(model, run, norms).items():
         for place, shape in enumerate(shapes):
             most = _channels(model, name, shape)
-            wanted[shape] = wanted.get(shape, most) | most
+            more = [(shape, most)]
+            if shape.groups > 1:  # without some of its filters it may be a depthwise one
+                more.append((replace(shape, kind="depthwise", groups=1), most))
             if shape.kind == "conv" and name in run.calls:
                 height, width = run.calls[name][place].output_shape[-2:]
-                second, rank = _pointwise((height, width), shape.groups), Wanted(most.outputs, most.outputs)
-                wanted[second] = wanted.get(second, rank) | rank
+                more.append((_pointwise((height, width), shape.groups), Wanted(most.outputs, most.outputs)))
+            for each, counts in more:
+                wanted[each] = wanted.get(each, counts) | counts
     return wanted
 
 
