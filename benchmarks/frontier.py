@@ -3,14 +3,14 @@
     python benchmarks/frontier.py --assets DIR --scratch DIR [--models efficientnet_lite0 densenet121]
 
 EfficientNet-Lite0 has its ImageNet weights and is trained briefly on CIFAR-10 at 128x128. No weights of DenseNet-121
-come with the assets: it is trained from scratch on MNIST at 64x64, where its accuracy is measured, and planned and
-timed at 128x128. "shares" removes the same share of filters and then of basis vectors, in blocks of 8, and folds by
+come with the assets: it is trained from scratch on MNIST at 64x64, where its accuracy is measured, and planned and timed
+at 128x128. "shares" removes the same share of filters and then of basis vectors, in blocks of 8, and folds by
 parameters, which is what `compress` does by itself; "params" plans all ranks and widths together by parameters;
-"latency" by time, in the blocks of the runtime, and folds by time. Scores and compensation are by the loss, from 256
-images, and nothing is tuned after pruning. All networks of a model take turns in ONNX Runtime, one image at a time, on
-one thread. `gain` is the speed-up of "latency" over the one that "shares" has at the same accuracy, interpolated
-between its networks; `bar` is what it is to be. DIR is described in benchmarks/backbones.py; the scratch folder keeps the
-trained networks. Writes results/frontier.json.
+"latency" by time, in the blocks of the runtime, may drop whole residual branches, and folds by time. Scores and
+compensation are by the loss, from 256 images, and nothing is tuned after pruning. All networks of a model take turns in
+ONNX Runtime, one image at a time, on one thread. `gain` is the speed-up of "latency" over the one that "shares" has at
+the same accuracy, interpolated between its networks; `bar` is what it is to be. DIR is described in
+benchmarks/backbones.py; the scratch folder keeps the trained networks. Writes results/frontier.json.
 """
 
 from __future__ import annotations

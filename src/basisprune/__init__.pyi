@@ -7,6 +7,8 @@ from .basis.layers import BasisPair as BasisPair
 from .basis.layers import BasisScalingConv as BasisScalingConv
 from .basis.refit import basis_statistics as basis_statistics
 from .basis.refit import rebase as rebase
+from .blocks import drop_blocks as drop_blocks
+from .blocks import find_blocks as find_blocks
 from .budget import Budget as Budget
 from .budget import Ratios as Ratios
 from .costs import ModelReport as ModelReport
@@ -28,6 +30,7 @@ from .deploy.export import export_program as export_program
 from .deploy.fold import fold as fold
 from .deploy.latency import LatencyReport as LatencyReport
 from .deploy.latency import measure_latency as measure_latency
+from .deploy.timing import time_network as time_network
 from .errors import BasisPruneError as BasisPruneError
 from .importance import basis_loss as basis_loss
 from .importance import filter_loss as filter_loss
@@ -36,6 +39,7 @@ from .importance import joint_loss as joint_loss
 from .importance import loss_scores as loss_scores
 from .importance import score_filters as score_filters
 from .importance import taylor_scores as taylor_scores
+from .joint_plan import plan_frontier as plan_frontier
 from .joint_plan import plan_together as plan_together
 from .listener import Listener as Listener
 from .pipeline import Pipeline as Pipeline
@@ -54,6 +58,8 @@ from .runs.compress import Compressed as Compressed
 from .runs.compress import compress as compress
 from .search import SearchConfig as SearchConfig
 from .states import Pruned as Pruned
+from .times import NetworkTimes as NetworkTimes
+from .times import TimeTable as TimeTable
 from .training.config import TrainConfig as TrainConfig
 from .training.evaluation import evaluate as evaluate
 from .training.loop import Session as Session
@@ -64,6 +70,7 @@ from .training.trainable import set_trainable as set_trainable
 from .transfer.model import TransferModel as TransferModel
 from .transfer.model import transfer_model as transfer_model
 from .types import BasisPlan as BasisPlan
+from .types import Block as Block
 from .types import Coupling as Coupling
 from .types import FilterPlan as FilterPlan
 from .types import InputSpec as InputSpec
