@@ -3,8 +3,8 @@
     python benchmarks/frontier.py --assets DIR --scratch DIR [--models efficientnet_lite0 densenet121]
 
 EfficientNet-Lite0 has its ImageNet weights and is trained briefly on CIFAR-10 at 128x128. No weights of DenseNet-121
-come with the assets: it is trained from scratch on MNIST at 64x64, where its accuracy is measured, and planned and timed
-at 128x128. "shares" removes the same share of filters and then of basis vectors, in blocks of 8, and folds by
+come with the assets: it is trained from scratch on MNIST at 64x64, where its accuracy is measured, then planned and
+timed at 128x128. "shares" removes the same share of filters and then of basis vectors, in blocks of 8, and folds by
 parameters, which is what `compress` does by itself; "params" plans all ranks and widths together by parameters;
 "latency" by time, in the blocks of the runtime, may drop whole residual branches, and folds by time. Scores and
 compensation are by the loss, from 256 images, and nothing is tuned after pruning. All networks of a model take turns in
@@ -29,19 +29,19 @@ from common import Cells
 from torch import nn
 
 from basisprune import RECIPES, evaluate, measure, trace_coupling, transfer_model
-from basisprune.blocks import find_blocks
 from basisprune.budget import Ratios
-from basisprune.cost_planning import Scored
+from basisprune.budget.planning import Scored
+from basisprune.coupling.blocks import find_blocks
 from basisprune.deploy.fold import fold
 from basisprune.deploy.latency import measure_latency
 from basisprune.deploy.timing import measured_table, time_network, wanted_shapes
 from basisprune.errors import TooMuchError
 from basisprune.frameworks import find_framework
 from basisprune.joint_plan import plan_frontier
+from basisprune.joint_plan.times import TimeTable
 from basisprune.pipeline import Pipeline
 from basisprune.plan import PlanConfig
 from basisprune.states import NOT_AT_ALL, State
-from basisprune.times import TimeTable
 
 SIDE, REPEATS, TEST_IMAGES, BASIS_IMAGES, BAR = 128, 31, 500, 256, 1.25
 SHARES = (0.2, 0.35, 0.5, 0.65)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from basisprune.deploy.layer_models import Wanted
-from basisprune.times import ChannelTimes, LayerShape, TimeTable
+from basisprune.joint_plan.times import ChannelTimes, LayerShape, TimeTable
 
 
 def invented(shapes: Mapping[LayerShape, Wanted], *, block: int = 4, pair_penalty: float = 0.0) -> TimeTable:

@@ -7,14 +7,14 @@ from .basis.layers import BasisPair as BasisPair
 from .basis.layers import BasisScalingConv as BasisScalingConv
 from .basis.refit import basis_statistics as basis_statistics
 from .basis.refit import rebase as rebase
-from .blocks import drop_blocks as drop_blocks
-from .blocks import find_blocks as find_blocks
 from .budget import Budget as Budget
 from .budget import Ratios as Ratios
 from .costs import ModelReport as ModelReport
 from .costs import measure as measure
 from .costs import weight_uses as weight_uses
 from .coupling import trace_coupling as trace_coupling
+from .coupling.blocks import drop_blocks as drop_blocks
+from .coupling.blocks import find_blocks as find_blocks
 from .data import Augment as Augment
 from .data import PreparedBatches as PreparedBatches
 from .data import Splits as Splits
@@ -41,6 +41,8 @@ from .importance import score_filters as score_filters
 from .importance import taylor_scores as taylor_scores
 from .joint_plan import plan_frontier as plan_frontier
 from .joint_plan import plan_together as plan_together
+from .joint_plan.times import NetworkTimes as NetworkTimes
+from .joint_plan.times import TimeTable as TimeTable
 from .listener import Listener as Listener
 from .pipeline import Pipeline as Pipeline
 from .pipeline import run as run
@@ -58,8 +60,6 @@ from .runs.compress import Compressed as Compressed
 from .runs.compress import compress as compress
 from .search import SearchConfig as SearchConfig
 from .states import Pruned as Pruned
-from .times import NetworkTimes as NetworkTimes
-from .times import TimeTable as TimeTable
 from .training.config import TrainConfig as TrainConfig
 from .training.evaluation import evaluate as evaluate
 from .training.loop import Session as Session

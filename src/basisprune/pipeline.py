@@ -17,8 +17,9 @@ from torch import nn
 from basisprune.basis.decompose import decompose
 from basisprune.basis.layers import BasisPair
 from basisprune.basis.refit import Axes, basis_statistics, rebase
-from basisprune.budget import Optimize, Ratios
-from basisprune.cost_planning import CostPlanner, Scored
+from basisprune.budget import Ratios
+from basisprune.budget.goal import step_ratio
+from basisprune.budget.planning import CostPlanner, Scored
 from basisprune.costs import measure
 from basisprune.coupling import trace_coupling
 from basisprune.data import LabelledImages, PreparedBatches, load_data, take
@@ -41,7 +42,7 @@ from basisprune.importance.basis_loss import basis_loss
 from basisprune.importance.filter_loss import filter_loss, filter_statistics
 from basisprune.joint_plan import PlanFrontier
 from basisprune.listener import Listener, Silence
-from basisprune.outlook import Outlook, expected_of_basis, expected_of_filters
+from basisprune.outlook import Outlook, expected_of_all, expected_of_basis, expected_of_filters
 from basisprune.plan import PlanConfig, largest_ratio, plan_basis, plan_filters
 from basisprune.prune import prune_basis, prune_filters
 from basisprune.recipes import Recipe, find_recipe
@@ -50,15 +51,13 @@ from basisprune.states import FULLY, NOT_AT_ALL, Plan, Pruned, Stage, State, Tun
 from basisprune.torchkit.moments import OutputStatistics
 from basisprune.torchkit.surgery import find_layers
 from basisprune.training.config import TrainConfig
-from basisprune.training.evaluation import evaluate
+from basisprune.training.evaluation import evaluate, validation_images
 from basisprune.training.history import EpochRecord, out_of_patience
 from basisprune.training.loop import Session, fit
 from basisprune.training.predict import Predictions, predict
-from basisprune.training.trainable import classes_of, set_trainable
+from basisprune.training.trainable import set_trainable
 from basisprune.transfer.model import spec_of
 from basisprune.types import OUTPUT, Coupling, Scores
-
-_COUNTED: dict[Optimize, str] = {"params": "parameters", "macs": "multiply-adds", "latency": "time"}
 
 ScoredFilters: TypeAlias = tuple[Coupling, Scores, Mapping[str, OutputStatistics] | None]
 """Which filters go together, what they are worth, and statistics if the recipe compensates for removed ones."""
@@ -90,7 +89,7 @@ class Pipeline:
         self.hearer: Listener = self.listener or Silence()
         self.spec = spec_of(self.model)
         self.splits = load_data(self.data, size=self.spec.size)
-        self.val, self.scoring = self._judging_and_scoring(self._check_data())
+        self.val, self.scoring = self._judging_and_scoring(validation_images(self.model, self.splits))
         root = None if self.checkpoints is None else Path(self.checkpoints)
         self.store = StageStore(root, self.hearer.say) if self.listener is not None else StageStore(root)
 
@@ -116,7 +115,7 @@ class Pipeline:
         state = self.start(framework)
         for move in framework.moves:
             for step in range(iterations):
-                ratios = (_step_ratio(ratio, step, iterations) for ratio in (basis_ratio, filter_ratio))
+                ratios = (step_ratio(ratio, step, iterations) for ratio in (basis_ratio, filter_ratio))
                 state = self.remove(state, move, Ratios(*ratios))
         accuracy = None if self.splits.test is None else self._accuracy(state.model, self.splits.test)
         return Pruned(framework.name, state.model, state.stages, state.plans, accuracy)
@@ -219,7 +218,7 @@ class Pipeline:
         if "basis" in move.axes:
             _, scores, _ = self._scored(state.model)
             rises.append(lambda ratio: expected_of_basis(plan_basis(scores, ratio, self.settings.plan), scores))
-        return Outlook.of(partial(_expected, rises), smallest)
+        return Outlook.of(partial(expected_of_all, rises), smallest)
 
     def _filter_outlook(self, state: State) -> Callable[[float], float]:
         coupling, scores, _ = self._scored_filters(state, "loss")
@@ -238,8 +237,7 @@ class Pipeline:
             return known
         scored, frontier = self._frontier(planner, state, move)
         plan = self.store.plan(steps, frontier.plan(ratio))
-        removed = f"{plan.basis.removed} basis vectors and {plan.filters.removed} filters"
-        self.hearer.say(f"removing {removed}: {plan.fraction_removed:.0%} of the {_COUNTED[planner.optimize]}")
+        self.hearer.say(planner.told(plan))
         pruned = scored.pruned(plan, self.settings.compensate)
         self._known[steps] = self.tune(state, steps, pruned, plan.filters, plan.basis, tuning=tuning)
         return self._known[steps]
@@ -435,18 +433,6 @@ class Pipeline:
         order = np.random.default_rng(0).permutation(len(val))
         return take(val, np.sort(order[count:])), take(val, order[:count])
 
-    def _check_data(self) -> LabelledImages:
-        """The validation images; raises DataError if there are none, or if their classes differ from the model's."""
-        splits, classes = self.splits, classes_of(self.model)
-        if classes != splits.num_classes:
-            raise DataError(
-                f"the data has {splits.num_classes} classes ({', '.join(splits.classes[:5])}, ...), but the model "
-                f"has {classes}; build it with transfer_model(..., num_classes={splits.num_classes})"
-            )
-        if splits.val is None:
-            raise DataError("the data has no validation images, which the scores need; pass val_fraction > 0")
-        return splits.val
-
 
 def run(
     framework: FrameworkName | Framework,
@@ -464,23 +450,5 @@ def run(
     return pipeline.run(framework, basis_ratio=basis_ratio, filter_ratio=filter_ratio, iterations=iterations)
 
 
-def _expected(rises: Sequence[Callable[[float], float]], share: float) -> float:
-    """The sum of what is expected of all that is pruned, each as far as it goes; raises TooMuchError if none does."""
-    ratio = 1 - share
-    most = [largest_ratio(ratio, rise) for rise in rises]
-    if max(most) < ratio:
-        raise TooMuchError(f"pruning_ratio: {ratio} cannot be removed; pass at most {max(most)}")
-    return sum(rise(possible) for rise, possible in zip(rises, most, strict=True))
-
-
 def _is_split(model: nn.Module) -> bool:
     return next(find_layers(model, BasisPair), None) is not None
-
-
-def _step_ratio(ratio: float, step: int, steps: int) -> float:
-    """The fraction of what remains to remove in this step, so that all steps together remove `ratio`.
-
-    >>> [round(_step_ratio(0.5, step, 2), 4) for step in range(2)]
-    [0.25, 0.3333]
-    """
-    return (ratio / steps) / (1 - ratio * step / steps)

@@ -10,15 +10,15 @@ from tables import invented
 from tiny import tiny_images, tiny_model, tiny_recipe, tiny_training
 
 from basisprune.budget import Optimize
-from basisprune.cost_planning import CostPlanner
+from basisprune.budget.planning import CostPlanner
 from basisprune.data import load_data
 from basisprune.deploy.timing import table_milliseconds, wanted_shapes
 from basisprune.errors import PlanError
 from basisprune.frameworks import find_framework
+from basisprune.joint_plan.times import TimeTable
 from basisprune.pipeline import Pipeline
 from basisprune.runs.compress import compress
 from basisprune.states import NOT_AT_ALL
-from basisprune.times import TimeTable
 from basisprune.types import BasisPlan, FilterPlan
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -92,7 +92,7 @@ def test_without_a_device_this_machine_is_measured(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     asked = []
     monkeypatch.setattr(
-        "basisprune.cost_planning.measured_table",
+        "basisprune.budget.planning.measured_table",
         lambda shapes, say: asked.append(len(shapes)) or replace(invented(shapes, block=2), device="here"),
     )
     planner = CostPlanner.of("latency", None, tiny_model(), print)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from basisprune.budget import Budget, Ratios
+from basisprune.budget.planning import CostPlanner
 from basisprune.candidates import Size
-from basisprune.cost_planning import CostPlanner
 from basisprune.errors import ConfigError, TooMuchError
 from basisprune.frameworks import POLISHED, Framework, Move, Step
 from basisprune.listener import Silence

@@ -31,7 +31,7 @@ from basisprune.deploy.forms import (
 from basisprune.deploy.latency import Backend, LayerTimer, in_channels_last, interleaved, onnx_layer_seconds
 from basisprune.deploy.shifts import merge_shifts
 from basisprune.errors import ConfigError, LayerError, ModelError
-from basisprune.times import TimeTable
+from basisprune.joint_plan.times import TimeTable
 from basisprune.torchkit.dataflow import Dataflow, LayerCall, dataflow_of
 from basisprune.torchkit.running import hooked, mode, relative_difference, tensors_in
 from basisprune.torchkit.surgery import Layer, find_layers, output_channels, refuse_hooks, replace_module

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from torch import nn
 
 from basisprune.deploy.forms import plain_layers
-from basisprune.times import LayerShape, Sides, TimeTable
+from basisprune.joint_plan.times import LayerShape, Sides, TimeTable
 from basisprune.torchkit.dataflow import Dataflow
 from basisprune.torchkit.surgery import is_depthwise, output_channels
 

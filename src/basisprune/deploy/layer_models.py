@@ -16,7 +16,7 @@ from basisprune.deploy import device
 from basisprune.deploy.export.runtime import require_onnx
 from basisprune.errors import ConfigError
 from basisprune.files import write_text
-from basisprune.times import LayerShape
+from basisprune.joint_plan.times import LayerShape
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto

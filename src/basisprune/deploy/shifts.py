@@ -33,8 +33,7 @@ def merge_shifts(model: nn.Module, inputs: tuple[object, ...]) -> nn.Module:
 
 
 def _without(model: nn.Module, name: str, norm: str) -> nn.Module:
-    shift, target = model.get_submodule(name), model.get_submodule(norm)
-    target.bias.add_(shift.bias)  # type: ignore[operator]
+    model.get_parameter(f"{norm}.bias").add_(model.get_parameter(f"{name}.bias" if name else "bias"))
     return replace_module(model, name, nn.Identity())
 
 
@@ -45,7 +44,7 @@ def _agrees(one: nn.Module, other: nn.Module, inputs: tuple[object, ...]) -> boo
 
 def _plain(bias: Tensor) -> nn.Conv2d:
     width = len(bias)
-    conv = nn.utils.skip_init(nn.Conv2d, width, width, 1, groups=width, device=bias.device, dtype=bias.dtype)
+    conv: nn.Conv2d = nn.utils.skip_init(nn.Conv2d, width, width, 1, groups=width, device=bias.device, dtype=bias.dtype)
     conv.weight.fill_(1.0)
     assert conv.bias is not None
     conv.bias.copy_(bias)

@@ -23,7 +23,7 @@ from basisprune.deploy.forms import BatchNorm
 from basisprune.deploy.layer_models import Wanted, channel_axes, write_layer_models
 from basisprune.errors import ConfigError, ModelError, PlanError
 from basisprune.files import read_bytes, sound_or_aside, write_checked
-from basisprune.times import LayerShape, NetworkTimes, Sides, TimeTable
+from basisprune.joint_plan.times import LayerShape, NetworkTimes, Sides, TimeTable
 from basisprune.torchkit.dataflow import Dataflow, dataflow_of
 from basisprune.torchkit.surgery import find_layers
 from basisprune.torchkit.watching import example_input

@@ -11,8 +11,8 @@ from torch import nn
 
 from basisprune.budget import Budget
 from basisprune.budget.certify import Promise, Standard
+from basisprune.budget.planning import CostPlanner
 from basisprune.candidates import Candidate, Found
-from basisprune.cost_planning import CostPlanner
 from basisprune.data import Splits
 from basisprune.data.load import Source
 from basisprune.data.roles import keep_images

@@ -131,8 +131,14 @@ class RunConfig:
             goal: dict[str, JsonValue] = {self.goal.kind: vars(self.goal)[self.goal.kind]}
         else:
             goal = dict(zip(RATIOS, (self.goal.basis, self.goal.filters), strict=True))
-        rest = {"pretrained": self.pretrained, "onnx": self.onnx, "int8": self.int8, "seed": self.seed}
-        rest |= {"optimize": self.optimize, "device": self.device}
+        rest: dict[str, JsonValue] = {
+            "pretrained": self.pretrained,
+            "onnx": self.onnx,
+            "int8": self.int8,
+            "seed": self.seed,
+            "optimize": self.optimize,
+            "device": self.device,
+        }
         metric = metric_name(self.promise.metric)
         promise: dict[str, JsonValue] = {
             "confidence": self.promise.confidence,

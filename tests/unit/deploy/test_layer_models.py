@@ -13,7 +13,7 @@ import pytest
 from basisprune.deploy import device
 from basisprune.deploy.layer_models import SCRIPT, Wanted, channel_axes, write_layer_models
 from basisprune.errors import ConfigError
-from basisprune.times import LayerShape, TimeTable
+from basisprune.joint_plan.times import LayerShape, TimeTable
 
 CONV = LayerShape("conv", (3, 3), (2, 2), (8, 8))
 SHAPES = {

@@ -13,17 +13,17 @@ from torch import Tensor, nn
 
 from basisprune.basis.decompose import decompose, recompose
 from basisprune.basis.layers import BasisPair, basis_pairs
-from basisprune.blocks import find_blocks
 from basisprune.costs import measure, weight_uses
 from basisprune.coupling import trace_coupling
+from basisprune.coupling.blocks import find_blocks
 from basisprune.deploy.fold import fold
 from basisprune.deploy.timing import table_milliseconds, time_network, wanted_shapes
 from basisprune.errors import PlanError, TooMuchError
 from basisprune.importance import BasisLoss, FilterLoss, filter_loss, joint_loss
 from basisprune.joint_plan import plan_frontier, plan_together
+from basisprune.joint_plan.times import NetworkTimes
 from basisprune.plan import PlanConfig
 from basisprune.prune import prune_filters, prune_together
-from basisprune.times import NetworkTimes
 from basisprune.torchkit.surgery import find_layers
 from basisprune.types import Coupling, JointPlan, LayerScores, Scores
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from basisprune.basis.decompose import decompose
 from basisprune.basis.layers import Shift, basis_pairs
-from basisprune.blocks import drop_blocks, find_blocks
+from basisprune.coupling.blocks import drop_blocks, find_blocks
 from basisprune.errors import PlanError
 from basisprune.types import Block
 

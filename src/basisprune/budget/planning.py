@@ -8,17 +8,17 @@ from pathlib import Path
 
 from torch import nn
 
-from basisprune.blocks import find_blocks
 from basisprune.budget import Optimize
 from basisprune.costs import weight_uses
+from basisprune.coupling.blocks import find_blocks
 from basisprune.deploy.timing import measured_table, read_table, time_network, wanted_shapes
 from basisprune.importance.basis_loss import BasisLoss, basis_loss
 from basisprune.importance.filter_loss import FilterLoss, filter_loss, joint_loss
 from basisprune.importance.layer_access import Batches
 from basisprune.joint_plan import Costs, PlanFrontier, plan_frontier
+from basisprune.joint_plan.times import TimeTable
 from basisprune.plan import Per, PlanConfig
 from basisprune.prune import Compensation, prune_together
-from basisprune.times import TimeTable
 from basisprune.torchkit.watching import example_input
 from basisprune.transfer.model import spec_of
 from basisprune.types import Coupling, InputSpec, JointPlan, Scores
@@ -78,6 +78,14 @@ class CostPlanner:
         if device is not None:
             return cls(optimize, read_table(device), elsewhere=True)
         return cls(optimize, measured_table(wanted_shapes(model, spec_of(model).shape), say=say))
+
+    def told(self, plan: JointPlan) -> str:
+        """What a plan removes, in words."""
+        counted = {"params": "parameters", "macs": "multiply-adds", "latency": "time"}[self.optimize]
+        parts = [f"{plan.basis.removed} basis vectors", f"{plan.filters.removed} filters"]
+        if plan.blocks:
+            parts.append(f"{len(plan.blocks)} whole branch{'es' if len(plan.blocks) > 1 else ''}")
+        return f"removing {', '.join(parts)}: {plan.fraction_removed:.0%} of the {counted}"
 
     def frontier(self, scored: Scored, config: PlanConfig, spec: InputSpec, say: Callable[[str], None]) -> PlanFrontier:
         """The plans of least loss for every budget."""

@@ -119,7 +119,8 @@ def drop_blocks(
     what it makes of features that are all zero. `fold` moves the shifts into the norms before them, where that is
     exact. Raises PlanError, and changes nothing, for a block that is not one of the model.
     """
-    pairs, shifts = basis_pairs(model), {}
+    pairs = basis_pairs(model)
+    shifts: dict[str, nn.Module] = {}
     for block in blocks:
         if block.last not in pairs:
             raise PlanError(f"{block.name}: the model has no block with the pair {block.last}; find its blocks anew")
@@ -133,6 +134,6 @@ def drop_blocks(
         shift = Shift(found[0].to(pairs[block.last].scaling.weight))
         shifts[block.name] = nn.Sequential(shift, nn.ReLU()) if block.rectifies else shift
     result = model if inplace else copy.deepcopy(model)
-    for name, shift in shifts.items():
-        result = replace_module(result, name, shift)
+    for name, rest in shifts.items():
+        result = replace_module(result, name, rest)
     return result
