@@ -13,6 +13,8 @@ from .costs import ModelReport as ModelReport
 from .costs import measure as measure
 from .costs import weight_uses as weight_uses
 from .coupling import trace_coupling as trace_coupling
+from .coupling.blocks import drop_blocks as drop_blocks
+from .coupling.blocks import find_blocks as find_blocks
 from .data import Augment as Augment
 from .data import PreparedBatches as PreparedBatches
 from .data import Splits as Splits
@@ -30,6 +32,7 @@ from .deploy.export import export_program as export_program
 from .deploy.fold import fold as fold
 from .deploy.latency import LatencyReport as LatencyReport
 from .deploy.latency import measure_latency as measure_latency
+from .deploy.timing import time_network as time_network
 from .errors import BasisPruneError as BasisPruneError
 from .importance import basis_loss as basis_loss
 from .importance import filter_loss as filter_loss
@@ -38,7 +41,10 @@ from .importance import joint_loss as joint_loss
 from .importance import loss_scores as loss_scores
 from .importance import score_filters as score_filters
 from .importance import taylor_scores as taylor_scores
+from .joint_plan import plan_frontier as plan_frontier
 from .joint_plan import plan_together as plan_together
+from .joint_plan.times import NetworkTimes as NetworkTimes
+from .joint_plan.times import TimeTable as TimeTable
 from .listener import Listener as Listener
 from .pipeline import Pipeline as Pipeline
 from .pipeline import run as run
@@ -66,6 +72,7 @@ from .training.trainable import set_trainable as set_trainable
 from .transfer.model import TransferModel as TransferModel
 from .transfer.model import transfer_model as transfer_model
 from .types import BasisPlan as BasisPlan
+from .types import Block as Block
 from .types import Coupling as Coupling
 from .types import FilterPlan as FilterPlan
 from .types import InputSpec as InputSpec

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from torch import nn
 
-from basisprune.budget import Budget
+from basisprune.budget import Budget, Optimize
 from basisprune.budget.certify import Certificate, Standard
 from basisprune.frameworks import POLISHED, Axis, Steps
 from basisprune.states import State
@@ -99,6 +99,14 @@ class Candidate:
             score=value_of(promise.metric, after),
             chance=standard.chance(before, after),
         )
+
+    def order(self, optimize: Optimize) -> tuple[float, ...]:
+        """What it is to have least of, then the other sizes."""
+        sizes = {"params": float(self.parameters), "macs": float(self.macs)}
+        if self.latency_ms is not None:
+            sizes["latency"] = self.latency_ms
+        first = sizes.pop(optimize, self.parameters)
+        return first, *(value for name, value in sizes.items() if name != "latency")
 
     @property
     def label(self) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from torch import nn
 
 from basisprune.errors import TooMuchError
-from basisprune.plan import PlanConfig, unit_scores
+from basisprune.plan import PlanConfig, largest_ratio, unit_scores
 from basisprune.types import BasisPlan, FilterPlan, Scores
 
 _STEP = 0.9
@@ -50,6 +50,15 @@ class Outlook:
     def share(self, loss: float) -> float:
         """The share whose expected rise is this one; the smallest known if all are expected to lose less."""
         return float(np.interp(loss, self.losses, self.shares))
+
+
+def expected_of_all(rises: Sequence[Callable[[float], float]], share: float) -> float:
+    """The sum of what is expected of all that is pruned, each as far as it goes; raises TooMuchError if none does."""
+    ratio = 1 - share
+    most = [largest_ratio(ratio, rise) for rise in rises]
+    if max(most) < ratio:
+        raise TooMuchError(f"pruning_ratio: {ratio} cannot be removed; pass at most {max(most)}")
+    return sum(rise(possible) for rise, possible in zip(rises, most, strict=True))
 
 
 def expected_of_basis(plan: BasisPlan, scores: Scores) -> float:

@@ -18,6 +18,8 @@ from basisprune.basis.decompose import decompose
 from basisprune.basis.layers import BasisPair
 from basisprune.basis.refit import Axes, basis_statistics, rebase
 from basisprune.budget import Ratios
+from basisprune.budget.goal import step_ratio
+from basisprune.budget.planning import CostPlanner, Scored
 from basisprune.costs import measure
 from basisprune.coupling import trace_coupling
 from basisprune.data import LabelledImages, PreparedBatches, load_data, take
@@ -38,8 +40,9 @@ from basisprune.frameworks import (
 from basisprune.importance import score_filters, taylor_scores
 from basisprune.importance.basis_loss import basis_loss
 from basisprune.importance.filter_loss import filter_loss, filter_statistics
+from basisprune.joint_plan import PlanFrontier
 from basisprune.listener import Listener, Silence
-from basisprune.outlook import Outlook, expected_of_basis, expected_of_filters
+from basisprune.outlook import Outlook, expected_of_all, expected_of_basis, expected_of_filters
 from basisprune.plan import PlanConfig, largest_ratio, plan_basis, plan_filters
 from basisprune.prune import prune_basis, prune_filters
 from basisprune.recipes import Recipe, find_recipe
@@ -48,11 +51,11 @@ from basisprune.states import FULLY, NOT_AT_ALL, Plan, Pruned, Stage, State, Tun
 from basisprune.torchkit.moments import OutputStatistics
 from basisprune.torchkit.surgery import find_layers
 from basisprune.training.config import TrainConfig
-from basisprune.training.evaluation import evaluate
+from basisprune.training.evaluation import evaluate, validation_images
 from basisprune.training.history import EpochRecord, out_of_patience
 from basisprune.training.loop import Session, fit
 from basisprune.training.predict import Predictions, predict
-from basisprune.training.trainable import classes_of, set_trainable
+from basisprune.training.trainable import set_trainable
 from basisprune.transfer.model import spec_of
 from basisprune.types import OUTPUT, Coupling, Scores
 
@@ -66,7 +69,8 @@ class Pipeline:
 
     `model` comes from `transfer_model` and is not modified; `data` is anything that `load_data` takes. With
     `checkpoints`, a folder, a run that was killed resumes where it stopped. `listener` is notified of each step;
-    without one, training shows a progress bar, with `progress=None` only in a terminal.
+    without one, training shows a progress bar, with `progress=None` only in a terminal. With a `planner`, `prune`
+    removes a fraction of what that counts, instead of the same fraction of all that the move prunes.
     """
 
     model: nn.Module
@@ -75,15 +79,17 @@ class Pipeline:
     checkpoints: str | Path | None = None
     progress: bool | None = None
     listener: Listener | None = None
+    planner: CostPlanner | None = None
     _known: dict[Steps, State] = field(default_factory=dict, init=False, repr=False)
     _last_scored: tuple[Steps, str, ScoredFilters] | None = field(default=None, init=False, repr=False)
+    _last_frontier: tuple[Steps, Move, Scored, PlanFrontier] | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.settings = find_recipe(self.recipe)
         self.hearer: Listener = self.listener or Silence()
         self.spec = spec_of(self.model)
         self.splits = load_data(self.data, size=self.spec.size)
-        self.val, self.scoring = self._judging_and_scoring(self._check_data())
+        self.val, self.scoring = self._judging_and_scoring(validation_images(self.model, self.splits))
         root = None if self.checkpoints is None else Path(self.checkpoints)
         self.store = StageStore(root, self.hearer.say) if self.listener is not None else StageStore(root)
 
@@ -109,7 +115,7 @@ class Pipeline:
         state = self.start(framework)
         for move in framework.moves:
             for step in range(iterations):
-                ratios = (_step_ratio(ratio, step, iterations) for ratio in (basis_ratio, filter_ratio))
+                ratios = (step_ratio(ratio, step, iterations) for ratio in (basis_ratio, filter_ratio))
                 state = self.remove(state, move, Ratios(*ratios))
         accuracy = None if self.splits.test is None else self._accuracy(state.model, self.splits.test)
         return Pruned(framework.name, state.model, state.stages, state.plans, accuracy)
@@ -166,8 +172,11 @@ class Pipeline:
     def prune(self, state: State, move: Move, ratio: float, tuning: Tuning = FULLY) -> State:
         """The state without the fraction `ratio` of all that the move prunes, tuned according to `tuning`.
 
-        Where a move prunes both and only one of them can lose so much, the other loses what it can.
+        Where a move prunes both and only one of them can lose so much, the other loses what it can. With a planner,
+        it is the fraction of parameters, multiply-adds or time.
         """
+        if self.planner is not None:
+            return self._prune_by_cost(self.planner, state, move, ratio, tuning)
         if move.axis != "both":
             return self.remove(state, move, Ratios(ratio, ratio), tuning)
         coupling, scores, _ = self._scored_filters(state, move.scores)
@@ -200,13 +209,16 @@ class Pipeline:
         """
         if not self.settings.foresees(move):
             return None
+        if self.planner is not None:
+            _, frontier = self._frontier(self.planner, state, move)
+            return Outlook.of(lambda share: frontier.expected_loss(1 - share), smallest)
         rises: list[Callable[[float], float]] = []
         if "filters" in move.axes:
             rises.append(self._filter_outlook(state))
         if "basis" in move.axes:
             _, scores, _ = self._scored(state.model)
             rises.append(lambda ratio: expected_of_basis(plan_basis(scores, ratio, self.settings.plan), scores))
-        return Outlook.of(partial(_expected, rises), smallest)
+        return Outlook.of(partial(expected_of_all, rises), smallest)
 
     def _filter_outlook(self, state: State) -> Callable[[float], float]:
         coupling, scores, _ = self._scored_filters(state, "loss")
@@ -217,6 +229,30 @@ class Pipeline:
             return expected_of_filters(state.model, plan, scores, config)
 
         return rise
+
+    def _prune_by_cost(self, planner: CostPlanner, state: State, move: Move, ratio: float, tuning: Tuning) -> State:
+        steps = state.after(Step(planner.optimize, ratio))
+        known = self._known.get(steps)
+        if known is not None and self._is_tuned(known, tuning):
+            return known
+        scored, frontier = self._frontier(planner, state, move)
+        plan = self.store.plan(steps, frontier.plan(ratio))
+        self.hearer.say(planner.told(plan))
+        pruned = scored.pruned(plan, self.settings.compensate)
+        self._known[steps] = self.tune(state, steps, pruned, plan.filters, plan.basis, tuning=tuning)
+        return self._known[steps]
+
+    def _frontier(self, planner: CostPlanner, state: State, move: Move) -> tuple[Scored, PlanFrontier]:
+        """The scores of all that the move prunes, and the plans by them; kept for the next candidate."""
+        if self._last_frontier is None or self._last_frontier[:2] != (state.steps, move):
+            model = self._in_basis(state.model) if "basis" in move.axes else state.model
+            device = next(model.parameters()).device
+            coupling = trace_coupling(model, torch.zeros(2, *self.spec.shape, device=device))
+            self.hearer.say("scoring all that can go on the training images")
+            scored = Scored.of(model, coupling, self._basis_batches(), move.axes)
+            frontier = planner.frontier(scored, self.settings.plan, self.spec, self.hearer.say)
+            self._last_frontier = state.steps, move, scored, frontier
+        return self._last_frontier[2:]
 
     def prune_basis(self, state: State, ratio: float, tuning: Tuning = FULLY) -> State:
         """The state without the fraction `ratio` of its basis vectors."""
@@ -234,13 +270,7 @@ class Pipeline:
     def _scored(self, model: nn.Module) -> tuple[nn.Module, Scores, Mapping[str, OutputStatistics] | None]:
         """The model in the basis that is scored, its scores, and statistics if the recipe refits."""
         recipe, refits = self.settings, self.settings.compensate == "refit"
-        if not _is_split(model):
-            model = self._split(model)
-            if not _is_split(model):
-                raise TooMuchError("basis: no conv is left that is large enough to be split; remove fewer filters")
-        elif recipe.rebase:
-            axes: Axes = "loss" if recipe.basis == "loss" else "outputs"
-            model = rebase(model, self._basis_batches(), basis=axes)
+        model = self._in_basis(model)
         if recipe.scores == "loss":
             self.hearer.say("scoring the basis vectors on the training images")
             found = basis_loss(model, self._basis_batches())
@@ -249,6 +279,18 @@ class Pipeline:
         with self._precision():
             scores = taylor_scores(model, self.scoring_batches())
         return model, scores, basis_statistics(model, self._basis_batches()) if refits else None
+
+    def _in_basis(self, model: nn.Module) -> nn.Module:
+        """The model in the basis that is scored."""
+        recipe = self.settings
+        if not _is_split(model):
+            model = self._split(model)
+            if not _is_split(model):
+                raise TooMuchError("basis: no conv is left that is large enough to be split; remove fewer filters")
+        elif recipe.rebase:
+            axes: Axes = "loss" if recipe.basis == "loss" else "outputs"
+            model = rebase(model, self._basis_batches(), basis=axes)
+        return model
 
     def _is_tuned(self, state: State, tuning: Tuning) -> bool:
         """Whether a network that was tuned before needs no more tuning for this purpose."""
@@ -305,13 +347,10 @@ class Pipeline:
         """The state tuned again, for all fine-tuning epochs of the recipe."""
         return self._train(replace(state, steps=state.after(POLISHED)), self.settings.finetune)
 
-    def tune(
-        self, state: State, steps: Steps, pruned: nn.Module, plan: Plan | None = None, *, tuning: Tuning = FULLY
-    ) -> State:
-        """The state after pruning, tuned; `steps` and `plan` say how it was pruned."""
+    def tune(self, state: State, steps: Steps, pruned: nn.Module, *plans: Plan, tuning: Tuning = FULLY) -> State:
+        """The state after pruning, tuned; `steps` and `plans` say how it was pruned."""
         untuned, said = self._stage(f"{named(steps)}, not tuned", pruned)
-        plans = state.plans if plan is None else (*state.plans, plan)
-        after = State(steps, pruned, (*state.stages, untuned), plans, said.hits, said)
+        after = State(steps, pruned, (*state.stages, untuned), (*state.plans, *plans), said.hits, said)
         if tuning.may_end(0, untuned.accuracy):
             return after
         return self._train(after, self.settings.finetune, tuning)
@@ -397,18 +436,6 @@ class Pipeline:
         order = np.random.default_rng(0).permutation(len(val))
         return take(val, np.sort(order[count:])), take(val, order[:count])
 
-    def _check_data(self) -> LabelledImages:
-        """The validation images; raises DataError if there are none, or if their classes differ from the model's."""
-        splits, classes = self.splits, classes_of(self.model)
-        if classes != splits.num_classes:
-            raise DataError(
-                f"the data has {splits.num_classes} classes ({', '.join(splits.classes[:5])}, ...), but the model "
-                f"has {classes}; build it with transfer_model(..., num_classes={splits.num_classes})"
-            )
-        if splits.val is None:
-            raise DataError("the data has no validation images, which the scores need; pass val_fraction > 0")
-        return splits.val
-
 
 def run(
     framework: FrameworkName | Framework,
@@ -426,23 +453,5 @@ def run(
     return pipeline.run(framework, basis_ratio=basis_ratio, filter_ratio=filter_ratio, iterations=iterations)
 
 
-def _expected(rises: Sequence[Callable[[float], float]], share: float) -> float:
-    """The sum of what is expected of all that is pruned, each as far as it goes; raises TooMuchError if none does."""
-    ratio = 1 - share
-    most = [largest_ratio(ratio, rise) for rise in rises]
-    if max(most) < ratio:
-        raise TooMuchError(f"pruning_ratio: {ratio} cannot be removed; pass at most {max(most)}")
-    return sum(rise(possible) for rise, possible in zip(rises, most, strict=True))
-
-
 def _is_split(model: nn.Module) -> bool:
     return next(find_layers(model, BasisPair), None) is not None
-
-
-def _step_ratio(ratio: float, step: int, steps: int) -> float:
-    """The fraction of what remains to remove in this step, so that all steps together remove `ratio`.
-
-    >>> [round(_step_ratio(0.5, step, 2), 4) for step in range(2)]
-    [0.25, 0.3333]
-    """
-    return (ratio / steps) / (1 - ratio * step / steps)

@@ -32,7 +32,7 @@ from basisprune.types import (
 
 Normalisation: TypeAlias = Literal["max", "mean", "median", "none"]
 Reduction: TypeAlias = Literal["mean", "sum", "max", "min"]
-Per: TypeAlias = Literal["vector", "parameter", "mac"]
+Per: TypeAlias = Literal["vector", "parameter", "mac", "latency"]
 Array: TypeAlias = npt.NDArray[np.float64]
 
 
@@ -46,7 +46,8 @@ class PlanConfig:
     `min_share` are the least number and the least fraction of its basis vectors or filters that a layer
     keeps. With `round_to`, the number kept is a multiple of it, or all. `reduce` makes one score of those of
     filters that are coupled. `per` divides the scores by what one basis vector of the layer costs, in
-    parameters or in multiply-adds, so that layers whose vectors are expensive give up more of them.
+    parameters or in multiply-adds, so that layers whose vectors are expensive give up more of them. "latency" is for
+    `plan_together`, which knows the times of whole layers: there a vector alone costs nothing that could be told.
     """
 
     normalise: Normalisation = "none"
@@ -284,6 +285,8 @@ def _cost(name: str, layer: LayerScores, per: Per) -> int:
     """What the scores of the layer are divided by; 1 where its vectors cost nothing."""
     if per == "vector":
         return 1
+    if per == "latency":
+        raise PlanError("per: 'latency' given; the time of a layer depends on all its channels, use plan_together")
     cost = layer.parameters if per == "parameter" else layer.macs
     if cost is None:
         raise PlanError(f"{name}: per={per!r} needs the cost of a vector, which taylor_scores tells; None given")

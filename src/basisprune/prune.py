@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from basisprune.basis.layers import BasisPair, BasisScalingConv, basis_pairs
 from basisprune.basis.refit import refit_scaling
 from basisprune.coupling import check_keep, cut, hand_over
+from basisprune.coupling.blocks import drop_blocks
 from basisprune.errors import ConfigError, PlanError
 from basisprune.torchkit.moments import OutputStatistics
 from basisprune.torchkit.surgery import Layer, clone_conv, is_transposed, make_linear, named_tensors, replace_module
@@ -189,8 +190,8 @@ def prune_together(
 
     `compensate` is what `prune_basis` and `prune_filters` do about what is removed; `basis` and `filters` are the
     statistics of this model from `joint_loss`, both before pruning: a removed filter's mean and share move into
-    the layers that read it, then the vectors that go hand theirs to those that stay. Raises PlanError, and changes
-    nothing, when the plan does not fit.
+    the layers that read it, then the vectors that go hand theirs to those that stay. Of a block that goes, the mean of
+    what its branch added stays. Raises PlanError, and changes nothing, when the plan does not fit.
     """
     smaller = prune_filters(
         model,
@@ -199,6 +200,10 @@ def prune_together(
         statistics=filters if compensate != "none" else None,
         inplace=inplace,
     )
-    return prune_basis(
-        smaller, plan.basis, compensate=compensate, statistics=basis if compensate == "refit" else None, inplace=True
-    )
+    if plan.basis.layers:
+        known = basis if compensate == "refit" else None
+        smaller = prune_basis(smaller, plan.basis, compensate=compensate, statistics=known, inplace=True)
+    if not plan.blocks:
+        return smaller
+    means = {block.last: plan.basis.layers[block.last].means or () for block in plan.blocks}
+    return drop_blocks(smaller, plan.blocks, {} if compensate == "none" else means, inplace=True)

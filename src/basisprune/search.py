@@ -8,13 +8,14 @@ from typing import get_args
 
 from torch import nn
 
-from basisprune.budget import Budget, Goal, Ratios
+from basisprune.budget import Budget, Goal, Optimize, Ratios
 from basisprune.budget.certify import EQUAL, Entry, Promise, Standard, in_order
 from basisprune.candidates import ALL, Candidate, Found, Shares, Size, Trial
 from basisprune.costs import measure
 from basisprune.deploy.export.runtime import has_onnx
 from basisprune.deploy.fold import deploy
 from basisprune.deploy.latency import Backend, measure_latency
+from basisprune.deploy.timing import table_milliseconds
 from basisprune.errors import ConfigError, TooMuchError
 from basisprune.frameworks import DECOMPOSED, Framework, FrameworkName, Move, find_framework
 from basisprune.pipeline import Pipeline
@@ -277,19 +278,28 @@ class Search:
     def _deployed(self, state: State) -> nn.Module:
         """The state's network in deployed form; folded only once if requested twice in a row."""
         if self._last_folded is None or self._last_folded[0] is not state:
-            folded = deploy(state.model, self.pipeline.spec, self.pipeline.splits.classes)
+            planner = self.pipeline.planner
+            times = None if planner is None else planner.table
+            folded = deploy(state.model, self.pipeline.spec, self.pipeline.splits.classes, times)
             self._last_folded = state, folded
         return self._last_folded[1]
 
     def _size(self, state: State, deployed: nn.Module) -> Size:
         report = measure(deployed, self.pipeline.spec.shape)
-        latency = None
-        if isinstance(self.goal, Budget) and self.goal.target_latency is not None:
+        latency, planner = None, self.pipeline.planner
+        by_time = planner is not None and planner.optimize == "latency"
+        if by_time or (isinstance(self.goal, Budget) and self.goal.target_latency is not None):
             latency = self.pipeline.store.number(state.steps, "latency", lambda: self._milliseconds(deployed))
         return Size(report.parameters, report.macs, latency)
 
     def _milliseconds(self, model: nn.Module) -> float:
-        """Milliseconds per image in ONNX Runtime; in PyTorch if that is not installed or cannot run the network."""
+        """Milliseconds per image in ONNX Runtime; in PyTorch if that is not installed or cannot run the network.
+
+        On another device, what the table of its times adds up to.
+        """
+        planner = self.pipeline.planner
+        if planner is not None and planner.elsewhere and planner.table is not None:
+            return table_milliseconds(model, self.pipeline.spec.shape, planner.table)
 
         def on(backend: Backend) -> float:
             shape = self.pipeline.spec.shape
@@ -324,25 +334,29 @@ class Search:
             return ()
         before = self.trials[0].state.answers
         entries = [
-            Entry(index, trial.candidate.parameters, trial.candidate.chance or 0.0)
+            Entry(index, trial.candidate.order(self._optimize)[0], trial.candidate.chance or 0.0)
             for index, trial in enumerate(self.trials)
             if index and self.standard.within(before, trial.state.answers)
         ]
         return tuple(in_order(entries))
 
+    @property
+    def _optimize(self) -> Optimize:
+        return "params" if self.pipeline.planner is None else self.pipeline.planner.optimize
+
     def _best(self) -> int:
-        """The smallest candidate that passed, the most accurate among equals; for size budgets, the most accurate."""
+        """The smallest candidate that passed, the most accurate among equals; for size budgets, the most accurate.
+
+        By latency, the fastest one.
+        """
         candidates = [trial.candidate for trial in self.trials]
         if isinstance(self.goal, Ratios):
             return len(candidates) - 1
 
         def size(index: int) -> tuple[float, ...]:
             candidate = candidates[index]
-            return (
-                candidate.parameters,
-                candidate.macs,
-                -(candidate.accuracy if candidate.score is None else candidate.score),
-            )
+            accuracy = candidate.accuracy if candidate.score is None else candidate.score
+            return (*candidate.order(self._optimize), -accuracy)
 
         passing = [index for index, candidate in enumerate(candidates) if candidate.passed]
         if self.goal.is_about_accuracy:

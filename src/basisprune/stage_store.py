@@ -20,12 +20,12 @@ from basisprune.errors import CheckpointError, PlanError
 from basisprune.files import Json, clear_leftovers, parse_json, read_checked, sound_or_aside, write_checked
 from basisprune.frameworks import Steps
 from basisprune.transfer.model import spec_of
-from basisprune.types import BasisPlan, FilterPlan, dotted
+from basisprune.types import BasisPlan, FilterPlan, JointPlan, dotted
 
 logger = logging.getLogger(__name__)
 
 CLAIM = "run.json"
-Plan = TypeVar("Plan", BasisPlan, FilterPlan)
+Plan = TypeVar("Plan", BasisPlan, FilterPlan, JointPlan)
 _LONGEST_NAME = 160
 
 

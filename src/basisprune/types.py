@@ -320,11 +320,24 @@ class FilterPlan(JsonValue):
 
 
 @dataclass(frozen=True)
+class Block:
+    """A module that adds a branch to what it reads; the pair `last` ends the branch.
+
+    `rectifies` says whether a relu follows the sum.
+    """
+
+    name: str
+    last: str
+    rectifies: bool = False
+
+
+@dataclass(frozen=True)
 class JointPlan(JsonValue):
     """What goes of basis vectors and filters as one move; `pruning_ratio` is the fraction of the cost asked to go.
 
-    `cost` and `cost_left` are parameters or multiply-adds before and after; a pair counts as the one conv it stands for
-    where that is cheaper. `expected_loss` is what the loss is expected to rise, to second order.
+    `cost` and `cost_left` are parameters, multiply-adds or seconds before and after; a pair counts as the one conv it
+    stands for where that is cheaper. `expected_loss` is what the loss is expected to rise, to second order. `blocks`
+    are those whose branches go as a whole.
     """
 
     basis: BasisPlan
@@ -333,6 +346,12 @@ class JointPlan(JsonValue):
     cost: float
     cost_left: float
     expected_loss: float
+    blocks: tuple[Block, ...] = ()
+
+    @property
+    def options(self) -> Mapping[str, Option]:
+        """How it was made."""
+        return self.basis.options
 
     @property
     def fraction_removed(self) -> float:

@@ -14,6 +14,7 @@ from torch import nn
 from basisprune import search
 from basisprune.budget import Budget, Ratios
 from basisprune.budget.certify import Promise
+from basisprune.budget.planning import CostPlanner
 from basisprune.candidates import Size
 from basisprune.errors import ConfigError, TooMuchError
 from basisprune.frameworks import POLISHED, Framework, Move, Step
@@ -47,6 +48,7 @@ class FakePipeline:
     given_hits: int = 100
     foresees: bool = False
     scale: float = 0.05
+    planner: CostPlanner | None = None
 
     def start(self, framework: Framework) -> State:
         return self._state((Step(framework.start),), 1.0, 1.0)
@@ -329,7 +331,8 @@ def test_a_network_that_cannot_be_exported_is_timed_in_pytorch(monkeypatch):
     monkeypatch.setattr("basisprune.search.measure_latency", measure_latency)
     monkeypatch.setattr("basisprune.search.has_onnx", lambda: True)
     notes = Notes()
-    pipeline = SimpleNamespace(spec=SimpleNamespace(shape=(3, 8, 8)), hearer=notes, settings=RECIPES["paper"])
+    spec = SimpleNamespace(shape=(3, 8, 8))
+    pipeline = SimpleNamespace(spec=spec, hearer=notes, settings=RECIPES["paper"], planner=None)
     assert Search(pipeline, Budget(target_latency=1.0))._milliseconds(nn.Identity()) == 250
     assert "no such operator" in notes.lines[0]
 

@@ -252,6 +252,24 @@ def _sum_of_products(a: Tensor, b: Tensor, weight: Tensor, dtype: torch.dtype) -
     return (a * b).sum([0, *range(2, a.dim())], dtype=dtype)
 
 
+class Shift(nn.Module):
+    """Adds a constant to each channel of a map: what is left of a branch that was dropped.
+
+    >>> Shift(torch.tensor([1.0, 2.0]))(torch.zeros(1, 2, 1, 1)).flatten()
+    tensor([1., 2.], grad_fn=<ViewBackward0>)
+    """
+
+    bias: nn.Parameter
+
+    def __init__(self, bias: Tensor) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The map, shifted."""
+        return x + self.bias.view(1, -1, 1, 1)
+
+
 def half_name(pair: str, half: Literal["basis", "scaling"]) -> str:
     """The dotted name of one half of the pair of that name."""
     return f"{pair}.{half}" if pair else half

@@ -247,7 +247,7 @@ class Entry:
     """A candidate that may be tested: its place among all, its size, and its chance to be certified."""
 
     index: int
-    parameters: int
+    size: float
     chance: float
 
 
@@ -262,7 +262,7 @@ def in_order(entries: Sequence[Entry]) -> list[int]:
     """
     order: list[int] = []
     best = -1.0
-    for entry in sorted(entries, key=lambda each: (each.parameters, -each.chance)):
+    for entry in sorted(entries, key=lambda each: (each.size, -each.chance)):
         if entry.chance > best:
             order.append(entry.index)
             best = entry.chance

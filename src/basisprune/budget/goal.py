@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from basisprune.errors import ConfigError
 from basisprune.frameworks import Axis
+
+Optimize: TypeAlias = Literal["params", "macs", "latency"]
+"""What a network is to have least of."""
 
 
 @dataclass(frozen=True)
@@ -93,3 +96,12 @@ class Ratios:
 
 
 Goal: TypeAlias = Budget | Ratios
+
+
+def step_ratio(ratio: float, step: int, steps: int) -> float:
+    """The fraction of what remains to remove in this step, so that all steps together remove `ratio`.
+
+    >>> [round(step_ratio(0.5, step, 2), 4) for step in range(2)]
+    [0.25, 0.3333]
+    """
+    return (ratio / steps) / (1 - ratio * step / steps)

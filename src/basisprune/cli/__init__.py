@@ -13,6 +13,7 @@ from basisprune.cli.evaluate import evaluate
 from basisprune.cli.export import export
 from basisprune.cli.inspect import inspect
 from basisprune.cli.predict import predict
+from basisprune.cli.profile import profile
 from basisprune.cli.train import train
 
 app = typer.Typer(
@@ -22,7 +23,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for command in (compress, train, evaluate, predict, export, inspect, demo):
+for command in (compress, train, evaluate, predict, export, inspect, profile, demo):
     app.command()(command)
 
 

@@ -70,6 +70,13 @@ def compress(
     filter_ratio: Annotated[
         float | None, typer.Option(parser=fraction, metavar="PERCENT", help="No search: remove this share of filters.")
     ] = None,
+    optimize: Annotated[
+        str | None,
+        typer.Option(help="What to make small: params, macs or latency (default: params; latency for its target)."),
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Plan for the device that `basisprune profile` measured.")
+    ] = None,
     framework: Annotated[
         str | None,
         typer.Option(help="Pruning method: basis, l1, taylor, hrank, loss, basis+taylor, ... (default: the recipe's)."),
@@ -117,6 +124,7 @@ def compress(
     Examples:
       basisprune compress --model resnet50 --data photos --output out
       basisprune compress --model mobilenetv3_large_100 --data photos --target-params 1M --int8 --output out
+      basisprune compress --model resnet50 --data photos --optimize latency --device device.json --output out
       basisprune compress --config out/config.yaml --max-drop 2% --output another --dry-run
 
     Exit codes: 0 done, 1 error, 2 usage error, 3 no pruned model within the budget or, with --require-certified, none

@@ -16,6 +16,7 @@ from torchvision.ops import StochasticDepth
 
 from basisprune.basis.layers import BasisPair
 from basisprune.deploy.folded import traced
+from basisprune.deploy.form_times import table_seconds
 from basisprune.deploy.forms import (
     PLAIN,
     BatchNorm,
@@ -28,7 +29,9 @@ from basisprune.deploy.forms import (
     subsampled,
 )
 from basisprune.deploy.latency import Backend, LayerTimer, in_channels_last, interleaved, onnx_layer_seconds
+from basisprune.deploy.shifts import merge_shifts
 from basisprune.errors import ConfigError, LayerError, ModelError
+from basisprune.joint_plan.times import TimeTable
 from basisprune.torchkit.dataflow import Dataflow, LayerCall, dataflow_of
 from basisprune.torchkit.kinds import refuse_lazy
 from basisprune.torchkit.running import hooked, mode, relative_difference, tensors_in
@@ -54,6 +57,7 @@ def fold(
     prefer: Preference = "macs",
     *,
     runtime: Backend = "eager",
+    times: TimeTable | None = None,
     inplace: bool = False,
 ) -> nn.Module:
     """The model as it is best used: of plain modules, frozen, in eval mode, with the same output.
@@ -62,7 +66,8 @@ def fold(
     `example_inputs` shows that nothing else reads that layer's output, and any other norm is left with a weight
     and a bias alone; dropout goes. Each pair becomes two plain layers or the one dense layer it stands for,
     whichever is cheaper: in multiply-adds, in parameters, or by `"latency"`, timed here at the layer's own input
-    size, in the `runtime` that is going to be used (in eager PyTorch in the memory format of the example).
+    size, in the `runtime` that is going to be used (in eager PyTorch in the memory format of the example), or looked
+    up in the `times` of a device.
     `"none"` keeps all pairs. A `TransferModel` becomes a `torch.fx.GraphModule` with the same names inside, which
     knows its `input_spec` and `classes`; it needs torch, and whatever package the backbone's blocks come from.
 
@@ -80,15 +85,21 @@ def fold(
     """
     _check_settings(prefer, runtime)
     refuse_lazy(model, "fold")
+    if times is not None and prefer != "latency":
+        raise ConfigError(f"fold: times given with prefer={prefer!r}; they are for prefer='latency'")
     inputs = example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
     original = copy.deepcopy(model) if inplace else model
-    result = (model if inplace else copy.deepcopy(model)).eval()
+    result = merge_shifts((model if inplace else copy.deepcopy(model)).eval(), inputs)
     layers = dict(find_layers(original, LAYERS, opaque=BasisPair))
     run = dataflow_of(original, inputs, layers, dict(find_layers(original, BatchNorm)))
-    norms = _foldable_norms(result, run)
-    choices = _choices(result, run, norms, prefer)
+    norms = foldable_norms(result, run)
+    choices = _choices(result, run, norms, prefer, by_table=times is not None)
     if prefer != "latency":
         chosen = _cheapest(choices, run, prefer)
+    elif times is not None:
+        # What the table does not know, such as linear layers, is taken by its parameters.
+        known = table_seconds(choices, run, times)
+        chosen = _cheapest(choices, run, "params") | _fastest({name: choices[name] for name in known}, known)
     elif runtime == "eager":
         chosen = _fastest(choices, _eager_seconds(result, choices, norms, inputs))
     else:
@@ -110,14 +121,18 @@ def _check_settings(prefer: str, runtime: str) -> None:
         raise ConfigError.of("fold", faults)
 
 
-def deploy(model: nn.Module, spec: InputSpec, classes: Sequence[str]) -> nn.Module:
-    """The model as it is deployed: folded, a split layer as whichever is smaller, and knowing its classes."""
-    folded = fold(model, example_input(model, spec.shape), "params")
+def deploy(model: nn.Module, spec: InputSpec, classes: Sequence[str], times: TimeTable | None = None) -> nn.Module:
+    """The model as it is deployed: folded, and knowing its classes.
+
+    A split layer becomes whichever form is smaller or, with the `times` of a device, faster there.
+    """
+    example = example_input(model, spec.shape)
+    folded = fold(model, example, "params") if times is None else fold(model, example, "latency", times=times)
     folded.classes = tuple(classes)  # type: ignore[assignment]
     return folded
 
 
-def _foldable_norms(model: nn.Module, run: Dataflow) -> dict[str, str]:
+def foldable_norms(model: nn.Module, run: Dataflow) -> dict[str, str]:
     """The batch norm that can go into each layer, by the layer's name."""
     found = {}
     for name, norm in find_layers(model, BatchNorm):
@@ -134,7 +149,7 @@ def _foldable_norms(model: nn.Module, run: Dataflow) -> dict[str, str]:
 
 
 def _choices(
-    model: nn.Module, run: Dataflow, norms: Mapping[str, str], prefer: Preference
+    model: nn.Module, run: Dataflow, norms: Mapping[str, str], prefer: Preference, *, by_table: bool
 ) -> dict[str, list[nn.Module]]:
     """The forms of each layer that does not stay as it is; raises LayerError where hooks would be lost."""
     choices = {}
@@ -142,6 +157,8 @@ def _choices(
     for name, layer in find_layers(model, LAYERS, opaque=BasisPair):
         norm = batch_norms[norms[name]] if name in norms else None
         forms = _forms(layer, norm, run.calls.get(name, []), prefer)
+        if prefer == "latency" and not by_table:
+            forms += [other for form in forms if (other := subsampled(form)) is not None]
         if forms != [layer]:
             refuse_hooks(name, layer)
             choices[name] = forms
@@ -162,8 +179,6 @@ def _forms(
         forms = [plain_pair(layer, norm)]
     else:
         forms = [merged(layer, norm), plain_pair(layer, norm)]
-    if prefer == "latency":
-        forms += [other for form in forms if (other := subsampled(form)) is not None]
     return forms
 
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from basisprune.budget import Budget
 from basisprune.budget.certify import Promise, Standard
+from basisprune.budget.planning import CostPlanner
 from basisprune.candidates import Candidate, Found
 from basisprune.data import Splits
 from basisprune.data.load import Source
@@ -162,7 +163,9 @@ def _run(job: Job, folder: OutputFolder | None, listener: Listener, command: str
     if promise is not None:
         listener.say(certifiable_here(promise, job.splits))
     stages = None if folder is None else folder.stages
-    pipeline = Pipeline(job.network, job.splits, config.recipe, checkpoints=stages, listener=listener)
+    device = None if config.device is None else user_path(config.device, "device")
+    planner = CostPlanner.of(config.optimize, device, job.network, listener.say)
+    pipeline = Pipeline(job.network, job.splits, config.recipe, checkpoints=stages, listener=listener, planner=planner)
     certified = Certified(Search(pipeline, config.goal, config.search, promise=promise).run())
     if promise is not None:
         certified = certify_job(job, certified.found, promise, listener, folder=None if folder is None else folder.path)

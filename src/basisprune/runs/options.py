@@ -8,11 +8,12 @@ from typing import TypedDict, cast, get_args, get_type_hints
 
 from pydantic import JsonValue
 
-from basisprune.budget import Budget, Goal, Ratios
+from basisprune.budget import Budget, Goal, Optimize, Ratios
 from basisprune.budget.certify import Promise, check_confidence
 from basisprune.data.arguments import LARGEST_SEED as LARGEST_LIMIT
 from basisprune.data.arguments import LARGEST_SIDE, whole
 from basisprune.data.load import TEST_FRACTION, VAL_FRACTION
+from basisprune.deploy.export.runtime import has_onnx
 from basisprune.errors import ConfigError, nearest
 from basisprune.frameworks import Axis, Framework, FrameworkName, find_framework
 from basisprune.recipes import Recipe
@@ -29,7 +30,9 @@ BUDGETS = tuple(each.name for each in fields(Budget))
 class Options(TypedDict, total=False):
     """The settings by name. Of the first seven, pass one budget or the two ratios; the default is `max_drop` 0.01.
 
-    `recipe` is a name, a Recipe, or a mapping of changes to the recipe named under `base`; `search` likewise.
+    `optimize` is what the result is to have least of: "params", "macs" or "latency", the default for `target_latency`;
+    `device` is a file of `basisprune profile`, with the times of the device that is planned for instead of this
+    machine. `recipe` is a name, a Recipe, or a mapping of changes to the recipe named under `base`; `search` likewise.
     `epochs` overrides the recipe's, `size` is the height and width of the images, `groups` a CSV file of image names
     and groups that are not divided, and `onnx` defaults to whether its packages are installed. With `strict`, damaged
     images and images in several parts of the data are refused. A budget of accuracy is counted in `metric` ("accuracy",
@@ -45,6 +48,8 @@ class Options(TypedDict, total=False):
     target_latency: float | None
     basis_ratio: float | None
     filter_ratio: float | None
+    optimize: Optimize | None
+    device: str | None
     framework: FrameworkName | None
     recipe: str | Mapping[str, object] | Recipe
     epochs: int | None
@@ -105,6 +110,8 @@ class RunConfig:
     int8: bool = False
     seed: int = 0
     trust_code: bool = False
+    optimize: Optimize = "params"
+    device: str | None = None
 
     @property
     def framework(self) -> Framework:
@@ -124,7 +131,14 @@ class RunConfig:
             goal: dict[str, JsonValue] = {self.goal.kind: vars(self.goal)[self.goal.kind]}
         else:
             goal = dict(zip(RATIOS, (self.goal.basis, self.goal.filters), strict=True))
-        rest = {"pretrained": self.pretrained, "onnx": self.onnx, "int8": self.int8, "seed": self.seed}
+        rest: dict[str, JsonValue] = {
+            "pretrained": self.pretrained,
+            "onnx": self.onnx,
+            "int8": self.int8,
+            "seed": self.seed,
+            "optimize": self.optimize,
+            "device": self.device,
+        }
         metric = metric_name(self.promise.metric)
         promise: dict[str, JsonValue] = {
             "confidence": self.promise.confidence,
@@ -155,6 +169,7 @@ def configure(options: Options) -> RunConfig:
         raise ConfigError.of("compress", faults)
     recipe, search, goal = _recipe_of(given, faults), _search_of(given, faults), _goal_of(given, faults)
     faults += check_metric(given.get("metric", "accuracy")) + check_confidence(given.get("confidence", 0.95))
+    optimize = _optimize_of(given, goal, recipe, search, faults)
     if recipe is not None and search is not None and isinstance(goal, Ratios):
         faults += _without_a_move(goal, find_framework(search.framework or recipe.framework))
     if faults or recipe is None or search is None or goal is None:
@@ -172,7 +187,34 @@ def configure(options: Options) -> RunConfig:
         int8=given.get("int8", False),
         seed=given.get("seed", 0),
         trust_code=given.get("trust_code", False),
+        optimize=optimize,
+        device=given.get("device"),
     )
+
+
+def _optimize_of(
+    given: Options, goal: Goal | None, recipe: Recipe | None, search: SearchConfig | None, faults: list[str]
+) -> Optimize:
+    """What the result is to have least of; by time where the budget is one, if the scores allow it."""
+    if recipe is None or search is None:
+        return "params"
+    framework = find_framework(search.framework or recipe.framework)
+    foreseen = all(recipe.foresees(move) for move in framework.moves)
+    asked = given.get("optimize")
+    by_time = isinstance(goal, Budget) and goal.target_latency is not None and foreseen and has_onnx()
+    optimize: Optimize = asked or ("latency" if by_time or "device" in given else "params")
+    if "device" in given and optimize != "latency":
+        faults.append(f"device: given with optimize {optimize!r}; its times are for 'latency'")
+    if optimize != "params" and isinstance(goal, Ratios):
+        faults.append(f"optimize: {optimize!r} given; with {' and '.join(RATIOS)} nothing is left to plan, omit it")
+    elif optimize != "params" and not foreseen:
+        faults.append(
+            f"optimize: {optimize!r} given; it needs scores in units of the loss: the recipe quick or best, and the "
+            "framework loss+basis, loss or basis"
+        )
+    if optimize == "latency" and "device" not in given and not has_onnx():
+        faults.append("optimize: 'latency' needs onnxruntime: pip install 'basisprune[onnx]', or pass device")
+    return optimize
 
 
 def _out_of_range(given: Options) -> list[str]:

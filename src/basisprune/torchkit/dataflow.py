@@ -27,11 +27,15 @@ class LayerCall:
 
 @dataclass
 class Dataflow:
-    """The calls of each layer in a run of a model, which layer each norm read (None for anything else), the output."""
+    """The calls of each layer in a run of a model, which layer each norm read (None for anything else), the output.
+
+    `norm_sizes` are the (height, width) of the maps that each norm read.
+    """
 
     calls: dict[str, list[LayerCall]] = field(default_factory=dict)
     sources: dict[str, list[str | None]] = field(default_factory=dict)
     output: object = None
+    norm_sizes: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
 
     def is_passage(self, layer: str, norm: str) -> bool:
         """Whether the norm reads nothing but this layer, and nothing else reads the layer."""
@@ -101,6 +105,9 @@ class _Watch(TorchDispatchMode):
         """A forward pre-hook of norms."""
         call = self._made_by.get(args[0]) if args and isinstance(args[0], Tensor) else None
         self.found.sources.setdefault(name, []).append(call.layer if call else None)
+        if args and isinstance(args[0], Tensor) and args[0].dim() == 4:
+            height, width = args[0].shape[-2:]
+            self.found.norm_sizes.setdefault(name, []).append((height, width))
         self._norm = name
 
     def norm_done(self, *_: object) -> None:

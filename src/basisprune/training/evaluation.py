@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy
 
-from basisprune.data import make_loader, prepare
+from basisprune.data import LabelledImages, Splits, make_loader, prepare
 from basisprune.errors import DataError
 from basisprune.torchkit.running import mode
 from basisprune.training.trainable import classes_of
@@ -62,3 +62,16 @@ def evaluate(
     if count == 0:
         raise DataError("evaluate: the data contains no images")
     return Evaluation(loss.compute().item(), accuracy.compute().item(), count)
+
+
+def validation_images(model: nn.Module, splits: Splits) -> LabelledImages:
+    """The validation images; raises DataError if there are none, or if their classes differ from the model's."""
+    classes = classes_of(model)
+    if classes != splits.num_classes:
+        raise DataError(
+            f"the data has {splits.num_classes} classes ({', '.join(splits.classes[:5])}, ...), but the model "
+            f"has {classes}; build it with transfer_model(..., num_classes={splits.num_classes})"
+        )
+    if splits.val is None:
+        raise DataError("the data has no validation images, which the scores need; pass val_fraction > 0")
+    return splits.val

@@ -10,7 +10,7 @@ import torch
 from pydantic import JsonValue
 from torch import nn
 
-from basisprune.basis.layers import BasisPair, BasisScalingConv
+from basisprune.basis.layers import BasisPair, BasisScalingConv, Shift
 from basisprune.deploy.bundle.config import Node
 from basisprune.deploy.bundle.limits import Bounded
 from basisprune.deploy.bundle.values import Plain, decode, encode, is_plain
@@ -22,7 +22,7 @@ from basisprune.transfer.norms import NormedConv
 
 # Only these namespaces are searched for a class that a file names; none of their constructors runs foreign code.
 _SPACES = {"torch.nn": nn, "timm.layers": timm.layers}
-_OURS = {kind.__name__: kind for kind in (BasisPair, BasisScalingConv, GlobalPool, NormedConv, TransferModel)}
+_OURS = {kind.__name__: kind for kind in (BasisPair, BasisScalingConv, GlobalPool, NormedConv, Shift, TransferModel)}
 _INTERNAL = frozenset(vars(nn.Module())) | {"input_spec", "source", "classes"}
 _MOST_PARTS = 100_000
 _MOST_OPERATIONS = 2_000  # to construct one layer

@@ -8,15 +8,20 @@ import numpy as np
 import pytest
 import torch
 from networks import NETWORKS
+from tables import invented
 from torch import Tensor, nn
 
 from basisprune.basis.decompose import decompose, recompose
 from basisprune.basis.layers import BasisPair, basis_pairs
 from basisprune.costs import measure, weight_uses
 from basisprune.coupling import trace_coupling
+from basisprune.coupling.blocks import find_blocks
+from basisprune.deploy.fold import fold
+from basisprune.deploy.timing import table_milliseconds, time_network, wanted_shapes
 from basisprune.errors import PlanError, TooMuchError
 from basisprune.importance import BasisLoss, FilterLoss, filter_loss, joint_loss
-from basisprune.joint_plan import plan_together
+from basisprune.joint_plan import plan_frontier, plan_together
+from basisprune.joint_plan.times import NetworkTimes
 from basisprune.plan import PlanConfig
 from basisprune.prune import prune_filters, prune_together
 from basisprune.torchkit.surgery import find_layers
@@ -65,7 +70,7 @@ def test_multiply_adds_are_those_that_are_measured(network):
     coupling = trace_coupling(model, x)
     found = filter_loss(model, coupling, [(x, torch.tensor([0, 1]))])
     config, shape = PlanConfig(per="mac", min_share=0.0), tuple(x.shape[1:])
-    plan = plan_together(model, NOTHING, found.scores, 0.4, config, coupling=coupling, uses=weight_uses(model, shape))
+    plan = plan_together(model, NOTHING, found.scores, 0.4, config, coupling=coupling, costs=weight_uses(model, shape))
     assert plan.cost == measure(model, shape).macs
     small = prune_filters(model, plan.filters)
     assert plan.cost_left == measure(small, shape).macs <= 0.6 * plan.cost
@@ -151,11 +156,15 @@ def test_one_move_is_both_moves_and_leaves_the_model_alone(network, compensate):
 def test_what_does_not_fit_is_refused():
     model, _, coupling, basis, filters = measured("plain")
     taylor, l1 = Scores("taylor", basis.scores.layers), Scores("l1", filters.scores.layers)
-    with pytest.raises(PlanError, match="4 faults") as caught:
-        plan_together(model, taylor, l1, 1.5, PlanConfig(), coupling=coupling)
+    with pytest.raises(PlanError, match="3 faults") as caught:
+        plan_together(model, taylor, l1, 0.5, PlanConfig(), coupling=coupling)
     assert "only those in units of the loss compare" in str(caught.value)
+    with pytest.raises(PlanError, match=r"needs the NetworkTimes of the model"):
+        plan_together(model, basis.scores, NOTHING, 0.3, PlanConfig(per="latency"), coupling=coupling)
     with pytest.raises(PlanError, match=r"needs weight_uses\(model\)"):
         plan_together(model, basis.scores, NOTHING, 0.3, PlanConfig(per="mac"), coupling=coupling)
+    with pytest.raises(PlanError, match="0 <= ratio < 1"):
+        plan_together(model, basis.scores, filters.scores, 1.5, coupling=coupling)
     with pytest.raises(TooMuchError, match="must stay; pass at most"):
         plan_together(model, basis.scores, filters.scores, 0.999, coupling=coupling)
     dense, _ = NETWORKS["plain"]()
@@ -164,3 +173,65 @@ def test_what_does_not_fit_is_refused():
         plan_together(model, short, NOTHING, 0.3, coupling=coupling)
     with pytest.raises(PlanError, match="pass coupling="):
         plan_together(dense, NOTHING, filters.scores, 0.3)
+
+
+def timed(model: nn.Module, images: Tensor, block: int) -> NetworkTimes:
+    shape = tuple(images.shape[1:])
+    return time_network(model, shape, invented(wanted_shapes(recompose(model), shape), block=block))
+
+
+@pytest.mark.parametrize("network", ["plain", "residual", "depthwise", "concat", "used_twice"])
+def test_by_latency_the_cost_left_is_what_the_table_says_of_the_folded_network(network):
+    model, images, coupling, basis, filters = measured(network)
+    times = timed(model, images, 1)
+    config = PlanConfig(per="latency", min_share=0.0, round_to=1)
+    plan = plan_together(model, basis.scores, filters.scores, 0.4, config, coupling=coupling, costs=times)
+    small = fold(prune_together(model, plan, compensate="none"), images, "latency", times=times.table)
+    left = table_milliseconds(small, tuple(images.shape[1:]), times.table) / 1000
+    assert plan.cost_left == pytest.approx(left)
+    assert plan.cost_left <= 0.6 * plan.cost
+
+
+def test_by_latency_ranks_and_widths_come_in_the_blocks_of_the_device():
+    model, images, coupling, basis, filters = measured("vgg_like")
+    times = timed(model, images, 4)
+    config = PlanConfig(per="latency", min_share=0.0)
+    plan = plan_together(model, basis.scores, filters.scores, 0.5, config, coupling=coupling, costs=times)
+    kept = [(len(layer.keep), layer.rank) for layer in plan.basis.layers.values()]
+    kept += [(len(group.keep), group.size) for group in plan.filters.groups.values()]
+    assert all(count % 4 == 0 or count == whole for count, whole in kept)
+    assert any(count < whole for count, whole in kept)
+
+
+def test_a_block_that_is_worth_nothing_goes_and_one_that_is_worth_much_stays():
+    torch.manual_seed(0)
+    ends = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Linear(288, 4)
+    net = nn.Sequential(*ends[:2], Added(8), Added(8), nn.Flatten(), ends[2])
+    model = decompose(net.double().eval(), scale_init=1.0)
+    images = torch.randn(4, 3, 6, 6, dtype=torch.float64)
+    coupling, found = trace_coupling(model, images), find_blocks(model, images)
+    assert [block.name for block in found] == ["2", "3"]
+    worth = {"0": 1.0, "2.conv": 1e-6, "3.conv": 10.0}
+    scores = Scores("loss", {name: LayerScores((value,) * 8) for name, value in worth.items()})
+    frontier = plan_frontier(model, scores, NOTHING, FREE, coupling=coupling, blocks=found)
+    plan = frontier.plan(0.2)
+    assert plan.blocks == (found[0],)
+    assert plan.expected_loss == pytest.approx(8e-6 / 2)
+    assert plan.basis.layers["2.conv"].removed == 0
+    small = prune_together(model, plan, compensate="none")
+    assert list(basis_pairs(small)) == ["0", "3.conv"]
+    assert plan.cost_left == parameters(small) - 8  # the shift, which goes into the norm before it
+    folded = fold(small, images)
+    assert isinstance(folded[2], nn.Identity)
+    assert torch.allclose(folded(images), small(images), rtol=0, atol=1e-10)
+    assert JointPlan.from_json(plan.to_json()) == plan
+    assert frontier.plan(0.0).blocks == ()
+
+
+class Added(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.norm(self.conv(x))

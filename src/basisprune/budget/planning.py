@@ -1,0 +1,108 @@
+"""A network and what it is to have least of -> the plans of least loss for every budget (not in the paper)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torch import nn
+
+from basisprune.budget import Optimize
+from basisprune.costs import weight_uses
+from basisprune.coupling.blocks import find_blocks
+from basisprune.deploy.timing import measured_table, read_table, time_network, wanted_shapes
+from basisprune.importance.basis_loss import BasisLoss, basis_loss
+from basisprune.importance.filter_loss import FilterLoss, filter_loss, joint_loss
+from basisprune.importance.layer_access import Batches
+from basisprune.joint_plan import Costs, PlanFrontier, plan_frontier
+from basisprune.joint_plan.times import TimeTable
+from basisprune.plan import Per, PlanConfig
+from basisprune.prune import Compensation, prune_together
+from basisprune.torchkit.watching import example_input
+from basisprune.transfer.model import spec_of
+from basisprune.types import Coupling, InputSpec, JointPlan, Scores
+
+_PER: dict[Optimize, Per] = {"params": "parameter", "macs": "mac", "latency": "latency"}
+_NO_BASIS, _NO_FILTERS = BasisLoss(Scores("loss", {}), {}), FilterLoss(Scores("loss", {}), {})
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A network, decomposed if its basis is pruned, with the worth of all that can go."""
+
+    model: nn.Module
+    coupling: Coupling
+    basis: BasisLoss
+    filters: FilterLoss
+
+    @classmethod
+    def of(cls, model: nn.Module, coupling: Coupling, batches: Batches, axes: tuple[str, ...]) -> Scored:
+        """The scores of what is pruned on these axes, from one pass over the images."""
+        if "filters" not in axes:
+            return cls(model, coupling, basis_loss(model, batches), _NO_FILTERS)
+        if "basis" not in axes:
+            return cls(model, coupling, _NO_BASIS, filter_loss(model, coupling, batches))
+        return cls(model, coupling, *joint_loss(model, coupling, batches))
+
+    def pruned(self, plan: JointPlan, compensate: Compensation) -> nn.Module:
+        """The network without what the plan removes."""
+        statistics = (self.basis.statistics, self.filters.statistics)
+        return prune_together(self.model, plan, compensate=compensate, basis=statistics[0], filters=statistics[1])
+
+
+@dataclass(frozen=True)
+class CostPlanner:
+    """Plans what goes by how much loss it costs for each parameter, multiply-add or second; by time, those of `table`.
+
+    Without a table, the network's layers are measured on this machine. `elsewhere` says that the table is of another
+    one, whose times cannot be measured here.
+    """
+
+    optimize: Optimize
+    table: TimeTable | None = None
+    elsewhere: bool = False
+
+    @classmethod
+    def of(
+        cls, optimize: Optimize, device: Path | None, model: nn.Module, say: Callable[[str], None]
+    ) -> CostPlanner | None:
+        """The planner for a model, with the times of the device in that file, or else of this machine.
+
+        None for "params", where the same share of all that is pruned goes, as in the paper.
+        """
+        if optimize == "params":
+            return None
+        if optimize == "macs":
+            return cls(optimize)
+        if device is not None:
+            return cls(optimize, read_table(device), elsewhere=True)
+        return cls(optimize, measured_table(wanted_shapes(model, spec_of(model).shape), say=say))
+
+    def told(self, plan: JointPlan) -> str:
+        """What a plan removes, in words."""
+        counted = {"params": "parameters", "macs": "multiply-adds", "latency": "time"}[self.optimize]
+        parts = [f"{plan.basis.removed} basis vectors", f"{plan.filters.removed} filters"]
+        if plan.blocks:
+            parts.append(f"{len(plan.blocks)} whole branch{'es' if len(plan.blocks) > 1 else ''}")
+        return f"removing {', '.join(parts)}: {plan.fraction_removed:.0%} of the {counted}"
+
+    def frontier(self, scored: Scored, config: PlanConfig, spec: InputSpec, say: Callable[[str], None]) -> PlanFrontier:
+        """The plans of least loss for every budget."""
+        costs: Costs | None = None
+        config = replace(config, per=_PER[self.optimize], normalise="none")
+        if self.optimize == "macs":
+            costs = weight_uses(scored.model, spec.shape)
+        elif self.optimize == "latency":
+            costs = time_network(scored.model, spec.shape, self.table, say=say)
+            config = replace(config, round_to=costs.table.block)
+        say(f"planning by {self.optimize}")
+        return plan_frontier(
+            scored.model,
+            scored.basis.scores,
+            scored.filters.scores,
+            config,
+            coupling=scored.coupling,
+            costs=costs,
+            blocks=find_blocks(scored.model, example_input(scored.model, spec.shape)),
+        )

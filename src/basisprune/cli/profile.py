@@ -1,0 +1,110 @@
+"""`basisprune profile`: how long layers take on a device."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from basisprune.cli.common import tell, told_errors
+
+
+def profile(
+    folder: Annotated[
+        Path | None, typer.Argument(help="A prepared folder to measure here; needs onnxruntime and numpy alone.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="The file of times to write, such as device.json.")] = None,
+    prepare: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Write the folder to measure on the device instead.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="A timm model name, package.module:factory, or a result.")] = None,
+    size: Annotated[int | None, typer.Option(help="Image height and width in pixels (default: the model's).")] = None,
+    runtime: Annotated[str, typer.Option(help="The runtime that is measured: onnxruntime.")] = "onnxruntime",
+    threads: Annotated[int, typer.Option(min=1, help="Threads of the runtime.")] = 1,
+    batch: Annotated[int, typer.Option(min=1, help="Images at a time.")] = 1,
+    trust_code: Annotated[bool, typer.Option("--trust-code", help="Run a model's own code.")] = False,
+) -> None:
+    """Measure how long the layers of a model take on a device, for compress --device.
+
+    On this machine: --model and --output. On another one: --prepare writes a small folder of generated layers with a
+    script; copy it there, and run the script with Python, onnxruntime and numpy.
+
+    \b
+    Examples:
+      basisprune profile --model resnet50 --size 128 --output device.json
+      basisprune profile --model resnet50 --size 128 --prepare layers      (then copy the folder to the device)
+      python layers/profile_device.py --output device.json                 (on the device)
+      basisprune profile layers --output device.json                       (the same, if basisprune is there)
+    """
+    with told_errors():
+        from basisprune.errors import ConfigError
+
+        faults = _faults(folder, output, prepare, model, runtime)
+        if faults:
+            raise ConfigError.of("profile", faults)
+        if folder is not None:
+            _measure(folder, threads, output)
+            return
+        _from_model(model or "", size, (threads, batch), prepare, output, trust_code=trust_code)
+
+
+def _faults(
+    folder: Path | None, output: Path | None, prepare: Path | None, model: str | None, runtime: str
+) -> list[str]:
+    found = []
+    if runtime != "onnxruntime":
+        found.append(f"--runtime: {runtime!r} given; allowed is onnxruntime")
+    if (folder is None) == (model is None):
+        found.append("a prepared folder or --model is needed, and not both")
+    if folder is not None and prepare is not None:
+        found.append("--prepare: needs --model, and no folder to measure")
+    if (output is None) == (prepare is None):
+        found.append("--output or --prepare is needed, and not both")
+    return found
+
+
+def _measure(folder: Path, threads: int, output: Path | None) -> None:
+    """Measures a prepared folder; nothing here may import torch."""
+    from basisprune.deploy import device
+    from basisprune.errors import ModelError
+    from basisprune.files import write_text
+
+    try:
+        table = device.profile(folder, threads=threads, say=tell)
+    except device.ProfileError as error:
+        raise ModelError(str(error)) from error
+    assert output is not None
+    write_text(output, json.dumps(table, indent=1) + "\n")
+    tell(f"{output}: the times of {len(table['shapes'])} layer shapes; pass it to compress --device")
+
+
+def _from_model(
+    name: str,
+    size: int | None,
+    setting: tuple[int, int],
+    prepare: Path | None,
+    output: Path | None,
+    *,
+    trust_code: bool,
+) -> None:
+    from basisprune.cli.inspect import _network
+    from basisprune.deploy.layer_models import SCRIPT, write_layer_models
+    from basisprune.deploy.timing import profile_here, wanted_shapes
+    from basisprune.files import user_path, write_text
+    from basisprune.transfer.model import spec_of
+
+    network = _network(name, size, 10, trust_code)
+    spec = spec_of(network)
+    shapes = wanted_shapes(network, spec.shape if size is None else (spec.channels, size, size))
+    threads, batch = setting
+    if prepare is not None:
+        folder = write_layer_models(user_path(prepare, "prepare"), shapes, batch=batch, threads=threads)
+        tell(f"{folder}: {len(shapes)} layer shapes; copy it to the device and run there, with onnxruntime and numpy:")
+        tell(f"  python {folder.name}/{SCRIPT} --output device.json")
+        return
+    assert output is not None
+    tell(f"measuring {len(shapes)} layer shapes in onnxruntime")
+    write_text(output, profile_here(shapes, batch=batch, threads=threads).to_json() + "\n")
+    tell(f"{output}: pass it to compress --device")

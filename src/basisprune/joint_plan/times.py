@@ -1,0 +1,183 @@
+"""How long the layers of a network take on a device, as values: measured there, used wherever a network is planned."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from basisprune.errors import ConfigError, PlanError
+from basisprune.types import JsonValue
+
+Kind: TypeAlias = Literal["conv", "depthwise", "norm"]
+Sides: TypeAlias = tuple[int, int]
+Array: TypeAlias = npt.NDArray[np.float64]
+
+RUNTIMES = ("onnxruntime",)
+_MOST_BLOCKS = 4096
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """What decides on a layer's time beside its channels: its kernel, stride and groups, and the map that it reads.
+
+    A "norm" is one that no conv can take in, with the concatenation before it and the activation behind it.
+
+    >>> str(LayerShape("conv", (3, 3), (2, 2), (32, 32)))
+    '3x3 conv, stride 2, on maps of 32x32'
+    """
+
+    kind: Kind
+    kernel: Sides
+    stride: Sides
+    size: Sides
+    groups: int = 1
+    dilation: Sides = (1, 1)
+
+    def __str__(self) -> str:
+        height, width = self.size
+        if self.kind == "norm":
+            return f"norm on maps of {height}x{width}"
+        name = "depthwise conv" if self.kind == "depthwise" else "conv"
+        groups = f" in {self.groups} groups" if self.groups > 1 else ""
+        stride = "" if self.stride == (1, 1) else f", stride {_shown(self.stride)}"
+        dilation = "" if self.dilation == (1, 1) else f", dilation {_shown(self.dilation)}"
+        return f"{self.kernel[0]}x{self.kernel[1]} {name}{groups}{stride}{dilation}, on maps of {height}x{width}"
+
+    @property
+    def file_name(self) -> str:
+        """A name for a file, without suffix.
+
+        >>> LayerShape("conv", (3, 3), (2, 2), (32, 32)).file_name
+        'conv-k3x3-s2x2-d1x1-g1-32x32'
+        """
+        sides = (self.kernel, self.stride, self.dilation)
+        parts = [f"{letter}{height}x{width}" for letter, (height, width) in zip("ksd", sides, strict=True)]
+        return "-".join([self.kind, *parts, f"g{self.groups}", f"{self.size[0]}x{self.size[1]}"])
+
+
+def _shown(sides: Sides) -> str:
+    return str(sides[0]) if sides[0] == sides[1] else f"{sides[0]}x{sides[1]}"
+
+
+@dataclass(frozen=True)
+class ChannelTimes:
+    """The seconds of a layer of this shape: a row for each number of input channels, a column for each of outputs.
+
+    A depthwise conv or a norm has as many outputs as inputs, and one column.
+    """
+
+    shape: LayerShape
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    seconds: tuple[tuple[float, ...], ...]
+
+    def faults(self) -> list[str]:
+        """What is wrong with the numbers."""
+        found = [
+            f"{self.shape}: {name} {axis} given; rising numbers of channels are needed"
+            for name, axis in (("inputs", self.inputs), ("outputs", self.outputs))
+            if not axis or axis[0] < 1 or list(axis) != sorted(set(axis))
+        ]
+        if [len(row) for row in self.seconds] != [len(self.outputs)] * len(self.inputs):
+            found.append(f"{self.shape}: not one time for each of its {len(self.inputs)} x {len(self.outputs)} counts")
+        elif not all(math.isfinite(value) and value > 0 for row in self.seconds for value in row):
+            found.append(f"{self.shape}: a time is not a number above 0")
+        return found
+
+
+@dataclass(frozen=True)
+class TimeTable(JsonValue):
+    """The times of layers on one device: in which runtime, of which versions, on how many threads, at which batch size.
+
+    `block` is the number of channels that the runtime's kernels work on at once: those beyond the last full block take
+    as long as a whole one.
+
+    >>> shape = LayerShape("conv", (1, 1), (1, 1), (8, 8))
+    >>> times = ChannelTimes(shape, (16, 32), (16, 32), ((1.0, 2.0), (2.0, 4.0)))
+    >>> table = TimeTable("onnxruntime", "a laptop", {}, 1, 1, 16, (times,))
+    >>> TimeTable.from_json(table.to_json()) == table
+    True
+    >>> [float(table.seconds(shape, *counts)) for counts in ((16, 16), (17, 32), (64, 32))]
+    [1.0, 4.0, 8.0]
+    """
+
+    runtime: str
+    device: str
+    versions: Mapping[str, str]
+    threads: int
+    batch: int
+    block: int
+    shapes: tuple[ChannelTimes, ...]
+
+    def __post_init__(self) -> None:
+        faults = [fault for times in self.shapes for fault in times.faults()]
+        if self.runtime not in RUNTIMES:
+            faults.append(f"runtime: {self.runtime!r} given; allowed is {', '.join(RUNTIMES)}")
+        faults += [
+            f"{name}: {getattr(self, name)} given; at least 1 is needed"
+            for name in ("threads", "batch", "block")
+            if getattr(self, name) < 1
+        ]
+        seen = [times.shape for times in self.shapes]
+        if len(set(seen)) != len(seen):
+            faults.append("shapes: one of them is given twice")
+        if faults:
+            raise ConfigError.of("TimeTable", faults)
+
+    def missing(self, shapes: Mapping[str, LayerShape]) -> list[str]:
+        """A line for each of these layers that nothing is known of."""
+        return [f"{name}: no times for a {shape}" for name, shape in shapes.items() if shape not in self._grids]
+
+    def seconds(self, shape: LayerShape, inputs: float | Array, outputs: float | Array) -> Array:
+        """The seconds for these numbers of channels, each taken up to full blocks; between the measured ones, linearly.
+
+        Raises PlanError for a shape that was not measured.
+        """
+        grid = self._grids.get(shape)
+        if grid is None:
+            raise PlanError(f"the table of times knows no {shape}; profile the device for this network and input size")
+        rows = self._blocks(inputs)
+        columns = self._blocks(outputs) if shape.kind == "conv" else np.minimum(rows, 1)
+        most_rows, most_columns = grid.shape[0] - 1, grid.shape[1] - 1
+        if rows.max() <= most_rows and columns.max() <= most_columns:
+            inside: Array = grid[rows, columns]
+            return inside
+        scale = np.maximum(rows / most_rows, 1) * np.maximum(columns / most_columns, 1)
+        found: Array = grid[np.minimum(rows, most_rows), np.minimum(columns, most_columns)] * scale
+        return found
+
+    def _blocks(self, counts: float | Array) -> npt.NDArray[np.int64]:
+        return np.ceil(np.divide(counts, self.block)).astype(np.int64)
+
+    @cached_property
+    def _grids(self) -> dict[LayerShape, Array]:
+        """The seconds of each shape by the number of input and output blocks; none where there are no channels."""
+        return {times.shape: _grid(times, self.block) for times in self.shapes}
+
+
+def _grid(times: ChannelTimes, block: int) -> Array:
+    rows, columns = (min(-(-axis[-1] // block), _MOST_BLOCKS) for axis in (times.inputs, times.outputs))
+    known = np.asarray(times.seconds, dtype=np.float64)
+    places = [block * np.arange(1, count + 1, dtype=np.float64) for count in (rows, columns)]
+    wide = np.stack([np.interp(places[1], times.outputs, row) for row in known])
+    full = np.stack([np.interp(places[0], times.inputs, column) for column in wide.T], axis=1)
+    return np.pad(full, ((1, 0), (1, 0)))
+
+
+@dataclass(frozen=True)
+class NetworkTimes:
+    """A table of times, and the shape of each conv and norm of one network, by the layer's name, once for each call."""
+
+    table: TimeTable
+    layers: Mapping[str, tuple[LayerShape, ...]]
+
+    def seconds(self, name: str, inputs: float | Array, outputs: float | Array) -> Array:
+        """How long that layer takes in one run of the network with so many channels; nothing if it is not timed."""
+        calls = self.layers.get(name, ())
+        return sum((self.table.seconds(shape, inputs, outputs) for shape in calls), np.asarray(0.0))

@@ -1,0 +1,102 @@
+"""Planning by time from end to end, on an invented device."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tables import invented
+from tiny import tiny_images, tiny_model, tiny_recipe, tiny_training
+
+from basisprune.budget import Optimize
+from basisprune.budget.planning import CostPlanner
+from basisprune.data import load_data
+from basisprune.deploy.timing import table_milliseconds, wanted_shapes
+from basisprune.errors import PlanError
+from basisprune.frameworks import find_framework
+from basisprune.joint_plan.times import TimeTable
+from basisprune.pipeline import Pipeline
+from basisprune.runs.compress import compress
+from basisprune.states import NOT_AT_ALL
+from basisprune.types import BasisPlan, FilterPlan
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def device_table() -> TimeTable:
+    return invented(wanted_shapes(tiny_model(), (3, 16, 16)), block=2)
+
+
+@pytest.fixture
+def device(tmp_path) -> Path:
+    path = tmp_path / "device.json"
+    path.write_text(device_table().to_json())
+    return path
+
+
+def run(**options):
+    data = load_data(tiny_images(120), val_fraction=0.25, test_fraction=0.25)
+    recipe = tiny_recipe(tiny_training(epochs=2))
+    return compress(tiny_model(), data, recipe=recipe, onnx=False, **options)
+
+
+def test_a_budget_of_time_on_a_device_is_kept_there(device, tmp_path):
+    whole = table_milliseconds(tiny_model(), (3, 16, 16), device_table())
+    result = run(target_latency=0.6 * whole, device=str(device), output=tmp_path / "out")
+    assert result.chosen.passed
+    assert result.chosen.latency_ms == pytest.approx(table_milliseconds(result.model, (3, 16, 16), device_table()))
+    assert result.chosen.latency_ms <= 0.6 * whole
+    assert result.chosen.steps[-1].name == "latency"
+    assert {type(plan) for plan in result.state.plans} == {BasisPlan, FilterPlan}
+    again = run(target_latency=0.6 * whole, device=str(device), output=tmp_path / "out")
+    assert again.chosen == result.chosen
+
+
+@pytest.mark.parametrize("optimize", ["macs", "latency"])
+def test_by_accuracy_the_result_is_the_candidate_with_least_of_what_is_asked_for(device, optimize):
+    options = {"device": str(device)} if optimize == "latency" else {}
+    result = run(max_drop=0.3, optimize=optimize, **options)
+    passed = [candidate for candidate in result.history if candidate.passed]
+    assert len(passed) > 1
+    amounts = [candidate.latency_ms if optimize == "latency" else candidate.macs for candidate in passed]
+    assert result.chosen.order(optimize)[0] == min(amounts)
+
+
+@pytest.mark.parametrize("framework", ["basis", "loss", "loss+basis"])
+@pytest.mark.parametrize("optimize", ["macs", "latency"])
+def test_a_framework_prunes_by_cost_what_it_prunes_anyway(framework, optimize: Optimize):
+    planner = CostPlanner(optimize, device_table() if optimize == "latency" else None)
+    data = load_data(tiny_images(60), val_fraction=0.25)
+    recipe = tiny_recipe(tiny_training(epochs=1))
+    pipeline = Pipeline(tiny_model(), data, recipe, progress=False, planner=planner)
+    way = find_framework(framework)
+    state = pipeline.start(way)
+    filters, basis = pipeline.prune(state, way.moves[0], 0.3, NOT_AT_ALL).plans
+    assert basis.removed + filters.removed > 0
+    assert not basis.removed or "basis" in way.moves[0].axes
+    assert not filters.removed or "filters" in way.moves[0].axes
+    outlook = pipeline.outlook(state, way.moves[0], 0.3)
+    assert outlook is not None
+    assert list(outlook.losses) == sorted(outlook.losses)
+
+
+def test_a_device_that_was_profiled_for_another_size_is_refused(tmp_path):
+    path = tmp_path / "device.json"
+    path.write_text(invented(wanted_shapes(tiny_model(), (3, 24, 24)), block=2).to_json())
+    with pytest.raises(PlanError, match="profile it again"):
+        run(max_drop=0.3, device=str(path))
+
+
+def test_without_a_device_this_machine_is_measured(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    asked = []
+    monkeypatch.setattr(
+        "basisprune.budget.planning.measured_table",
+        lambda shapes, say: asked.append(len(shapes)) or replace(invented(shapes, block=2), device="here"),
+    )
+    planner = CostPlanner.of("latency", None, tiny_model(), print)
+    assert planner is not None
+    assert planner.table is not None
+    assert (planner.table.device, planner.elsewhere, len(asked)) == ("here", False, 1)
+    assert CostPlanner.of("params", None, tiny_model(), print) is None

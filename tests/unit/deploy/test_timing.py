@@ -1,0 +1,135 @@
+"""Laws of the times of a network's layers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from networks import NETWORKS
+from tables import invented
+from torch import nn
+
+from basisprune.basis.decompose import decompose
+from basisprune.deploy import timing
+from basisprune.deploy.fold import fold
+from basisprune.deploy.timing import (
+    cache_folder,
+    measured_table,
+    read_table,
+    table_milliseconds,
+    time_network,
+    wanted_shapes,
+)
+from basisprune.errors import ConfigError, PlanError
+from basisprune.prune import prune_basis
+from basisprune.types import BasisPlan, LayerPlan
+
+
+@pytest.mark.parametrize("network", ["plain", "residual", "concat", "grouped", "depthwise", "dilated", "used_twice"])
+def test_a_table_for_the_network_knows_its_layers_decomposed_or_not(network):
+    model, x = NETWORKS[network]()
+    shape = tuple(x.shape[1:])
+    table = invented(wanted_shapes(model, shape))
+    for one in (model, decompose(model, scale_init=1.0)):
+        times = time_network(one, shape, table)
+        convs = [name for name, layer in one.named_modules() if isinstance(layer, nn.Conv2d)]
+        assert set(convs) <= times.layers.keys()
+    assert table_milliseconds(model, shape, table) > 0
+
+
+def test_norms_count_only_where_no_conv_takes_them_in():
+    model, x = NETWORKS["concat"]()
+    shape = tuple(x.shape[1:])
+    kinds = {
+        name: calls[0].kind
+        for name, calls in time_network(model, shape, invented(wanted_shapes(model, shape))).layers.items()
+    }
+    assert kinds["norm2"] == "norm"
+    plain, x = NETWORKS["plain"]()
+    shape = tuple(x.shape[1:])
+    assert "norm" not in {key.kind for key in wanted_shapes(plain, shape)}
+
+
+def test_a_table_for_another_size_is_refused_with_all_layers_that_are_missing():
+    model, x = NETWORKS["plain"]()
+    channels, height, width = x.shape[1:]
+    table = invented(wanted_shapes(model, (channels, 2 * height, 2 * width)))
+    with pytest.raises(PlanError, match="another network or input size; profile it again") as caught:
+        time_network(model, (channels, height, width), table)
+    assert len(caught.value.faults) == 3
+
+
+@pytest.mark.parametrize(("penalty", "kind"), [(0.0, nn.Sequential), (1.0, nn.Conv2d)])
+def test_the_fold_takes_the_form_that_is_faster_on_the_device(penalty, kind):
+    torch.manual_seed(0)
+    whole = decompose(nn.Sequential(nn.Conv2d(8, 8, 3, padding=1)), scale_init=1.0).double().eval()
+    model = prune_basis(whole, BasisPlan({"0": LayerPlan((0, 1, 2, 3), 8)}, 0.5))
+    x = torch.randn(1, 8, 6, 6, dtype=torch.float64)
+    table = invented(wanted_shapes(nn.Sequential(nn.Conv2d(8, 8, 3, padding=1)), (8, 6, 6)), pair_penalty=penalty)
+    folded = fold(model, x, "latency", times=table)
+    assert type(folded[0]) is kind
+    assert torch.allclose(folded(x), model(x), rtol=0, atol=1e-12)
+    with pytest.raises(ConfigError, match="for prefer='latency'"):
+        fold(model, x, "macs", times=table)
+
+
+def test_a_measurement_is_kept_and_a_damaged_one_is_made_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("sys.platform", "linux")
+    model, x = NETWORKS["plain"]()
+    shapes, made = wanted_shapes(model, tuple(x.shape[1:])), []
+    monkeypatch.setattr(timing, "profile_here", lambda shapes, **_: made.append(1) or invented(shapes))
+    first = measured_table(shapes)
+    assert measured_table(shapes) == first
+    assert len(made) == 1
+    assert cache_folder() == tmp_path / "basisprune"
+    (path,) = cache_folder().glob("times-*.json")
+    content = bytearray(path.read_bytes())
+    content[10] ^= 1
+    path.write_bytes(bytes(content))
+    assert measured_table(shapes) == first
+    assert len(made) == 2
+    measured_table(shapes, threads=2)
+    monkeypatch.setattr(timing.device, "device_name", lambda: "another device")
+    measured_table(shapes)
+    assert len(made) == 4
+
+
+def test_device_files_that_are_none_are_refused(tmp_path):
+    model, x = NETWORKS["plain"]()
+    table = invented(wanted_shapes(model, tuple(x.shape[1:])))
+    path = tmp_path / "device.json"
+    path.write_text(table.to_json())
+    assert read_table(path) == table
+    texts = {
+        "": "Invalid JSON",
+        table.to_json()[:-40]: "Invalid JSON",
+        table.to_json().replace("onnxruntime", "tensorrt"): "allowed is onnxruntime",
+        table.to_json().replace('"block":4', '"block":"four"'): "block",
+        "[]": "not a table of times",
+    }
+    for text, fault in texts.items():
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=fault):
+            read_table(path)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_table(tmp_path / "none.json")
+
+
+def test_what_a_network_takes_is_the_sum_of_its_layers():
+    model, x = NETWORKS["plain"]()
+    shape = tuple(x.shape[1:])
+    shapes = wanted_shapes(model, shape)
+    table = invented(shapes)
+    convs = [layer for layer in model.modules() if isinstance(layer, nn.Conv2d)]
+    times = time_network(model, shape, table)
+    expected = sum(
+        float(table.seconds(calls[0], conv.in_channels, conv.out_channels))
+        for calls, conv in zip(times.layers.values(), convs, strict=True)
+    )
+    assert np.isclose(table_milliseconds(model, shape, table), 1000 * expected)
+    doubled = [replace(each, seconds=tuple(tuple(2 * s for s in row) for row in each.seconds)) for each in table.shapes]
+    slower = replace(table, shapes=tuple(doubled))
+    assert np.isclose(table_milliseconds(model, shape, slower), 2000 * expected)
