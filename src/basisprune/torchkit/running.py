@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeAlias
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
@@ -38,6 +40,14 @@ def hooked(handles: Iterable[RemovableHandle]) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+def is_transformed() -> bool:
+    """Whether a transform of torch.func (vmap, jvp, grad, ...) or forward-mode differentiation is under way.
+
+    Custom gradients are written for plain backpropagation and must step aside then.
+    """
+    return torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0
 
 
 def images_of(batch: object) -> Tensor:
@@ -77,7 +87,6 @@ def relative_difference(expected: Tensor, given: Tensor, *, least: float = 0.0) 
 
     Infinite for another shape, and for values that are not finite.
 
-    >>> import torch
     >>> relative_difference(torch.tensor([1.0, -4.0]), torch.tensor([1.0, -3.0]))
     0.25
     """
