@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from basisprune.errors import DataError, LayerError, ModelError, TrainingError
-from basisprune.torchkit.running import Loss, average_over_processes, hooked, images_of, labelled, mode
+from basisprune.torchkit.running import Loss, average_over_processes, hooked, images_of, labelled, mode, placed
 from basisprune.torchkit.surgery import has_channels_last
 
 _WIDEST = 4096
@@ -159,12 +159,11 @@ def gradient_moments(
 
 def _run(model: nn.Module, batches: Iterable[object]) -> int:
     """The number of images, after all of them have passed all layers."""
-    device = next(model.parameters()).device
     count = 0
     with mode(model, training=False):
         for batch in batches:
             images = images_of(batch)
-            model(images.to(device))
+            model(placed(images, model))
             count += len(images)
     if count == 0:
         raise DataError("batches: no batch came; a few hundred prepared images are needed")
@@ -179,7 +178,7 @@ def _run_backward(model: nn.Module, batches: Iterable[object], loss: Loss) -> in
         for number, batch in enumerate(batches):
             images, labels = labelled(batch)
             # A path for gradients even where all parameters are frozen; the copy may be changed in place.
-            source = images.to(device, copy=True).requires_grad_(True)
+            source = placed(images, model).detach().clone().requires_grad_(True)
             value = loss(model(source.clone()), labels.to(device, copy=True))
             if not bool(value.isfinite()):
                 raise TrainingError(f"the loss of batch {number} is {value.item()}; check the model and the images")

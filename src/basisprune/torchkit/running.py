@@ -62,6 +62,12 @@ def images_of(batch: object) -> Tensor:
     return images
 
 
+def placed(images: Tensor, model: nn.Module) -> Tensor:
+    """The images on the device and in the precision of the model, which is that of its first float parameter."""
+    like = next((part for part in model.parameters() if part.is_floating_point()), None)
+    return images if like is None else images.to(like.device, like.dtype)
+
+
 def labelled(batch: object) -> tuple[Tensor, Tensor]:
     """The images and labels of a batch, which is a tuple or list that starts with them."""
     if not isinstance(batch, tuple | list) or len(batch) < 2:
