@@ -31,6 +31,7 @@ from basisprune.torchkit.surgery import (
     plain_linear,
     replace_module,
 )
+from basisprune.torchkit.weight_norms import copied, has_computed_weights, plain_weights
 
 Basis: TypeAlias = Literal["weights", "outputs", "loss"]
 
@@ -90,10 +91,11 @@ def decompose(
     `basis="weights"` is the paper's: the singular vectors of the weight. `basis="outputs"` takes the
     principal axes of what the conv outputs on `batches` of prepared images (as tensors, or tuples that
     start with them; a few hundred images are enough). `basis="loss"` takes those that matter to the loss, the
-    eigenvectors of G^1/2 C G^1/2 (see `basis.metric`); its batches are (images, labels) of training data, `loss`
+    eigenvectors of G^1/2 C G^1/2 (see `basis.loss_basis`); its batches are (images, labels) of training data, `loss`
     gives their mean loss.
 
-    Raises LayerError, naming the layer, for a conv that cannot be reproduced; the model is then untouched.
+    Weights that hooks of torch's old `weight_norm` or `spectral_norm` compute become plain ones everywhere. Raises
+    LayerError, naming the layer, for a conv that cannot be reproduced; the model is then untouched.
 
     >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
     >>> decompose(model)[0].rank
@@ -108,6 +110,9 @@ def decompose(
         faults.append("basis='outputs' or 'loss' and batches of prepared images go together; pass both or neither")
     if faults:
         raise ConfigError.of("decompose", faults)
+    if has_computed_weights(model):
+        model = plain_weights(model) if inplace else copied(model)
+        inplace = True
     choices = choose_layers(model, ignored_layers=ignored_layers, linear=linear)
     names = [choice.name for choice in choices if choice.left_alone is None]
     statistics: Mapping[str, OutputStatistics] = {}

@@ -24,6 +24,7 @@ from basisprune.errors import ConfigError, DataError, TrainingError
 from basisprune.listener import Listener
 from basisprune.torchkit.kinds import refuse_untrainable
 from basisprune.torchkit.running import mode, placed
+from basisprune.torchkit.weight_norms import copied
 from basisprune.training.accelerating import as_shown, make_accelerator
 from basisprune.training.checkpoint import Past, load_checkpoint, save_checkpoint, set_damaged_aside
 from basisprune.training.config import TrainConfig, learning_rate, weights_ramp
@@ -103,7 +104,7 @@ def fit(
     refuse_untrainable(model, "fit")
     if config.patience is not None and val is None:
         raise ConfigError(f"patience: {config.patience} given, but no validation images to judge by; pass val")
-    model = model if inplace else copy.deepcopy(model)
+    model = model if inplace else copied(model)
     with in_full_precision(model):
         return _fitted(model, (train, val), config, session, None if checkpoint is None else Path(checkpoint), progress)
 
