@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -40,15 +40,17 @@ class LossStatistics(OutputStatistics):
 
 
 @torch.no_grad()
-def output_statistics(model: nn.Module, names: Sequence[str], batches: Iterable[object]) -> dict[str, OutputStatistics]:
+def output_statistics(
+    model: nn.Module, names: Sequence[str], batches: Iterable[object], *, optional: Collection[str] = ()
+) -> dict[str, OutputStatistics]:
     """The mean and covariance of the output of each layer named, over all images and positions, in eval mode.
 
     The model is not changed. Raises DataError when there is no batch, LayerError for a layer that never ran
-    or whose output is not finite.
+    or whose output is not finite. Layers that are `optional` are left out if they never ran.
     """
     with _watched(model, {name: _Moments(model.get_submodule(name)) for name in names}) as sums:
         _run(model, batches)
-    return {name: moments.result(name) for name, moments in sums.items()}
+    return {name: moments.result(name) for name, moments in sums.items() if moments.ran or name not in optional}
 
 
 def loss_statistics(
@@ -58,6 +60,7 @@ def loss_statistics(
     *,
     loss: Loss = F.cross_entropy,
     gradients_at: Sequence[str] | None = None,
+    optional: Collection[str] = (),
 ) -> dict[str, LossStatistics]:
     """Mean, covariance and loss metric of the output of each layer named, from one forward and backward pass.
 
@@ -66,7 +69,8 @@ def loss_statistics(
     `no_grad`; the model is not changed. In a distributed run every process gets what all of them saw.
 
     Raises DataError when there is no batch or no label, TrainingError for a loss and LayerError for an output or
-    a gradient that is not finite, and for a layer that never ran or that no gradient can reach.
+    a gradient that is not finite, and for a layer that never ran or that no gradient can reach. Layers that are
+    `optional` are left out if they never ran.
     """
     places = names if gradients_at is None else gradients_at
     outputs = {name: _Moments(model.get_submodule(name)) for name in names}
@@ -75,6 +79,8 @@ def loss_statistics(
         images = _run_backward(model, batches, loss)
     found = {}
     for name, place in zip(names, places, strict=True):
+        if not outputs[name].ran and name in optional:
+            continue
         mean, covariance = _of_all_processes(outputs[name].result(name))
         found[name] = LossStatistics(mean, covariance, gradients[place].result(place, images))
     return found
@@ -134,7 +140,7 @@ class Inputs:
         """The statistics of each layer that ran, with the metric if there was a backward pass."""
         found: dict[str, OutputStatistics] = {}
         for name, moments in self._moments.items():
-            if moments.shift is not None:
+            if moments.ran:
                 mean, covariance = _of_all_processes(moments.result(name))
                 found[name] = OutputStatistics(mean, covariance)
                 if metric:
@@ -233,6 +239,11 @@ class _Moments:
         self.widest = widest
         self.count = 0
         self.shift: Tensor | None = None
+
+    @property
+    def ran(self) -> bool:
+        """Whether the layer was called."""
+        return self.shift is not None
 
     def hook(self, layer: nn.Module, _args: object, output: Tensor) -> None:
         rows = _rows(layer, output.detach())
