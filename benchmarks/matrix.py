@@ -18,7 +18,7 @@ from typing import Any
 import matrix_networks
 import timm
 import torch
-from matrix_networks import MOST_PARAMETERS, SMALLEST, RawDetector, torchvision_network
+from matrix_networks import MOST_PARAMETERS, SHORTENED, SMALLEST, RawDetector, torchvision_network
 from torch import Tensor, nn
 
 from basisprune.basis.decompose import decompose
@@ -142,26 +142,23 @@ class _Steps:
 def _built(library: str, name: str, record: Record) -> tuple[nn.Module, Tensor, str | None]:
     """The network for a new task, or as it is where it is no classifier; its images; what builds it anew."""
     if library == "timm":
-        return _classifier(name, name, timm_options(name), record)
+        return _classifier(name, f"matrix_networks:{name}" if name in SHORTENED else name, record)
     if name in torchvision_names_of("classification"):
         _refuse_giant(torchvision_network(name), record)
-        return _classifier(name, f"matrix_networks:{name}", {}, record)
+        return _classifier(name, f"matrix_networks:{name}", record)
     model = torchvision_network(name).eval()
     _refuse_giant(model, record)
-    side = 320 if isinstance(model, RawDetector) and name.startswith("ssd") else 160
+    side = 320 if name.startswith("ssd") else 160 if isinstance(model, RawDetector) else 96
     record |= {"head": "kept", "image": side}
     return model, torch.rand(2, 3, side, side), f"matrix_networks:{name}"
 
 
-def _classifier(name: str, factory: str, options: dict[str, Any], record: Record) -> tuple[nn.Module, Tensor, str | None]:
+def _classifier(name: str, factory: str, record: Record) -> tuple[nn.Module, Tensor, str | None]:
     """A transfer model on the smallest images that it takes, in eval and in training mode."""
     faults = []
     default = 224
-    if ":" not in factory:
-        with torch.device("meta"):
-            probe = timm.create_model(name, pretrained=False, **options)
-        _refuse_giant(probe, record)
-        default = probe.default_cfg["input_size"][-1]
+    if name not in torchvision_names_of("classification") or ":" not in factory:
+        default = timm.get_pretrained_cfg(name).input_size[-1]
     for side in dict.fromkeys((*(size for size in SMALLEST if size <= default), default)):
         try:
             model = transfer_model(factory, _CLASSES, input_size=side)
@@ -170,14 +167,10 @@ def _classifier(name: str, factory: str, options: dict[str, Any], record: Record
         except Exception as error:
             faults.append(error)
             continue
+        _refuse_giant(model, record)
         record |= {"head": "transfer", "image": side, "parameters": _count(model)}
         return model.eval(), images, None
     raise faults[-1]
-
-
-def timm_options(name: str) -> dict[str, Any]:
-    """Arguments that make a giant small, where a family has nothing else."""
-    return {}
 
 
 def torchvision_names_of(task: str) -> set[str]:

@@ -17,6 +17,10 @@ import torchvision
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+FAMILIES = Path(__file__).parent / "matrix_models.json"
+SHORTENED: dict[str, dict[str, int]] = {"deepseek_vit_412m": {"depth": 2}, "gemma4_vit_167m": {"depth": 2}}
+"""Arguments for networks of timm whose whole family is too large for the matrix."""
+
 SMALLEST = (64, 96, 128, 160, 192, 224)
 MOST_PARAMETERS = 150_000_000
 _MODELS = torchvision.models
@@ -66,6 +70,8 @@ def torchvision_network(name: str) -> nn.Module:
 
 
 def __getattr__(name: str) -> Callable[[], nn.Module]:
+    if name in SHORTENED:
+        return partial(timm.create_model, name, pretrained=False, **SHORTENED[name])
     if name in _MODELS.list_models():
         return partial(torchvision_network, name)
     raise AttributeError(name)
@@ -76,9 +82,19 @@ def torchvision_names() -> list[tuple[str, str]]:
     return [(task, name) for task, home in _TASKS.items() for name in _MODELS.list_models(module=home)]
 
 
-def timm_families(models: Path) -> dict[str, str]:
-    """A small network of each of timm's families, by family, as the file says."""
-    return json.loads(models.read_text())["timm_families"]
+def all_networks() -> list[tuple[str, str, dict[str, str]]]:
+    """Library, name and family or task of every network, the small ones first."""
+    found = [(size, "timm", name, {"family": family}) for family, name, size in timm_families()]
+    for task, name in torchvision_names():
+        size = _parameters(partial(torchvision_network, name)) or 0
+        found.append((size, "torchvision", name, {"task": task}))
+    return [(library, name, about) for _, library, name, about in sorted(found, key=lambda each: each[0])]
+
+
+def timm_families() -> list[tuple[str, str, int]]:
+    """Each of timm's families, a small network of it and its parameters, as the file says."""
+    families = json.loads(FAMILIES.read_text())
+    return [(family, about["name"], about["parameters"]) for family, about in families.items()]
 
 
 def choose_families() -> dict[str, dict[str, object]]:
@@ -88,7 +104,7 @@ def choose_families() -> dict[str, dict[str, object]]:
         sizes = {}
         for name in timm.list_models(module=family):
             if not name.startswith("test_"):
-                sizes[name] = _parameters(name)
+                sizes[name] = _parameters(partial(timm.create_model, name, pretrained=False))
         known = {name: size for name, size in sizes.items() if size is not None}
         if known:
             name = min(known, key=known.__getitem__)
@@ -96,9 +112,13 @@ def choose_families() -> dict[str, dict[str, object]]:
     return chosen
 
 
-def _parameters(name: str) -> int | None:
+def _parameters(build: Callable[[], nn.Module]) -> int | None:
     try:
         with torch.device("meta"):
-            return sum(part.numel() for part in timm.create_model(name, pretrained=False).parameters())
+            return sum(part.numel() for part in build().parameters())
     except Exception:  # some cannot be built without memory
         return None
+
+
+if __name__ == "__main__":
+    FAMILIES.write_text(json.dumps(choose_families(), indent=1) + "\n")
