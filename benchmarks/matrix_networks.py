@@ -86,7 +86,7 @@ def all_networks() -> list[tuple[str, str, dict[str, str]]]:
     """Library, name and family or task of every network, the small ones first."""
     found = [(size, "timm", name, {"family": family}) for family, name, size in timm_families()]
     for task, name in torchvision_names():
-        size = _parameters(partial(torchvision_network, name)) or 0
+        size = _parameters(partial(torchvision_network, name)) or 20_000_000  # regnets do not build without memory
         found.append((size, "torchvision", name, {"task": task}))
     return [(library, name, about) for _, library, name, about in sorted(found, key=lambda each: each[0])]
 

@@ -14,7 +14,16 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from basisprune.errors import DataError, LayerError, ModelError, TrainingError
-from basisprune.torchkit.running import Loss, average_over_processes, hooked, images_of, labelled, mode, placed
+from basisprune.torchkit.running import (
+    Loss,
+    average_over_processes,
+    cut_graphs,
+    hooked,
+    images_of,
+    labelled,
+    mode,
+    placed,
+)
 from basisprune.torchkit.surgery import has_channels_last
 
 _WIDEST = 4096
@@ -192,6 +201,7 @@ def _run_backward(model: nn.Module, batches: Iterable[object], loss: Loss) -> in
                 raise ModelError(f"{type(model).__name__} lets no gradient through from its loss to its images")
             # In eval mode images do not mix: the gradient of the sum is at each image that of its own loss.
             torch.autograd.grad(value * len(images), source, allow_unused=True)
+            cut_graphs(model)
             count += len(images)
     if count == 0:
         raise DataError("batches: no batch came; a few hundred prepared images with labels are needed")

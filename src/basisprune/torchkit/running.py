@@ -50,6 +50,21 @@ def is_transformed() -> bool:
     return torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0
 
 
+def cut_graphs(model: nn.Module) -> None:
+    """Detaches tensors that modules keep in plain attributes, such as a table of attention biases, in place.
+
+    Some modules keep what they computed for the next run in eval mode. With gradients enabled, such a tensor holds on
+    to a graph that the next backward pass would run into, and the network could not be copied.
+    """
+    for module in model.modules():
+        for name, value in vars(module).items():
+            if isinstance(value, Tensor) and value.grad_fn is not None:
+                vars(module)[name] = value.detach()
+            elif type(value) is dict and not name.startswith("_"):
+                kept = {key: item for key, item in value.items() if isinstance(item, Tensor) and item.grad_fn}
+                value.update({key: item.detach() for key, item in kept.items()})
+
+
 def images_of(batch: object) -> Tensor:
     """The images of a batch, which is a tensor, or a tuple or list that starts with one."""
     images = batch[0] if isinstance(batch, tuple | list) and batch else batch

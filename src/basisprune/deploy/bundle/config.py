@@ -19,7 +19,8 @@ _LISTED = 3
 
 
 def _checked_name(name: str) -> str:
-    if not (name.isidentifier() or (name.isascii() and name.isdecimal())):
+    word = name.replace("-", "_") if not name.startswith("-") else ""
+    if not (word.isidentifier() or (name.isascii() and name.isdecimal())):
         raise ValueError(f"{name[:80]!r} is not a name for a part of a network, which are such as conv1 or 0")
     return name
 
@@ -36,7 +37,7 @@ def _checked_alias(path: str) -> str:
 
 
 Name = Annotated[str, AfterValidator(_checked_name)]
-"""A module, parameter, buffer or attribute in its parent: an identifier, or a number as containers have."""
+"""A module, parameter, buffer or attribute in its parent: an identifier (with hyphens, too), or a number."""
 DottedName = Annotated[str, AfterValidator(_checked_path)]
 """The names that lead from the network to a part of it; empty for the network itself."""
 
