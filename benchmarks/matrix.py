@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -40,7 +40,7 @@ _EXACT = 1e-7
 _CLASSES = 10
 
 
-class _Skipped(Exception):
+class _SkippedError(Exception):
     """Why a network is left out."""
 
 
@@ -52,7 +52,7 @@ def examine(library: str, name: str) -> Record:
     try:
         with _timed(record, "build"):
             model, images, factory = _built(library, name, record)
-    except _Skipped as skipped:
+    except _SkippedError as skipped:
         return {**record, "skipped": str(skipped)}
     except Exception as error:
         return {**record, "build": _why(error)}
@@ -181,7 +181,9 @@ def torchvision_names_of(task: str) -> set[str]:
 def _refuse_giant(model: nn.Module, record: Record) -> None:
     record["parameters"] = _count(model)
     if record["parameters"] > MOST_PARAMETERS:
-        raise _Skipped(f"{record['parameters'] / 1e6:.0f} million parameters, more than {MOST_PARAMETERS / 1e6:.0f}")
+        raise _SkippedError(
+            f"{record['parameters'] / 1e6:.0f} million parameters, more than {MOST_PARAMETERS / 1e6:.0f}"
+        )
 
 
 def _count(model: nn.Module) -> int:

@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import timm
 import torch
@@ -39,7 +40,7 @@ class RawDetector(nn.Module):
         self.detector = detector
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
-        detector = self.detector
+        detector: Any = self.detector
         maps = list(detector.backbone(images).values())
         if not hasattr(detector, "rpn"):
             return dict(detector.head(maps))
@@ -59,11 +60,13 @@ class RawDetector(nn.Module):
 def torchvision_network(name: str) -> nn.Module:
     """torchvision's network of that name with random weights; a detector without its choice of boxes."""
     if name in _MODELS.list_models(module=_MODELS):
-        options = {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
-        return _MODELS.get_model(name, weights=None, **options)
-    options = {"weights": None, "weights_backbone": None}
+        given: dict[str, Any] = {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
+        classifier: nn.Module = _MODELS.get_model(name, weights=None, **given)
+        return classifier
+    options: dict[str, Any] = {"weights": None, "weights_backbone": None}
     if name in _MODELS.list_models(module=_MODELS.segmentation):
-        return _MODELS.get_model(name, **options)
+        segmenting: nn.Module = _MODELS.get_model(name, **options)
+        return segmenting
     if not name.startswith("ssd"):
         options |= {"min_size": _DETECTOR_SIDE, "max_size": _DETECTOR_SIDE}
     return RawDetector(_MODELS.get_model(name, **options))

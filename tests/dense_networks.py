@@ -1,4 +1,4 @@
-"""Networks beyond classifiers with the structure of real ones, small: what they output is a map, a tuple, a dict, a list.
+"""Networks beyond classifiers with the structure of real ones, small; they output a map, a tuple, a dict or a list.
 
 As a module it is where their bundles find the functions that build them.
 """

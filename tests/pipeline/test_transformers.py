@@ -31,7 +31,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "swin": (
         lambda: timm.create_model(
             "swin_tiny_patch4_window7_224",
-            **{"img_size": 32, "window_size": 4, "embed_dim": 24, "depths": (2, 1), "num_heads": (2, 4)},
+            img_size=32, window_size=4, embed_dim=24, depths=(2, 1), num_heads=(2, 4),
             num_classes=5,
         ),
         32,

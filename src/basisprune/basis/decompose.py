@@ -87,7 +87,7 @@ def _spared(model: nn.Module, layers: Mapping[str, Layer]) -> dict[str, str]:
     inner = [layer.weight.numel() for name, layer in linear.items() if name not in spared]
     total = sum(layer.weight.numel() for name, layer in layers.items() if name not in spared)
     if sum(inner) < NOTABLE_SHARE * total:
-        return {name: f"linear layers hold less than {NOTABLE_SHARE:.0%} of the weights" for name in linear} | spared
+        return dict.fromkeys(linear, f"linear layers hold less than {NOTABLE_SHARE:.0%} of the weights") | spared
     return spared
 
 

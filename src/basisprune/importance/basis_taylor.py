@@ -60,7 +60,7 @@ class Watch:
         self.positions += self.positions.new_tensor([reads, features.shape[1]])
 
     def is_bypassed(self, pair: BasisPair) -> bool:
-        """Whether it is a linear layer that was never called: at most its dense weight is read, and pruning is no use."""
+        """Whether it is a linear layer that was never called: at most its weight is read, and pruning is no use."""
         return pair.scaling.spatial_dims == 0 and not bool(self.positions[1])
 
     def scores(self, pair: BasisPair, values: Tensor) -> LayerScores:

@@ -41,9 +41,14 @@ def test_weights_are_those_of_training_in_single_precision_but_for_rounding(dtyp
 
 def test_a_network_has_its_precision_back_when_training_fails():
     model = tiny_model().bfloat16()
-    with pytest.raises(RuntimeError, match="on the way"), in_full_precision(model):
-        assert {part.dtype for part in model.parameters()} == {torch.float32}
-        raise RuntimeError("on the way")
+
+    def fail() -> None:
+        with in_full_precision(model):
+            assert {part.dtype for part in model.parameters()} == {torch.float32}
+            raise RuntimeError("on the way")
+
+    with pytest.raises(RuntimeError, match="on the way"):
+        fail()
     assert {part.dtype for part in model.parameters()} == {torch.bfloat16}
 
 

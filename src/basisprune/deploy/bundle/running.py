@@ -26,7 +26,7 @@ def fixed_input(model: nn.Module, shape: Sequence[int]) -> Tensor:
 
 
 def run(model: nn.Module, images: Tensor) -> Tensor:
-    """What the network outputs in eval mode: one tensor as it is, of several, in whatever they lie, all numbers in a row.
+    """What the network outputs in eval mode: one tensor as it is; of several, all numbers in a row.
 
     Raises BundleError unless these are finite numbers.
     """
