@@ -1,6 +1,8 @@
 """How far filter pruning reaches: networks of timm and torchvision with random weights, one by one.
 
     python benchmarks/coverage.py [--results FILE]
+    python benchmarks/coverage.py --all [--again]    the matrix: every step, see matrix.py
+    python benchmarks/coverage.py --page             docs/coverage.md from the results of the matrix
 
 Each network gets a process of its own with one thread and a time limit. It is traced, 30 % of the units of
 every group are cut at random (evenly in all parts), and the result runs forward in eval mode and forward
@@ -23,6 +25,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import matrix_runs
 import timm
 import torch
 import torchvision
@@ -181,10 +184,19 @@ def main() -> None:
     parser.add_argument("--models", type=Path, default=HERE / "coverage_models.json")
     parser.add_argument("--results", type=Path, default=HERE / "results" / "coverage.jsonl")
     parser.add_argument("--seconds", type=float, default=120.0, help="time limit for one network")
+    parser.add_argument("--all", action="store_true", help="run the matrix, with records in results/matrix.jsonl")
+    parser.add_argument("--again", action="store_true", help="with --all: those that failed once more")
+    parser.add_argument("--only", nargs="*", default=[], help="with --all: networks as library/name")
+    parser.add_argument("--page", action="store_true", help="write docs/coverage.md from the records of the matrix")
     parser.add_argument("--one", nargs=2, metavar=("LIBRARY", "NAME"), help="print the record of one network")
     options = parser.parse_args()
     if options.one:
         print(json.dumps(examine(*options.one)))
+        return
+    if options.all or options.page:
+        if options.all:
+            matrix_runs.run_all(again=options.again, only=options.only)
+        matrix_runs.write_page()
         return
     lines = options.results.read_text().splitlines() if options.results.exists() else []
     records = [json.loads(line) for line in lines]

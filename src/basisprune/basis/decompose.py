@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from basisprune.basis.layers import BasisPair, BasisScalingConv, dense_weight
 from basisprune.basis.loss_basis import loss_basis
 from basisprune.errors import ConfigError, LayerError
+from basisprune.torchkit.heads import model_heads
 from basisprune.torchkit.moments import LossStatistics, OutputStatistics, loss_statistics, output_statistics
 from basisprune.torchkit.running import Loss
 from basisprune.torchkit.surgery import (
@@ -31,8 +32,14 @@ from basisprune.torchkit.surgery import (
     plain_linear,
     replace_module,
 )
+from basisprune.torchkit.weight_norms import copied, has_computed_weights, plain_weights
 
 Basis: TypeAlias = Literal["weights", "outputs", "loss"]
+LinearLayers: TypeAlias = bool | Literal["auto"]
+"""Whether linear layers are split: never, always, or where they hold a notable share of the weights."""
+
+NOTABLE_SHARE = 0.1
+"""Of all weights in convs and linear layers, but for the classifier: from there on linear layers are split too."""
 
 
 @dataclass(frozen=True)
@@ -45,21 +52,22 @@ class LayerChoice:
 
 
 def choose_layers(
-    model: nn.Module, *, ignored_layers: LayerPatterns = (), linear: bool = False
+    model: nn.Module, *, ignored_layers: LayerPatterns = (), linear: LinearLayers = "auto"
 ) -> tuple[LayerChoice, ...]:
-    """What `decompose` would do with each conv (and linear layer) of the model that is not yet a pair.
+    """What `decompose` would do with each conv and linear layer of the model that is not yet a pair.
 
     >>> choose_layers(nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 3, groups=8)))[1].left_alone
     'depthwise: a split gains nothing'
     """
     ignored = match_layers(model, ignored_layers)
-
-    kinds: tuple[type[Layer], ...] = (*TORCH_CONVS, nn.Linear) if linear else TORCH_CONVS
+    kinds: tuple[type[Layer], ...] = TORCH_CONVS if linear is False else (*TORCH_CONVS, nn.Linear)
+    layers = dict(find_layers(model, kinds, opaque=BasisPair))
+    spared = _spared(model, layers) if linear == "auto" else {}
     choices = []
-    for name, layer in find_layers(model, kinds, opaque=BasisPair):
+    for name, layer in layers.items():
         groups, fan_in, fan_out = _matrix_shape(layer)
         rank = min(fan_in, fan_out)
-        reason = None
+        reason = spared.get(name)
         if name in ignored:
             reason = "ignored_layers"
         elif not isinstance(layer, nn.Linear) and is_depthwise(layer):
@@ -70,6 +78,19 @@ def choose_layers(
     return tuple(choices)
 
 
+def _spared(model: nn.Module, layers: Mapping[str, Layer]) -> dict[str, str]:
+    """The linear layers that `linear="auto"` leaves alone, and why."""
+    last = [list(find_layers(head, nn.Linear, opaque=BasisPair))[-1:] for head in model_heads(model) or [model]]
+    heads = [layer for found in last for _, layer in found]
+    linear = {name: layer for name, layer in layers.items() if isinstance(layer, nn.Linear)}
+    spared = {name: "the classifier: it is trained as it is" for name, layer in linear.items() if layer in heads}
+    inner = [layer.weight.numel() for name, layer in linear.items() if name not in spared]
+    total = sum(layer.weight.numel() for name, layer in layers.items() if name not in spared)
+    if sum(inner) < NOTABLE_SHARE * total:
+        return dict.fromkeys(linear, f"linear layers hold less than {NOTABLE_SHARE:.0%} of the weights") | spared
+    return spared
+
+
 def decompose(
     model: nn.Module,
     *,
@@ -78,22 +99,24 @@ def decompose(
     batches: Iterable[object] | None = None,
     loss: Loss = F.cross_entropy,
     ignored_layers: LayerPatterns = (),
-    linear: bool = False,
+    linear: LinearLayers = "auto",
     inplace: bool = False,
 ) -> nn.Module:
     """The model with every conv replaced by a `BasisPair`, all scales at `scale_init`.
 
     At `scale_init=1.0` the output is unchanged; the paper starts its training from 0.5. Layers that are
     pairs already, depthwise convs and `ignored_layers` (modules, names or patterns) stay as they are;
-    `choose_layers` tells which and why. `linear=True` splits linear layers too.
+    `choose_layers` tells which and why. Linear layers are split too, all but the classifier, if together they hold
+    a notable share of the weights, as in transformers; `linear=True` splits every one, `linear=False` none.
 
     `basis="weights"` is the paper's: the singular vectors of the weight. `basis="outputs"` takes the
     principal axes of what the conv outputs on `batches` of prepared images (as tensors, or tuples that
     start with them; a few hundred images are enough). `basis="loss"` takes those that matter to the loss, the
-    eigenvectors of G^1/2 C G^1/2 (see `basis.metric`); its batches are (images, labels) of training data, `loss`
+    eigenvectors of G^1/2 C G^1/2 (see `basis.loss_basis`); its batches are (images, labels) of training data, `loss`
     gives their mean loss.
 
-    Raises LayerError, naming the layer, for a conv that cannot be reproduced; the model is then untouched.
+    Weights that hooks of torch's old `weight_norm` or `spectral_norm` compute become plain ones everywhere. Raises
+    LayerError, naming the layer, for a conv that cannot be reproduced; the model is then untouched.
 
     >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
     >>> decompose(model)[0].rank
@@ -106,16 +129,23 @@ def decompose(
         faults.append(f"basis: {basis!r} given; allowed are {', '.join(get_args(Basis))}")
     if (basis in ("outputs", "loss")) != (batches is not None):
         faults.append("basis='outputs' or 'loss' and batches of prepared images go together; pass both or neither")
+    if linear not in (True, False, "auto"):
+        faults.append(f"linear: {linear!r} given; allowed are True, False and 'auto'")
     if faults:
         raise ConfigError.of("decompose", faults)
+    if has_computed_weights(model):
+        model = plain_weights(model) if inplace else copied(model)
+        inplace = True
     choices = choose_layers(model, ignored_layers=ignored_layers, linear=linear)
     names = [choice.name for choice in choices if choice.left_alone is None]
     statistics: Mapping[str, OutputStatistics] = {}
+    spare = [name for name in names if linear == "auto" and isinstance(model.get_submodule(name), nn.Linear)]
     if batches is not None:
         if basis == "loss":
-            statistics = loss_statistics(model, names, batches, loss=loss)
+            statistics = loss_statistics(model, names, batches, loss=loss, optional=spare)
         else:
-            statistics = output_statistics(model, names, batches)
+            statistics = output_statistics(model, names, batches, optional=spare)
+        names = [name for name in names if name in statistics]
     kinds: tuple[type[Layer], ...] = (*TORCH_CONVS, nn.Linear)
     layers = dict(find_layers(model, kinds))
     pairs = {name: _split(name, layers[name], scale_init, statistics.get(name)) for name in names}

@@ -7,9 +7,9 @@ from typing import Any, Literal, Protocol
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from basisprune.errors import ModelError
+from basisprune.torchkit.running import is_transformed
 from basisprune.torchkit.small_maps import as_matrix_products, small_map, transform_pixels
 from basisprune.torchkit.surgery import Layer, find_layers, is_transposed
 
@@ -71,6 +71,7 @@ class BasisScalingConv(nn.Module):
             and not self.weight.requires_grad
             and bias_frozen
             and not torch.compiler.is_compiling()
+            and not is_transformed()
         )
 
     def extra_repr(self) -> str:
@@ -181,6 +182,7 @@ class _ScaledTransform(torch.autograd.Function):
     the transform uses 1 in its place.
 
     Features may be of lower precision than scale and weight, as under autocast; products with s are rounded to it.
+    Where the gradients are to be differentiated again, they are computed by the plain formula.
     """
 
     @staticmethod
@@ -201,10 +203,13 @@ class _ScaledTransform(torch.autograd.Function):
         return _transform(features, scaled, bias, groups)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: _Saved, gradient: Tensor) -> tuple[Tensor | None, ...]:
         features, scale, weight, scaled = ctx.saved_tensors
         needs_features, needs_scale = ctx.needs_input_grad[:2]
+        if torch.is_grad_enabled():
+            inner = _by_convolution(gradient, weight.to(features.dtype), features, ctx.groups)
+            product = _sum_of_products(features, inner, weight, scale.dtype)
+            return (inner * _along(scale, features, weight)).to(features.dtype), product, None, None, None
         # What h comes multiplied with, and what the features' gradient still lacks.
         divisor: Tensor | None = None
         factor: Tensor | None = scale
@@ -236,6 +241,13 @@ def _transposed(gradient: Tensor, weight: Tensor, features: Tensor, groups: int)
         return gradient @ weight
     if groups == 1 and small_map(features, weight):
         return transform_pixels(gradient, weight.flatten(1).t(), like=features)
+    return _by_convolution(gradient, weight, features, groups)
+
+
+def _by_convolution(gradient: Tensor, weight: Tensor, features: Tensor, groups: int) -> Tensor:
+    """The same, and the result can be differentiated."""
+    if weight.dim() == 2:
+        return gradient @ weight
     spatial = weight.dim() - 2
     ones, zeros = [1] * spatial, [0] * spatial
     inner: Tensor

@@ -31,15 +31,16 @@ def basis_statistics(model: nn.Module, batches: Iterable[object]) -> dict[str, O
 
     One forward pass in eval mode; the sums over batches are in float64, the covariances are those within each
     group. `batches` are prepared images, as tensors or tuples that start with them; a few hundred images are
-    enough. The model is not changed.
+    enough. Linear layers that were never called are left out. The model is not changed.
 
     >>> from basisprune.basis.decompose import decompose
     >>> found = basis_statistics(decompose(nn.Conv2d(3, 8, 1)), [torch.randn(4, 3, 5, 5)])
     >>> found[""].mean.shape, found[""].covariance.shape
     (torch.Size([3]), torch.Size([1, 3, 3]))
     """
-    found = output_statistics(model, [half_name(name, "basis") for name in basis_pairs(model)], batches)
-    return {name: found[half_name(name, "basis")] for name in basis_pairs(model)}
+    halves = {name: half_name(name, "basis") for name in basis_pairs(model)}
+    found = output_statistics(model, list(halves.values()), batches, optional=_linear_halves(model))
+    return {name: found[half] for name, half in halves.items() if half in found}
 
 
 def loss_basis_statistics(
@@ -51,8 +52,14 @@ def loss_basis_statistics(
     """
     pairs = basis_pairs(model)
     bases, scalings = [half_name(name, "basis") for name in pairs], [half_name(name, "scaling") for name in pairs]
-    found = loss_statistics(model, bases, batches, loss=loss, gradients_at=scalings)
-    return {name: found[half_name(name, "basis")] for name in pairs}
+    optional = _linear_halves(model)
+    found = loss_statistics(model, bases, batches, loss=loss, gradients_at=scalings, optional=optional)
+    return {name: found[half] for name, half in zip(pairs, bases, strict=True) if half in found}
+
+
+def _linear_halves(model: nn.Module) -> list[str]:
+    """The first halves of linear layers, which may never run: some attentions read their weights without a call."""
+    return [half_name(name, "basis") for name, pair in basis_pairs(model).items() if pair.scaling.spatial_dims == 0]
 
 
 def rebase(
@@ -81,7 +88,7 @@ def rebase(
         raise ConfigError(f"basis: {basis!r} given; allowed are {', '.join(get_args(Axes))}")
     found: Mapping[str, OutputStatistics]
     found = loss_basis_statistics(model, batches, loss=loss) if basis == "loss" else basis_statistics(model, batches)
-    turned = {name: _turned(pair, found[name]) for name, pair in basis_pairs(model).items()}
+    turned = {name: _turned(pair, found[name]) for name, pair in basis_pairs(model).items() if name in found}
     result = model if inplace else copy.deepcopy(model)
     for name, pair in turned.items():
         result = replace_module(result, name, pair)

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 import numpy as np
 from torch import Tensor, nn
 
+from basisprune.basis.layers import BasisScalingConv
 from basisprune.coupling.cutting import DERIVED
-from basisprune.coupling.ledger import Ledger, SizeHint
+from basisprune.coupling.ledger import Ledger, ParameterAxis, SizeHint
 from basisprune.coupling.solving import Solution
 from basisprune.types import Axis, Coupling, Group, Size
 
@@ -22,7 +23,7 @@ def build(model: nn.Module, ledger: Ledger, solution: Solution) -> tuple[Couplin
     """The coupling of a network, and the number in the solution of each of its groups."""
     axes = _axes(ledger, solution)
     sizes = _sizes(model, ledger, solution)
-    filters = _filters(ledger, solution)
+    filters = _filters(model, ledger, solution)
     groups: list[Group] = []
     numbers: list[int] = []
     taken: dict[str, int] = defaultdict(int)
@@ -57,13 +58,18 @@ def _axes(ledger: Ledger, solution: Solution) -> list[tuple[Axis, ...]]:
     return [tuple(axes) for axes in found]
 
 
-def _filters(ledger: Ledger, solution: Solution) -> list[dict[str, int]]:
-    """For each group the layers that produce it and how many of their filters belong to it."""
+def _filters(model: nn.Module, ledger: Ledger, solution: Solution) -> list[dict[str, int]]:
+    """For each group the layers that produce it and how many of their filters belong to it.
+
+    What convolves with a parameter or buffer of another kind, such as a fixed blur, follows its group uncounted.
+    """
     modules, owner = ledger.owners()
+    axis_of, _ = ledger.places()
+    is_filter = np.array([*(_holds_filters(model, axis) for axis in ledger.axes), False])[axis_of]
     found: list[dict[str, int]] = [{} for _ in solution.parts]
     for ids in ledger.produced:
         flat = ids.ravel()
-        flat = flat[solution.group[flat] >= 0]
+        flat = flat[(solution.group[flat] >= 0) & is_filter[flat]]
         pairs, counts = np.unique(solution.group[flat] * len(modules) + owner[flat], return_counts=True)
         for pair, count in zip(pairs.tolist(), counts.tolist(), strict=True):
             number, place = divmod(pair, len(modules))
@@ -71,20 +77,35 @@ def _filters(ledger: Ledger, solution: Solution) -> list[dict[str, int]]:
     return found
 
 
+def _holds_filters(model: nn.Module, axis: ParameterAxis) -> bool:
+    """Whether the axis numbers the filters of a conv, a linear layer or the second half of one."""
+    layer = model.get_submodule(axis.module)
+    place = 1 if getattr(layer, "transposed", False) else 0
+    return isinstance(layer, (*_LAYERS, BasisScalingConv)) and axis.leaf == "weight" and axis.dim == place
+
+
 def _frozen(model: nn.Module, ledger: Ledger, solution: Solution, free: set[str]) -> dict[str, str]:
     """Each conv or linear layer that belongs to no group, with the reason."""
     modules, owner = ledger.owners()
+    axis_of, _ = ledger.places()
     reasons: dict[str, str] = {}
     for ids in ledger.produced:
         one = int(ids.ravel()[0])
-        number = int(solution.reason[one])
-        reason = ledger.frozen[number][1] if number >= 0 else "its channels can only be cut all at once"
         if one and modules[owner[one]] not in free:
+            number = int(solution.reason[one])
+            reason = ledger.frozen[number][1] if number >= 0 else _whole(model, ledger.axes[axis_of[one]])
             reasons.setdefault(modules[owner[one]], reason)
     for name, module in model.named_modules():
         if isinstance(module, _LAYERS) and name not in free and name not in reasons:
             reasons[name] = _idle(module.weight, ledger)
     return reasons
+
+
+def _whole(model: nn.Module, axis: ParameterAxis) -> str:
+    """Why channels that nothing holds back are in no group."""
+    if _holds_filters(model, axis):
+        return "its channels can only be cut all at once"
+    return f"its filters lie in {axis.leaf!r}, a tensor of its own that no score knows"
 
 
 def _idle(weight: Tensor, ledger: Ledger) -> str:

@@ -79,6 +79,18 @@ def _resample(call: Operation) -> Labels:
     return Labels(tuple(kept), call.labels.active)
 
 
+@COMBINING.rule("torchvision::roi_align", "torchvision::roi_pool")
+def _regions(call: Operation) -> Labels:
+    """Regions are cut out of maps: each keeps the channels of axis 1."""
+    kept = []
+    for ids in call.labels.fields:
+        if support(ids) == (1,):
+            kept.append(ids)
+        else:
+            call.ledger.freeze(ids, "regions are cut out of an axis that holds its channels")
+    return Labels(tuple(kept), active=True)
+
+
 def _channel_axis(call: Operation) -> int:
     spatial = next(int(char) for char in call.name if char.isdigit())
     return call.source.ndim - 1 - spatial

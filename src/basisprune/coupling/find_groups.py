@@ -9,7 +9,7 @@ from itertools import count
 import numpy as np
 from torch import Tensor, nn
 
-from basisprune.basis.layers import BasisPair, half_name
+from basisprune.basis.layers import BasisPair, BasisScalingConv, half_name
 from basisprune.coupling.assembling import build
 from basisprune.coupling.cutting import hollow_cut, shell
 from basisprune.coupling.labelled_run import Tracer, forward
@@ -71,7 +71,7 @@ def _same_kind(model: nn.Module, ledger: Ledger, stack: Sequence[str]) -> set[st
 def _first_runs(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Ledger, tuple[bool, ...]]:
     """The ledger of a run in eval mode, and of one in training mode if that reaches more layers."""
     names = {id(tensor): name for name, tensor in reversed(list(named_tensors(model)))}
-    ledger = Ledger(names)
+    ledger = Ledger(names, mixing=_second_halves(model))
     try:
         forward(model, inputs, Tracer(ledger), training=False)
     except Exception as error:
@@ -85,6 +85,10 @@ def _first_runs(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Ledger, t
     except Exception:  # a network need not be trainable on these inputs; what eval mode showed still holds
         return ledger, (False,)
     return ledger, (False, True) if len(ledger.used) > before else (False,)
+
+
+def _second_halves(model: nn.Module) -> frozenset[str]:
+    return frozenset(name for name, _ in find_layers(model, BasisScalingConv))
 
 
 def _set_aside(model: nn.Module, ledger: Ledger, ignored_layers: LayerPatterns) -> None:
@@ -164,7 +168,7 @@ def _try(
     given = _kept_classes(model, smaller, ledger, solution, coupling, keep)
     names = {id(tensor): name for name, tensor in named_tensors(smaller)}
     for training in modes:
-        tracer = Tracer(_Checked(names, given, grouped=solution.group))
+        tracer = Tracer(_Checked(names, given, ledger.mixing, grouped=solution.group))
         try:
             forward(smaller, inputs, tracer, training=training)
         except Exception as error:

@@ -26,6 +26,11 @@ class ParameterAxis:
         """The dotted name of the module that holds the parameter."""
         return self.parameter.rpartition(".")[0]
 
+    @property
+    def leaf(self) -> str:
+        """What that module calls the parameter."""
+        return self.parameter.rpartition(".")[2]
+
 
 @dataclass(frozen=True)
 class SizeHint:
@@ -52,11 +57,13 @@ class Ledger:
     """The notes of one run. Ids are positive integers; 0 stands for a position that is not a channel.
 
     `given` holds the ids of parameters by `id(tensor)` where they are known before the run; the axes of
-    every other parameter get new ones when the parameter is first used.
+    every other parameter get new ones when the parameter is first used. `mixing` are the modules whose convs
+    mix what they read even where each group reads a single channel: the second halves of pairs.
     """
 
     names: Mapping[int, str]
     given: Mapping[int, list[Ids]] = field(default_factory=dict)
+    mixing: frozenset[str] = frozenset()
     used: dict[int, list[Ids]] = field(default_factory=dict)
     axes: list[ParameterAxis] = field(default_factory=list)
     unions: list[tuple[Ids, Ids]] = field(default_factory=list)

@@ -99,7 +99,8 @@ def _convolution(call: Operation) -> Labels:
         consumed = _vector_along(call, kernel, 1, channels // groups)
         outputs = _vector_along(call, kernel, 0, filters, apart_from=1)
     # all inputs alike: a grouped conv that was cut to one channel per group is not a depthwise one
-    if groups > 1 and channels == groups and (inputs != inputs[0]).any():
+    depthwise = groups > 1 and channels == groups and call.module not in call.ledger.mixing
+    if depthwise and (inputs != inputs[0]).any():
         if not transposed:
             _depthwise(call, inputs, outputs.reshape(groups, -1))
         outputs = np.repeat(inputs.ravel(), filters // groups) if transposed else outputs

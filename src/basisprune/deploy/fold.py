@@ -172,8 +172,9 @@ def _forms(
 ) -> list[nn.Module]:
     """The forms that the layer, with the norm in it, can take in the folded model, the simplest first."""
     forms: list[nn.Module]
-    # Extra arguments are for the first of two layers alone.
-    if not isinstance(layer, BasisPair) or any(call.extra_arguments for call in calls):
+    # Extra arguments are for the first of two layers alone; of a linear layer that is not called, the weight is read.
+    bypassed = isinstance(layer, BasisPair) and layer.scaling.spatial_dims == 0 and not calls
+    if not isinstance(layer, BasisPair) or bypassed or any(call.extra_arguments for call in calls):
         forms = [merged(layer, norm)]
     elif prefer == "none":
         forms = [plain_pair(layer, norm)]

@@ -47,7 +47,9 @@ def basis_loss(
     pairs = basis_pairs(model)
     with watched(model, pairs) as watches:
         found = loss_basis_statistics(model, batches, loss=loss)
-    layers = {name: watches[name].scores(pair, _worth(pair, found[name])) for name, pair in pairs.items()}
+    layers = {
+        name: watches[name].scores(pair, _worth(pair, found[name])) for name, pair in pairs.items() if name in found
+    }
     return BasisLoss(Scores("loss", layers), found)
 
 

@@ -29,6 +29,7 @@ def taylor_scores(
     a layer that runs more than once. Those are the positions of the output; for the filter of a transposed
     conv, whose weights meet every input once, those of the input.
 
+    Linear layers that were never called, because the attention around them reads their dense weight, are left out.
     In a distributed run every process gets the average over all processes. The model is not changed.
     """
     pairs = basis_pairs(model)
@@ -37,6 +38,7 @@ def taylor_scores(
     layers = {
         name: watches[name].scores(pair, average_over_processes(square))
         for (name, pair), square in zip(pairs.items(), squares, strict=True)
+        if not watches[name].is_bypassed(pair)
     }
     return Scores("taylor", layers)
 
@@ -56,6 +58,10 @@ class Watch:
         self.means += features.sum(1, dtype=torch.float64)
         reads = args[0].numel() // args[0].shape[1] if is_transposed(basis) else features.shape[1]
         self.positions += self.positions.new_tensor([reads, features.shape[1]])
+
+    def is_bypassed(self, pair: BasisPair) -> bool:
+        """Whether it is a linear layer that was never called: at most its weight is read, and pruning is no use."""
+        return pair.scaling.spatial_dims == 0 and not bool(self.positions[1])
 
     def scores(self, pair: BasisPair, values: Tensor) -> LayerScores:
         """The values with means and costs beside them, those averaged over processes; `values` are taken as given."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from basisprune.errors import DataError, TrainingError
-from basisprune.torchkit.running import Loss, labelled, mode
+from basisprune.torchkit.running import Loss, cut_graphs, labelled, mode, placed
 
 
 def mean_square_products(
@@ -30,7 +30,7 @@ def mean_square_products(
     with mode(model, training=False), _requiring_grad(tensors):
         for batch in batches:
             images, labels = labelled(batch)
-            value = loss(model(images.to(device)), labels.to(device))
+            value = loss(model(placed(images, model)), labels.to(device))
             if not bool(value.isfinite()):
                 raise TrainingError(f"the loss of batch {count} is {value.item()}; check the model and the images")
             gradients = iter(torch.autograd.grad(value, tensors, allow_unused=True))
@@ -38,6 +38,7 @@ def mean_square_products(
                 terms = [(g, tensor.detach()) for tensor in group if (g := next(gradients)) is not None]
                 if terms:
                     total += sum((g * tensor).double() for g, tensor in terms).square()  # type: ignore[union-attr]
+            cut_graphs(model)
             count += 1
     if count == 0:
         raise DataError("batches: no batch came; give the validation data")

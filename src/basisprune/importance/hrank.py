@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from basisprune.errors import DataError
-from basisprune.torchkit.running import average_over_processes, images_of, mode
+from basisprune.torchkit.running import average_over_processes, images_of, mode, placed
 from basisprune.torchkit.surgery import has_channels_last
 
 _aten = torch.ops.aten
@@ -45,10 +45,9 @@ def mean_ranks(model: nn.Module, layers: Sequence[str], batches: Iterable[object
         for name in names:
             totals[name] = totals.get(name, torch.zeros_like(ranks)) + ranks
 
-    device = next(model.parameters()).device
     with torch.no_grad(), mode(model, training=False):
         for batch in batches:
-            pictures = images_of(batch).to(device)
+            pictures = placed(images_of(batch), model)
             with _FeatureMaps(model, layers, add) as taps:
                 model(pictures)
                 taps.flush()

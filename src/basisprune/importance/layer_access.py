@@ -13,7 +13,7 @@ from basisprune.basis.layers import BasisScalingConv
 from basisprune.coupling import unit_outputs
 from basisprune.errors import DataError, LayerError
 from basisprune.torchkit.dataflow import dataflow_of
-from basisprune.torchkit.running import images_of
+from basisprune.torchkit.running import images_of, placed
 from basisprune.torchkit.surgery import is_norm
 from basisprune.types import Coupling
 
@@ -66,7 +66,7 @@ def first_images(model: nn.Module, batches: Iterable[object]) -> Tensor:
     images = next((images_of(batch) for batch in batches), None)
     if images is None:
         raise DataError("batches: no batch came; give the validation data")
-    return images.to(next(model.parameters()).device)
+    return placed(images, model)
 
 
 def norms_behind(model: nn.Module, layers: Sequence[str], batches: Iterable[object]) -> dict[str, Affine]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
 from basisprune.errors import ConfigError, ModelError
+
+_TRAINABLE = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 def odd_kinds(model: nn.Module) -> list[str]:
@@ -51,7 +53,7 @@ def why_it_fails(given: Iterable[object]) -> str:
     for model in (value for value in values if isinstance(value, nn.Module)):
         if kinds := odd_kinds(model):
             return f"{kinds[0]} was given; pass the plain network that it was made of, with its weights"
-        if torch.get_default_dtype() == torch.float32 and (others := _other_precisions(model)):
+        if torch.get_default_dtype() == torch.float32 and (others := _other_precisions(model, {torch.float32})):
             return f"a network with weights of {others} was given; pass model.float()"
     if torch.get_default_dtype() != torch.float32:
         return (
@@ -62,13 +64,13 @@ def why_it_fails(given: Iterable[object]) -> str:
     return ""
 
 
-def _other_precisions(model: nn.Module) -> str:
-    others = {part.dtype for part in model.parameters() if part.is_floating_point()} - {torch.float32}
+def _other_precisions(model: nn.Module, usual: Collection[torch.dtype]) -> str:
+    others = {part.dtype for part in model.parameters() if part.is_floating_point()}.difference(usual)
     return ", ".join(sorted(map(str, others)))
 
 
 def refuse_untrainable(model: nn.Module, where: str) -> None:
-    """Raises ConfigError or ModelError unless the network can be trained here and now, in float32."""
+    """Raises ConfigError or ModelError unless the network can be trained here and now."""
     if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
         raise ConfigError(f"{where}: called without gradients, which it needs; call it outside of torch.no_grad()")
     if torch.get_default_dtype() != torch.float32:
@@ -77,5 +79,8 @@ def refuse_untrainable(model: nn.Module, where: str) -> None:
             "torch.set_default_dtype(torch.float32) first"
         )
     refuse_odd(model)
-    if others := _other_precisions(model):
-        raise ModelError(f"{where}: the network has weights of {others}; float32 is needed: pass model.float()")
+    if others := _other_precisions(model, _TRAINABLE):
+        raise ModelError(
+            f"{where}: the network has weights of {others}, which cannot be trained; pass model.float(), or one of "
+            f"{', '.join(map(str, _TRAINABLE))}"
+        )

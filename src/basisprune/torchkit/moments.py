@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +14,16 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from basisprune.errors import DataError, LayerError, ModelError, TrainingError
-from basisprune.torchkit.running import Loss, average_over_processes, hooked, images_of, labelled, mode
+from basisprune.torchkit.running import (
+    Loss,
+    average_over_processes,
+    cut_graphs,
+    hooked,
+    images_of,
+    labelled,
+    mode,
+    placed,
+)
 from basisprune.torchkit.surgery import has_channels_last
 
 _WIDEST = 4096
@@ -40,15 +49,17 @@ class LossStatistics(OutputStatistics):
 
 
 @torch.no_grad()
-def output_statistics(model: nn.Module, names: Sequence[str], batches: Iterable[object]) -> dict[str, OutputStatistics]:
+def output_statistics(
+    model: nn.Module, names: Sequence[str], batches: Iterable[object], *, optional: Collection[str] = ()
+) -> dict[str, OutputStatistics]:
     """The mean and covariance of the output of each layer named, over all images and positions, in eval mode.
 
     The model is not changed. Raises DataError when there is no batch, LayerError for a layer that never ran
-    or whose output is not finite.
+    or whose output is not finite. Layers that are `optional` are left out if they never ran.
     """
     with _watched(model, {name: _Moments(model.get_submodule(name)) for name in names}) as sums:
         _run(model, batches)
-    return {name: moments.result(name) for name, moments in sums.items()}
+    return {name: moments.result(name) for name, moments in sums.items() if moments.ran or name not in optional}
 
 
 def loss_statistics(
@@ -58,6 +69,7 @@ def loss_statistics(
     *,
     loss: Loss = F.cross_entropy,
     gradients_at: Sequence[str] | None = None,
+    optional: Collection[str] = (),
 ) -> dict[str, LossStatistics]:
     """Mean, covariance and loss metric of the output of each layer named, from one forward and backward pass.
 
@@ -66,7 +78,8 @@ def loss_statistics(
     `no_grad`; the model is not changed. In a distributed run every process gets what all of them saw.
 
     Raises DataError when there is no batch or no label, TrainingError for a loss and LayerError for an output or
-    a gradient that is not finite, and for a layer that never ran or that no gradient can reach.
+    a gradient that is not finite, and for a layer that never ran or that no gradient can reach. Layers that are
+    `optional` are left out if they never ran.
     """
     places = names if gradients_at is None else gradients_at
     outputs = {name: _Moments(model.get_submodule(name)) for name in names}
@@ -75,6 +88,8 @@ def loss_statistics(
         images = _run_backward(model, batches, loss)
     found = {}
     for name, place in zip(names, places, strict=True):
+        if not outputs[name].ran and name in optional:
+            continue
         mean, covariance = _of_all_processes(outputs[name].result(name))
         found[name] = LossStatistics(mean, covariance, gradients[place].result(place, images))
     return found
@@ -134,7 +149,7 @@ class Inputs:
         """The statistics of each layer that ran, with the metric if there was a backward pass."""
         found: dict[str, OutputStatistics] = {}
         for name, moments in self._moments.items():
-            if moments.shift is not None:
+            if moments.ran:
                 mean, covariance = _of_all_processes(moments.result(name))
                 found[name] = OutputStatistics(mean, covariance)
                 if metric:
@@ -159,12 +174,11 @@ def gradient_moments(
 
 def _run(model: nn.Module, batches: Iterable[object]) -> int:
     """The number of images, after all of them have passed all layers."""
-    device = next(model.parameters()).device
     count = 0
     with mode(model, training=False):
         for batch in batches:
             images = images_of(batch)
-            model(images.to(device))
+            model(placed(images, model))
             count += len(images)
     if count == 0:
         raise DataError("batches: no batch came; a few hundred prepared images are needed")
@@ -179,7 +193,7 @@ def _run_backward(model: nn.Module, batches: Iterable[object], loss: Loss) -> in
         for number, batch in enumerate(batches):
             images, labels = labelled(batch)
             # A path for gradients even where all parameters are frozen; the copy may be changed in place.
-            source = images.to(device, copy=True).requires_grad_(True)
+            source = placed(images, model).detach().clone().requires_grad_(True)
             value = loss(model(source.clone()), labels.to(device, copy=True))
             if not bool(value.isfinite()):
                 raise TrainingError(f"the loss of batch {number} is {value.item()}; check the model and the images")
@@ -187,6 +201,7 @@ def _run_backward(model: nn.Module, batches: Iterable[object], loss: Loss) -> in
                 raise ModelError(f"{type(model).__name__} lets no gradient through from its loss to its images")
             # In eval mode images do not mix: the gradient of the sum is at each image that of its own loss.
             torch.autograd.grad(value * len(images), source, allow_unused=True)
+            cut_graphs(model)
             count += len(images)
     if count == 0:
         raise DataError("batches: no batch came; a few hundred prepared images with labels are needed")
@@ -234,6 +249,11 @@ class _Moments:
         self.widest = widest
         self.count = 0
         self.shift: Tensor | None = None
+
+    @property
+    def ran(self) -> bool:
+        """Whether the layer was called."""
+        return self.shift is not None
 
     def hook(self, layer: nn.Module, _args: object, output: Tensor) -> None:
         rows = _rows(layer, output.detach())

@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeAlias
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
@@ -40,6 +42,29 @@ def hooked(handles: Iterable[RemovableHandle]) -> Iterator[None]:
             handle.remove()
 
 
+def is_transformed() -> bool:
+    """Whether a transform of torch.func (vmap, jvp, grad, ...) or forward-mode differentiation is under way.
+
+    Custom gradients are written for plain backpropagation and must step aside then.
+    """
+    return torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0
+
+
+def cut_graphs(model: nn.Module) -> None:
+    """Detaches tensors that modules keep in plain attributes, such as a table of attention biases, in place.
+
+    Some modules keep what they computed for the next run in eval mode. With gradients enabled, such a tensor holds on
+    to a graph that the next backward pass would run into, and the network could not be copied.
+    """
+    for module in model.modules():
+        for name, value in vars(module).items():
+            if isinstance(value, Tensor) and value.grad_fn is not None:
+                vars(module)[name] = value.detach()
+            elif type(value) is dict and not name.startswith("_"):
+                kept = {key: item for key, item in value.items() if isinstance(item, Tensor) and item.grad_fn}
+                value.update({key: item.detach() for key, item in kept.items()})
+
+
 def images_of(batch: object) -> Tensor:
     """The images of a batch, which is a tensor, or a tuple or list that starts with one."""
     images = batch[0] if isinstance(batch, tuple | list) and batch else batch
@@ -50,6 +75,12 @@ def images_of(batch: object) -> Tensor:
             "basisprune.data.PreparedBatches makes them from any data"
         )
     return images
+
+
+def placed(images: Tensor, model: nn.Module) -> Tensor:
+    """The images on the device and in the precision of the model, which is that of its first float parameter."""
+    like = next((part for part in model.parameters() if part.is_floating_point()), None)
+    return images if like is None else images.to(like.device, like.dtype)
 
 
 def labelled(batch: object) -> tuple[Tensor, Tensor]:
@@ -77,7 +108,6 @@ def relative_difference(expected: Tensor, given: Tensor, *, least: float = 0.0) 
 
     Infinite for another shape, and for values that are not finite.
 
-    >>> import torch
     >>> relative_difference(torch.tensor([1.0, -4.0]), torch.tensor([1.0, -3.0]))
     0.25
     """

@@ -14,7 +14,9 @@ from typing import Protocol, TypeAlias
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
+from torch.nn.grad import conv2d_input
+
+from basisprune.torchkit.running import is_transformed
 
 Run: TypeAlias = tuple[tuple[int, int], tuple[int, slice], tuple[int, slice]]
 """A place of the output, the pixels of a row that it sees, and the taps of the kernel that meet them."""
@@ -49,7 +51,7 @@ def as_matrix_products(conv: nn.Module, features: Tensor) -> Tensor | None:
 def _is_plain(conv: nn.Conv2d, features: Tensor) -> bool:
     settings = (conv.groups, conv.dilation, conv.padding_mode) == (1, (1, 1), "zeros")
     frozen = conv.bias is None and not conv.weight.requires_grad
-    watched = conv._forward_hooks or conv._forward_pre_hooks or torch.compiler.is_compiling()
+    watched = conv._forward_hooks or conv._forward_pre_hooks or torch.compiler.is_compiling() or is_transformed()
     return settings and frozen and not watched and features.numel() > 0 and features.shape[1] == conv.in_channels
 
 
@@ -106,7 +108,7 @@ class _Saved(Protocol):
 class _FewPlaces(torch.autograd.Function):
     """The conv of features (N, c_i, h, w) by a product for each place of the output and row of the kernel.
 
-    Gradients are those of the features, once; the weight gets none.
+    Gradients are those of the features; the weight gets none.
     """
 
     @staticmethod
@@ -125,9 +127,11 @@ class _FewPlaces(torch.autograd.Function):
         return _laid_out(output, like=features)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: _Saved, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         (weight,) = ctx.saved_tensors
+        if torch.is_grad_enabled():  # products into slices of a new tensor cannot be differentiated
+            size = (len(gradient), weight.shape[1], *ctx.size)
+            return conv2d_input(size, weight, gradient, ctx.stride, ctx.padding), None, None, None
         places, taps = gradient.permute(0, 2, 3, 1), weight.permute(0, 2, 3, 1)
         pixels = gradient.new_zeros(len(gradient), *ctx.size, weight.shape[1])
         for (y, x), (row, columns), (tap_row, tap_columns) in _runs(

@@ -15,7 +15,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from basisprune.data import LabelledImages, Splits, make_loader, prepare
 from basisprune.errors import DataError
-from basisprune.torchkit.running import mode
+from basisprune.torchkit.running import mode, placed
 from basisprune.training.trainable import classes_of
 from basisprune.transfer.model import spec_of
 
@@ -54,7 +54,7 @@ def evaluate(
     model.to(device)
     with torch.inference_mode(), mode(model, training=False), accelerator.autocast():
         for images, labels in loader:
-            logits = model(prepare(images, spec, prepared=prepared)).float()
+            logits = model(placed(prepare(images, spec, prepared=prepared), model)).float()
             logits, labels = accelerator.gather_for_metrics((logits, labels))
             accuracy.update(logits, labels)
             loss.update(F.cross_entropy(logits, labels), len(labels))

@@ -23,12 +23,14 @@ from basisprune.data import blend, make_loader, prepare
 from basisprune.errors import ConfigError, DataError, TrainingError
 from basisprune.listener import Listener
 from basisprune.torchkit.kinds import refuse_untrainable
-from basisprune.torchkit.running import mode
+from basisprune.torchkit.running import mode, placed
+from basisprune.torchkit.weight_norms import copied
 from basisprune.training.accelerating import as_shown, make_accelerator
 from basisprune.training.checkpoint import Past, load_checkpoint, save_checkpoint, set_damaged_aside
 from basisprune.training.config import TrainConfig, learning_rate, weights_ramp
 from basisprune.training.evaluation import Data, evaluate
 from basisprune.training.history import EpochRecord, best_epoch, out_of_patience
+from basisprune.training.precision import in_full_precision, single_at_least
 from basisprune.training.progress import TrainingClock, hearing
 from basisprune.training.trainable import classes_of, make_optimizer, project_scales
 from basisprune.transfer.model import spec_of
@@ -91,6 +93,9 @@ def fit(
     session says of each augmented batch in eval mode. The teacher moves to the device of the training and is
     otherwise not changed; with `distill=0` it is not asked at all. A run that is resumed needs the same one.
 
+    A network in float64 is trained in it. One in bfloat16 or float16 is trained in float32, because steps of training
+    are lost to rounding there, and comes back in its own precision.
+
     Raises TrainingError when the loss is no longer finite (the last checkpoint stays), CheckpointError when
     the checkpoint belongs to another run, ConfigError when there is no teacher to learn from, or a wrong one,
     or nothing to be patient about.
@@ -99,11 +104,21 @@ def fit(
     refuse_untrainable(model, "fit")
     if config.patience is not None and val is None:
         raise ConfigError(f"patience: {config.patience} given, but no validation images to judge by; pass val")
-    teacher = _checked_teacher(session.teacher, model, config)
-    model = model if inplace else copy.deepcopy(model)
-    accelerator = session.accelerator or make_accelerator(config, checkpoint)
-    run = _Run(model, train, val, config, accelerator, teacher)
-    path = None if checkpoint is None else Path(checkpoint)
+    model = model if inplace else copied(model)
+    with in_full_precision(model):
+        return _fitted(model, (train, val), config, session, None if checkpoint is None else Path(checkpoint), progress)
+
+
+def _fitted(
+    model: nn.Module,
+    data: tuple[Data, Data | None],
+    config: TrainConfig,
+    session: Session,
+    path: Path | None,
+    progress: bool | None,
+) -> FitResult:
+    accelerator = session.accelerator or make_accelerator(config, path)
+    run = _Run(model, *data, config, accelerator, _checked_teacher(session.teacher, model, config))
     say = logger.warning if session.listener is None else session.listener.say
     past = Past() if path is None else run.resume(path, say)
     show = progress if accelerator.is_main_process else False
@@ -282,8 +297,8 @@ class _Run:
             batch, truth = blend(batch, labels, config.augmentation, classes=self.classes, generator=generator)
             labels = truth.argmax(1)
         with self.accelerator.autocast():
-            logits = self.wrapped(batch)
-        loss = F.cross_entropy(logits.float(), truth, label_smoothing=config.label_smoothing)
+            logits = self.wrapped(placed(batch, self.model))
+        loss = F.cross_entropy(single_at_least(logits), truth, label_smoothing=config.label_smoothing)
         if self.teacher is not None:
             loss = (1 - config.distill) * loss + config.distill * self._distance(self.teacher, batch, logits)
         value = loss.item()
@@ -305,12 +320,12 @@ class _Run:
     def _distance(self, teacher: nn.Module, batch: Tensor, logits: Tensor) -> Tensor:
         """How far the model's classes, softened, are from what the teacher says of the batch."""
         with torch.no_grad(), mode(teacher, training=False), self.accelerator.autocast():
-            taught: Tensor = teacher(batch)
+            taught: Tensor = teacher(placed(batch, teacher))
         if taught.shape != logits.shape:
             shapes = f"{tuple(taught.shape)} where the model outputs {tuple(logits.shape)}"
             raise ConfigError(f"teacher: outputs {shapes}; it must distinguish the same classes")
         heat = self.config.distill_temperature
-        student, goal = (F.log_softmax(values.float() / heat, dim=-1) for values in (logits, taught))
+        student, goal = (F.log_softmax(single_at_least(values) / heat, dim=-1) for values in (logits, taught))
         # The square keeps the gradient as large as that of the labels, whatever the temperature.
         return heat**2 * F.kl_div(student, goal, reduction="batchmean", log_target=True)
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from basisprune.data import PreparedBatches
 from basisprune.errors import DataError
-from basisprune.torchkit.running import mode
+from basisprune.torchkit.running import mode, placed
 from basisprune.training.evaluation import Data
 from basisprune.transfer.model import spec_of
 
@@ -39,11 +39,10 @@ class Predictions:
 @torch.inference_mode()
 def predict(model: nn.Module, data: Data, *, batch_size: int = 128, prepared: bool = False) -> Predictions:
     """The model's predictions for all images of the data, in order, in eval mode; the model is not changed."""
-    device = next(model.parameters()).device
     classes, probabilities, labels = [], [], []
     with mode(model, training=False):
         for images, given in PreparedBatches(data, spec_of(model), batch_size=batch_size, prepared=prepared):
-            certainty, best = model(images.to(device)).float().softmax(1).max(1)
+            certainty, best = model(placed(images, model)).float().softmax(1).max(1)
             classes.append(best.cpu())
             probabilities.append(certainty.double().cpu())
             labels.append(given)

@@ -9,6 +9,7 @@ from torch import nn
 
 from basisprune.basis.layers import BasisPair, BasisScalingConv
 from basisprune.errors import ModelError
+from basisprune.torchkit.heads import model_heads
 from basisprune.torchkit.surgery import find_layers, is_norm
 from basisprune.training.config import TrainConfig, Trained
 
@@ -55,10 +56,8 @@ def _by_id(parameters: Iterable[nn.Parameter]) -> dict[int, nn.Parameter]:
 
 def find_classifiers(model: nn.Module) -> list[nn.Module]:
     """The module that gives the classes."""
-    if isinstance(getattr(model, "classifier", None), nn.Module):
-        return [model.classifier]  # type: ignore[list-item]
-    if callable(getattr(model, "get_classifier", None)):
-        return [model.get_classifier()]  # type: ignore[operator]
+    if named := model_heads(model):
+        return named
     kinds: tuple[type[nn.Module], ...] = (nn.Linear, BasisPair)
     found = [layer for _, layer in find_layers(model, kinds, opaque=BasisPair) if _is_linear(layer)]
     return found[-1:]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import importlib
 import pickle
 from collections.abc import Collection, Mapping
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 
 from basisprune.errors import ModelError, nearest
 from basisprune.torchkit.kinds import refuse_odd
+from basisprune.torchkit.weight_norms import copied, plain_weights
 
 _PICKLED = (".pth", ".pt", ".bin")
 _LISTED = 5
@@ -49,7 +49,7 @@ def build_backbone(
     elif is_timm:
         model = _from_timm(backbone, pretrained, size)
     else:
-        model = _from_factory(backbone)
+        model = plain_weights(_from_factory(backbone))
         refuse_odd(model)
     for parameter in model.parameters():
         parameter.requires_grad_(parameter.is_floating_point())
@@ -86,7 +86,7 @@ def _describe(backbone: str | nn.Module) -> str:
 
 def _copy(module: nn.Module) -> nn.Module:
     try:
-        return copy.deepcopy(module)
+        return copied(module)
     except Exception as error:
         raise ModelError(
             f"{type(module).__name__} cannot be copied: {error}; pass 'package.module:factory', "

@@ -199,3 +199,42 @@ def test_an_activation_in_place_may_follow_and_gradients_stay_right(size, bias):
     plain = torch.nn.functional.conv2d(features, layer.scaled_weight(), layer.bias).relu().square().sum()
     expected = torch.autograd.grad(plain, [features, layer.scale])
     assert all(torch.allclose(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize(("dims", "groups", "side"), [(0, 1, 1), (0, 1, 4), *[case.values for case in CASES]])
+def test_gradients_can_be_differentiated_again(dims, groups, side):
+    layer = layer_of(dims, groups, outputs=4, rank=4)
+    shape = (side, 4) if dims == 0 else (1, 4, *[min(side, 2)] * dims)
+    features = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+
+    def run(features: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(layer, {"scale": scale}, (features,))
+
+    assert torch.autograd.gradgradcheck(run, (features, layer.scale.detach().clone().requires_grad_()))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:FutureWarning")  # torch's own, at the first jvp
+@pytest.mark.parametrize("side", [1, 4])
+def test_directional_derivatives_are_those_of_the_plain_formula(side):
+    layer, features = layer_of(2), features_for(2, side).detach()
+    direction = torch.randn_like(features)
+    expected = torch.func.jvp(lambda x: plainly(layer, x), (features,), (direction,))
+    for jvp in (torch.func.jvp, torch.autograd.functional.jvp):
+        found = jvp(layer, (features,), (direction,))
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+    with torch.autograd.forward_ad.dual_level():
+        dual = layer(torch.autograd.forward_ad.make_dual(features, direction))
+        torch.testing.assert_close(torch.autograd.forward_ad.unpack_dual(dual).tangent, expected[1])
+
+
+def test_gradients_of_each_image_by_vmap_are_those_of_one_image_after_the_other():
+    layer, images = layer_of(2), torch.randn(3, 8, 4, 4, dtype=torch.float64)
+
+    def loss(scale: torch.Tensor, image: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(layer, {"scale": scale}, (image[None],)).square().sum()
+
+    scale = layer.scale.detach()
+    found = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(scale, images)
+    one_by_one = [torch.autograd.functional.jacobian(lambda s, x=image: loss(s, x), scale) for image in images]
+    torch.testing.assert_close(found, torch.stack(one_by_one))
+    torch.testing.assert_close(torch.func.vmap(layer)(images), layer(images))

@@ -13,10 +13,14 @@ from torch import Tensor, nn
 from zeroing import without_channels
 
 from basisprune.basis.decompose import decompose
-from basisprune.basis.layers import BasisPair, BasisScalingConv
+from basisprune.basis.layers import BasisPair, BasisScalingConv, basis_pairs
 from basisprune.coupling import cut, trace_coupling
 from basisprune.errors import ModelError
-from basisprune.types import Coupling
+from basisprune.importance import score_filters
+from basisprune.importance.filters import FILTER_SCORES
+from basisprune.plan import plan_filters
+from basisprune.prune import prune_basis, prune_filters
+from basisprune.types import BasisPlan, Coupling, LayerPlan
 
 
 @torch.library.custom_op("basisprune_test::shuffle", mutates_args=())
@@ -125,6 +129,61 @@ def test_numbers_that_mirror_shapes_are_repaired() -> None:
     smaller = cut(model, coupling, keep)
     assert (smaller[1].width, smaller[0].out_channels, smaller[2].in_channels) == (3, 6, 3 + 4)
     torch.testing.assert_close(smaller(images), without_channels(model, coupling, keep)(images))
+
+
+class RawKernel(nn.Module):
+    """Convolves with a tensor of its own; a buffer unless it is to be trained."""
+
+    def __init__(self, inputs: int, outputs: int, *, trained: bool) -> None:
+        super().__init__()
+        kernel = torch.randn(outputs, inputs, 3, 3)
+        self.kernel = nn.Parameter(kernel) if trained else nn.Buffer(kernel)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.conv2d(x, self.kernel, padding=1, groups=x.shape[1] // self.kernel.shape[1])
+
+
+@pytest.mark.parametrize("trained", [True, False])
+@pytest.mark.parametrize("method", FILTER_SCORES)
+def test_filters_in_a_tensor_of_its_own_are_frozen_with_the_reason_and_others_are_scored(trained, method) -> None:
+    raw = RawKernel(8, 6, trained=trained)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), raw, nn.ReLU(), nn.Conv2d(6, 4, 1), nn.ReLU(), *tail(4)).eval()
+    images, labels = torch.randn(4, 3, 8, 8), torch.tensor([0, 1, 2, 0])
+    coupling = trace_coupling(model, images)
+    assert coupling.layers == ("0", "3")
+    assert coupling.frozen["1"] == "its filters lie in 'kernel', a tensor of its own that no score knows"
+    scores = score_filters(model, method, coupling.layers, [(images, labels)])
+    smaller = prune_filters(model, plan_filters(model, scores, 0.3, coupling=coupling))
+    assert smaller(images).shape == (4, 3)
+    assert smaller[1].kernel.shape[0] == 6
+
+
+def test_a_fixed_blur_goes_with_the_channels_it_blurs() -> None:
+    blur = RawKernel(1, 8, trained=False)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), blur, nn.Conv2d(8, 4, 1), *tail(4)).eval()
+    coupling = trace_coupling(model, torch.zeros(1, 3, 8, 8))
+    assert coupling["0"].filters == {"0": 8}
+    assert {axis.parameter for axis in coupling["0"].axes} >= {"0.weight", "1.kernel", "2.weight"}
+
+
+def test_blur_pools_of_timm_do_not_keep_scores_from_the_network_around_them() -> None:
+    model = timm.create_model("mobilenetv4_conv_blur_medium", num_classes=3).eval()
+    images = torch.randn(2, 3, 64, 64)
+    coupling = trace_coupling(model, images)
+    plan = plan_filters(model, score_filters(model, "l1", coupling.layers), 0.3, coupling=coupling)
+    assert prune_filters(model, plan)(images).shape == (2, 3)
+
+
+def test_a_grouped_pair_with_one_vector_in_each_group_still_lends_its_filters() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 12, 3, groups=4), nn.ReLU(), *tail(12)).double().eval()
+    images = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    pairs = decompose(model, scale_init=1.0)
+    slim = prune_basis(pairs, BasisPlan({"1": LayerPlan((0, 3, 6, 9), basis_pairs(pairs)["1"].rank)}, 0.5))
+    assert slim[1].rank == slim[1].scaling.groups == 4
+    coupling = trace_coupling(slim, images)
+    assert coupling["1.scaling"].parts == ((0, 1, 2), (3, 4, 5), (6, 7, 8), (9, 10, 11))
+    keep = {"1.scaling": (0, 2, 3, 4, 7, 8, 9, 11)}
+    torch.testing.assert_close(cut(slim, coupling, keep)(images), without_channels(slim, coupling, keep)(images))
 
 
 class Stubborn(nn.Module):

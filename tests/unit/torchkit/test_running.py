@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -9,7 +10,15 @@ import torch
 from torch import nn
 
 from basisprune.errors import DataError
-from basisprune.torchkit.running import hooked, images_of, mode, relative_difference, tensors_in
+from basisprune.torchkit.running import (
+    cut_graphs,
+    hooked,
+    images_of,
+    mode,
+    placed,
+    relative_difference,
+    tensors_in,
+)
 
 
 @pytest.mark.parametrize(
@@ -77,3 +86,32 @@ def test_differences_are_told_in_relation_to_the_largest_value(expected, given, 
 
 def test_small_values_can_count_as_larger_ones():
     assert relative_difference(torch.tensor([0.0]), torch.tensor([0.5]), least=2.0) == 0.25
+
+
+class Remembering(nn.Module):
+    """Keeps what it computed, as attentions keep their biases."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.ones(3))
+        self.table: dict[str, torch.Tensor] = {}
+
+    def forward(self, x):
+        self.last = self.bias * 2
+        return x + self.table.setdefault("bias", self.bias * 2) + self.last
+
+
+def test_tensors_that_modules_keep_lose_their_graphs_and_stay():
+    model = Remembering()
+    for _ in range(2):
+        model(torch.zeros(3)).sum().backward()
+        cut_graphs(model)
+    assert copy.deepcopy(model).table["bias"].tolist() == model.last.tolist() == [2, 2, 2]
+    assert model.bias.requires_grad
+
+
+def test_images_are_placed_in_the_precision_of_the_network():
+    images = torch.zeros(1, 3)
+    assert placed(images, nn.Linear(3, 2).double()).dtype == torch.float64
+    assert placed(images, nn.Linear(3, 2).bfloat16()).dtype == torch.bfloat16
+    assert placed(images, nn.ReLU()) is images

@@ -122,3 +122,18 @@ def test_lower_precision_is_left_to_the_conv():
     with torch.autocast("cpu", torch.bfloat16):
         assert as_matrix_products(conv, features) is None
     assert as_matrix_products(conv.bfloat16(), features.bfloat16()) is None
+
+
+def test_gradients_of_few_places_can_be_differentiated_again_and_transforms_go_past_them():
+    pair = decompose(nn.Conv2d(128, 128, 3, padding=1, bias=False), scale_init=1.0).double().train()
+    features = torch.randn(1, 128, 2, 2, dtype=torch.float64, requires_grad=True)
+    assert as_matrix_products(pair.basis, features) is not None
+
+    def norm_of_gradient(run) -> torch.Tensor:
+        (first,) = torch.autograd.grad(run(features).pow(3).sum(), features, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), features)[0]
+
+    plain = norm_of_gradient(lambda x: nn.functional.conv2d(x, pair.weight, padding=1))
+    torch.testing.assert_close(norm_of_gradient(pair), plain)
+    batches = features.detach()[None].repeat(2, 1, 1, 1, 1)
+    torch.testing.assert_close(torch.func.vmap(pair)(batches)[0], pair(features))

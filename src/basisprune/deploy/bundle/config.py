@@ -24,21 +24,38 @@ def _checked_name(name: str) -> str:
     return name
 
 
+def _checked_module(name: str) -> str:
+    for word in name.split("-"):  # torchvision has block1-0
+        _checked_name(word)
+    return name
+
+
 def _checked_path(path: str) -> str:
     for name in path.split(".") if path else ():
-        _checked_name(name)
+        _checked_module(name)
+    return path
+
+
+def _checked_tensor(path: str) -> str:
+    parent, _, leaf = path.rpartition(".")
+    _checked_path(parent)
+    _checked_name(leaf)
     return path
 
 
 def _checked_alias(path: str) -> str:
-    _checked_path(path.removeprefix("."))
+    _checked_tensor(path.removeprefix("."))
     return path
 
 
 Name = Annotated[str, AfterValidator(_checked_name)]
-"""A module, parameter, buffer or attribute in its parent: an identifier, or a number as containers have."""
+"""A parameter, buffer or attribute in its module: an identifier, or a number as containers have."""
+ModuleName = Annotated[str, AfterValidator(_checked_module)]
+"""A module in its parent: the same, or several of them with hyphens in between."""
 DottedName = Annotated[str, AfterValidator(_checked_path)]
-"""The names that lead from the network to a part of it; empty for the network itself."""
+"""The names that lead from the network to a module of it; empty for the network itself."""
+TensorName = Annotated[str, AfterValidator(_checked_tensor)]
+"""The names that lead from the network to a tensor of it."""
 
 Node = TypedDict(
     "Node",
@@ -47,12 +64,12 @@ Node = TypedDict(
         "args": dict[Name, JsonValue],
         "take": DottedName,
         "same": DottedName,
-        "answers": Name,
+        "answers": ModuleName,
         "attributes": dict[Name, JsonValue],
         "parameters": dict[Name, bool],
         "buffers": dict[Name, tuple[bool, bool]],
-        "order": list[Name],
-        "children": dict[Name, "Node | None"],
+        "order": list[ModuleName],
+        "children": dict[ModuleName, "Node | None"],
     },
     total=False,
 )
@@ -107,10 +124,10 @@ class TensorFacts:
     """What safetensors does not keep: other names of tensors, layouts, and which are frozen."""
 
     __pydantic_config__ = _STRICT
-    shared: dict[DottedName, DottedName] = field(default_factory=dict)
-    frozen: list[DottedName] | Literal["all"] = field(default_factory=list)
-    channels_last: list[DottedName] = field(default_factory=list)
-    aliases: dict[DottedName, Annotated[str, AfterValidator(_checked_alias)]] = field(default_factory=dict)
+    shared: dict[TensorName, TensorName] = field(default_factory=dict)
+    frozen: list[TensorName] | Literal["all"] = field(default_factory=list)
+    channels_last: list[TensorName] = field(default_factory=list)
+    aliases: dict[TensorName, Annotated[str, AfterValidator(_checked_alias)]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -169,7 +186,7 @@ class _FilterEntry:
 Plan: TypeAlias = BasisPlan | FilterPlan
 _CONFIG = TypeAdapter(Config)
 _PLANS = TypeAdapter(list[Annotated[_BasisEntry | _FilterEntry, Field(discriminator="kind")]])
-_NAMES = TypeAdapter(list[DottedName])
+_NAMES = TypeAdapter(list[TensorName])
 
 
 def parse_config(content: bytes) -> Config:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from basisprune.deploy.bundle.config import Fingerprint
 from basisprune.errors import BundleError
-from basisprune.torchkit.running import mode
+from basisprune.torchkit.running import mode, tensors_in
 
 _VALUES = 64
 _GOLDEN = (math.sqrt(5) - 1) / 2
@@ -26,7 +26,10 @@ def fixed_input(model: nn.Module, shape: Sequence[int]) -> Tensor:
 
 
 def run(model: nn.Module, images: Tensor) -> Tensor:
-    """What the network outputs in eval mode; raises BundleError unless it is one tensor of finite numbers."""
+    """What the network outputs in eval mode: one tensor as it is; of several, all numbers in a row.
+
+    Raises BundleError unless these are finite numbers.
+    """
     with torch.no_grad(), mode(model, training=False):
         try:
             output = model(images)
@@ -36,10 +39,13 @@ def run(model: nn.Module, images: Tensor) -> Tensor:
             raise BundleError(
                 f"the network does not run on an input of shape {tuple(images.shape)}: {type(error).__name__}: {error}"
             ) from error
-    if not isinstance(output, Tensor) or not bool(output.isfinite().all()):
-        what = "values that are not finite" if isinstance(output, Tensor) else type(output).__name__
-        raise BundleError(f"the network outputs {what}; one tensor of finite numbers is needed")
-    return output
+    tensors = list(tensors_in(output))
+    if not tensors or not all(bool(tensor.isfinite().all()) for tensor in tensors):
+        what = "values that are not finite" if tensors else f"{type(output).__name__} without tensors"
+        raise BundleError(f"the network outputs {what}; tensors of finite numbers are needed")
+    if isinstance(output, Tensor):
+        return output
+    return torch.cat([tensor.flatten().to(torch.float64) for tensor in tensors])
 
 
 def fingerprint(output: Tensor) -> Fingerprint:
@@ -51,7 +57,7 @@ def fingerprint(output: Tensor) -> Fingerprint:
 def check_fingerprint(output: Tensor, wanted: Fingerprint, versions: Mapping[str, str]) -> None:
     """Raises BundleError unless the network outputs what it did when it was saved, but for rounding."""
     found, root = fingerprint(output), math.sqrt(max(1, output.numel()))
-    coarse = torch.finfo(output.dtype).bits < 32
+    coarse = output.is_floating_point() and torch.finfo(output.dtype).bits < 32
     tolerance = (5e-2 if coarse else 2e-3) * found.norm / root + 1e-6
     if (
         found.shape == wanted.shape

@@ -6,6 +6,7 @@ from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import KeyPath, tree_flatten_with_path
 
 from basisprune.errors import ConfigError, ModelError
 from basisprune.torchkit.running import mode
@@ -13,6 +14,9 @@ from basisprune.torchkit.watching import example_input
 from basisprune.types import InputSpec
 
 PixelLayout: TypeAlias = Literal["NHWC", "NCHW"]
+
+INPUT, OUTPUT = "images", "scores"
+"""What a graph calls its input, and its output if there is only one."""
 
 LEAST = 1e-6
 """Outputs that are smaller than this count as this large where differences are given relative to them."""
@@ -59,12 +63,36 @@ def example_for(
     return torch.cat([example, example])[: max(2, len(example))].to(device)
 
 
-@torch.no_grad()
 def outputs_of(model: nn.Module, inputs: Tensor) -> Tensor:
     """The model's output in eval mode; raises ModelError unless it is one tensor of finite numbers."""
+    named = named_outputs(model, inputs)
+    if list(named) != [OUTPUT]:
+        raise ModelError(f"{type(model).__name__} outputs {', '.join(named)}; one tensor is needed here")
+    return named[OUTPUT]
+
+
+@torch.no_grad()
+def named_outputs(model: nn.Module, inputs: Tensor) -> dict[str, Tensor]:
+    """All that the model outputs in eval mode, by name: "scores" for one tensor, others by their places.
+
+    Raises ModelError unless these are tensors of finite numbers.
+
+    >>> named_outputs(nn.Identity(), torch.zeros(2))
+    {'scores': tensor([0., 0.])}
+    """
     with mode(model, training=False):
         output = model(inputs)
-    if not isinstance(output, Tensor) or not bool(output.isfinite().all()):
-        what = "NaN or infinite values" if isinstance(output, Tensor) else type(output).__name__
-        raise ModelError(f"{type(model).__name__} outputs {what}; a network to export outputs one finite tensor")
-    return output
+    leaves, _ = tree_flatten_with_path(output)
+    found = {_name(path): leaf for path, leaf in leaves if isinstance(leaf, Tensor)}
+    if not found or not all(bool(leaf.isfinite().all()) for leaf in found.values()):
+        what = "NaN or infinite values" if found else f"{type(output).__name__} without tensors"
+        raise ModelError(f"{type(model).__name__} outputs {what}; a network to export outputs finite tensors")
+    return found
+
+
+def _name(path: KeyPath) -> str:
+    """The keys and places that lead to a tensor, such as "out" or "layer.0"."""
+    steps = [str(getattr(step, "key", getattr(step, "idx", getattr(step, "name", step)))) for step in path]
+    if not steps:
+        return OUTPUT
+    return ".".join([f"output{steps[0]}" if steps[0].isdigit() else steps[0], *steps[1:]])

@@ -14,16 +14,17 @@ from torch import Tensor, nn
 
 from basisprune.deploy.export.common import (
     LEAST,
+    OUTPUT,
     PixelLayout,
     WithPreparation,
     example_for,
-    outputs_of,
+    named_outputs,
 )
 from basisprune.deploy.export.differences import module_scopes, name_difference
 from basisprune.deploy.export.facts import PREFIX, for_openvino, for_ultralytics, input_facts
 from basisprune.deploy.export.interface import Order, Run, Runtime
 from basisprune.deploy.export.quantise import quantise
-from basisprune.deploy.export.runtime import PACKAGES, notes_in, open_session, require_onnx, run_session, to_proto
+from basisprune.deploy.export.runtime import PACKAGES, notes_in, open_session, require_onnx, run_all, to_proto
 from basisprune.errors import ConfigError, DataError, ModelError
 from basisprune.files import atomic
 from basisprune.torchkit.running import relative_difference
@@ -64,6 +65,8 @@ def export_onnx(
 ) -> OnnxReport:
     """What was written to `path`: the network as ONNX for any batch size, with its classes and input spec inside.
 
+    The network may output one tensor, which the graph calls "scores", or several in tuples, lists and dicts, which
+    it calls by their keys and places, such as "out" or "output0".
     With `preprocess` the graph takes uint8 pixels of the right size, (N, H, W, C) or as the layout says, and
     normalises them itself; otherwise prepared images. onnxruntime's output is compared with PyTorch's on
     `check_inputs`, a batch or batches of what the graph takes (tensors, or tuples that start with them), and
@@ -85,10 +88,11 @@ def export_onnx(
     if calibration == []:
         raise DataError("int8: no batch came; a few hundred images are needed to calibrate on")
     classes = getattr(model, "classes", None) if classes is None else classes
-    width = outputs_of(network, example).shape[-1]
-    if classes is not None and len(classes) != width:
+    outputs = named_outputs(network, example)
+    width = next(iter(outputs.values())).shape[-1]
+    if classes is not None and list(outputs) == [OUTPUT] and len(classes) != width:
         raise ConfigError.of("export_onnx", [f"classes: {len(classes)} given, the network has {width}"])
-    proto = to_proto(network, example)
+    proto = to_proto(network, example, list(outputs))
     _describe(proto, _notes(spec, layout, example, classes and list(classes)))
     _describe(proto, _preparing(proto, layout))
     difference = _compare(network, proto, checks)
@@ -176,24 +180,27 @@ def _compare(network: nn.Module, proto: ModelProto, checks: Sequence[Tensor]) ->
     except Exception as error:
         raise ModelError(f"onnxruntime cannot run {type(network).__name__}: {str(error)[:500]}") from error
     for inputs in checks:
-        expected = outputs_of(network, inputs).cpu()
+        wanted = named_outputs(network, inputs).values()
         try:
-            given = run_session(session, inputs)
+            found = run_all(session, inputs)
         except Exception as error:
             raise ModelError(f"onnxruntime cannot run {type(network).__name__}: {str(error)[:500]}") from error
-        difference = relative_difference(expected, given, least=LEAST)
-        if difference > _TOLERANCE.get(expected.dtype, 2e-2):
-            raise name_difference(network, copy.deepcopy(proto), inputs, difference)
-        worst = max(worst, difference)
+        for expected, given in zip(wanted, found, strict=True):
+            difference = relative_difference(expected.cpu(), given, least=LEAST)
+            if difference > _TOLERANCE.get(expected.dtype, 2e-2):
+                raise name_difference(network, copy.deepcopy(proto), inputs, difference)
+            worst = max(worst, difference)
     return worst
 
 
 def _agreement(network: nn.Module, path: Path, checks: Sequence[Tensor]) -> float:
+    """On how many inputs, or places of them, both name the same class; by the first output if there are several."""
     session = open_session(path)
-    same = [
-        (outputs_of(network, inputs).cpu().argmax(-1) == run_session(session, inputs).argmax(-1)).flatten()
-        for inputs in checks
-    ]
+    same = []
+    for inputs in checks:
+        expected = next(iter(named_outputs(network, inputs).values())).cpu()
+        axis = 1 if expected.dim() > 3 else -1  # a map of classes for each place, or scores for each input
+        same.append((expected.argmax(axis) == run_all(session, inputs)[0].argmax(axis)).flatten())
     return torch.cat(same).double().mean().item()
 
 

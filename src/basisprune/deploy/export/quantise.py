@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from basisprune.deploy.export.runtime import INPUT, feed_of, open_session
+from basisprune.deploy.export.common import INPUT
+from basisprune.deploy.export.runtime import feed_of, open_session
 from basisprune.errors import ModelError
 from basisprune.files import replacing
 

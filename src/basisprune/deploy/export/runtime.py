@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from basisprune.deploy.export.common import INPUT, OUTPUT
 from basisprune.deploy.export.facts import PREFIX
 from basisprune.errors import MissingExtraError, ModelError
 from basisprune.torchkit.running import mode
@@ -21,7 +22,6 @@ from basisprune.torchkit.running import mode
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-INPUT, OUTPUT = "images", "scores"
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
 
@@ -62,9 +62,9 @@ def require_onnx() -> None:
             raise MissingExtraError(package, extra="onnx")
 
 
-def to_proto(network: nn.Module, example: Tensor) -> ModelProto:
+def to_proto(network: nn.Module, example: Tensor, outputs: Sequence[str] = (OUTPUT,)) -> ModelProto:
     """The network in eval mode as an onnx.ModelProto with a free batch size; raises ModelError if it cannot be."""
-    proto = _exported(network, (example,), [INPUT], [OUTPUT], any_batch=True)
+    proto = _exported(network, (example,), [INPUT], list(outputs), any_batch=True)
     _shorten_statistics(proto)
     return proto
 
@@ -109,12 +109,17 @@ def notes_in(session: Session) -> dict[str, str]:
 
 def run_session(session: Session, inputs: Tensor) -> Tensor:
     """The first output of an onnxruntime session; raises ModelError if it cannot be run."""
+    return run_all(session, inputs)[0]
+
+
+def run_all(session: Session, inputs: Tensor) -> list[Tensor]:
+    """All outputs of an onnxruntime session; raises ModelError if it cannot be run."""
     try:
-        (output, *_) = session.run(None, feed_of(session, inputs))
+        outputs = session.run(None, feed_of(session, inputs))
     except Exception as error:  # onnxruntime's own, of several kinds
         given = f"{inputs.dtype} {tuple(inputs.shape)}"
         raise ModelError(f"onnxruntime cannot run the graph on {given} ({str(error)[:500]})") from error
-    return torch.from_numpy(np.asarray(output))
+    return [torch.from_numpy(np.asarray(output)) for output in outputs]
 
 
 class _SideBySide(nn.Module):

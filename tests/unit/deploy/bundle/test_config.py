@@ -18,6 +18,8 @@ ODD = ['a"b', "a.b c", "a\nb", "", "0x1", "a-b", "a b", "\u202ea", "1.5", "é\u0
 @pytest.mark.parametrize("name", ODD)
 @pytest.mark.parametrize("place", ["children", "order", "parameters", "buffers", "attributes", "args"])
 def test_every_name_in_a_structure_is_checked(saved, name, place):
+    if place in ("children", "order"):
+        name = name.replace("a-b", "a-")  # hyphens may stand between words, as in torchvision's block1-0
     value = [name] if place == "order" else {name: {"children": {}, "buffers": [True, True]}.get(place, True)}
     if place == "children":
         value = {name: {"class": "torch.nn.Identity"}}

@@ -19,6 +19,13 @@ def test_a_network_whose_parts_have_other_names_than_python_allows_is_refused(tm
     assert list(tmp_path.iterdir()) == []
 
 
+def test_parts_may_have_hyphens_in_their_names(tmp_path):
+    model = nn.Sequential()
+    model.add_module("block1-0", nn.Linear(3, 2))
+    folder = save_pretrained(model, tmp_path / "b", input_shape=(3,))
+    assert from_pretrained(folder).get_submodule("block1-0").out_features == 2
+
+
 def test_another_architecture_is_refused(tmp_path):
     folder = save_pretrained(transfer_model("networks:Residual", 3, input_size=16), tmp_path / "b")
     for factory in ("networks:Concat", "networks:plain"):

@@ -1,0 +1,93 @@
+"""docs/coverage.md from the records of the matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Record = dict[str, Any]
+_TITLES = {"exact": "exact", "basis": "basis 0.5", "double": "double 0.3", "onnx": "ONNX"}
+_LIBRARIES = {"torchvision": "torchvision", "timm": "timm, one of each family"}
+
+
+def page(records: Sequence[Record], bars: Mapping[str, Mapping[str, float]]) -> str:
+    """The page: how many hold, what does not and why, and every network."""
+    ordered = sorted(records, key=lambda record: (record["library"] == "timm", record.get("task", ""), record["name"]))
+    parts = [_head(records), _summary(ordered, bars), _faults(ordered), _skipped(ordered)]
+    for library in _LIBRARIES:
+        rows = [record for record in ordered if record["library"] == library and "skipped" not in record]
+        parts.append(f"## {_LIBRARIES[library]}\n\n{_table(rows)}")
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _head(records: Sequence[Record]) -> str:
+    versions = ", ".join(f"{name} {number}" for name, number in records[-1]["versions"].items()) if records else ""
+    return (
+        "# Coverage\n\n"
+        "Made by `python benchmarks/coverage.py --all` from `benchmarks/results/matrix.jsonl`; do not edit. Random "
+        f"weights, {versions}. Every classifier, segmentation network and detector of torchvision and a small network "
+        "of every family of timm, each in a process of its own:\n\n"
+        "- **exact**: decomposed in float64, the output is unchanged; the largest difference in relation to the "
+        "largest output. `share` is how much of the parameters is in layers that were split.\n"
+        "- **basis 0.5**: half of the basis vectors removed by Taylor scores, folded, compared, saved as a bundle, "
+        "loaded and compared bit for bit.\n"
+        "- **double 0.3**: then 30 % of all filters removed, run in eval mode and forward and backward in training "
+        "mode, folded, saved, loaded.\n"
+        "- **ONNX**: the result in onnxruntime, equal for several batch sizes.\n\n"
+        "Classifiers get a new head (`transfer_model`); other networks keep theirs. Of a detector, what it computes "
+        "before it chooses boxes is compared. `left` is the share of the parameters after both prunings, folded."
+    )
+
+
+def _summary(records: Sequence[Record], bars: Mapping[str, Mapping[str, float]]) -> str:
+    lines = ["| | networks | " + " | ".join(_TITLES.values()) + " |", "| --- |" + " ---: |" * (1 + len(_TITLES))]
+    for library, title in _LIBRARIES.items():
+        rows = [record for record in records if record["library"] == library and "skipped" not in record]
+        cells = []
+        for step in _TITLES:
+            good = sum(record.get(step) is True for record in rows)
+            bar = bars[library].get(step)
+            share = f"{good} ({good / max(1, len(rows)):.1%})"
+            cells.append(share if bar is None else f"{share}, bar {bar:.0%}")
+        lines.append(f"| {title} | {len(rows)} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _faults(records: Sequence[Record]) -> str:
+    lines = []
+    for record in records:
+        for step in ("build", *_TITLES):
+            fault = record.get(step, True)
+            if fault is not True and fault != "an earlier step failed":
+                lines.append(f"- {record['library']} `{record['name']}`, {_TITLES.get(step, step)}: {_one_line(fault)}")
+    return "## What does not hold, and why\n\n" + "\n".join(lines) if lines else ""
+
+
+def _skipped(records: Sequence[Record]) -> str:
+    lines = [f"- {r['library']} `{r['name']}`: {r['skipped']}" for r in records if "skipped" in r]
+    return "## Left out\n\n" + "\n".join(lines) if lines else ""
+
+
+def _table(records: Sequence[Record]) -> str:
+    titles = ["network", "family or task", "size", "parameters", "share", "exact", *list(_TITLES.values())[1:], "left"]
+    lines = [f"| {' | '.join(titles)} |", "| --- | --- |" + " ---: |" * (len(titles) - 2)]
+    return "\n".join([*lines, *map(_row, records)])
+
+
+def _row(record: Record) -> str:
+    count, after = record.get("parameters"), record.get("double_parameters")
+    cells = [
+        f"`{record['name']}`",
+        record.get("family") or record.get("task", ""),
+        str(record.get("image", "")),
+        f"{count / 1e6:.1f}M" if count else "",
+        f"{record['share']:.0%}" if "share" in record else "",
+        f"{record['error']:.0e}" if record.get("exact") is True else "no",
+        *("yes" if record.get(step) is True else "no" for step in list(_TITLES)[1:]),
+        f"{after / count:.0%}" if count and after else "",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _one_line(fault: str) -> str:
+    return " ".join(str(fault).split())[:300].replace("|", "\\|")
