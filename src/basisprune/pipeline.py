@@ -21,7 +21,6 @@ from basisprune.budget import Ratios
 from basisprune.budget.goal import step_ratio
 from basisprune.budget.planning import CostPlanner, Scored
 from basisprune.costs import measure
-from basisprune.coupling import trace_coupling
 from basisprune.data import LabelledImages, PreparedBatches, load_data, take
 from basisprune.errors import ConfigError, DataError, TooMuchError
 from basisprune.frameworks import (
@@ -43,7 +42,7 @@ from basisprune.importance.filter_loss import filter_loss, filter_statistics
 from basisprune.joint_plan import PlanFrontier
 from basisprune.listener import Listener, Silence
 from basisprune.outlook import Outlook, expected_of_all, expected_of_basis, expected_of_filters
-from basisprune.plan import PlanConfig, largest_ratio, plan_basis, plan_filters
+from basisprune.plan import PlanConfig, largest_ratio, plan_basis, plan_filters, traced
 from basisprune.prune import prune_basis, prune_filters
 from basisprune.recipes import Recipe, find_recipe
 from basisprune.stage_store import StageStore, fingerprint
@@ -246,10 +245,8 @@ class Pipeline:
         """The scores of all that the move prunes, and the plans by them; kept for the next candidate."""
         if self._last_frontier is None or self._last_frontier[:2] != (state.steps, move):
             model = self._in_basis(state.model) if "basis" in move.axes else state.model
-            device = next(model.parameters()).device
-            coupling = trace_coupling(model, torch.zeros(2, *self.spec.shape, device=device))
             self.hearer.say("scoring all that can go on the training images")
-            scored = Scored.of(model, coupling, self._basis_batches(), move.axes)
+            scored = Scored.of(model, traced(model), self._basis_batches(), move.axes)
             frontier = planner.frontier(scored, self.settings.plan, self.spec, self.hearer.say)
             self._last_frontier = state.steps, move, scored, frontier
         return self._last_frontier[2:]
@@ -317,8 +314,7 @@ class Pipeline:
         """The coupling and the scores of all filters; kept for the next candidate from the same state."""
         if self._last_scored is None or self._last_scored[:2] != (state.steps, method):
             self.hearer.say(f"scoring the filters by {method}")
-            device = next(state.model.parameters()).device
-            coupling = trace_coupling(state.model, torch.zeros(2, *self.spec.shape, device=device))
+            coupling = traced(state.model)
             scored = (coupling, *self._filter_scores(state.model, method, coupling))
             self._last_scored = (state.steps, method, scored)
         return self._last_scored[2]

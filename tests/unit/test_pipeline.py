@@ -12,10 +12,11 @@ from tiny import tiny_images, tiny_model, tiny_recipe, tiny_training
 from torch import nn
 
 from basisprune.budget import Ratios
+from basisprune.budget.goal import step_ratio
 from basisprune.data import load_data
 from basisprune.errors import TooMuchError
 from basisprune.frameworks import DECOMPOSED, DENSE, FRAMEWORKS, Framework, Move, Step
-from basisprune.pipeline import Pipeline, _step_ratio
+from basisprune.pipeline import Pipeline
 from basisprune.plan import PlanConfig
 from basisprune.recipes import Recipe
 from basisprune.states import FULLY, NOT_AT_ALL, Stage, State, Tuning
@@ -47,7 +48,7 @@ def test_tuning_ends_when_it_is_enough_or_after_an_epoch_hopeless(epochs, accura
 def test_the_steps_of_a_pruning_remove_together_what_was_asked_in_equal_parts(ratio, steps):
     left = [1.0]
     for step in range(steps):
-        left.append(left[-1] * (1 - _step_ratio(ratio, step, steps)))
+        left.append(left[-1] * (1 - step_ratio(ratio, step, steps)))
     assert left[-1] == pytest.approx(1 - ratio)
     assert np.diff(left) == pytest.approx([-ratio / steps] * steps, abs=1e-12)
 

@@ -115,11 +115,11 @@ def test_the_order_is_from_large_to_small_and_from_likely_to_unlikely(given_entr
     entries = [Entry(index, size, chance) for index, (size, chance) in enumerate(given_entries)]
     order = [entries[index] for index in in_order(entries)]
     for larger, smaller in pairwise(order):
-        assert larger.parameters > smaller.parameters
+        assert larger.size > smaller.size
         assert larger.chance > smaller.chance
     left_out = [entry for entry in entries if entry not in order]
     for entry in left_out:
-        assert any(o.parameters <= entry.parameters and o.chance >= entry.chance for o in order)
+        assert any(o.size <= entry.size and o.chance >= entry.chance for o in order)
 
 
 def test_the_chance_is_one_half_where_the_bound_on_as_many_images_is_the_budget():

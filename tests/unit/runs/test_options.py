@@ -111,6 +111,14 @@ def test_one_ratio_leaves_the_other_at_nothing():
             ["basis_ratio: 0.5 given, but the framework l1 does not prune that"],
         ),
         ({"framework": "basis", "filter_ratio": 0.1}, ["filter_ratio: 0.1 given, but the framework basis"]),
+        ({"optimize": "size"}, ["optimize: 'size' given"]),
+        ({"optimize": "macs", "device": "d.json"}, ["device: given with optimize 'macs'; its times are for 'latency'"]),
+        (
+            {"optimize": "latency", "recipe": "paper"},
+            ["optimize: 'latency' given; it needs scores in units of the loss"],
+        ),
+        ({"optimize": "macs", "framework": "basis+taylor"}, ["optimize: 'macs' given; it needs scores in units of"]),
+        ({"optimize": "macs", "basis_ratio": 0.5}, ["optimize: 'macs' given; with basis_ratio and filter_ratio"]),
     ],
 )
 def test_all_faults_are_told_at_once_by_the_names_of_the_settings(options, faults):
@@ -127,3 +135,16 @@ def test_the_ratios_are_those_of_the_goal():
         "basis_ratio": 0.3,
         "filter_ratio": 0.2,
     }
+
+
+def test_a_budget_of_time_is_planned_by_time_where_scores_and_packages_allow_it(monkeypatch):
+    assert configure({"target_latency": 5.0}).optimize == "latency"
+    assert configure({"target_latency": 5.0, "optimize": "params"}).optimize == "params"
+    assert configure({"target_latency": 5.0, "recipe": "paper"}).optimize == "params"
+    assert configure({"device": "device.json"}).optimize == "latency"
+    assert configure({}).optimize == configure({"target_macs": 10**6}).optimize == "params"
+    monkeypatch.setattr("basisprune.runs.options.has_onnx", lambda: False)
+    assert configure({"target_latency": 5.0}).optimize == "params"
+    assert configure({"target_latency": 5.0, "device": "device.json"}).optimize == "latency"
+    with pytest.raises(ConfigError, match="needs onnxruntime"):
+        configure({"optimize": "latency"})
