@@ -163,7 +163,7 @@ class Bench:
     def scales(self) -> dict[str, Any]:
         """Scaling factors and Taylor scores of every decomposed layer, in the order of the basis."""
         model = self.pipeline.decomposed().model
-        scores = taylor_scores(model, self.pipeline.scoring_batches())
+        scores = taylor_scores(model, self.pipeline.scoring.batches())
         return {
             name: {
                 "scales": [round(scale, 5) for scale in pair.scaling.scale.detach().double().tolist()],

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
-import numpy as np
-import torch
 from torch import nn
 
-from basisprune.basis.decompose import decompose
-from basisprune.basis.layers import BasisPair
-from basisprune.basis.refit import Axes, basis_statistics, rebase
 from basisprune.budget import Ratios
 from basisprune.budget.goal import step_ratio
 from basisprune.budget.planning import CostPlanner, Scored
 from basisprune.costs import measure
-from basisprune.data import LabelledImages, PreparedBatches, load_data, take
-from basisprune.errors import ConfigError, DataError, TooMuchError
+from basisprune.data import LabelledImages, load_data
+from basisprune.errors import ConfigError, TooMuchError
 from basisprune.frameworks import (
     DECOMPOSED,
     DENSE,
@@ -36,19 +30,15 @@ from basisprune.frameworks import (
     find_framework,
     named,
 )
-from basisprune.importance import score_filters, taylor_scores
-from basisprune.importance.basis_loss import basis_loss
-from basisprune.importance.filter_loss import filter_loss, filter_statistics
 from basisprune.joint_plan import PlanFrontier
 from basisprune.listener import Listener, Silence
 from basisprune.outlook import Outlook, expected_of_all, expected_of_basis, expected_of_filters
-from basisprune.plan import PlanConfig, largest_ratio, plan_basis, plan_filters, traced
+from basisprune.plan import largest_ratio, plan_basis, plan_filters, traced
 from basisprune.prune import prune_basis, prune_filters
 from basisprune.recipes import Recipe, find_recipe
+from basisprune.scoring import ScoredFilters, Scoring, judging_and_scoring, precision
 from basisprune.stage_store import StageStore, fingerprint
 from basisprune.states import FULLY, NOT_AT_ALL, Plan, Pruned, Stage, State, Tuning
-from basisprune.torchkit.moments import OutputStatistics
-from basisprune.torchkit.surgery import find_layers
 from basisprune.training.config import TrainConfig
 from basisprune.training.evaluation import evaluate, validation_images
 from basisprune.training.history import EpochRecord, out_of_patience
@@ -56,10 +46,7 @@ from basisprune.training.loop import Session, fit
 from basisprune.training.predict import Predictions, predict
 from basisprune.training.trainable import set_trainable
 from basisprune.transfer.model import spec_of
-from basisprune.types import OUTPUT, Coupling, Scores
-
-ScoredFilters: TypeAlias = tuple[Coupling, Scores, Mapping[str, OutputStatistics] | None]
-"""Which filters go together, what they are worth, and statistics if the recipe compensates for removed ones."""
+from basisprune.types import OUTPUT
 
 
 @dataclass
@@ -88,7 +75,9 @@ class Pipeline:
         self.hearer: Listener = self.listener or Silence()
         self.spec = spec_of(self.model)
         self.splits = load_data(self.data, size=self.spec.size)
-        self.val, self.scoring = self._judging_and_scoring(validation_images(self.model, self.splits))
+        val = validation_images(self.model, self.splits)
+        self.val, scored_on = judging_and_scoring(val, self.splits.train, self.settings)
+        self.scoring = Scoring(self.settings, self.spec, self.splits.train, scored_on, self.hearer.say)
         root = None if self.checkpoints is None else Path(self.checkpoints)
         self.store = StageStore(root, self.hearer.say) if self.listener is not None else StageStore(root)
 
@@ -142,17 +131,12 @@ class Pipeline:
         """
         if self.settings.basis == "loss":
             return self._split_trained()
-        return self._start(DECOMPOSED, lambda: self._split(self.model))
-
-    def _split(self, model: nn.Module) -> nn.Module:
-        self.hearer.say("decomposing every conv")
-        batches = None if self.settings.basis == "weights" else self._basis_batches()
-        return decompose(model, scale_init=self.settings.scale_init, basis=self.settings.basis, batches=batches)
+        return self._start(DECOMPOSED, lambda: self.scoring.split(self.model))
 
     def _split_trained(self) -> State:
         dense, steps = self.dense(), (DECOMPOSED,)
         if steps not in self._known:
-            split = self._split(dense.model)
+            split = self.scoring.split(dense.model)
             stage, said = self._stage(named(steps), split)
             self._known[steps] = State(steps, split, (*dense.stages, stage), hits=said.hits, predictions=said)
         return self._known[steps]
@@ -179,7 +163,7 @@ class Pipeline:
         if move.axis != "both":
             return self.remove(state, move, Ratios(ratio, ratio), tuning)
         coupling, scores, _ = self._scored_filters(state, move.scores)
-        config = self._filter_plan(move.scores)
+        config = self.scoring.filter_plan(move.scores)
         filters = largest_ratio(ratio, lambda less: plan_filters(state.model, scores, less, config, coupling=coupling))
         try:
             return self.remove(state, move, Ratios(ratio, filters), tuning)
@@ -187,7 +171,7 @@ class Pipeline:
             if filters < ratio:
                 raise
         thinned = self.prune_filters(state, move.scores, filters, NOT_AT_ALL)
-        _, vectors, _ = self._scored(thinned.model)
+        _, vectors, _ = self.scoring.basis(thinned.model)
         basis = largest_ratio(ratio, lambda less: plan_basis(vectors, less, self.settings.plan))
         return self.remove(state, move, Ratios(basis, filters), tuning)
 
@@ -215,13 +199,13 @@ class Pipeline:
         if "filters" in move.axes:
             rises.append(self._filter_outlook(state))
         if "basis" in move.axes:
-            _, scores, _ = self._scored(state.model)
+            _, scores, _ = self.scoring.basis(state.model)
             rises.append(lambda ratio: expected_of_basis(plan_basis(scores, ratio, self.settings.plan), scores))
         return Outlook.of(partial(expected_of_all, rises), smallest)
 
     def _filter_outlook(self, state: State) -> Callable[[float], float]:
         coupling, scores, _ = self._scored_filters(state, "loss")
-        config = self._filter_plan("loss")
+        config = self.scoring.filter_plan("loss")
 
         def rise(ratio: float) -> float:
             plan = plan_filters(state.model, scores, ratio, config, coupling=coupling)
@@ -244,9 +228,9 @@ class Pipeline:
     def _frontier(self, planner: CostPlanner, state: State, move: Move) -> tuple[Scored, PlanFrontier]:
         """The scores of all that the move prunes, and the plans by them; kept for the next candidate."""
         if self._last_frontier is None or self._last_frontier[:2] != (state.steps, move):
-            model = self._in_basis(state.model) if "basis" in move.axes else state.model
+            model = self.scoring.in_basis(state.model) if "basis" in move.axes else state.model
             self.hearer.say("scoring all that can go on the training images")
-            scored = Scored.of(model, traced(model), self._basis_batches(), move.axes)
+            scored = Scored.of(model, traced(model), self.scoring.basis_batches(), move.axes)
             frontier = planner.frontier(scored, self.settings.plan, self.spec, self.hearer.say)
             self._last_frontier = state.steps, move, scored, frontier
         return self._last_frontier[2:]
@@ -257,37 +241,12 @@ class Pipeline:
         known = self._known.get(steps)
         if known is not None and self._is_tuned(known, tuning):
             return known
-        model, scores, statistics = self._scored(state.model)
+        model, scores, statistics = self.scoring.basis(state.model)
         plan = self.store.plan(steps, plan_basis(scores, ratio, self.settings.plan))
         self.hearer.say(f"removing {plan.removed} of {plan.total} basis vectors")
         pruned = prune_basis(model, plan, compensate=self.settings.compensate, statistics=statistics)
         self._known[steps] = self.tune(state, steps, pruned, plan, tuning=tuning)
         return self._known[steps]
-
-    def _scored(self, model: nn.Module) -> tuple[nn.Module, Scores, Mapping[str, OutputStatistics] | None]:
-        """The model in the basis that is scored, its scores, and statistics if the recipe refits."""
-        recipe, refits = self.settings, self.settings.compensate == "refit"
-        model = self._in_basis(model)
-        if recipe.scores == "loss":
-            self.hearer.say("scoring the basis vectors on the training images")
-            found = basis_loss(model, self._basis_batches())
-            return model, found.scores, found.statistics if refits else None
-        self.hearer.say("scoring the basis vectors on the validation images")
-        with self._precision():
-            scores = taylor_scores(model, self.scoring_batches())
-        return model, scores, basis_statistics(model, self._basis_batches()) if refits else None
-
-    def _in_basis(self, model: nn.Module) -> nn.Module:
-        """The model in the basis that is scored."""
-        recipe = self.settings
-        if not _is_split(model):
-            model = self._split(model)
-            if not _is_split(model):
-                raise TooMuchError("basis: no conv is left that is large enough to be split; remove fewer filters")
-        elif recipe.rebase:
-            axes: Axes = "loss" if recipe.basis == "loss" else "outputs"
-            model = rebase(model, self._basis_batches(), basis=axes)
-        return model
 
     def _is_tuned(self, state: State, tuning: Tuning) -> bool:
         """Whether a network that was tuned before needs no more tuning for this purpose."""
@@ -301,7 +260,7 @@ class Pipeline:
         steps = state.after(Step(method, ratio))
         coupling, scores, statistics = self._scored_filters(state, method)
         plan = self.store.plan(
-            steps, plan_filters(state.model, scores, ratio, self._filter_plan(method), coupling=coupling)
+            steps, plan_filters(state.model, scores, ratio, self.scoring.filter_plan(method), coupling=coupling)
         )
         self.hearer.say(f"removing {plan.removed} of {plan.total} filters")
         for name, reason in plan.coupling.frozen.items():
@@ -313,31 +272,8 @@ class Pipeline:
     def _scored_filters(self, state: State, method: str) -> ScoredFilters:
         """The coupling and the scores of all filters; kept for the next candidate from the same state."""
         if self._last_scored is None or self._last_scored[:2] != (state.steps, method):
-            self.hearer.say(f"scoring the filters by {method}")
-            coupling = traced(state.model)
-            scored = (coupling, *self._filter_scores(state.model, method, coupling))
-            self._last_scored = (state.steps, method, scored)
+            self._last_scored = (state.steps, method, self.scoring.filters(state.model, method))
         return self._last_scored[2]
-
-    def _filter_scores(
-        self, model: nn.Module, method: str, coupling: Coupling
-    ) -> tuple[Scores, Mapping[str, OutputStatistics] | None]:
-        """The scores of all filters, and statistics if the recipe compensates for removed ones."""
-        compensates = self.settings.filter_compensate != "none"
-        if method == "loss":
-            found = filter_loss(model, coupling, self._basis_batches())
-            return found.scores, found.statistics if compensates else None
-        # Only Taylor scores depend on the batch size; for the others, large batches are faster.
-        by_batch = method in ("taylor", "taylor_behind")
-        batches = self.scoring_batches() if by_batch else self._batches(self.scoring, shuffle=True)
-        with self._precision():
-            scores = score_filters(model, method, coupling.layers, batches)
-        return scores, filter_statistics(model, coupling, self._basis_batches()) if compensates else None
-
-    def _filter_plan(self, method: str) -> PlanConfig:
-        """The settings for filter plans; scores in units of the loss are comparable across layers as they are."""
-        plan = self.settings.filter_plan
-        return replace(plan, normalise="none") if method == "loss" else plan
 
     def polish(self, state: State) -> State:
         """The state tuned again, for all fine-tuning epochs of the recipe."""
@@ -376,27 +312,10 @@ class Pipeline:
         tuning = self.settings.finetune
         set_trainable(model, scales=tuning.train_scales, train=tuning.train)
         report = measure(model)
-        with self._precision():
+        with precision(model, self.settings):
             said = predict(model, self.val, prepared=self.settings.train.prepared)
         accuracy = float(said.hits.mean())
         return Stage(name, accuracy, report.parameters, report.trainable, report.macs, history), said
-
-    @contextmanager
-    def _precision(self) -> Iterator[None]:
-        """Runs forward and backward passes outside `fit` in bfloat16 if training does."""
-        device = next(self.model.parameters()).device.type
-        with torch.autocast(device, torch.bfloat16, enabled=self.settings.train.mixed_precision == "bf16"):
-            yield
-
-    def _basis_batches(self) -> PreparedBatches:
-        return self._batches(self.splits.train, limit=self.settings.basis_images, shuffle=True)
-
-    def scoring_batches(self) -> PreparedBatches:
-        """The images for Taylor scores, shuffled, in batches of the recipe's size."""
-        return self._batches(self.scoring, batch_size=self.settings.score_batch, shuffle=True)
-
-    def _batches(self, data: LabelledImages, **options: Any) -> PreparedBatches:
-        return PreparedBatches(data, self.spec, prepared=self.settings.train.prepared, **options)
 
     def _accuracy(self, model: nn.Module, data: LabelledImages) -> float:
         return evaluate(model, data, prepared=self.settings.train.prepared).accuracy
@@ -419,19 +338,6 @@ class Pipeline:
         }
         self.store.claim(common | fingerprint(self.model, self.splits))
 
-    def _judging_and_scoring(self, val: LabelledImages) -> tuple[LabelledImages, LabelledImages]:
-        """The images that judge, and those for scores: training images if the recipe ranks by the loss."""
-        if self.settings.score_images is None and self.settings.scores == "loss":
-            train = self.splits.train
-            return val, take(train, np.random.default_rng(0).permutation(len(train))[: self.settings.basis_images])
-        if self.settings.score_images is None:
-            return val, val
-        count = min(self.settings.score_images, len(val) // 2)
-        if count == 0:
-            raise DataError(f"{len(val)} validation image; score_images needs another one to set aside for the scores")
-        order = np.random.default_rng(0).permutation(len(val))
-        return take(val, np.sort(order[count:])), take(val, order[:count])
-
 
 def run(
     framework: FrameworkName | Framework,
@@ -447,7 +353,3 @@ def run(
     """The result of one of the paper's frameworks; use `Pipeline` to compare several, which is faster."""
     pipeline = Pipeline(model, data, recipe, checkpoints)
     return pipeline.run(framework, basis_ratio=basis_ratio, filter_ratio=filter_ratio, iterations=iterations)
-
-
-def _is_split(model: nn.Module) -> bool:
-    return next(find_layers(model, BasisPair), None) is not None

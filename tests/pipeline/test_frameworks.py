@@ -84,9 +84,11 @@ def test_frameworks_share_their_starting_points():
 def test_images_that_score_are_set_apart_from_those_that_judge(asked, set_apart):
     data = load_data(tiny_images(200), val_fraction=0.2)
     pipeline = Pipeline(tiny_model(), data, replace(recipe(), score_images=asked))
-    judging, scoring = ({image.numpy().tobytes() for image, _ in part} for part in (pipeline.val, pipeline.scoring))
+    judging, scoring = (
+        {image.numpy().tobytes() for image, _ in part} for part in (pipeline.val, pipeline.scoring.images)
+    )
     everything = {image.numpy().tobytes() for image, _ in data.val}
-    assert len(pipeline.scoring) == set_apart
+    assert len(pipeline.scoring.images) == set_apart
     assert judging | scoring == everything
     assert judging & scoring == (everything if asked is None else set())
     assert len(pipeline.dense().hits) == len(pipeline.val)
@@ -96,7 +98,7 @@ def test_batches_that_score_mix_the_classes_of_sorted_images():
     images = tiny_images(120)
     val = take(images, np.argsort(images.labels, kind="stable"))
     pipeline = Pipeline(tiny_model(), Splits(images, val, None, images.classes), replace(recipe(), score_batch=8))
-    assert all(len(labels.unique()) > 1 for _, labels in pipeline.scoring_batches())
+    assert all(len(labels.unique()) > 1 for _, labels in pipeline.scoring.batches())
 
 
 def test_a_single_validation_image_cannot_both_score_and_judge():

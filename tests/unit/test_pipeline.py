@@ -117,6 +117,6 @@ def demanding() -> Recipe:
 def test_quick_and_best_score_on_no_image_that_judges(recipe, part):
     splits = load_data(tiny_images(60), val_fraction=0.3)
     found = Pipeline(tiny_model(), splits, tiny_recipe(tiny_training(), recipe))
-    scoring = {image.numpy().tobytes() for image, _ in found.scoring}
+    scoring = {image.numpy().tobytes() for image, _ in found.scoring.images}
     assert scoring <= {image.numpy().tobytes() for image, _ in splits.parts[part]}
     assert len(found.val) == len(splits.val)

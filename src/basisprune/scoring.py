@@ -1,0 +1,132 @@
+"""What basis vectors and filters are worth, by the scores and images that a recipe names (the paper's 3.3, 4.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import nn
+
+from basisprune.basis.decompose import decompose
+from basisprune.basis.layers import BasisPair
+from basisprune.basis.refit import Axes, basis_statistics, rebase
+from basisprune.data import LabelledImages, PreparedBatches, take
+from basisprune.errors import DataError, TooMuchError
+from basisprune.importance import score_filters, taylor_scores
+from basisprune.importance.basis_loss import basis_loss
+from basisprune.importance.filter_loss import filter_loss, filter_statistics
+from basisprune.plan import PlanConfig, traced
+from basisprune.recipes import Recipe
+from basisprune.torchkit.moments import OutputStatistics
+from basisprune.torchkit.surgery import find_layers
+from basisprune.types import Coupling, InputSpec, Scores
+
+Statistics: TypeAlias = Mapping[str, OutputStatistics] | None
+"""What refitting needs to know of the outputs; None if the recipe does not compensate."""
+
+ScoredFilters: TypeAlias = tuple[Coupling, Scores, Statistics]
+"""Which filters go together, what they are worth, and statistics if the recipe compensates for removed ones."""
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """Scores by a recipe. `images` are those for Taylor scores; basis and loss are computed on training images."""
+
+    recipe: Recipe
+    spec: InputSpec
+    train: LabelledImages
+    images: LabelledImages
+    say: Callable[[str], None]
+
+    def split(self, model: nn.Module) -> nn.Module:
+        """The model with every conv as a pair."""
+        self.say("decomposing every conv")
+        batches = None if self.recipe.basis == "weights" else self.basis_batches()
+        return decompose(model, scale_init=self.recipe.scale_init, basis=self.recipe.basis, batches=batches)
+
+    def in_basis(self, model: nn.Module) -> nn.Module:
+        """The model in the basis that is scored."""
+        recipe = self.recipe
+        if not _is_split(model):
+            model = self.split(model)
+            if not _is_split(model):
+                raise TooMuchError("basis: no conv is left that is large enough to be split; remove fewer filters")
+        elif recipe.rebase:
+            axes: Axes = "loss" if recipe.basis == "loss" else "outputs"
+            model = rebase(model, self.basis_batches(), basis=axes)
+        return model
+
+    def basis(self, model: nn.Module) -> tuple[nn.Module, Scores, Statistics]:
+        """The model in the basis that is scored, its scores, and statistics if the recipe refits."""
+        recipe, refits = self.recipe, self.recipe.compensate == "refit"
+        model = self.in_basis(model)
+        if recipe.scores == "loss":
+            self.say("scoring the basis vectors on the training images")
+            found = basis_loss(model, self.basis_batches())
+            return model, found.scores, found.statistics if refits else None
+        self.say("scoring the basis vectors on the validation images")
+        with precision(model, self.recipe):
+            scores = taylor_scores(model, self.batches())
+        return model, scores, basis_statistics(model, self.basis_batches()) if refits else None
+
+    def filters(self, model: nn.Module, method: str) -> ScoredFilters:
+        """The coupling and the scores of all filters, and statistics if the recipe compensates for removed ones."""
+        self.say(f"scoring the filters by {method}")
+        coupling = traced(model)
+        compensates = self.recipe.filter_compensate != "none"
+        if method == "loss":
+            found = filter_loss(model, coupling, self.basis_batches())
+            return coupling, found.scores, found.statistics if compensates else None
+        # Only Taylor scores depend on the batch size; for the others, large batches are faster.
+        by_batch = method in ("taylor", "taylor_behind")
+        batches = self.batches() if by_batch else self._prepared(self.images)
+        with precision(model, self.recipe):
+            scores = score_filters(model, method, coupling.layers, batches)
+        return coupling, scores, filter_statistics(model, coupling, self.basis_batches()) if compensates else None
+
+    def filter_plan(self, method: str) -> PlanConfig:
+        """The settings for filter plans; scores in units of the loss are comparable across layers as they are."""
+        plan = self.recipe.filter_plan
+        return replace(plan, normalise="none") if method == "loss" else plan
+
+    def basis_batches(self) -> PreparedBatches:
+        """The training images that basis and loss are computed on."""
+        return self._prepared(self.train, limit=self.recipe.basis_images)
+
+    def batches(self) -> PreparedBatches:
+        """The images for Taylor scores, in batches of the recipe's size."""
+        return self._prepared(self.images, batch_size=self.recipe.score_batch)
+
+    def _prepared(self, data: LabelledImages, **options: Any) -> PreparedBatches:
+        return PreparedBatches(data, self.spec, prepared=self.recipe.train.prepared, shuffle=True, **options)
+
+
+def judging_and_scoring(
+    val: LabelledImages, train: LabelledImages, recipe: Recipe
+) -> tuple[LabelledImages, LabelledImages]:
+    """The images that judge, and those for scores: training images if the recipe ranks by the loss."""
+    if recipe.score_images is None and recipe.scores == "loss":
+        return val, take(train, np.random.default_rng(0).permutation(len(train))[: recipe.basis_images])
+    if recipe.score_images is None:
+        return val, val
+    count = min(recipe.score_images, len(val) // 2)
+    if count == 0:
+        raise DataError(f"{len(val)} validation image; score_images needs another one to set aside for the scores")
+    order = np.random.default_rng(0).permutation(len(val))
+    return take(val, np.sort(order[count:])), take(val, order[:count])
+
+
+@contextmanager
+def precision(model: nn.Module, recipe: Recipe) -> Iterator[None]:
+    """Runs forward and backward passes outside `fit` in bfloat16 if training does."""
+    device = next(model.parameters()).device.type
+    with torch.autocast(device, torch.bfloat16, enabled=recipe.train.mixed_precision == "bf16"):
+        yield
+
+
+def _is_split(model: nn.Module) -> bool:
+    return next(find_layers(model, BasisPair), None) is not None

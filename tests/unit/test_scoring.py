@@ -1,0 +1,91 @@
+"""Laws of scoring: which images score, and in which basis."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tiny import tiny_images, tiny_model, tiny_recipe, tiny_training
+
+from basisprune.basis.layers import BasisPair
+from basisprune.data import ArrayImages
+from basisprune.errors import DataError, TooMuchError
+from basisprune.recipes import Recipe
+from basisprune.scoring import Scoring, judging_and_scoring, precision
+from basisprune.torchkit.surgery import find_layers
+
+TRAIN, VAL = tiny_images(60), tiny_images(30, seed=1)
+QUICK, PAPER = (tiny_recipe(tiny_training(), name) for name in ("quick", "paper"))
+
+
+def scoring(recipe: Recipe) -> tuple[Scoring, list[str]]:
+    """Scoring on the images that the recipe names, and what it says."""
+    said: list[str] = []
+    _, images = judging_and_scoring(VAL, TRAIN, recipe)
+    return Scoring(recipe, tiny_model().input_spec, TRAIN, images, said.append), said
+
+
+def contents(images: ArrayImages) -> set[bytes]:
+    return {image.numpy().tobytes() for image, _ in images}
+
+
+def test_a_recipe_that_ranks_by_the_loss_looks_at_training_images_only():
+    judging, scored = judging_and_scoring(VAL, TRAIN, QUICK)
+    assert judging is VAL
+    assert contents(scored) <= contents(TRAIN)
+
+
+def test_the_paper_scores_on_the_images_that_judge_unless_some_are_set_aside():
+    assert judging_and_scoring(VAL, TRAIN, PAPER) == (VAL, VAL)
+    judging, scored = judging_and_scoring(VAL, TRAIN, replace(PAPER, score_images=10))
+    assert (len(judging), len(scored)) == (20, 10)
+    assert not contents(judging) & contents(scored)
+
+
+def test_one_image_cannot_be_set_aside_and_judge():
+    with pytest.raises(DataError, match="1 validation image; score_images needs another one"):
+        judging_and_scoring(tiny_images(1), TRAIN, replace(PAPER, score_images=1))
+
+
+@pytest.mark.parametrize("recipe", [QUICK, PAPER])
+def test_scores_are_those_of_the_pairs_of_the_model_that_comes_back(recipe):
+    given, _ = scoring(recipe)
+    model, scores, statistics = given.basis(tiny_model())
+    ranks = {name: pair.rank for name, pair in find_layers(model, BasisPair)}
+    assert {name: len(layer.values) for name, layer in scores.layers.items()} == ranks
+    assert (statistics is not None) == (recipe.compensate == "refit")
+
+
+def test_a_split_model_is_split_no_further():
+    given, said = scoring(replace(QUICK, rebase=False))
+    model = given.in_basis(tiny_model())
+    assert given.in_basis(model) is model
+    assert said == ["decomposing every conv"]
+
+
+def test_a_model_without_convs_to_split_is_refused():
+    given, _ = scoring(PAPER)
+    with pytest.raises(TooMuchError, match="no conv is left that is large enough"):
+        given.in_basis(torch.nn.Sequential(torch.nn.Conv2d(3, 3, 1, groups=3)))
+
+
+def test_filters_come_with_statistics_only_if_the_recipe_compensates():
+    for recipe in (QUICK, PAPER):
+        coupling, scores, statistics = scoring(recipe)[0].filters(tiny_model(), "loss")
+        assert set(scores.layers) <= set(coupling.layers)
+        assert (statistics is not None) == (recipe.filter_compensate != "none")
+
+
+def test_only_scores_in_units_of_the_loss_are_taken_as_they_are():
+    given, _ = scoring(QUICK)
+    assert given.filter_plan("loss").normalise == "none"
+    assert given.filter_plan("taylor") == QUICK.filter_plan
+
+
+def test_passes_outside_of_training_have_its_precision():
+    layer, half = torch.nn.Linear(2, 2), replace(QUICK, train=tiny_training(mixed_precision="bf16"))
+    with precision(layer, half):
+        assert layer(torch.ones(1, 2)).dtype == torch.bfloat16
+    with precision(layer, QUICK):
+        assert layer(torch.ones(1, 2)).dtype == torch.float32
