@@ -20,7 +20,7 @@ from basisprune.results import DeliveredFile, RunSummary, RuntimeRow
 from basisprune.runs.deliver import Delivery, deliver
 from basisprune.runs.load import load_any
 
-FOUND = summary(classes=list(NAMES), latency=None, files={})
+FOUND = summary(classes=list(NAMES), latency=None, files={}, runtimes=[])
 
 
 class Notes(Silence):
