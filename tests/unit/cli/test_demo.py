@@ -14,7 +14,7 @@ from commands import invoke
 def test_the_demo_ends_with_a_table_and_files_that_can_be_used(tiny_demo, tmp_path):
     result = invoke("demo", "--output", tmp_path / "run")
     assert result.exit_code == 0, result.output
-    for word in ("before", "test accuracy", "parameters", "multiply-adds", "file size", "latency", "report.html"):
+    for word in ("before", "test accuracy", "parameters", "multiply-adds", "file size", "one image", "report.html"):
         assert word in result.stdout
     assert f"next: basisprune predict {tmp_path / 'run'} {tmp_path / 'run' / 'digits'}" in result.stdout
     predicted = invoke("predict", tmp_path / "run", tmp_path / "run" / "digits", "--json")
