@@ -95,7 +95,7 @@ def networks(stages: Pipeline, table: TimeTable) -> Iterator[tuple[str, nn.Modul
 
 
 def pruned(stages: Pipeline, start: State, table: TimeTable) -> Iterator[tuple[str, float, nn.Module]]:
-    split = stages._in_basis(start.model)
+    split = stages.scoring.in_basis(start.model)
     coupling = trace_coupling(split, torch.zeros(2, *stages.spec.shape))
     scored = Scored.of(split, coupling, stages.scoring.basis_batches(), MOVE.axes)
     times = time_network(split, (3, SIDE, SIDE), table)

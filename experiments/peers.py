@@ -6,7 +6,6 @@ import copy
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +26,7 @@ from basisprune import (
 )
 from basisprune.basis.layers import basis_pairs
 from basisprune.frameworks import Framework, Move, Step
-from basisprune.states import FULLY, State, Tuning
+from basisprune.states import FULLY, Plan, State, Tuning
 from basisprune.training.trainable import find_classifiers, set_trainable
 from basisprune.transfer.model import spec_of
 from basisprune.types import LayerScores, Scores
@@ -55,24 +54,24 @@ class RivalPipeline(Pipeline):
     def prune(self, state: State, move: Move, ratio: float, tuning: Tuning = FULLY) -> State:
         """The state without the fraction `ratio` of what the move counts."""
         steps = state.after(Step(move.scores, ratio))
-        plan: Any = None
+        plans: tuple[Plan, ...] = ()
         if move == TRUNCATION:
-            plan = plan_basis(singular_values(state.model), ratio, self.settings.plan)
-            pruned = prune_basis(state.model, plan, compensate=self.settings.compensate)
+            basis = plan_basis(singular_values(state.model), ratio, self.settings.plan)
+            plans, pruned = (basis,), prune_basis(state.model, basis, compensate=self.settings.compensate)
         elif move in INSIDE_MOVES:
-            plan = self._plan_inside(state.model, INSIDE_MOVES[move], ratio)
-            pruned = prune_filters(state.model, plan)
+            filters = self._plan_inside(state.model, INSIDE_MOVES[move], ratio)
+            plans, pruned = (filters,), prune_filters(state.model, filters)
         elif move in TORCH_PRUNING:
-            pruned = torch_pruned(state.model, TORCH_PRUNING[move], ratio, self.scoring_batches())
+            pruned = torch_pruned(state.model, TORCH_PRUNING[move], ratio, self.scoring.batches())
         else:
             return super().prune(state, move, ratio, tuning)
-        return self.tune(state, steps, pruned, plan, tuning=tuning)
+        return self.tune(state, steps, pruned, *plans, tuning=tuning)
 
     def _plan_inside(self, model: nn.Module, method: str, ratio: float) -> FilterPlan:
         """Filters by one of the paper's scores, those that skip connections tie together left alone."""
         device = next(model.parameters()).device
         coupling = untied(trace_coupling(model, torch.zeros(2, *self.spec.shape, device=device)))
-        scores = score_filters(model, method, coupling.layers, self.scoring_batches())
+        scores = score_filters(model, method, coupling.layers, self.scoring.batches())
         return plan_filters(model, scores, ratio, self.settings.filter_plan, coupling=coupling)
 
     def for_truncation(self) -> RivalPipeline:
