@@ -152,6 +152,16 @@ def test_the_budget_is_counted_in_the_metric():
         assert candidate.score == pytest.approx(worst)
 
 
+def test_the_metric_may_be_a_function():
+    def rarest(labels, answers) -> float:
+        return float(np.mean(answers[labels == 2] == 2))
+
+    summary = run(images(), metric=rarest, max_drop=0.2).summary
+    assert (summary.certificate.metric, summary.config["metric"]) == ("rarest", "rarest given in Python")
+    assert summary.certificate.tests
+    assert "of rarest" in summary.verdict or "rarest on the" in summary.verdict
+
+
 def test_the_loss_is_counted_from_the_plainly_trained_network():
     """A recipe that decomposes before it trains compares with the network that was not decomposed."""
     recipe = tiny_recipe(tiny_training(epochs=1), "paper")
