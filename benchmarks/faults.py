@@ -19,7 +19,8 @@ at each of those. A fault strikes a new folder ("new") or one with a finished re
 which must hold a whole result at every moment. Afterwards the same command runs undisturbed, and its answer (all
 candidates, the chosen one, every weight and the ONNX file) is compared with that of the undisturbed run; a folder
 whose every byte is as after an earlier fault has the answer that was found then. What was flipped may also be refused
-by its name, as it must be where it cannot be made again.
+by its name, as it must be where it cannot be made again: where that is the record of what was tested, the result is
+called an estimate.
 
 Each outcome goes to results/faults.json as it comes, and a benchmark that was stopped goes on. It ends with exit code
 1 unless nothing was lost, different, silent or told by a traceback.
@@ -46,6 +47,8 @@ from faults_stage import HUNG, Fault, Stage, predictions, warm_up, write_data, w
 import basisprune
 from basisprune.deploy.bundle import load_bundle
 from basisprune.errors import BasisPruneError
+from basisprune.results import RunSummary
+from basisprune.runs.tested import TESTS
 
 EVERYWHERE = ("kill", "term", "ctrl-c", "denied")
 WRITING = ("full", "read-only", "short")
@@ -103,8 +106,15 @@ class Trial:
             return f"{'hangs' if code == HUNG else 'a traceback'}\n{said[-1500:]}"
         if code == 1:
             return "refused" if Path(fault.what).name in said else f"refused without its name\n{said[-1500:]}"
+        if fault.what.endswith(TESTS) and words[0] == "compress" and self.is_only_estimated(said):
+            return "refused"
         wrong = self.wrong_afterwards(True, code) if words[0] == "compress" else "another answer" * (said != usual)
         return f"{wrong}\n{said[-1500:]}" if wrong else "same"
+
+    def is_only_estimated(self, said: str) -> bool:
+        """Whether a run named its damaged record of tests, tested nothing again, and says so in its result."""
+        certificate = RunSummary.read(self.stage.output / "summary.json").certificate
+        return TESTS in said and certificate is not None and not certificate.certified
 
 
 def finished(stage: Stage) -> None:

@@ -348,6 +348,7 @@ def warm_up(stage: Stage) -> None:
     """Does the run, and what else is tried, in this process, so that what is forked from it imports nothing."""
     _replace((exporting, "to_proto", _Protos()))
     _replace((deliver, "measure_latency", no_latency), (summarising, "measure_latency", no_latency))
+    _replace((deliver, "measure_files", no_times))
     image = stage.root / "image.png"
     write_image(image)
     for words in (stage.command, *predictions(stage)):
@@ -385,6 +386,13 @@ def no_latency(
     """A report as `measure_latency` gives, without measuring anything."""
     rows = (Latency(name, "eager", size, 1.0, 0.0, 1.0) for size in batch_sizes for name in models)
     return LatencyReport(tuple(rows), tuple(shape), 1, 2, "none")
+
+
+def no_times(
+    files: Mapping[str, Path], _runtime: object, *, batch_sizes: Sequence[int], **_: object
+) -> tuple[Latency, ...]:
+    """The rows that `measure_files` gives, without measuring anything."""
+    return tuple(Latency(name, "onnxruntime", size, 1.0, 0.0, 1.0) for size in batch_sizes for name in files)
 
 
 def predictions(stage: Stage) -> list[list[str]]:

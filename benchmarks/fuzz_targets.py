@@ -20,6 +20,7 @@ from PIL import Image
 from safetensors.torch import save
 from torch import nn
 
+from basisprune.budget.certify import Test
 from basisprune.data import load_data
 from basisprune.data.decode import FORMATS, decode
 from basisprune.data.groups import read_groups
@@ -31,6 +32,7 @@ from basisprune.frameworks import DENSE
 from basisprune.results import RunSummary
 from basisprune.runs.options import configure
 from basisprune.runs.output import settings_of
+from basisprune.runs.tested import TESTS, FileTest, Tested, read_tested
 from basisprune.runs.validating import read_settings
 from basisprune.stage_store import StageStore
 from basisprune.training.checkpoint import Past, load_checkpoint, save_checkpoint
@@ -287,6 +289,7 @@ def onnx_files(source: Path) -> list[Target]:
         import onnx
 
         from basisprune.deploy.export import export_onnx
+        from basisprune.deploy.export.facts import PREFIX
         from basisprune.runs.load import load_any
     except ImportError:
         return []
@@ -295,7 +298,7 @@ def onnx_files(source: Path) -> list[Target]:
 
     def spoil(folder: Path, chance: random.Random) -> None:
         proto = onnx.load_from_string(content)
-        entry = chance.choice(proto.metadata_props)
+        entry = chance.choice([each for each in proto.metadata_props if each.key.startswith(PREFIX)])
         entry.value = spoilt_text(json.loads(entry.value), chance).decode(errors="replace")
         (folder / "odd.onnx").write_bytes(proto.SerializeToString())
 
@@ -322,6 +325,12 @@ def lists() -> list[Target]:
         )
         (folder / "images.json").write_bytes(text)
 
+    test = Test(0, "y", 0.9, 0.8, 0.1, 0.01, 3, 2, passed=True)
+    tested = json.loads(Tested("x", ("y", "z"), "PyTorch", (test,), {"a.onnx": FileTest("0", test)}).to_json())
+
+    def spoil_tests(folder: Path, chance: random.Random) -> None:
+        write_checked(folder / TESTS, spoilt_text(tested, chance))
+
     def spoil_config(folder: Path, chance: random.Random) -> None:
         text = yaml.safe_dump(spoilt_value(usual, chance), allow_unicode=True).encode()
         text = spoilt_bytes(text, chance) if chance.random() < 0.5 else text
@@ -340,6 +349,7 @@ def lists() -> list[Target]:
 
     return [
         Target("run: images.json", spoil_images, lambda folder: read_manifest(folder / "images.json")),
+        Target("run: tests.json", spoil_tests, read_tested),
         Target("run: config.yaml", spoil_config, settings_of),
         Target("groups", spoil_groups, lambda folder: read_groups(folder / "groups.csv")),
         Target("weights", spoil_weights, read_weights),

@@ -17,7 +17,7 @@ from basisprune.deploy.export.openvino import OPENVINO
 from basisprune.deploy.export.runtimes import RUNTIMES, runtime_of
 from basisprune.deploy.export.writing import INT8_STEM, STEM
 from basisprune.errors import BundleError, CheckpointError, ConfigError, ModelError
-from basisprune.files import file_digest
+from basisprune.files import file_digest, open_file
 from basisprune.results import RunSummary, Settings
 from basisprune.runs.output import BUNDLE, CHECKSUMS, CONFIG, SUMMARY, VERSIONS, settings_of
 from basisprune.runs.validating import read_settings
@@ -76,7 +76,7 @@ def load_any(path: str | Path, *, trust_remote_code: bool = False) -> Loaded:
     runtime = runtime_of(path)
     if runtime in _READ and path.is_file():
         for name in runtime.files(path.name.removesuffix(runtime.suffixes[0])):
-            _check_sum(path.with_name(name))
+            _check_file(path.with_name(name))
         network = FileModel(path, runtime).eval()
         classes = _names(network.classes, network, network.input_spec, str(path))
         return Loaded(network, classes, network.input_spec, _settings_beside(path), path.resolve().parent)
@@ -104,8 +104,12 @@ def _settings_beside(path: Path) -> Settings:
     return settings_of(path.parent) if VERSIONS in settings else {}
 
 
-def _check_sum(path: Path) -> None:
-    """Raises ModelError if the run that wrote the file noted another checksum for it than it has."""
+def _check_file(path: Path) -> None:
+    """Raises ModelError for what is no file, or has another checksum than the run that wrote it noted."""
+    try:
+        open_file(path).close()
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read ({error.strerror or error})") from error
     noted = _noted_sum(path.resolve())
     if noted is not None and noted != file_digest(path):
         raise ModelError(

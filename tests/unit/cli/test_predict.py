@@ -69,7 +69,7 @@ def test_hidden_files_are_skipped_as_when_training(compressed, photos, tmp_path)
 @pytest.mark.parametrize("factory", ["http.server:test", "sys:exit", "os:getcwd"])
 def test_a_bundle_that_names_a_function_is_refused_with_the_way_to_trust_it(command, factory, photos, tmp_path):
     folder = save_pretrained(tiny_model(), tmp_path / "bundle", classes=["red", "green", "blue"])
-    seal(folder, lambda config: config["architecture"].update(backbone=factory, alone=False))
+    seal(folder, lambda config: config["network"].update(backbone=factory, alone=False))
     words = (command, folder, *([next((photos / "red").iterdir())] if command == "predict" else []))
     refused = invoke(*words)
     assert (refused.exit_code, refused.stdout) == (1, "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import numpy as np
 import onnx
@@ -36,6 +37,14 @@ def test_what_is_no_result_is_refused_by_name(forms, tmp_path):
     (tmp_path / "bad.onnx").write_bytes(b"nothing")
     with pytest.raises(ModelError, match="onnxruntime cannot read it"):
         load_any(tmp_path / "bad.onnx")
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), os.mkdir, lambda _path: None])
+def test_what_belongs_to_a_file_and_is_none_is_not_opened(make, tmp_path):
+    (tmp_path / "model.xml").write_text("<net/>")
+    make(tmp_path / "model.bin")
+    with pytest.raises(ModelError, match=r"model\.bin: cannot be read \((it is a .*, no file|No such file.*)\)"):
+        load_any(tmp_path / "model.xml")
 
 
 def test_settings_are_taken_only_from_the_run_that_wrote_the_file(forms, tmp_path):
