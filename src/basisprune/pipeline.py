@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -21,8 +20,8 @@ from basisprune.budget import Ratios
 from basisprune.budget.goal import step_ratio
 from basisprune.budget.planning import CostPlanner, Scored
 from basisprune.costs import measure
-from basisprune.data import LabelledImages, PreparedBatches, load_data, take
-from basisprune.errors import ConfigError, DataError, TooMuchError
+from basisprune.data import LabelledImages, PreparedBatches, load_data
+from basisprune.errors import ConfigError, TooMuchError
 from basisprune.frameworks import (
     DECOMPOSED,
     DENSE,
@@ -50,13 +49,13 @@ from basisprune.states import FULLY, NOT_AT_ALL, Plan, Pruned, Stage, State, Tun
 from basisprune.torchkit.moments import OutputStatistics
 from basisprune.torchkit.surgery import find_layers
 from basisprune.training.config import TrainConfig
-from basisprune.training.evaluation import evaluate, validation_images
+from basisprune.training.evaluation import evaluate, judging_and_scoring, validation_images
 from basisprune.training.history import EpochRecord, out_of_patience
 from basisprune.training.loop import Session, fit
 from basisprune.training.predict import Predictions, predict
 from basisprune.training.trainable import set_trainable
 from basisprune.transfer.model import spec_of
-from basisprune.types import OUTPUT, Coupling, Scores
+from basisprune.types import OUTPUT, Coupling, FilterPlan, Scores
 
 ScoredFilters: TypeAlias = tuple[Coupling, Scores, Mapping[str, OutputStatistics] | None]
 """Which filters go together, what they are worth, and statistics if the recipe compensates for removed ones."""
@@ -88,7 +87,8 @@ class Pipeline:
         self.hearer: Listener = self.listener or Silence()
         self.spec = spec_of(self.model)
         self.splits = load_data(self.data, size=self.spec.size)
-        self.val, self.scoring = self._judging_and_scoring(validation_images(self.model, self.splits))
+        val = validation_images(self.model, self.splits)
+        self.val, self.scoring = judging_and_scoring(val, self.settings.score_images)
         root = None if self.checkpoints is None else Path(self.checkpoints)
         self.store = StageStore(root, self.hearer.say) if self.listener is not None else StageStore(root)
 
@@ -235,10 +235,20 @@ class Pipeline:
         if known is not None and self._is_tuned(known, tuning):
             return known
         scored, frontier = self._frontier(planner, state, move)
-        plan = self.store.plan(steps, frontier.plan(ratio))
-        self.hearer.say(planner.told(plan))
+        plan = frontier.plan(ratio)
+        thinned: tuple[FilterPlan, ...] = ()
+        if move.axis == "both" and plan.filters.removed:
+            # What is left of the basis is worth something else without those filters, so it is planned anew.
+            first = self.store.plan(state.after(Step(f"{planner.optimize} filters", ratio)), plan.filters)
+            thinned = (first,)
+            model = self._in_basis(scored.thinned(first, self.settings.filter_compensate))
+            scored = Scored.of(model, traced(model), self._basis_batches(), ("basis",))
+            plan = planner.frontier(scored, self.settings.plan, self.spec, self.hearer.say).plan_within(plan.cost_left)
+        plan = self.store.plan(steps, plan)
+        self.hearer.say(planner.told(plan, *thinned))
+        plans = (*(thinned or (plan.filters,)), plan.basis)
         pruned = scored.pruned(plan, self.settings.compensate)
-        self._known[steps] = self.tune(state, steps, pruned, plan.filters, plan.basis, tuning=tuning)
+        self._known[steps] = self.tune(state, steps, pruned, *plans, tuning=tuning)
         return self._known[steps]
 
     def _frontier(self, planner: CostPlanner, state: State, move: Move) -> tuple[Scored, PlanFrontier]:
@@ -418,16 +428,6 @@ class Pipeline:
             "filter_compensate": recipe.filter_compensate,
         }
         self.store.claim(common | fingerprint(self.model, self.splits))
-
-    def _judging_and_scoring(self, val: LabelledImages) -> tuple[LabelledImages, LabelledImages]:
-        """The validation images for judging and those for scores: all for both, or some set aside."""
-        if self.settings.score_images is None:
-            return val, val
-        count = min(self.settings.score_images, len(val) // 2)
-        if count == 0:
-            raise DataError(f"{len(val)} validation image; score_images needs another one to set aside for the scores")
-        order = np.random.default_rng(0).permutation(len(val))
-        return take(val, np.sort(order[count:])), take(val, order[:count])
 
 
 def run(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
@@ -13,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy
 
-from basisprune.data import LabelledImages, Splits, make_loader, prepare
+from basisprune.data import LabelledImages, Splits, make_loader, prepare, take
 from basisprune.errors import DataError
 from basisprune.torchkit.running import mode
 from basisprune.training.trainable import classes_of
@@ -75,3 +76,14 @@ def validation_images(model: nn.Module, splits: Splits) -> LabelledImages:
     if splits.val is None:
         raise DataError("the data has no validation images, which the scores need; pass val_fraction > 0")
     return splits.val
+
+
+def judging_and_scoring(val: LabelledImages, score_images: int | None) -> tuple[LabelledImages, LabelledImages]:
+    """The validation images for judging and those for scores: all for both, or so many set aside, at most half."""
+    if score_images is None:
+        return val, val
+    count = min(score_images, len(val) // 2)
+    if count == 0:
+        raise DataError(f"{len(val)} validation image; score_images needs another one to set aside for the scores")
+    order = np.random.default_rng(0).permutation(len(val))
+    return take(val, np.sort(order[count:])), take(val, order[:count])
