@@ -15,7 +15,7 @@ WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 420, 300, 56, 34, 16, 46
 
 def frontier_rows(results: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """Model, network, accuracy, milliseconds, speed-up, and the gain over "shares" at the same accuracy."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for model, networks in results.items():
         for name, row in networks.items():
             gain = row.get("gain")
@@ -26,7 +26,7 @@ def frontier_rows(results: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 def kernel_rows(results: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """Model, network, milliseconds, those that multiply-adds explain, and the kinds of nodes that take most."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for model, networks in results.items():
         for name, found in networks.items():
             kinds = list(found["by kind"].items())[:6]

@@ -246,7 +246,7 @@ class Pipeline:
             plan = planner.frontier(scored, self.settings.plan, self.spec, self.hearer.say).plan_within(plan.cost_left)
         plan = self.store.plan(steps, plan)
         self.hearer.say(planner.told(plan, *thinned))
-        plans = (*(thinned or (plan.filters,)), plan.basis)
+        plans: tuple[Plan, ...] = (*(thinned or (plan.filters,)), plan.basis)
         pruned = scored.pruned(plan, self.settings.compensate)
         self._known[steps] = self.tune(state, steps, pruned, *plans, tuning=tuning)
         return self._known[steps]
