@@ -16,7 +16,7 @@ benchmarks/backbones.py; the scratch folder keeps the trained networks. Writes r
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -28,24 +28,24 @@ from backbones import build, data
 from common import Cells
 from torch import nn
 
-from basisprune import RECIPES, evaluate, measure, trace_coupling, transfer_model
+from basisprune import RECIPES, evaluate, measure, transfer_model
 from basisprune.budget import Ratios
-from basisprune.budget.planning import Scored
-from basisprune.coupling.blocks import find_blocks
+from basisprune.budget.planning import CostPlanner, Scored
 from basisprune.deploy.fold import fold
 from basisprune.deploy.latency import measure_latency
-from basisprune.deploy.timing import measured_table, time_network, wanted_shapes
+from basisprune.deploy.timing import measured_table, wanted_shapes
 from basisprune.errors import TooMuchError
 from basisprune.frameworks import find_framework
-from basisprune.joint_plan import plan_frontier
+from basisprune.joint_plan import PlanFrontier
 from basisprune.joint_plan.times import TimeTable
 from basisprune.pipeline import Pipeline
 from basisprune.plan import PlanConfig
 from basisprune.states import NOT_AT_ALL, State
+from basisprune.types import InputSpec
 
-SIDE, REPEATS, TEST_IMAGES, BASIS_IMAGES, BAR = 128, 31, 500, 256, 1.25
+SIDE, REPEATS, TEST_IMAGES, BASIS_IMAGES, BAR = 128, 31, 1000, 256, 1.25
 SHARES = (0.2, 0.35, 0.5, 0.65)
-SAVED = (0.15, 0.3, 0.45, 0.55, 0.65, 0.75)
+SAVED = {"latency": (0.2, 0.35, 0.5, 0.6, 0.7), "params": (0.35, 0.55, 0.75)}
 MOVE = find_framework("loss+basis").moves[0]
 
 
@@ -66,6 +66,13 @@ SETTINGS = {
 }
 
 
+class Planner(CostPlanner):
+    """Plans for the size at which networks are timed, whatever the size at which they are trained."""
+
+    def frontier(self, scored: Scored, config: PlanConfig, spec: InputSpec, say: Callable[[str], None]) -> PlanFrontier:
+        return super().frontier(scored, config, replace(spec, size=(SIDE, SIDE)), say)
+
+
 def trained(name: str, assets: Path, scratch: Path) -> Pipeline:
     """A pipeline whose unpruned network is kept in the scratch folder."""
     setting, quick = SETTINGS[name], RECIPES["quick"]
@@ -76,9 +83,9 @@ def trained(name: str, assets: Path, scratch: Path) -> Pipeline:
         model = transfer_model(name, 10, input_size=setting.size)
     else:
         model = build(name, assets, num_classes=10, input_size=setting.size)
-    first = Pipeline(model, replace(splits, test=test), replace(quick, train=train), scratch / name, progress=False)
-    state = first.dense()
-    stages = Pipeline(model, first.splits, replace(quick, train=train, basis_images=BASIS_IMAGES), progress=False)
+    first = Pipeline(model, replace(splits, test=None), replace(quick, train=train), scratch / name, progress=False)
+    state, recipe = first.dense(), replace(quick, train=train, basis_images=BASIS_IMAGES)
+    stages = Pipeline(model, replace(splits, test=test), recipe, progress=False)
     stages.adopt(state)
     return stages
 
@@ -95,20 +102,14 @@ def networks(stages: Pipeline, table: TimeTable) -> Iterator[tuple[str, nn.Modul
 
 
 def pruned(stages: Pipeline, start: State, table: TimeTable) -> Iterator[tuple[str, float, nn.Module]]:
-    split = stages.scoring.in_basis(start.model)
-    coupling = trace_coupling(split, torch.zeros(2, *stages.spec.shape))
-    scored = Scored.of(split, coupling, stages.scoring.basis_batches(), MOVE.axes)
-    times = time_network(split, (3, SIDE, SIDE), table)
-    configs = {"latency": (PlanConfig(per="latency"), times), "params": (PlanConfig(per="parameter", round_to=8), None)}
-    for kind, (config, costs) in configs.items():
-        scores = scored.basis.scores, scored.filters.scores
-        blocks = find_blocks(split, torch.zeros(1, *stages.spec.shape)) if kind == "latency" else ()
-        frontier = plan_frontier(split, *scores, config, coupling=coupling, costs=costs, blocks=blocks)
-        for ratio in SAVED:
+    for kind, planner in {"latency": Planner("latency", table), "params": Planner("params")}.items():
+        stages.planner = planner
+        for ratio in SAVED[kind]:
             try:
-                yield kind, ratio, scored.pruned(frontier.plan(ratio), "refit")
+                yield kind, ratio, stages.prune(start, MOVE, ratio, NOT_AT_ALL).model
             except TooMuchError:
                 break
+    stages.planner = None
     for ratio in SHARES:
         try:
             yield "shares", ratio, stages.remove(start, MOVE, Ratios(ratio, ratio), NOT_AT_ALL).model

@@ -168,8 +168,8 @@ def frontier_section() -> str:
     (ROOT / "docs" / "frontier.svg").write_text(frontier_picture(results))
     note = (
         "One image in ONNX Runtime, right after pruning. `shares` removes the same share of filters and basis "
-        "vectors, as `compress` does by itself; `params` and `latency` plan all ranks and widths together, by "
-        "parameters or by time. `gain` is the speed-up of `latency` divided by that of `shares` at the same accuracy."
+        "vectors, as `compress` does by itself; `params` and `latency` plan all ranks and widths, by "
+        "parameters or time. `gain` is the speed-up of `latency` divided by the one of `shares` at the same accuracy."
     )
     figure = "![accuracy against milliseconds](frontier.svg)"
     return f"{figure}\n\n{table(header, frontier_rows(results))}\n\n{note}"

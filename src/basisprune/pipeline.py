@@ -46,7 +46,7 @@ from basisprune.training.loop import Session, fit
 from basisprune.training.predict import Predictions, predict
 from basisprune.training.trainable import set_trainable
 from basisprune.transfer.model import spec_of
-from basisprune.types import OUTPUT
+from basisprune.types import OUTPUT, FilterPlan
 
 
 @dataclass
@@ -219,10 +219,20 @@ class Pipeline:
         if known is not None and self._is_tuned(known, tuning):
             return known
         scored, frontier = self._frontier(planner, state, move)
-        plan = self.store.plan(steps, frontier.plan(ratio))
-        self.hearer.say(planner.told(plan))
+        plan = frontier.plan(ratio)
+        thinned: tuple[FilterPlan, ...] = ()
+        if move.axis == "both" and plan.filters.removed:
+            # What is left of the basis is worth something else without those filters, so it is planned anew.
+            first = self.store.plan(state.after(Step(f"{planner.optimize} filters", ratio)), plan.filters)
+            thinned = (first,)
+            model = self.scoring.in_basis(scored.thinned(first, self.settings.filter_compensate))
+            scored = Scored.of(model, traced(model), self.scoring.basis_batches(), ("basis",))
+            plan = planner.frontier(scored, self.settings.plan, self.spec, self.hearer.say).plan_within(plan.cost_left)
+        plan = self.store.plan(steps, plan)
+        self.hearer.say(planner.told(plan, *thinned))
+        plans: tuple[Plan, ...] = (*(thinned or (plan.filters,)), plan.basis)
         pruned = scored.pruned(plan, self.settings.compensate)
-        self._known[steps] = self.tune(state, steps, pruned, plan.filters, plan.basis, tuning=tuning)
+        self._known[steps] = self.tune(state, steps, pruned, *plans, tuning=tuning)
         return self._known[steps]
 
     def _frontier(self, planner: CostPlanner, state: State, move: Move) -> tuple[Scored, PlanFrontier]:

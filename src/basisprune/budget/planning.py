@@ -8,7 +8,8 @@ from pathlib import Path
 
 from torch import nn
 
-from basisprune.budget import Optimize
+from basisprune.basis.decompose import recompose
+from basisprune.budget.goal import Optimize
 from basisprune.costs import weight_uses
 from basisprune.coupling.blocks import find_blocks
 from basisprune.deploy.timing import measured_table, read_table, time_network, wanted_shapes
@@ -18,10 +19,10 @@ from basisprune.importance.layer_access import Batches
 from basisprune.joint_plan import Costs, PlanFrontier, plan_frontier
 from basisprune.joint_plan.times import TimeTable
 from basisprune.plan import Per, PlanConfig
-from basisprune.prune import Compensation, prune_together
+from basisprune.prune import Compensation, prune_filters, prune_together
 from basisprune.torchkit.watching import example_input
 from basisprune.transfer.model import spec_of
-from basisprune.types import Coupling, InputSpec, JointPlan, Scores
+from basisprune.types import Coupling, FilterPlan, InputSpec, JointPlan, Scores
 
 _PER: dict[Optimize, Per] = {"params": "parameter", "macs": "mac", "latency": "latency"}
 _NO_BASIS, _NO_FILTERS = BasisLoss(Scores("loss", {}), {}), FilterLoss(Scores("loss", {}), {})
@@ -44,6 +45,11 @@ class Scored:
         if "basis" not in axes:
             return cls(model, coupling, _NO_BASIS, filter_loss(model, coupling, batches))
         return cls(model, coupling, *joint_loss(model, coupling, batches))
+
+    def thinned(self, plan: FilterPlan, compensate: Compensation) -> nn.Module:
+        """The network without the filters that the plan removes, every pair as the one layer that it stands for."""
+        known = None if compensate == "none" else self.filters.statistics
+        return recompose(prune_filters(self.model, plan, compensate=compensate, statistics=known), inplace=True)
 
     def pruned(self, plan: JointPlan, compensate: Compensation) -> nn.Module:
         """The network without what the plan removes."""
@@ -79,13 +85,16 @@ class CostPlanner:
             return cls(optimize, read_table(device), elsewhere=True)
         return cls(optimize, measured_table(wanted_shapes(model, spec_of(model).shape), say=say))
 
-    def told(self, plan: JointPlan) -> str:
-        """What a plan removes, in words."""
+    def told(self, plan: JointPlan, *thinned: FilterPlan) -> str:
+        """What a plan removes, and what went before it, in words."""
         counted = {"params": "parameters", "macs": "multiply-adds", "latency": "time"}[self.optimize]
-        parts = [f"{plan.basis.removed} basis vectors", f"{plan.filters.removed} filters"]
+        parts = [
+            f"{plan.basis.removed} basis vectors",
+            f"{sum(each.removed for each in thinned or (plan.filters,))} filters",
+        ]
         if plan.blocks:
             parts.append(f"{len(plan.blocks)} whole branch{'es' if len(plan.blocks) > 1 else ''}")
-        return f"removing {', '.join(parts)}: {plan.fraction_removed:.0%} of the {counted}"
+        return f"planned by {counted}, removing {', '.join(parts)}"
 
     def frontier(self, scored: Scored, config: PlanConfig, spec: InputSpec, say: Callable[[str], None]) -> PlanFrontier:
         """The plans of least loss for every budget."""

@@ -112,7 +112,7 @@ class PlanFrontier:
             raise PlanError(f"pruning_ratio: {pruning_ratio} given; it is the fraction removed, 0 <= ratio < 1")
         if pruning_ratio == 0:
             return self.points[0]
-        goal = (1 - pruning_ratio) * self.cost
+        goal = (1 - pruning_ratio) * self.cost * (1 + 1e-12)
         small = [point for point in self.points if point.cost <= goal]
         if not small:
             left = min(point.cost for point in self.points)
@@ -121,6 +121,11 @@ class PlanFrontier:
                 f"pass at most {math.floor(1000 * (1 - left / self.cost)) / 1000}, or lower min_keep and min_share"
             )
         return min(small, key=lambda point: (point.loss, point.cost))
+
+    def plan_within(self, cost: float) -> JointPlan:
+        """The plan of least loss that costs at most so much; the cheapest if none does."""
+        least = min(point.cost for point in self.points)
+        return self.plan(max(0.0, 1 - max(cost, least) / self.cost))
 
     def expected_loss(self, pruning_ratio: float) -> float:
         """What the loss is expected to rise if this fraction of the cost goes."""
