@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 
 import numpy as np
@@ -47,6 +48,9 @@ def trace_coupling(
         fault = _try(model, inputs, modes, ledger, solution, coupling, numbers)
         if fault is None:
             return coupling
+        if len(fault.stack) < 2:  # in the code between the modules: nothing there says which group it was
+            guilty = _guilty_alone(partial(_try, model, inputs, modes, ledger, solution), coupling, numbers)
+            fault = replace(fault, suspects=guilty or fault.suspects)
         alike = _same_kind(model, ledger, fault.stack) - tied
         if alike:  # the code there may take one number for the lengths of several axes
             ledger.tie(alike)
@@ -56,6 +60,17 @@ def trace_coupling(
         else:
             ledger.freeze(np.flatnonzero(solution.group == fault.suspects[0]), fault.reason)
     raise AssertionError("a coupling without groups passes every trial")
+
+
+def _guilty_alone(
+    attempt: Callable[[Coupling, list[int]], _Fault | None], coupling: Coupling, numbers: list[int]
+) -> tuple[int, ...]:
+    """The groups that fail when nothing else is cut."""
+    return tuple(
+        number
+        for number, group in zip(numbers, coupling.groups, strict=True)
+        if attempt(replace(coupling, groups=(group,)), [number]) is not None
+    )
 
 
 def _same_kind(model: nn.Module, ledger: Ledger, stack: Sequence[str]) -> set[str]:

@@ -186,6 +186,26 @@ def test_a_grouped_pair_with_one_vector_in_each_group_still_lends_its_filters() 
     torch.testing.assert_close(cut(slim, coupling, keep)(images), without_channels(slim, coupling, keep)(images))
 
 
+class Particular(nn.Module):
+    """Looks at a number of its own between its layers, where no module says whose channels these are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 6, 1)
+        self.gain = nn.Parameter(torch.ones(8, 1, 1))
+        self.head = nn.Sequential(*tail(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert len(self.gain) == 8
+        return self.head(self.second(self.first(x) * self.gain))
+
+
+def test_only_the_group_that_fails_by_itself_is_frozen_when_the_network_fails_between_its_modules() -> None:
+    coupling = trace_coupling(Particular(), torch.zeros(1, 3, 4, 4))
+    assert [group.name for group in coupling.groups] == ["second"]
+    assert "cutting it fails in the network" in coupling.frozen["first"]
+
+
 class Stubborn(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x.view(len(x), 8, -1).unflatten(2, (4, 4))
