@@ -256,7 +256,8 @@ class Pipeline:
         if self._last_frontier is None or self._last_frontier[:2] != (state.steps, move):
             model = self._in_basis(state.model) if "basis" in move.axes else state.model
             self.hearer.say("scoring all that can go on the training images")
-            scored = Scored.of(model, traced(model), self._basis_batches(), move.axes)
+            refit = self.settings.filter_compensate == "refit"
+            scored = Scored.of(model, traced(model), self._basis_batches(), move.axes, refit=refit)
             frontier = planner.frontier(scored, self.settings.plan, self.spec, self.hearer.say)
             self._last_frontier = state.steps, move, scored, frontier
         return self._last_frontier[2:]
