@@ -239,9 +239,8 @@ class Pipeline:
         thinned: tuple[FilterPlan, ...] = ()
         if move.axis == "both" and plan.filters.removed:
             # What is left of the basis is worth something else without those filters, so it is planned anew.
-            first = self.store.plan(state.after(Step(f"{planner.optimize} filters", ratio)), plan.filters)
-            thinned = (first,)
-            model = self._in_basis(scored.thinned(first, self.settings.filter_compensate))
+            thinned = (self.store.plan(state.after(Step(f"{planner.optimize} filters", ratio)), plan.filters),)
+            model = self._in_basis(scored.thinned(*thinned, self.settings.filter_compensate))
             scored = Scored.of(model, traced(model), self._basis_batches(), ("basis",))
             plan = planner.frontier(scored, self.settings.plan, self.spec, self.hearer.say).plan_within(plan.cost_left)
         plan = self.store.plan(steps, plan)
