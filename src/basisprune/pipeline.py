@@ -223,9 +223,8 @@ class Pipeline:
         thinned: tuple[FilterPlan, ...] = ()
         if move.axis == "both" and plan.filters.removed:
             # What is left of the basis is worth something else without those filters, so it is planned anew.
-            first = self.store.plan(state.after(Step(f"{planner.optimize} filters", ratio)), plan.filters)
-            thinned = (first,)
-            model = self.scoring.in_basis(scored.thinned(first, self.settings.filter_compensate))
+            thinned = (self.store.plan(state.after(Step(f"{planner.optimize} filters", ratio)), plan.filters),)
+            model = self.scoring.in_basis(scored.thinned(*thinned, self.settings.filter_compensate))
             scored = Scored.of(model, traced(model), self.scoring.basis_batches(), ("basis",))
             plan = planner.frontier(scored, self.settings.plan, self.spec, self.hearer.say).plan_within(plan.cost_left)
         plan = self.store.plan(steps, plan)
@@ -240,7 +239,8 @@ class Pipeline:
         if self._last_frontier is None or self._last_frontier[:2] != (state.steps, move):
             model = self.scoring.in_basis(state.model) if "basis" in move.axes else state.model
             self.hearer.say("scoring all that can go on the training images")
-            scored = Scored.of(model, traced(model), self.scoring.basis_batches(), move.axes)
+            refit = self.settings.filter_compensate == "refit"
+            scored = Scored.of(model, traced(model), self.scoring.basis_batches(), move.axes, refit=refit)
             frontier = planner.frontier(scored, self.settings.plan, self.spec, self.hearer.say)
             self._last_frontier = state.steps, move, scored, frontier
         return self._last_frontier[2:]

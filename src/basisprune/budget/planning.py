@@ -38,13 +38,15 @@ class Scored:
     filters: FilterLoss
 
     @classmethod
-    def of(cls, model: nn.Module, coupling: Coupling, batches: Batches, axes: tuple[str, ...]) -> Scored:
-        """The scores of what is pruned on these axes, from one pass over the images."""
+    def of(
+        cls, model: nn.Module, coupling: Coupling, batches: Batches, axes: tuple[str, ...], *, refit: bool = False
+    ) -> Scored:
+        """The scores of what is pruned on these axes, from one pass over the images; `refit` as in `filter_loss`."""
         if "filters" not in axes:
             return cls(model, coupling, basis_loss(model, batches), _NO_FILTERS)
         if "basis" not in axes:
-            return cls(model, coupling, _NO_BASIS, filter_loss(model, coupling, batches))
-        return cls(model, coupling, *joint_loss(model, coupling, batches))
+            return cls(model, coupling, _NO_BASIS, filter_loss(model, coupling, batches, refit=refit))
+        return cls(model, coupling, *joint_loss(model, coupling, batches, refit=refit))
 
     def thinned(self, plan: FilterPlan, compensate: Compensation) -> nn.Module:
         """The network without the filters that the plan removes, every pair as the one layer that it stands for."""
