@@ -271,14 +271,23 @@ def runtimes_section() -> str:
             f"{row['difference']:.1e}" if row["file"] else "",
             "" if row["accuracy"] is None else f"{row['accuracy']:.1%}",
             f"{row['latency_ms']:.2f} ms",
+            f"{row['spread_ms']:.2f} ms",
         )
         for row in found["rows"]
     ]
-    header = ("runtime", "bytes", "largest difference from PyTorch", "accuracy on the test images", "one image")
+    header = (
+        "runtime",
+        "bytes",
+        "largest difference from PyTorch",
+        "accuracy on the test images",
+        "one image",
+        "spread",
+    )
     versions = ", ".join(f"{name} {number}" for name, number in packages.items())
     missing = f" Not installed: {', '.join(found['missing'])}." if found["missing"] else ""
     faster = [
-        f"{name}: {each['onnx ms']:.2f} ms and {each['openvino ms']:.2f} ms, {each['speedup']:.2f} times as fast"
+        f"{name}: {each['onnx ms']:.2f} ms and {each['openvino ms']:.2f} ms, {each['speedup']:.2f} times as fast "
+        f"({each['low']:.2f} to {each['high']:.2f} in the middle half of the rounds)"
         for name, each in found.get("OpenVINO against ONNX Runtime", {}).items()
     ]
     said = f"ONNX Runtime and OpenVINO on the same graphs, in turns: {'; '.join(faster)}." if faster else ""
