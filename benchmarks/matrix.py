@@ -8,6 +8,7 @@ of the filters removed, run in eval and training mode, folded) and `onnx` (the r
 from __future__ import annotations
 
 import copy
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -235,7 +236,8 @@ def _needed(model: nn.Module | None) -> nn.Module:
 
 def _why(error: Exception) -> str:
     kind = "" if isinstance(error, BasisPruneError | AssertionError) else f"{type(error).__name__}: "
-    return f"{kind}{str(error).strip()[:400] or 'no words'}"
+    said = re.sub(r"/\S*/", "", str(error)).strip()[:400]  # without the folders of this machine
+    return f"{kind}{said or 'no words'}"
 
 
 @contextmanager

@@ -10,10 +10,10 @@ _TITLES = {"exact": "exact", "basis": "basis 0.5", "double": "double 0.3", "onnx
 _LIBRARIES = {"torchvision": "torchvision", "timm": "timm, one of each family"}
 
 
-def page(records: Sequence[Record], bars: Mapping[str, Mapping[str, float]]) -> str:
+def page(records: Sequence[Record], bars: Mapping[str, Mapping[str, float]], total: int) -> str:
     """The page: how many hold, what does not and why, and every network."""
     ordered = sorted(records, key=lambda record: (record["library"] == "timm", record.get("task", ""), record["name"]))
-    parts = [_head(records), _summary(ordered, bars), _faults(ordered), _skipped(ordered)]
+    parts = [_head(records), _progress(records, total), _summary(ordered, bars), _faults(ordered), _skipped(ordered)]
     for library in _LIBRARIES:
         rows = [record for record in ordered if record["library"] == library and "skipped" not in record]
         parts.append(f"## {_LIBRARIES[library]}\n\n{_table(rows)}")
@@ -37,6 +37,12 @@ def _head(records: Sequence[Record]) -> str:
         "Classifiers get a new head (`transfer_model`); other networks keep theirs. Of a detector, what it computes "
         "before it chooses boxes is compared. `left` is the share of the parameters after both prunings, folded."
     )
+
+
+def _progress(records: Sequence[Record], total: int) -> str:
+    if len(records) >= total:
+        return ""
+    return f"**Not finished: {len(records)} of {total} networks have a record; the shares below are of those.**"
 
 
 def _summary(records: Sequence[Record], bars: Mapping[str, Mapping[str, float]]) -> str:

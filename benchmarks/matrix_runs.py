@@ -99,9 +99,11 @@ def versions() -> dict[str, str]:
 
 def write_page() -> None:
     """docs/coverage.md from the records."""
+    import matrix_networks
     import matrix_page
 
-    PAGE.write_text(matrix_page.page(list(latest().values()), BARS))
+    total = len(matrix_networks.timm_families()) + len(matrix_networks.torchvision_names())
+    PAGE.write_text(matrix_page.page(list(latest().values()), BARS, total))
 
 
 if __name__ == "__main__":
