@@ -345,6 +345,7 @@ class Pipeline:
             "rebase": recipe.rebase,
             "scores": recipe.scores,
             "filter_compensate": recipe.filter_compensate,
+            "linear": recipe.linear,
         }
         self.store.claim(common | fingerprint(self.model, self.splits))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias, get_args
 
-from basisprune.basis.decompose import Basis
+from basisprune.basis.decompose import Basis, LinearLayers
 from basisprune.data.augment import Augment
 from basisprune.errors import ConfigError, nearest
 from basisprune.frameworks import FrameworkName, Move
@@ -30,6 +30,7 @@ class Recipe:
     scored. `scores` ranks the basis vectors: "taylor" is the paper's, on validation images; "loss" estimates the loss
     itself, on the training images used for the basis. `filter_compensate` is how `prune_filters` compensates for
     pruned filters, like `compensate` for basis vectors. `framework` is the default pruning method.
+    `linear` says whether linear layers are split too, as in `decompose`.
     """
 
     basis: Basis
@@ -46,6 +47,7 @@ class Recipe:
     scores: BasisScores = "taylor"
     filter_compensate: Compensation = "none"
     framework: FrameworkName = "basis+taylor"
+    linear: LinearLayers = "auto"
 
     def __post_init__(self) -> None:
         faults = []
@@ -58,6 +60,8 @@ class Recipe:
             faults.append(
                 f"scale_init: {self.scale_init} given; the basis 'loss' is computed on a trained network; pass 1.0"
             )
+        if self.linear not in (True, False, "auto"):
+            faults.append(f"linear: {self.linear!r} given; allowed are True, False and 'auto'")
         choices = {"basis": get_args(Basis), "scores": get_args(BasisScores), "framework": get_args(FrameworkName)}
         faults += [
             f"{name}: {getattr(self, name)!r} given; allowed are {', '.join(allowed)}"
@@ -126,6 +130,7 @@ RECIPES = {
         finetune=_PAPER_TRAINING,
         plan=PlanConfig(normalise="max", min_share=0.0),
         filter_plan=PlanConfig(normalise="max", min_share=0.0),
+        linear=False,
     ),
     "quick": _QUICK,
     "best": replace(

@@ -43,10 +43,11 @@ class Scoring:
     say: Callable[[str], None]
 
     def split(self, model: nn.Module) -> nn.Module:
-        """The model with every conv as a pair."""
+        """The model with every conv as a pair, and linear layers too if the recipe says so."""
+        recipe = self.recipe
         self.say("decomposing every conv")
-        batches = None if self.recipe.basis == "weights" else self.basis_batches()
-        return decompose(model, scale_init=self.recipe.scale_init, basis=self.recipe.basis, batches=batches)
+        batches = None if recipe.basis == "weights" else self.basis_batches()
+        return decompose(model, scale_init=recipe.scale_init, basis=recipe.basis, batches=batches, linear=recipe.linear)
 
     def in_basis(self, model: nn.Module) -> nn.Module:
         """The model in the basis that is scored."""

@@ -26,8 +26,8 @@ from basisprune.types import BasisPlan, FilterPlan
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def recipe() -> Recipe:
-    return tiny_recipe(tiny_training(epochs=1))
+def recipe(name: str = "quick") -> Recipe:
+    return tiny_recipe(tiny_training(epochs=1), name)
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def test_frameworks_share_their_starting_points():
 @pytest.mark.parametrize(("asked", "set_apart"), [(None, 39), (10, 10), (1000, 19)])
 def test_images_that_score_are_set_apart_from_those_that_judge(asked, set_apart):
     data = load_data(tiny_images(200), val_fraction=0.2)
-    pipeline = Pipeline(tiny_model(), data, replace(recipe(), score_images=asked))
+    pipeline = Pipeline(tiny_model(), data, replace(recipe("paper"), score_images=asked))
     judging, scoring = (
         {image.numpy().tobytes() for image, _ in part} for part in (pipeline.val, pipeline.scoring.images)
     )

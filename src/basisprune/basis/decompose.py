@@ -84,9 +84,9 @@ def _spared(model: nn.Module, layers: Mapping[str, Layer]) -> dict[str, str]:
     heads = [layer for found in last for _, layer in found]
     linear = {name: layer for name, layer in layers.items() if isinstance(layer, nn.Linear)}
     spared = {name: "the classifier: it is trained as it is" for name, layer in linear.items() if layer in heads}
-    inner = [layer.weight.numel() for name, layer in linear.items() if name not in spared]
-    total = sum(layer.weight.numel() for name, layer in layers.items() if name not in spared)
-    if sum(inner) < NOTABLE_SHARE * total:
+    # Not by the weight itself: one that is computed, such as by a spectral norm, would move when it is read.
+    counts = {name: math.prod(_matrix_shape(layer)) for name, layer in layers.items() if name not in spared}
+    if sum(counts[name] for name in linear if name in counts) < NOTABLE_SHARE * sum(counts.values()):
         return dict.fromkeys(linear, f"linear layers hold less than {NOTABLE_SHARE:.0%} of the weights") | spared
     return spared
 

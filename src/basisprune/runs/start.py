@@ -19,7 +19,7 @@ from basisprune.runs.estimate import expected_candidates
 from basisprune.runs.job import Job
 from basisprune.runs.options import RunConfig
 from basisprune.runs.output import BUNDLE, CONFIG, OutputFolder
-from basisprune.torchkit.kinds import refuse_untrainable
+from basisprune.torchkit.kinds import refuse_other_precisions, refuse_untrainable
 from basisprune.torchkit.surgery import named_tensors
 from basisprune.types import dotted
 
@@ -33,7 +33,9 @@ def check_start(job: Job, output: OutputFolder | None, settings: Settings, liste
 
     `settings` are what the folder would note. The listener hears if the disk may become full.
     """
-    refuse_untrainable(job.network, "compress" if output is None else output.command)
+    command = "compress" if output is None else output.command
+    refuse_untrainable(job.network, command)
+    refuse_other_precisions(job.network, command)
     _check_names(job, settings)
     if output is None:
         return

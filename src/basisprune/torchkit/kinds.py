@@ -84,3 +84,9 @@ def refuse_untrainable(model: nn.Module, where: str) -> None:
             f"{where}: the network has weights of {others}, which cannot be trained; pass model.float(), or one of "
             f"{', '.join(map(str, _TRAINABLE))}"
         )
+
+
+def refuse_other_precisions(model: nn.Module, where: str) -> None:
+    """Raises ModelError unless the network is in float32, as all that is delivered is."""
+    if others := _other_precisions(model, {torch.float32}):
+        raise ModelError(f"{where}: the network has weights of {others}; float32 is needed: pass model.float()")

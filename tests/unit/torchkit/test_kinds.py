@@ -9,7 +9,7 @@ from torch import nn
 
 from basisprune.deploy.fold import fold
 from basisprune.errors import ConfigError, ModelError
-from basisprune.torchkit.kinds import odd_kinds, refuse_odd
+from basisprune.torchkit.kinds import odd_kinds, refuse_odd, refuse_other_precisions
 from basisprune.training.loop import fit
 from basisprune.transfer.model import transfer_model
 
@@ -54,3 +54,9 @@ def test_a_network_with_lazy_layers_is_not_filled_by_folding_it():
     with pytest.raises(ModelError, match=r"^fold: a network with lazy layers .* run it once first"):
         fold(network, torch.zeros(2, 3, 16, 16))
     assert "lazy" in odd_kinds(network)[0]
+
+
+def test_other_precisions_are_refused_where_float32_is_delivered():
+    refuse_other_precisions(nn.Linear(2, 2), "compress")
+    with pytest.raises(ModelError, match=r"^compress: the network has weights of torch\.float64; float32 is needed"):
+        refuse_other_precisions(nn.Linear(2, 2).double(), "compress")
