@@ -10,6 +10,8 @@ import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
 
+_DENSE = 0.9  # the share of units not yet chosen below which the others are left out
+
 
 @dataclass(frozen=True)
 class Reading:
@@ -32,25 +34,32 @@ def refit_worth(readings: Sequence[Reading], alone: Array) -> Array:
     [2.0, 0.0, 1.0]
     """
     rest = [_weighted(reading) for reading in readings]
-    scales = [np.maximum(np.diagonal(each), 0).max(initial=0.0) for each in rest]
+    least = [1e-10 * float(np.diagonal(each).max(initial=0.0)) for each in rest]
     worth, order = np.zeros(len(alone)), np.zeros(len(alone), dtype=np.int64)
-    left = np.ones(len(alone), dtype=bool)
+    units, left = np.arange(len(alone)), np.ones(len(alone), dtype=bool)
     for place in range(len(alone)):
-        saved = alone.copy()
-        for each, scale in zip(rest, scales, strict=True):
-            pivots = np.diagonal(each)
-            sums = np.einsum("ij,ij->j", each, each)
-            saved += np.divide(sums, pivots, out=np.zeros_like(sums), where=pivots > 1e-10 * scale)
+        if left.sum() < _DENSE * len(left):  # what was chosen is all zero by now
+            rest = [each[np.ix_(left, left)] for each in rest]
+            units, left = units[left], np.ones(int(left.sum()), dtype=bool)
+        saved = alone[units] + sum((_saved(each, floor) for each, floor in zip(rest, least, strict=True)), 0.0)
         best = int(np.argmax(np.where(left, saved, -1.0)))
-        order[place], worth[place], left[best] = best, saved[best], False
-        for each, scale in zip(rest, scales, strict=True):
-            if each[best, best] > 1e-10 * scale:
+        order[place], worth[place], left[best] = units[best], saved[best], False
+        for each, floor in zip(rest, least, strict=True):
+            if each[best, best] > floor:
                 column = each[:, best] / np.sqrt(each[best, best])
                 each -= np.outer(column, column)
     result = np.empty_like(worth)
     # A unit that is chosen later is not worth more: the two save it together.
     result[order] = np.maximum.accumulate(worth[::-1])[::-1]
     return result
+
+
+def _saved(rest: Array, floor: float) -> Array:
+    """What each unit tells of all: the squares of its column, by its own variance."""
+    pivots = np.diagonal(rest)
+    sums = np.einsum("ij,ij->j", rest, rest)
+    found: Array = np.divide(sums, pivots, out=np.zeros_like(sums), where=pivots > floor)
+    return found
 
 
 def _weighted(reading: Reading) -> Array:
