@@ -326,7 +326,9 @@ def lists() -> list[Target]:
         (folder / "images.json").write_bytes(text)
 
     test = Test(0, "y", 0.9, 0.8, 0.1, 0.01, 3, 2, passed=True)
-    tested = json.loads(Tested("x", ("y", "z"), "PyTorch", (test,), {"a.onnx": FileTest("0", test)}).to_json())
+    tested = json.loads(
+        Tested("1 %", "x", ("y", "z"), "PyTorch", (test,), ("",), {"a.onnx": FileTest("0", test)}).to_json()
+    )
 
     def spoil_tests(folder: Path, chance: random.Random) -> None:
         write_checked(folder / TESTS, spoilt_text(tested, chance))

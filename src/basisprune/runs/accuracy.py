@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -18,7 +17,7 @@ from basisprune.errors import ConfigError, DataError
 from basisprune.listener import Listener
 from basisprune.results import Interval
 from basisprune.runs.load import Loaded
-from basisprune.runs.output import is_loadable
+from basisprune.runs.output import is_loadable, same_data
 from basisprune.training.intervals import wilson_interval
 from basisprune.training.predict import predict
 from basisprune.types import dotted
@@ -59,7 +58,7 @@ def accuracy_on(
     """
     own = loaded.settings.get("data")
     source = data if data is not None else _own_data(own)
-    wanted: Part = part or ("test" if _same(source, own) else "all")
+    wanted: Part = part or ("test" if same_data(source, own) else "all")
     parts = parts_of(loaded, source, wanted, Reading(listener=listener))
     hits, labels = zip(*(_hits(loaded, images) for images in parts), strict=True)
     right, labels_all = np.concatenate(hits), np.concatenate(labels)
@@ -79,22 +78,15 @@ def _own_data(own: object) -> str:
     raise ConfigError(f"evaluate: {said}; pass --data")
 
 
-def _same(source: object, own: object) -> bool:
-    """Whether two names refer to the same data, however the path is written."""
-    if not isinstance(source, str | os.PathLike) or not isinstance(own, str) or not is_loadable(own):
-        return False
-    return str(source) == own or Path(source).expanduser().resolve() == Path(own).expanduser().resolve()
-
-
 def is_own(loaded: Loaded, data: Source | None) -> bool:
     """Whether this is the data of the network's run, which is there, or nothing was given in its place."""
     own = loaded.settings.get("data")
-    return isinstance(own, str) and is_loadable(own) if data is None else _same(data, own)
+    return isinstance(own, str) and is_loadable(own) if data is None else same_data(data, own)
 
 
 def parts_of(loaded: Loaded, source: Source, wanted: Part, reading: Reading) -> list[LabelledImages]:
     """The images of that part, or all; a part of the run's own data is what the run wrote down."""
-    if wanted != "all" and _same(source, loaded.settings.get("data")):
+    if wanted != "all" and same_data(source, loaded.settings.get("data")):
         return [_as_in_the_run(loaded, source, wanted, reading)]
     parts = read_parts(source, loaded.spec.size, reading, loaded.spec.white).parts
     if wanted == "all":

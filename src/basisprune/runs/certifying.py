@@ -24,13 +24,14 @@ from basisprune.budget.certify import (
 )
 from basisprune.candidates import Found
 from basisprune.data import LabelledImages, Splits
+from basisprune.data.roles import manifest_of
 from basisprune.deploy.export.evaluating import predict_onnx
 from basisprune.errors import BasisPruneError, CheckpointError
 from basisprune.files import file_digest
 from basisprune.listener import Listener
 from basisprune.runs.exporting import Exporter, Made
 from basisprune.runs.output import INT8, ONNX
-from basisprune.runs.tested import FileTest, Tested, identity, read_tested, write_tested
+from basisprune.runs.tested import FileTest, Tested, identity, promised, read_tested, write_tested
 from basisprune.training.metrics import in_words, metric_name
 from basisprune.training.predict import Predictions, predict
 
@@ -87,12 +88,15 @@ class Certifier:
         if confirm is None or not found.to_test or found.interrupted:
             return self._estimated(found, self._why_not(found, confirm))
         names = [identity(trial) for trial in found.trials]
+        promise = promised(self.promise, found.reference.answers, manifest_of(self.data).digest)
         places = {name: index for index, name in enumerate(names)}
         try:
-            tested = read_tested(self.folder) or self._planned(found, names)
+            tested = read_tested(self.folder) or self._planned(found, names, promise)
         except CheckpointError as error:
             self.listener.say(f"{error}; nothing more is tested")
             return self._estimated(found, "the record of what was tested on the confirming images is damaged")
+        if tested.promised != promise:
+            return self._estimated(found, "an earlier start of the run tested another promise on the confirming images")
         if tested.reference != names[0] or not places.keys() >= set(tested.order):
             return self._estimated(found, "an earlier start of the run tested other networks on the confirming images")
         with TemporaryDirectory() as scratch:
@@ -104,25 +108,28 @@ class Certifier:
             found = _concluded(found, certificate, self.promise)
             return Certified(found, self._files(found, certificate, tests))
 
-    def _planned(self, found: Found, names: list[str]) -> Tested:
-        """What is to be tested, in order, written down before anything is."""
-        order = [index for index in found.to_test if not self.int8 or self._comes_first(found, index)]
-        tested = Tested(names[0], tuple(names[index] for index in order), ONNX_RUNTIME if self.onnx else PYTORCH)
+    def _planned(self, found: Found, names: list[str], promise: str) -> Tested:
+        """What is to be tested, in order, written down before anything is.
+
+        An int8 file is made of what the search chose, so that with one nothing comes behind that.
+        """
+        order = found.to_test
+        if self.int8 and found.chosen in order:
+            order = order[: order.index(found.chosen) + 1]
+        program = ONNX_RUNTIME if self.onnx else PYTORCH
+        tested = Tested(promise, names[0], tuple(names[index] for index in order), program)
         write_tested(self.folder, tested)
         return tested
-
-    def _comes_first(self, found: Found, index: int) -> bool:
-        """Whether the candidate is tested before the int8 file, which is made of the one that the search chose."""
-        sizes = found.candidates
-        return sizes[index].parameters >= sizes[found.chosen].parameters
 
     def _files(self, found: Found, certificate: Certificate, tests: _Tests) -> Files:
         """The files of the chosen network; each that was not tested as a network is next, if no test has failed."""
         source = tests.exported(found.trials[found.chosen].deployed, str(found.chosen)) if self.onnx else None
         if source is None:
             return NO_FILES
-        by_onnx = certificate.computed_by == ONNX_RUNTIME
-        kept = certificate.certified and (by_onnx or tests.passes(ONNX, source, found.chosen))
+        source = tests.as_tested(source, found.chosen)
+        kept = certificate.certified and (
+            tests.has_run(source, found.chosen) or tests.passes(ONNX, source, found.chosen)
+        )
         files = Files(source.read_bytes(), certified=frozenset([ONNX] if kept else []))
         if not self.int8:
             return files
@@ -166,6 +173,7 @@ class _Tests:
         self.certifier, self.found, self.tested, self.scratch = certifier, found, tested, scratch
         self.images = cast("LabelledImages", certifier.data.confirm)
         self._known: tuple[str, Predictions] | None = None
+        self._ran: dict[int, str] = {}  # by candidate, the checksum of the file that was tested
 
     @property
     def _reference(self) -> Predictions:
@@ -177,12 +185,25 @@ class _Tests:
 
     def of(self, place: int, index: int) -> Test:
         """The test at this place in the order, of that candidate."""
-        if place < len(self.tested.tests):
-            return replace(self.tested.tests[place], index=index)
-        trial = self.found.trials[index]
-        test = self._test(index, trial.candidate.label, lambda: self._answers(trial.deployed, str(index)))
-        self._note(self.tested.with_test(test))
-        return test
+        if place >= len(self.tested.tests):
+            trial = self.found.trials[index]
+            test = self._test(index, trial.candidate.label, lambda: self._answers(trial.deployed, str(index)))
+            by_onnx = self.tested.computed_by == ONNX_RUNTIME
+            self._note(self.tested.with_test(test, file_digest(self.scratch / f"{index}.onnx") if by_onnx else ""))
+        self._ran[index] = self.tested.sums[place]
+        return replace(self.tested.tests[place], index=index)
+
+    def has_run(self, file: Path, index: int) -> bool:
+        """Whether this very file was run when that candidate was tested."""
+        return self._ran.get(index) == file_digest(file)
+
+    def as_tested(self, file: Path, index: int) -> Path:
+        """The file, or in its place the delivered one, if only that was tested: an exporter may have changed since."""
+        folder = self.certifier.folder
+        delivered = None if folder is None else folder / ONNX
+        if delivered is not None and delivered.is_file() and self.has_run(delivered, index):
+            file.write_bytes(delivered.read_bytes())
+        return file
 
     def passes(self, name: str, path: Path, index: int) -> bool:
         """Whether the file, made of that candidate, passes; one that was tested before must be the same."""
@@ -209,6 +230,7 @@ class _Tests:
             count, is_first = f"{len(self.images):,}", not self.tested.tests
             where = f"on {count} images that nothing has seen" if is_first else f"what is new on {count} images"
             self.certifier.listener.say(f"testing {where}")
+        _ = self._reference  # first, because all run in PyTorch if it cannot be exported
         said = answers()
         return self.certifier.promise.test(index, name, self._reference, said)
 

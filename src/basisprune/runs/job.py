@@ -29,7 +29,7 @@ from basisprune.files import user_path
 from basisprune.listener import Listener, Silence
 from basisprune.results import Settings
 from basisprune.runs.options import ImageOptions, RunConfig
-from basisprune.runs.output import CONFIG, IN_PYTHON, settings_of
+from basisprune.runs.output import CONFIG, IN_PYTHON, same_data, settings_of
 from basisprune.transfer.model import TransferModel, spec_of, transfer_model
 
 ModelSource = str | os.PathLike[str] | nn.Module
@@ -135,7 +135,7 @@ def _manifest_of_model(names: tuple[str, str]) -> Manifest | None:
         return None
     run = Path(model).resolve().parent
     is_run = (run / IMAGES).exists() and (run / CONFIG).exists()
-    return read_manifest(run / IMAGES) if is_run and settings_of(run).get("data") == data else None
+    return read_manifest(run / IMAGES) if is_run and same_data(data, settings_of(run).get("data")) else None
 
 
 def _chosen_before(output: Path, settings: Settings) -> Manifest | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import re
 import shutil
@@ -52,6 +53,13 @@ def is_loadable(data: object) -> bool:
         return data.startswith("torchvision:") or Path(data).expanduser().exists()
     except (OSError, RuntimeError, ValueError):  # what cannot be a path, or one that nobody may see
         return False
+
+
+def same_data(source: object, own: object) -> bool:
+    """Whether two names refer to the same data, however the path is written."""
+    if not isinstance(source, str | os.PathLike) or not isinstance(own, str) or not is_loadable(own):
+        return False
+    return str(source) == own or Path(source).expanduser().resolve() == Path(own).expanduser().resolve()
 
 
 def is_repeatable(config: Settings) -> bool:

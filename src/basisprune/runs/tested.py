@@ -13,11 +13,13 @@ from pathlib import Path
 import torch
 from accelerate import PartialState
 
-from basisprune.budget.certify import Test
+from basisprune.budget.certify import Promise, Test
 from basisprune.candidates import Trial
 from basisprune.errors import CheckpointError, PlanError
 from basisprune.files import read_checked, write_checked
 from basisprune.frameworks import named
+from basisprune.training.metrics import metric_name, value_of
+from basisprune.training.predict import Predictions
 from basisprune.types import JsonValue
 
 TESTS = "tests.json"
@@ -35,26 +37,33 @@ class FileTest:
 class Tested(JsonValue):
     """The networks to test, as `identity` names them, and the tests that were made of the first of them.
 
-    `reference` is the unpruned network, `files` are the tests of files made of the last network, in order, and
-    `computed_by` is the program that ran the networks.
+    `promised` is what they are tested for, as `promised` names it. `reference` is the unpruned network, and
+    `computed_by` the program that ran the networks; `sums` are the checksums of the ONNX files that it ran, empty
+    where it was PyTorch. `files` are the tests of files made of the last network, in order.
     """
 
+    promised: str
     reference: str
     order: tuple[str, ...]
     computed_by: str
     tests: tuple[Test, ...] = ()
+    sums: tuple[str, ...] = ()
     files: dict[str, FileTest] = field(default_factory=dict)
 
     __test__ = False  # not for pytest
+
+    def __post_init__(self) -> None:
+        if len(self.tests) != len(self.sums):
+            raise PlanError(f"{len(self.tests)} tests have {len(self.sums)} checksums")
 
     @property
     def has_failed(self) -> bool:
         """Whether a test has failed, which ends them."""
         return any(not test.passed for test in (*self.tests, *(each.test for each in self.files.values())))
 
-    def with_test(self, test: Test) -> Tested:
-        """With the next network's."""
-        return replace(self, tests=(*self.tests, test))
+    def with_test(self, test: Test, sha256: str = "") -> Tested:
+        """With the next network's, and the checksum of the file that was run."""
+        return replace(self, tests=(*self.tests, test), sums=(*self.sums, sha256))
 
     def with_file(self, name: str, made: FileTest) -> Tested:
         """With that of one more file."""
@@ -68,6 +77,17 @@ def identity(trial: Trial) -> str:
         found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return f"{named(trial.state.steps)}, sha256 {found.hexdigest()}"
+
+
+def promised(promise: Promise, reference: Predictions, images: str) -> str:
+    """A name for a promise on these confirming images, which `images` is the digest of.
+
+    Functions have no content to compare, so that a metric is also known by its value for the unpruned network, whose
+    answers on the images that search are given.
+    """
+    (budget,) = [f"{name} {value!r}" for name, value in vars(promise.budget).items() if value is not None]
+    value = value_of(promise.metric, reference)
+    return f"{budget}, {promise.confidence!r}, {metric_name(promise.metric)} of {value!r}, images {images}"
 
 
 def read_tested(folder: Path | None) -> Tested | None:

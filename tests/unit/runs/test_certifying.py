@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from tiny import tiny_images
+from tiny import NAMES, tiny_images
 from torch import nn
 
 from basisprune.budget import Budget
@@ -16,6 +16,7 @@ from basisprune.budget.certify import Promise
 from basisprune.candidates import Candidate, Found, Size, Trial
 from basisprune.data import ArrayImages, Splits
 from basisprune.deploy.export.quantise import Quantised
+from basisprune.errors import ModelError
 from basisprune.frameworks import DENSE, Step
 from basisprune.listener import Silence
 from basisprune.runs import certifying
@@ -32,7 +33,7 @@ def splits(confirming: int | None) -> Splits:
     confirm = None
     if confirming is not None:
         confirm = ArrayImages(np.zeros((confirming, 1, 1), np.uint8), np.arange(confirming) % 2)
-    return Splits(tiny_images(), tiny_images(), None, ("a", "b"), confirm)
+    return Splits(tiny_images(), tiny_images(), None, NAMES, confirm)
 
 
 @pytest.mark.parametrize(
@@ -122,6 +123,9 @@ def test_an_int8_file_takes_its_turn_after_the_network_that_it_is_made_of(monkey
     result = certified(monkeypatch, search, {}, int8=True)
     assert [test.index for test in result.certificate.tests] == [1, 2]
     assert result.chosen == 2
+    by_time = found(1000, 250, 500, 125, to_test=(1, 2, 3), chosen=2)  # the slower has fewer parameters
+    result = certified(monkeypatch, by_time, {2: 30}, int8=True)
+    assert ([test.index for test in result.certificate.tests], result.chosen) == ([1, 2], 1)
 
 
 class Onnx:
@@ -155,9 +159,9 @@ class Run:
         answers[: self.lost.get(name, 0)] += 1
         return Predictions(answers, np.ones(len(answers)), images.labels)
 
-    def start(self, search: Found, *, onnx: bool = True, int8: bool = False) -> Certified:
+    def start(self, search: Found, *, onnx: bool = True, int8: bool = False, promise: Promise = PROMISE) -> Certified:
         self.looks.clear()
-        return Certifier(PROMISE, splits(1000), Onnx(), Silence(), onnx, int8, self.folder).run(search)
+        return Certifier(promise, splits(1000), Onnx(), Silence(), onnx, int8, self.folder).run(search)
 
 
 SEARCH = {"to_test": (1, 2, 3), "chosen": 2}
@@ -166,7 +170,7 @@ SEARCH = {"to_test": (1, 2, 3), "chosen": 2}
 def test_a_run_that_is_repeated_reuses_its_tests(monkeypatch, tmp_path):
     run, search = Run(monkeypatch, tmp_path, {"3": 30}), found(1000, 500, 250, 125, **SEARCH)
     first = run.start(search)
-    assert run.looks == ["1", "0", "2", "3"]
+    assert run.looks == ["0", "1", "2", "3"]
     run.lost.clear()  # were they looked at again, all would pass
     again = run.start(search)
     assert run.looks == []
@@ -189,11 +193,11 @@ def test_a_run_that_was_stopped_goes_on_in_the_order_that_was_written_down(monke
     assert len(read_tested(tmp_path).tests) == 1
     run.said = said
     result = run.start(replace(search, to_test=(3,)))  # whatever a second search might prefer
-    assert run.looks == ["2", "0", "3"]
+    assert run.looks == ["0", "2", "3"]
     assert [test.index for test in result.found.certificate.tests] == [1, 2, 3]
 
 
-@pytest.mark.parametrize(("lost", "looks", "certified"), [({}, ["3 int8", "0"], True), ({"3": 30}, [], False)])
+@pytest.mark.parametrize(("lost", "looks", "certified"), [({}, ["0", "3 int8"], True), ({"3": 30}, [], False)])
 def test_an_int8_file_that_is_added_later_is_tested_only_if_nothing_has_failed(
     monkeypatch, tmp_path, lost, looks, certified
 ):
@@ -232,7 +236,47 @@ def test_a_file_that_is_not_the_one_that_was_tested_is_not_certified(monkeypatch
     run, search = Run(monkeypatch, tmp_path, {}), found(1000, 500, 250, **(SEARCH | {"to_test": (1, 2)}))
     assert "model.int8.onnx" in run.start(search, int8=True).files.certified
     monkeypatch.setattr(Onnx, "export", lambda _self, _model, path: path.write_text("9") and SimpleNamespace(path=path))
-    assert run.start(search, int8=True).files.certified == {"model.onnx"}
+    assert run.start(search, int8=True).files.certified == {"model.onnx"}  # tested anew
+    assert run.looks == ["9", "9"]
+
+
+@pytest.mark.parametrize(("lost", "certified"), [({}, True), ({"3": 30}, False)])
+def test_an_exporter_that_has_changed_delivers_no_untested_file_as_certified(monkeypatch, tmp_path, lost, certified):
+    run, search = Run(monkeypatch, tmp_path, lost), found(1000, 500, 250, 125, **SEARCH)
+    before = run.start(search)
+    monkeypatch.setattr(Onnx, "export", lambda _self, _model, path: path.write_text("9") and SimpleNamespace(path=path))
+    assert ("model.onnx" in run.start(search).files.certified) == certified
+    (tmp_path / "model.onnx").write_bytes(before.files.onnx)
+    again = run.start(search)
+    assert (again.files.onnx, again.files.certified, run.looks) == (before.files.onnx, {"model.onnx"}, [])
+
+
+def test_another_promise_is_not_kept_by_the_tests_of_this_one(monkeypatch, tmp_path):
+    run, search = Run(monkeypatch, tmp_path, {}), found(1000, 500, 250, 125, **SEARCH)
+    assert run.start(search).found.certificate.certified
+    for other in (
+        replace(PROMISE, confidence=0.999),
+        replace(PROMISE, budget=Budget(max_drop=0.001)),
+        replace(PROMISE, metric=lambda _truth, _said: 0.5),
+    ):
+        result = run.start(search, promise=other).found
+        assert (result.certificate.status, run.looks) == ("estimated", [])
+        assert "tested another promise" in result.certificate.reason
+
+
+def test_where_only_the_reference_cannot_be_exported_all_run_in_pytorch(monkeypatch, tmp_path):
+    run, search = Run(monkeypatch, tmp_path, {}), found(1000, 500, 250, 125, **SEARCH)
+    export = Onnx.export
+
+    def fails(self: Onnx, model: nn.Module, path: Path) -> SimpleNamespace:
+        if model.index == 0:
+            raise ModelError("it cannot be exported")
+        return export(self, model, path)
+
+    monkeypatch.setattr(Onnx, "export", fails)
+    assert run.start(search).found.certificate.computed_by == "PyTorch"
+    assert run.looks[:4] == ["0", "1", "2", "3"]
+    assert read_tested(tmp_path).sums == ("", "", "")
 
 
 def test_where_the_record_is_damaged_or_of_other_networks_nothing_is_tested_again(monkeypatch, tmp_path):

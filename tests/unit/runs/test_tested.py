@@ -10,7 +10,7 @@ from torch import nn
 
 from basisprune.budget.certify import Test
 from basisprune.candidates import Candidate, Size, Trial
-from basisprune.errors import CheckpointError
+from basisprune.errors import CheckpointError, PlanError
 from basisprune.frameworks import DENSE, Step
 from basisprune.runs.tested import TESTS, FileTest, Tested, identity, read_tested, write_tested
 from basisprune.states import Stage, State
@@ -27,7 +27,9 @@ def trial(weight: float, ratio: float = 0.5) -> Trial:
 
 
 def test_what_was_written_is_read_and_nothing_is_written_without_a_folder(tmp_path):
-    tested = Tested("a", ("b", "c"), "PyTorch").with_test(PASSED).with_file("model.int8.onnx", FileTest("0", FAILED))
+    tested = (
+        Tested("1 %", "a", ("b", "c"), "PyTorch").with_test(PASSED).with_file("model.int8.onnx", FileTest("0", FAILED))
+    )
     assert read_tested(tmp_path) is None
     write_tested(tmp_path, tested)
     assert read_tested(tmp_path) == tested
@@ -36,7 +38,7 @@ def test_what_was_written_is_read_and_nothing_is_written_without_a_folder(tmp_pa
 
 
 def test_a_failure_of_a_network_or_of_a_file_is_known():
-    tested = Tested("a", ("b", "c"), "PyTorch")
+    tested = Tested("1 %", "a", ("b", "c"), "PyTorch")
     assert not tested.has_failed
     assert not tested.with_test(PASSED).has_failed
     assert tested.with_test(FAILED).has_failed
@@ -45,7 +47,7 @@ def test_a_failure_of_a_network_or_of_a_file_is_known():
 
 @pytest.mark.parametrize("content", [b"", b"{}", None])
 def test_a_record_that_is_damaged_is_not_taken_for_none(tmp_path, content):
-    write_tested(tmp_path, Tested("a", ("b",), "PyTorch"))
+    write_tested(tmp_path, Tested("1 %", "a", ("b",), "PyTorch"))
     path = tmp_path / TESTS
     path.write_bytes(path.read_bytes().replace(b"PyTorch", b"pytorch") if content is None else content)
     with pytest.raises(CheckpointError, match=r"tests\.json"):
@@ -57,3 +59,8 @@ def test_networks_are_told_apart_by_their_weights_and_by_how_they_came_about():
     assert len(names) == 3
     assert identity(trial(1.0)) in names
     assert identity(trial(1.0)).startswith("dense, basis 0.5, sha256 ")
+
+
+def test_every_test_has_the_checksum_of_what_was_run():
+    with pytest.raises(PlanError, match="1 tests have 0 checksums"):
+        Tested("1 %", "a", ("b",), "PyTorch", (PASSED,))
