@@ -24,6 +24,7 @@ from collections.abc import Iterable
 from typing import ClassVar, Self
 
 _MOST_LINES = 20
+_MOST_LETTERS = 4000  # of a message with one fault; of each in a list, a fifth
 
 
 class BasisPruneError(Exception):
@@ -53,9 +54,11 @@ class BasisPruneError(Exception):
 
     def __str__(self) -> str:
         if len(self.faults) == 1:
-            return f"{self.where}: {self.faults[0]}" if self.where else self.faults[0]
+            fault = _shortened(self.faults[0], _MOST_LETTERS)
+            return f"{self.where}: {fault}" if self.where else fault
         head = f"{len(self.faults)} {self.listed_as}"
-        lines = [f"{self.where}: {head}" if self.where else head, *self.faults[:_MOST_LINES]]
+        listed = [_shortened(fault, _MOST_LETTERS // 5) for fault in self.faults[:_MOST_LINES]]
+        lines = [f"{self.where}: {head}" if self.where else head, *listed]
         if len(self.faults) > _MOST_LINES:
             lines.append(f"and {len(self.faults) - _MOST_LINES} more")
         return "\n  - ".join(lines)
@@ -124,6 +127,16 @@ class MissingExtraError(BasisPruneError, ImportError):
             f"the package {package!r} is needed for this; install it with: pip install 'basisprune[{extra}]'"
         )
         self.args = (package, extra)  # what a pickle of it calls the class with
+
+
+def _shortened(text: str, most: int) -> str:
+    """The text without its middle, if it is very long; what to do is said at the end.
+
+    >>> _shortened("abcdefghijkl", 8)
+    'abcd ... ijkl'
+    """
+    half = most // 2
+    return text if len(text) <= most else f"{text[:half]} ... {text[-half:]}"
 
 
 def nearest(name: str, allowed: Iterable[str], *, most: int = 1) -> str:

@@ -60,6 +60,16 @@ def test_a_long_list_is_whole_as_data_and_cut_short_in_the_message():
     assert str(error).endswith("layer 19\n  - and 180 more")
 
 
+def test_a_very_long_fault_is_whole_as_data_and_loses_its_middle_in_the_message():
+    fault = f"torch says {'x' * 50_000}; fetch it again"
+    one, many = BundleError.of("net", [fault]), BundleError.of("net", [fault] * 100)
+    assert one.faults == (fault,)
+    assert str(one).startswith("net: torch says")
+    assert str(one).endswith("; fetch it again")
+    assert len(str(one)) < 5_000
+    assert len(str(many)) < 20_000
+
+
 def test_the_error_of_a_layer_starts_with_its_name():
     error = LayerError("conv1", "has hooks")
     assert (str(error), error.layer, error.where, error.faults) == (
