@@ -44,6 +44,7 @@ from basisprune.states import NOT_AT_ALL, State
 from basisprune.types import InputSpec
 
 SIDE, REPEATS, TEST_IMAGES, BASIS_IMAGES, BAR = 128, 31, 1000, 256, 1.25
+SLOWEST = 0.98
 SHARES = (0.2, 0.35, 0.5, 0.65)
 SAVED = {"latency": (0.2, 0.35, 0.5, 0.65), "params": (0.55, 0.75)}
 MOVE = find_framework("loss+basis").moves[0]
@@ -167,6 +168,10 @@ def main() -> None:
     cells = Cells("frontier", {**config, "settings": settings})
     for name in options.models:
         cells.run(name, partial(frontier_of, name, options.assets, options.scratch))
+    rows = [(name, key, row) for name, networks in cells.results.items() for key, row in networks.items()]
+    missed = [f"{name}, {key}: slower than dense" for name, key, row in rows if row["speedup"] < SLOWEST]
+    missed += [f"{name}, {key}: gain {row['gain']}" for name, key, row in rows if (row.get("gain") or BAR) < BAR]
+    print(f"{len(missed)} bars missed", *missed, sep="\n  ")
 
 
 if __name__ == "__main__":
