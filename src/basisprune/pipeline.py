@@ -214,7 +214,7 @@ class Pipeline:
         return rise
 
     def _prune_by_cost(self, planner: CostPlanner, state: State, move: Move, ratio: float, tuning: Tuning) -> State:
-        steps = state.after(Step(planner.optimize, ratio))
+        steps = state.after(planner.step(move, ratio))
         known = self._known.get(steps)
         if known is not None and self._is_tuned(known, tuning):
             return known
@@ -223,7 +223,7 @@ class Pipeline:
         thinned: tuple[FilterPlan, ...] = ()
         if move.axis == "both" and plan.filters.removed:
             # What is left of the basis is worth something else without those filters, so it is planned anew.
-            thinned = (self.store.plan(state.after(Step(f"{planner.optimize} filters", ratio)), plan.filters),)
+            thinned = (self.store.plan(state.after(Step(f"{planner.optimize} filters first", ratio)), plan.filters),)
             model = self.scoring.in_basis(scored.thinned(*thinned, self.settings.filter_compensate))
             scored = Scored.of(model, traced(model), self.scoring.basis_batches(), ("basis",))
             plan = planner.frontier(scored, self.settings.plan, self.spec, self.hearer.say).plan_within(plan.cost_left)

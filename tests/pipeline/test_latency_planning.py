@@ -100,3 +100,14 @@ def test_without_a_device_this_machine_is_measured(monkeypatch, tmp_path):
     assert planner.table is not None
     assert (planner.table.device, planner.elsewhere, len(asked)) == ("here", False, 1)
     assert CostPlanner.of("params", None, tiny_model(), print) is None
+
+
+def test_the_two_moves_of_a_framework_are_told_apart(tmp_path):
+    data, recipe = load_data(tiny_images(60), val_fraction=0.25), tiny_recipe(tiny_training(epochs=1))
+    pipeline = Pipeline(tiny_model(), data, recipe, tmp_path, progress=False, planner=CostPlanner("macs"))
+    way = find_framework("basis+loss")
+    start = pipeline.start(way)
+    one, other = (pipeline.prune(start, move, 0.2, NOT_AT_ALL) for move in way.moves)
+    assert [state.steps[-1].name for state in (one, other)] == ["macs basis", "macs filters"]
+    for state, removes in ((one, (False, True)), (other, (True, False))):
+        assert tuple(plan.removed > 0 for plan in state.plans) == removes

@@ -13,6 +13,7 @@ from basisprune.budget.goal import Optimize
 from basisprune.costs import weight_uses
 from basisprune.coupling.blocks import find_blocks
 from basisprune.deploy.timing import measured_table, read_table, time_network, wanted_shapes
+from basisprune.frameworks import Move, Step
 from basisprune.importance.basis_loss import BasisLoss, basis_loss
 from basisprune.importance.filter_loss import FilterLoss, filter_loss, joint_loss
 from basisprune.importance.layer_access import Batches
@@ -86,6 +87,14 @@ class CostPlanner:
         if device is not None:
             return cls(optimize, read_table(device), elsewhere=True)
         return cls(optimize, measured_table(wanted_shapes(model, spec_of(model).shape), say=say))
+
+    def step(self, move: Move, ratio: float) -> Step:
+        """The pruning of this fraction, named after what is counted, and what the move prunes unless that is both.
+
+        >>> str(CostPlanner("macs").step(Move("basis", "basis"), 0.3)), str(CostPlanner("macs").step(Move("both", ""), 0.3))
+        ('macs basis 0.3', 'macs 0.3')
+        """
+        return Step(self.optimize if move.axis == "both" else f"{self.optimize} {move.axis}", ratio)
 
     def told(self, plan: JointPlan, *thinned: FilterPlan) -> str:
         """What a plan removes, and what went before it, in words."""
