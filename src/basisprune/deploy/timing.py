@@ -56,13 +56,16 @@ def time_network(
 
 
 def table_milliseconds(model: nn.Module, input_shape: tuple[int, ...], table: TimeTable) -> float:
-    """What the convs and norms of a model take for one batch, according to a table; other operations are left out."""
+    """What the convs and norms of a model take for one image, according to a table; other operations are left out.
+
+    Of a table for batches, it is an image's share of the batch.
+    """
     times = time_network(model, input_shape, table)
     seconds = 0.0
     for name, shapes in times.layers.items():
         counts = _channels(model, name, shapes[0])
         seconds += float(times.seconds(name, counts.inputs, counts.outputs))
-    return 1000 * seconds
+    return 1000 * seconds / table.batch
 
 
 def wanted_shapes(model: nn.Module, input_shape: tuple[int, ...]) -> dict[LayerShape, Wanted]:

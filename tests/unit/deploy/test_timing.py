@@ -133,3 +133,4 @@ def test_what_a_network_takes_is_the_sum_of_its_layers():
     doubled = [replace(each, seconds=tuple(tuple(2 * s for s in row) for row in each.seconds)) for each in table.shapes]
     slower = replace(table, shapes=tuple(doubled))
     assert np.isclose(table_milliseconds(model, shape, slower), 2000 * expected)
+    assert np.isclose(table_milliseconds(model, shape, replace(table, batch=8)), 1000 * expected / 8)
