@@ -91,7 +91,8 @@ class CostPlanner:
     def step(self, move: Move, ratio: float) -> Step:
         """The pruning of this fraction, named after what is counted, and what the move prunes unless that is both.
 
-        >>> str(CostPlanner("macs").step(Move("basis", "basis"), 0.3)), str(CostPlanner("macs").step(Move("both", ""), 0.3))
+        >>> planner = CostPlanner("macs")
+        >>> str(planner.step(Move("basis", "basis"), 0.3)), str(planner.step(Move("both", "loss"), 0.3))
         ('macs basis 0.3', 'macs 0.3')
         """
         return Step(self.optimize if move.axis == "both" else f"{self.optimize} {move.axis}", ratio)
