@@ -89,6 +89,14 @@ def test_a_device_that_was_profiled_for_another_size_is_refused(tmp_path):
         run(max_drop=0.3, device=str(path))
 
 
+def test_a_run_resumes_with_the_times_in_its_folder(monkeypatch, tmp_path):
+    tables = iter((device_table(), invented(wanted_shapes(tiny_model(), (3, 16, 16)), block=4, pair_penalty=1.0)))
+    monkeypatch.setattr("basisprune.budget.planning.measured_table", lambda _shapes, say: next(tables))
+    first, again = (run(max_drop=0.3, optimize="latency", output=tmp_path / "out") for _ in range(2))
+    assert again.history == first.history
+    assert (tmp_path / "out" / "candidates" / "times.json").exists()
+
+
 def test_without_a_device_this_machine_is_measured(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     asked = []

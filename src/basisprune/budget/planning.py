@@ -74,11 +74,17 @@ class CostPlanner:
 
     @classmethod
     def of(
-        cls, optimize: Optimize, device: Path | None, model: nn.Module, say: Callable[[str], None]
+        cls,
+        optimize: Optimize,
+        device: Path | None,
+        model: nn.Module,
+        say: Callable[[str], None],
+        keep: Callable[[Callable[[], TimeTable]], TimeTable] = lambda measure: measure(),
     ) -> CostPlanner | None:
         """The planner for a model, with the times of the device in that file, or else of this machine.
 
-        None for "params", where the same share of all that is pruned goes, as in the paper.
+        `keep` is given the measurement, and returns that of an earlier start of the run if there is one. None for
+        "params", where the same share of all that is pruned goes, as in the paper.
         """
         if optimize == "params":
             return None
@@ -86,7 +92,7 @@ class CostPlanner:
             return cls(optimize)
         if device is not None:
             return cls(optimize, read_table(device), elsewhere=True)
-        return cls(optimize, measured_table(wanted_shapes(model, spec_of(model).shape), say=say))
+        return cls(optimize, keep(lambda: measured_table(wanted_shapes(model, spec_of(model).shape), say=say)))
 
     def step(self, move: Move, ratio: float) -> Step:
         """The pruning of this fraction, named after what is counted, and what the move prunes unless that is both.
