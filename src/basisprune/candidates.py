@@ -41,6 +41,7 @@ class Candidate:
     budget, whose value is `score`. Its paired 95 % interval is that of a network that was not selected: all candidates
     are judged on the same images, so that it is too narrow for those that look best. A candidate is `undecided` if it
     contains the limit. `chance` is how likely it is to be certified on the confirming images, where there are enough.
+    `branches` is the number of residual branches that went as a whole.
     """
 
     steps: Steps
@@ -58,6 +59,7 @@ class Candidate:
     latency_ms: float | None = None
     score: float | None = None
     chance: float | None = None
+    branches: int = 0
 
     @classmethod
     def of(cls, state: State, reference: State, size: Size, asked: Shares = ALL) -> Candidate:
@@ -78,6 +80,7 @@ class Candidate:
             macs=size.macs,
             history=_history(state),
             latency_ms=size.latency_ms,
+            branches=len(state.blocks),
         )
 
     def judged(self, budget: Budget) -> Candidate:
@@ -111,11 +114,13 @@ class Candidate:
     @property
     def label(self) -> str:
         """What was removed, in words."""
-        if not self.basis_ratio and not self.filter_ratio:
-            return "unpruned"
         ratios = {"basis": self.basis_ratio, "filters": self.filter_ratio}
-        removed = ", ".join(f"{share(ratio)} of the {name}" for name, ratio in ratios.items() if ratio)
-        return removed + (f", {POLISHED}" if POLISHED in self.steps else "")
+        parts = [f"{share(ratio)} of the {name}" for name, ratio in ratios.items() if ratio]
+        if self.branches:
+            parts.append(f"{self.branches} residual branch{'es' if self.branches > 1 else ''}")
+        if not parts:
+            return "unpruned"
+        return ", ".join(parts) + (f", {POLISHED}" if POLISHED in self.steps else "")
 
     @property
     def summary(self) -> str:

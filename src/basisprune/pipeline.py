@@ -214,7 +214,7 @@ class Pipeline:
         return rise
 
     def _prune_by_cost(self, planner: CostPlanner, state: State, move: Move, ratio: float, tuning: Tuning) -> State:
-        steps = state.after(Step(planner.optimize, ratio))
+        steps = state.after(planner.step(move, ratio))
         known = self._known.get(steps)
         if known is not None and self._is_tuned(known, tuning):
             return known
@@ -223,7 +223,7 @@ class Pipeline:
         thinned: tuple[FilterPlan, ...] = ()
         if move.axis == "both" and plan.filters.removed:
             # What is left of the basis is worth something else without those filters, so it is planned anew.
-            thinned = (self.store.plan(state.after(Step(f"{planner.optimize} filters", ratio)), plan.filters),)
+            thinned = (self.store.plan(state.after(Step(f"{planner.optimize} filters first", ratio)), plan.filters),)
             model = self.scoring.in_basis(scored.thinned(*thinned, self.settings.filter_compensate))
             scored = Scored.of(model, traced(model), self.scoring.basis_batches(), ("basis",))
             plan = planner.frontier(scored, self.settings.plan, self.spec, self.hearer.say).plan_within(plan.cost_left)
@@ -231,7 +231,8 @@ class Pipeline:
         self.hearer.say(planner.told(plan, *thinned))
         plans: tuple[Plan, ...] = (*(thinned or (plan.filters,)), plan.basis)
         pruned = scored.pruned(plan, self.settings.compensate)
-        self._known[steps] = self.tune(state, steps, pruned, *plans, tuning=tuning)
+        blocks = tuple(block.name for block in plan.blocks)
+        self._known[steps] = self.tune(state, steps, pruned, *plans, tuning=tuning, blocks=blocks)
         return self._known[steps]
 
     def _frontier(self, planner: CostPlanner, state: State, move: Move) -> tuple[Scored, PlanFrontier]:
@@ -289,10 +290,19 @@ class Pipeline:
         """The state tuned again, for all fine-tuning epochs of the recipe."""
         return self._train(replace(state, steps=state.after(POLISHED)), self.settings.finetune)
 
-    def tune(self, state: State, steps: Steps, pruned: nn.Module, *plans: Plan, tuning: Tuning = FULLY) -> State:
-        """The state after pruning, tuned; `steps` and `plans` say how it was pruned."""
+    def tune(
+        self,
+        state: State,
+        steps: Steps,
+        pruned: nn.Module,
+        *plans: Plan,
+        tuning: Tuning = FULLY,
+        blocks: tuple[str, ...] = (),
+    ) -> State:
+        """The state after pruning, tuned; `steps`, `plans` and the `blocks` without a branch say how it was pruned."""
         untuned, said = self._stage(f"{named(steps)}, not tuned", pruned)
         after = State(steps, pruned, (*state.stages, untuned), (*state.plans, *plans), said.hits, said)
+        after = replace(after, blocks=(*state.blocks, *blocks))
         if tuning.may_end(0, untuned.accuracy):
             return after
         return self._train(after, self.settings.finetune, tuning)
@@ -316,7 +326,7 @@ class Pipeline:
             session=Session(teacher=None if start is None else start.model, stop=stop, listener=self.listener),
         )
         stage, said = self._stage(state.name, result.model, result.history)
-        return State(state.steps, result.model, (*state.stages, stage), state.plans, said.hits, said)
+        return State(state.steps, result.model, (*state.stages, stage), state.plans, said.hits, said, state.blocks)
 
     def _stage(self, name: str, model: nn.Module, history: tuple[EpochRecord, ...] = ()) -> tuple[Stage, Predictions]:
         tuning = self.settings.finetune

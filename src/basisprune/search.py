@@ -379,4 +379,4 @@ def _multiplied(kept: Shares, move: Move, share: float) -> Shares:
 def _removes_nothing(state: State, source: State) -> bool:
     """Whether the plans since `source` remove nothing, because a block of `round_to` is more than was requested."""
     plans = state.plans[len(source.plans) :]
-    return bool(plans) and all(plan.removed == 0 for plan in plans)
+    return bool(plans) and state.blocks == source.blocks and all(plan.removed == 0 for plan in plans)

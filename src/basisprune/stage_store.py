@@ -16,15 +16,16 @@ from torch import nn
 
 from basisprune.data import Splits
 from basisprune.data.roles import manifest_of
-from basisprune.errors import CheckpointError, PlanError
+from basisprune.errors import CheckpointError, ConfigError, PlanError
 from basisprune.files import Json, clear_leftovers, parse_json, read_checked, sound_or_aside, write_checked
 from basisprune.frameworks import Steps
+from basisprune.joint_plan.times import TimeTable
 from basisprune.transfer.model import spec_of
 from basisprune.types import BasisPlan, FilterPlan, JointPlan, dotted
 
 logger = logging.getLogger(__name__)
 
-CLAIM = "run.json"
+CLAIM, TIMES = "run.json", "times.json"
 Plan = TypeVar("Plan", BasisPlan, FilterPlan, JointPlan)
 _LONGEST_NAME = 160
 
@@ -101,6 +102,17 @@ class StageStore:
             f"{path}: was created for ratio {old.pruning_ratio} with {dict(old.options)}, but {plan.pruning_ratio} "
             f"with {dict(plan.options)} was requested; use another folder"
         )
+
+    def times(self, work: Callable[[], TimeTable]) -> TimeTable:
+        """The times that this run plans by, which are measured only once: others would give other plans."""
+        if self.root is None:
+            return work()
+        path = self.root / TIMES
+        found = self._written_once(path, lambda: work().to_json())
+        try:
+            return TimeTable.from_json(json.dumps(found))
+        except (PlanError, ConfigError) as error:
+            raise CheckpointError(f"{path}: cannot be read ({error}); delete it to measure again") from error
 
     def _written_once(self, path: Path, text: Callable[[], str]) -> Json:
         """What the JSON in the file says; if there is none, or a damaged one, one process writes this text first."""

@@ -68,7 +68,8 @@ class Pruned:
 class State:
     """A network under way: the steps that led to it, their stages and plans, and what it gets right.
 
-    `hits` are the validation images that it classifies correctly, `predictions` what it says of each.
+    `hits` are the validation images that it classifies correctly, `predictions` what it says of each. `blocks` are the
+    names of those whose branches went as a whole.
     """
 
     steps: Steps
@@ -77,6 +78,7 @@ class State:
     plans: tuple[Plan, ...] = ()
     hits: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
     predictions: Predictions | None = None
+    blocks: tuple[str, ...] = ()
 
     @property
     def answers(self) -> Predictions:

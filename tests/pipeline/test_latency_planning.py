@@ -10,16 +10,17 @@ from tables import invented
 from tiny import tiny_images, tiny_model, tiny_recipe, tiny_training
 
 from basisprune.budget import Optimize
-from basisprune.budget.planning import CostPlanner
+from basisprune.budget.planning import CostPlanner, Scored
 from basisprune.data import load_data
 from basisprune.deploy.timing import table_milliseconds, wanted_shapes
 from basisprune.errors import PlanError
 from basisprune.frameworks import find_framework
+from basisprune.joint_plan import PlanFrontier
 from basisprune.joint_plan.times import TimeTable
 from basisprune.pipeline import Pipeline
 from basisprune.runs.compress import compress
 from basisprune.states import NOT_AT_ALL
-from basisprune.types import BasisPlan, FilterPlan
+from basisprune.types import BasisPlan, Block, FilterPlan
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -88,6 +89,14 @@ def test_a_device_that_was_profiled_for_another_size_is_refused(tmp_path):
         run(max_drop=0.3, device=str(path))
 
 
+def test_a_run_resumes_with_the_times_in_its_folder(monkeypatch, tmp_path):
+    tables = iter((device_table(), invented(wanted_shapes(tiny_model(), (3, 16, 16)), block=4, pair_penalty=1.0)))
+    monkeypatch.setattr("basisprune.budget.planning.measured_table", lambda _shapes, say: next(tables))
+    first, again = (run(max_drop=0.3, optimize="latency", output=tmp_path / "out") for _ in range(2))
+    assert again.history == first.history
+    assert (tmp_path / "out" / "candidates" / "times.json").exists()
+
+
 def test_without_a_device_this_machine_is_measured(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     asked = []
@@ -100,3 +109,27 @@ def test_without_a_device_this_machine_is_measured(monkeypatch, tmp_path):
     assert planner.table is not None
     assert (planner.table.device, planner.elsewhere, len(asked)) == ("here", False, 1)
     assert CostPlanner.of("params", None, tiny_model(), print) is None
+
+
+def test_the_two_moves_of_a_framework_are_told_apart(tmp_path):
+    data, recipe = load_data(tiny_images(60), val_fraction=0.25), tiny_recipe(tiny_training(epochs=1))
+    pipeline = Pipeline(tiny_model(), data, recipe, tmp_path, progress=False, planner=CostPlanner("macs"))
+    way = find_framework("basis+loss")
+    start = pipeline.start(way)
+    one, other = (pipeline.prune(start, move, 0.2, NOT_AT_ALL) for move in way.moves)
+    assert [state.steps[-1].name for state in (one, other)] == ["macs basis", "macs filters"]
+    for state, removes in ((one, (False, True)), (other, (True, False))):
+        assert tuple(plan.removed > 0 for plan in state.plans) == removes
+
+
+def test_a_network_remembers_which_whole_branches_went(monkeypatch):
+    block, planned = Block("layer1.1", "conv"), PlanFrontier.plan
+    monkeypatch.setattr(PlanFrontier, "plan", lambda self, ratio: replace(planned(self, ratio), blocks=(block,)))
+    monkeypatch.setattr(Scored, "pruned", lambda self, _plan, _compensate: self.model)
+    data, recipe = load_data(tiny_images(60), val_fraction=0.25), tiny_recipe(tiny_training(epochs=1))
+    pipeline = Pipeline(tiny_model(), data, recipe, progress=False, planner=CostPlanner("macs"))
+    way = find_framework("loss")
+    assert pipeline.start(way).blocks == ()
+    pruned = pipeline.prune(pipeline.start(way), way.moves[0], 0.2)
+    assert pruned.stages[-1].history
+    assert pruned.blocks == pipeline.polish(pruned).blocks == ("layer1.1",)

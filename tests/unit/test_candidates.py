@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -125,6 +127,18 @@ def test_a_candidate_says_what_was_removed(plans, steps, label):
     assert found.summary == ("" if label == "unpruned" else "without ") + (
         f"{label}: accuracy 90.0%, 12,345 parameters, passed"
     )
+
+
+@pytest.mark.parametrize(
+    ("plans", "blocks", "label"),
+    [
+        ((basis_plan(4, 4),), ("layer1.1",), "1 residual branch"),
+        ((basis_plan(1, 4),), ("layer1.1", "layer2.1"), "75% of the basis, 2 residual branches"),
+    ],
+)
+def test_whole_branches_that_went_are_said(plans, blocks, label):
+    found = Candidate.of(replace(state(plans=plans), blocks=blocks), state(), Size(1, 1))
+    assert (found.branches, found.label) == (len(blocks), label)
 
 
 def test_a_failure_is_said():

@@ -400,6 +400,20 @@ def test_pruning_that_finds_nothing_to_remove_is_no_candidate():
     assert found.chosen == 0
 
 
+def test_pruning_that_removes_whole_branches_alone_is_a_candidate():
+    class Branches(FakePipeline):
+        """Networks that lose a branch, and no basis vectors."""
+
+        def prune(self, state: State, move: Move, ratio: float, tuning: Tuning = FULLY) -> State:
+            plan = BasisPlan({"conv": LayerPlan((0, 1), 2)}, ratio)
+            pruned = super().prune(state, move, ratio, tuning)
+            return replace(pruned, plans=(*state.plans, plan), blocks=(*state.blocks, "layer1.1"))
+
+    found = Search(Branches(0.6, 1.0), Budget(max_drop=0.01), SearchConfig(framework="basis", polish=False)).run()
+    assert len(found.candidates) > 1
+    assert found.candidates[1].label == "1 residual branch"
+
+
 def test_faults_are_listed_all_at_once():
     with pytest.raises(ConfigError, match="5 faults"):
         SearchConfig(framework="tailor", step=1, tolerance=0, smallest=1, give_up_margin=0)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from tables import invented
 from tiny import tiny_images, tiny_model
 
 from basisprune.data import ArrayImages, load_data
+from basisprune.deploy.layer_models import Wanted
 from basisprune.errors import CheckpointError
 from basisprune.files import write_checked
 from basisprune.frameworks import DECOMPOSED, DENSE, POLISHED, Step
+from basisprune.joint_plan.times import LayerShape
 from basisprune.plan import plan_basis
 from basisprune.stage_store import StageStore, fingerprint
 from basisprune.types import BasisPlan, LayerScores, Scores
@@ -36,6 +39,18 @@ def test_a_number_is_found_once(tmp_path):
     assert folder.number((DENSE,), "memory", lambda: 2.5) == 2.5
     assert folder.number((DECOMPOSED,), "latency", lambda: 2.5) == 2.5
     assert StageStore(tmp_path).number((DENSE,), "latency", lambda: 2.5) == 1.5
+
+
+def test_times_are_measured_once(tmp_path):
+    folder = StageStore(tmp_path)
+    shapes = {LayerShape("conv", (1, 1), (1, 1), (8, 8)): Wanted(8, 8)}
+    first = folder.times(lambda: invented(shapes))
+    assert first == invented(shapes)
+    assert StageStore(tmp_path).times(lambda: invented(shapes, pair_penalty=1.0)) == first
+    assert StageStore(None).times(lambda: invented(shapes, pair_penalty=1.0)) != first
+    write_checked(tmp_path / "times.json", b"{}")
+    with pytest.raises(CheckpointError, match=r"(?s)times\.json: cannot be read.*delete it to measure again"):
+        folder.times(lambda: first)
 
 
 def test_a_plan_is_made_once(tmp_path):

@@ -13,6 +13,7 @@ from basisprune.budget.goal import Optimize
 from basisprune.costs import weight_uses
 from basisprune.coupling.blocks import find_blocks
 from basisprune.deploy.timing import measured_table, read_table, time_network, wanted_shapes
+from basisprune.frameworks import Move, Step
 from basisprune.importance.basis_loss import BasisLoss, basis_loss
 from basisprune.importance.filter_loss import FilterLoss, filter_loss, joint_loss
 from basisprune.importance.layer_access import Batches
@@ -73,11 +74,17 @@ class CostPlanner:
 
     @classmethod
     def of(
-        cls, optimize: Optimize, device: Path | None, model: nn.Module, say: Callable[[str], None]
+        cls,
+        optimize: Optimize,
+        device: Path | None,
+        model: nn.Module,
+        say: Callable[[str], None],
+        keep: Callable[[Callable[[], TimeTable]], TimeTable] = lambda measure: measure(),
     ) -> CostPlanner | None:
         """The planner for a model, with the times of the device in that file, or else of this machine.
 
-        None for "params", where the same share of all that is pruned goes, as in the paper.
+        `keep` is given the measurement, and returns that of an earlier start of the run if there is one. None for
+        "params", where the same share of all that is pruned goes, as in the paper.
         """
         if optimize == "params":
             return None
@@ -85,7 +92,16 @@ class CostPlanner:
             return cls(optimize)
         if device is not None:
             return cls(optimize, read_table(device), elsewhere=True)
-        return cls(optimize, measured_table(wanted_shapes(model, spec_of(model).shape), say=say))
+        return cls(optimize, keep(lambda: measured_table(wanted_shapes(model, spec_of(model).shape), say=say)))
+
+    def step(self, move: Move, ratio: float) -> Step:
+        """The pruning of this fraction, named after what is counted, and what the move prunes unless that is both.
+
+        >>> planner = CostPlanner("macs")
+        >>> str(planner.step(Move("basis", "basis"), 0.3)), str(planner.step(Move("both", "loss"), 0.3))
+        ('macs basis 0.3', 'macs 0.3')
+        """
+        return Step(self.optimize if move.axis == "both" else f"{self.optimize} {move.axis}", ratio)
 
     def told(self, plan: JointPlan, *thinned: FilterPlan) -> str:
         """What a plan removes, and what went before it, in words."""

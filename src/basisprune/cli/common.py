@@ -37,7 +37,7 @@ _ADVICE = {
     errno.EIO: "check the disk",
     errno.ENAMETOOLONG: "use a shorter name",
 }
-_IGNORED = frozenset({"versions"})
+_IGNORED = frozenset({"versions", "device_sha256"})
 
 
 @contextmanager

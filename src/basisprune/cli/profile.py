@@ -22,8 +22,10 @@ def profile(
     model: Annotated[str | None, typer.Option(help="A timm model name, package.module:factory, or a result.")] = None,
     size: Annotated[int | None, typer.Option(help="Image height and width in pixels (default: the model's).")] = None,
     runtime: Annotated[str, typer.Option(help="The runtime that is measured: onnxruntime.")] = "onnxruntime",
-    threads: Annotated[int, typer.Option(min=1, help="Threads of the runtime.")] = 1,
-    batch: Annotated[int, typer.Option(min=1, help="Images at a time.")] = 1,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads of the runtime (default: 1, or as the folder was prepared).")
+    ] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Images at a time (default: 1).")] = None,
     trust_code: Annotated[bool, typer.Option("--trust-code", help="Run a model's own code.")] = False,
 ) -> None:
     """Measure how long the layers of a model take on a device, for compress --device.
@@ -42,12 +44,14 @@ def profile(
         from basisprune.errors import ConfigError
 
         faults = _faults(folder, output, prepare, model, runtime)
+        if folder is not None:
+            faults += _prepared_already(size=size, batch=batch)
         if faults:
             raise ConfigError.of("profile", faults)
         if folder is not None:
             _measure(folder, threads, output)
             return
-        _from_model(model or "", size, (threads, batch), prepare, output, trust_code=trust_code)
+        _from_model(model or "", size, (threads or 1, batch or 1), prepare, output, trust_code=trust_code)
 
 
 def _faults(
@@ -65,7 +69,16 @@ def _faults(
     return found
 
 
-def _measure(folder: Path, threads: int, output: Path | None) -> None:
+def _prepared_already(**given: int | None) -> list[str]:
+    """Faults for what is decided when a folder is prepared."""
+    return [
+        f"--{name}: {value} given with a prepared folder, whose layers have theirs; prepare it again with --{name}"
+        for name, value in given.items()
+        if value is not None
+    ]
+
+
+def _measure(folder: Path, threads: int | None, output: Path | None) -> None:
     """Measures a prepared folder; nothing here may import torch."""
     from basisprune.deploy import device
     from basisprune.errors import ModelError

@@ -9,6 +9,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -22,7 +23,7 @@ from basisprune.deploy.form_times import conv_shape
 from basisprune.deploy.forms import BatchNorm
 from basisprune.deploy.layer_models import Wanted, channel_axes, write_layer_models
 from basisprune.errors import ConfigError, ModelError, PlanError
-from basisprune.files import read_bytes, sound_or_aside, write_checked
+from basisprune.files import digest, read_bytes, sound_or_aside, write_checked
 from basisprune.joint_plan.times import LayerShape, NetworkTimes, Sides, TimeTable
 from basisprune.torchkit.dataflow import Dataflow, dataflow_of
 from basisprune.torchkit.surgery import find_layers
@@ -30,6 +31,7 @@ from basisprune.torchkit.watching import example_input
 
 logger = logging.getLogger(__name__)
 _LARGEST_FILE = 64 << 20
+_FOR_ANOTHER = "the device was profiled for another network or input size; profile it again"
 
 
 def time_network(
@@ -51,18 +53,29 @@ def time_network(
         table = measured_table(wanted_shapes(model, input_shape), say=say)
     missing = [fault for name, shapes in calls.items() for shape in shapes for fault in table.missing({name: shape})]
     if missing:
-        raise PlanError.of("the device was profiled for another network or input size; profile it again", missing)
+        raise PlanError.of(_FOR_ANOTHER, missing)
     return NetworkTimes(table, calls)
 
 
+def refuse_other_table(model: nn.Module, input_shape: tuple[int, ...], table: TimeTable) -> None:
+    """Raises PlanError, with all that is missing, for a table that does not know every shape the model can get."""
+    time_network(model, input_shape, table)
+    missing = [fault for shape in wanted_shapes(model, input_shape) for fault in table.missing({"decomposed": shape})]
+    if missing:
+        raise PlanError.of(_FOR_ANOTHER, missing)
+
+
 def table_milliseconds(model: nn.Module, input_shape: tuple[int, ...], table: TimeTable) -> float:
-    """What the convs and norms of a model take for one batch, according to a table; other operations are left out."""
+    """What the convs and norms of a model take for one image, according to a table; other operations are left out.
+
+    Of a table for batches, it is an image's share of the batch.
+    """
     times = time_network(model, input_shape, table)
     seconds = 0.0
     for name, shapes in times.layers.items():
         counts = _channels(model, name, shapes[0])
         seconds += float(times.seconds(name, counts.inputs, counts.outputs))
-    return 1000 * seconds
+    return 1000 * seconds / table.batch
 
 
 def wanted_shapes(model: nn.Module, input_shape: tuple[int, ...]) -> dict[LayerShape, Wanted]:
@@ -88,10 +101,12 @@ def measured_table(
 ) -> TimeTable:
     """The times of these shapes on this machine; those of an earlier measurement if device and versions are the same.
 
-    They are kept in the user's cache folder. A damaged file is set aside, and measured again.
+    They are kept in the user's cache folder, if it can be written to. A damaged file is set aside, and measured again.
     """
     path = _cached(shapes, batch, threads)
-    content = sound_or_aside(path, say)
+    content: bytes | None = None
+    with suppress(OSError):
+        content = sound_or_aside(path, say)
     if content is not None:
         try:
             return TimeTable.from_json(content)
@@ -99,7 +114,8 @@ def measured_table(
             say(f"{path}: holds no times that can be used ({error}); measuring again")
     say(f"measuring {len(shapes)} layer shapes in onnxruntime, on {threads} thread{'s' if threads > 1 else ''}")
     table = profile_here(shapes, batch=batch, threads=threads)
-    write_checked(path, table.to_json().encode())
+    with suppress(OSError):
+        write_checked(path, table.to_json().encode())
     return table
 
 
@@ -115,15 +131,26 @@ def profile_here(shapes: Mapping[LayerShape, Wanted], *, batch: int = 1, threads
 
 def read_table(path: Path) -> TimeTable:
     """The table in a file that `basisprune profile` wrote; raises ConfigError if it is damaged or something else."""
+    content = _content(path)
     try:
-        return TimeTable.from_json(read_bytes(path, most=_LARGEST_FILE))
+        return TimeTable.from_json(content)
+    except (PlanError, ConfigError) as error:
+        faults = [f"{path}: {fault}" for fault in error.faults[:5]]
+        raise ConfigError.of("not a table of times; write it again with basisprune profile", faults) from error
+
+
+def table_digest(path: Path) -> str:
+    """The SHA-256 of a file of times; raises ConfigError if it cannot be read."""
+    return digest(_content(path))
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return read_bytes(path, most=_LARGEST_FILE)
     except OSError as error:
         raise ConfigError(
             f"{path}: cannot be read ({error.strerror}); pass the file that basisprune profile wrote"
         ) from error
-    except (PlanError, ConfigError) as error:
-        faults = [f"{path}: {fault}" for fault in error.faults[:5]]
-        raise ConfigError.of("not a table of times; write it again with basisprune profile", faults) from error
 
 
 def _cached(shapes: Mapping[LayerShape, Wanted], batch: int, threads: int) -> Path:

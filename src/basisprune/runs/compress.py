@@ -32,6 +32,7 @@ from basisprune.runs.output import OutputFolder
 from basisprune.runs.start import check_start
 from basisprune.runs.summary import summarise
 from basisprune.search import Search
+from basisprune.stage_store import StageStore
 from basisprune.states import State
 
 
@@ -164,7 +165,8 @@ def _run(job: Job, folder: OutputFolder | None, listener: Listener, command: str
         listener.say(certifiable_here(promise, job.splits))
     stages = None if folder is None else folder.stages
     device = None if config.device is None else user_path(config.device, "device")
-    planner = CostPlanner.of(config.optimize, device, job.network, listener.say)
+    keep = StageStore(stages, listener.say).times
+    planner = CostPlanner.of(config.optimize, device, job.network, listener.say, keep)
     pipeline = Pipeline(job.network, job.splits, config.recipe, checkpoints=stages, listener=listener, planner=planner)
     certified = Certified(Search(pipeline, config.goal, config.search, promise=promise).run())
     if promise is not None:

@@ -24,12 +24,13 @@ from basisprune.data.reading import Reading
 from basisprune.data.roles import groups_of, units
 from basisprune.data.split import set_aside
 from basisprune.deploy.bundle import holds_bundle, load_bundle
+from basisprune.deploy.timing import table_digest
 from basisprune.errors import CheckpointError, ConfigError, ModelError
 from basisprune.files import user_path
 from basisprune.listener import Listener, Silence
 from basisprune.results import Settings
 from basisprune.runs.options import ImageOptions, RunConfig
-from basisprune.runs.output import CONFIG, IN_PYTHON, same_data, settings_of
+from basisprune.runs.output import CONFIG, DEVICE_DIGEST, IN_PYTHON, same_data, settings_of
 from basisprune.transfer.model import TransferModel, spec_of, transfer_model
 
 ModelSource = str | os.PathLike[str] | nn.Module
@@ -47,8 +48,10 @@ class Job:
     data: str
 
     def noted(self) -> dict[str, JsonValue]:
-        """All settings as JSON values, as in config.yaml."""
-        return {"model": self.model, "data": self.data, **self.config.noted()}
+        """All settings as JSON values, as in config.yaml, and which content the file of the device has."""
+        device = self.config.device
+        content = {} if device is None else {DEVICE_DIGEST: table_digest(user_path(device, "device"))}
+        return {"model": self.model, "data": self.data, **self.config.noted(), **content}
 
 
 def prepare_job(

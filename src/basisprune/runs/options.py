@@ -210,7 +210,7 @@ def _optimize_of(
     elif optimize != "params" and not foreseen:
         faults.append(
             f"optimize: {optimize!r} given; it needs scores in units of the loss: the recipe quick or best, and the "
-            "framework loss+basis, loss or basis"
+            "framework loss+basis, basis+loss, loss or basis"
         )
     if optimize == "latency" and "device" not in given and not has_onnx():
         faults.append("optimize: 'latency' needs onnxruntime: pip install 'basisprune[onnx]', or pass device")

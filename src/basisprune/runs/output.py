@@ -25,7 +25,7 @@ from basisprune.results import Settings
 from basisprune.runs.validating import differences, parse_settings
 from basisprune.stage_store import CLAIM
 
-CONFIG, VERSIONS = "config.yaml", "versions"
+CONFIG, VERSIONS, DEVICE_DIGEST = "config.yaml", "versions", "device_sha256"
 BUNDLE, ONNX, INT8, REPORT, SUMMARY = "model", "model.onnx", "model.int8.onnx", "report.html", "summary.json"
 CHECKSUMS = "sha256"  # the entry of a bundle's metrics for the files beside it
 IN_PYTHON = " given in Python"  # the ending of an unnamed object's name in the settings

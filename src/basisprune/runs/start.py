@@ -11,6 +11,7 @@ from torch import nn
 
 from basisprune.deploy.bundle import check_folder
 from basisprune.deploy.export.runtime import require_onnx
+from basisprune.deploy.timing import read_table, refuse_other_table
 from basisprune.errors import CheckpointError, ConfigError, DataError
 from basisprune.files import user_path
 from basisprune.listener import Listener, Silence
@@ -21,6 +22,7 @@ from basisprune.runs.options import RunConfig
 from basisprune.runs.output import BUNDLE, CONFIG, OutputFolder
 from basisprune.torchkit.kinds import refuse_other_precisions, refuse_untrainable
 from basisprune.torchkit.surgery import named_tensors
+from basisprune.transfer.model import spec_of
 from basisprune.types import dotted
 
 # In sizes of the network: what a checkpoint takes, with the state of its optimizer, and what the results take, which
@@ -37,6 +39,7 @@ def check_start(job: Job, output: OutputFolder | None, settings: Settings, liste
     refuse_untrainable(job.network, command)
     refuse_other_precisions(job.network, command)
     _check_names(job, settings)
+    _check_device(job)
     if output is None:
         return
     _check_place(output.path, job.data)
@@ -53,6 +56,13 @@ def check_packages(config: RunConfig) -> None:
     """Raises MissingExtraError where ONNX is asked for and not installed."""
     if config.onnx or (config.int8 and config.onnx is None):
         require_onnx()
+
+
+def _check_device(job: Job) -> None:
+    """Raises an error for a file of times that cannot be read, or is for another network or input size."""
+    if job.config.device is not None:
+        table = read_table(user_path(job.config.device, "device"))
+        refuse_other_table(job.network, spec_of(job.network).shape, table)
 
 
 def _check_names(job: Job, settings: Settings) -> None:

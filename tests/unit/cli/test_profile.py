@@ -9,6 +9,7 @@ import textwrap
 import pytest
 from commands import invoke
 
+from basisprune.deploy import device
 from basisprune.deploy.layer_models import SCRIPT
 from basisprune.deploy.timing import read_table
 
@@ -65,6 +66,19 @@ def test_what_does_not_go_together_is_told_at_once(prepared, tmp_path):
         assert fault in result.stderr
     both = invoke("profile", prepared, "--prepare", tmp_path / "other")
     assert "--prepare: needs --model" in both.stderr
+    fixed = invoke("profile", prepared, "--size", 32, "--batch", 8, "--output", tmp_path / "device.json")
+    assert fixed.exit_code == 1
+    for fault in ("--size: 32 given with a prepared folder", "--batch: 8 given with a prepared folder"):
+        assert fault in " ".join(fixed.stderr.split())
     wrong = invoke("profile", tmp_path, "--output", tmp_path / "device.json")
     assert wrong.exit_code == 1
     assert "prepare the folder again" in wrong.stderr
+
+
+@pytest.mark.parametrize(("options", "threads"), [((), None), (("--threads", 2), 2)])
+def test_a_folder_is_measured_with_the_threads_it_was_prepared_for(options, threads, prepared, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(device, "profile", lambda _folder, *, threads, say: asked.append(threads) or {"shapes": []})
+    result = invoke("profile", prepared, *options, "--output", tmp_path / "device.json")
+    assert result.exit_code == 0, result.output
+    assert asked == [threads]

@@ -18,6 +18,7 @@ from basisprune.deploy.timing import (
     cache_folder,
     measured_table,
     read_table,
+    refuse_other_table,
     table_milliseconds,
     time_network,
     wanted_shapes,
@@ -97,6 +98,27 @@ def test_a_measurement_is_kept_and_a_damaged_one_is_made_again(tmp_path, monkeyp
     assert len(made) == 4
 
 
+def test_a_cache_that_cannot_be_used_is_done_without(tmp_path, monkeypatch):
+    (tmp_path / "basisprune").write_text("a file, where the folder should be")
+    monkeypatch.setattr(timing, "cache_folder", lambda: tmp_path / "basisprune")
+    monkeypatch.setattr(timing, "profile_here", lambda shapes, **_: invented(shapes))
+    model, x = NETWORKS["plain"]()
+    shapes = wanted_shapes(model, tuple(x.shape[1:]))
+    assert measured_table(shapes) == invented(shapes)
+
+
+def test_a_table_that_does_not_know_the_decomposed_layers_is_refused():
+    model, x = NETWORKS["plain"]()
+    shape = tuple(x.shape[1:])
+    table = invented(wanted_shapes(model, shape))
+    refuse_other_table(model, shape, table)
+    own = {each for calls in time_network(model, shape, table).layers.values() for each in calls}
+    without = replace(table, shapes=tuple(times for times in table.shapes if times.shape in own))
+    time_network(model, shape, without)
+    with pytest.raises(PlanError, match="another network or input size; profile it again"):
+        refuse_other_table(model, shape, without)
+
+
 def test_device_files_that_are_none_are_refused(tmp_path):
     model, x = NETWORKS["plain"]()
     table = invented(wanted_shapes(model, tuple(x.shape[1:])))
@@ -133,3 +155,4 @@ def test_what_a_network_takes_is_the_sum_of_its_layers():
     doubled = [replace(each, seconds=tuple(tuple(2 * s for s in row) for row in each.seconds)) for each in table.shapes]
     slower = replace(table, shapes=tuple(doubled))
     assert np.isclose(table_milliseconds(model, shape, slower), 2000 * expected)
+    assert np.isclose(table_milliseconds(model, shape, replace(table, batch=8)), 1000 * expected / 8)

@@ -22,7 +22,7 @@ from basisprune.errors import ConfigError, DataError, ModelError
 from basisprune.listener import Silence
 from basisprune.runs.job import prepare_job
 from basisprune.runs.options import configure
-from basisprune.runs.output import OutputFolder
+from basisprune.runs.output import OutputFolder, changed_settings
 
 
 @pytest.fixture
@@ -174,3 +174,17 @@ def test_the_seed_decides_on_the_split_and_on_a_new_classifier(photos):
     assert one.splits.val.labels.tolist() == again.splits.val.labels.tolist() != other.splits.val.labels.tolist()
     assert not differing(one.network, again.network)
     assert any(name.startswith("classifier") for name in differing(one.network, other.network))
+
+
+def test_the_content_of_a_device_file_is_noted(tmp_path):
+    path = tmp_path / "device.json"
+    given = prepare_job(tiny_model(), tiny_images(60), configure({"device": str(path)}))
+    noted = []
+    for text in ("one", "one", "other"):
+        path.write_text(text)
+        noted.append(given.noted())
+    assert noted[0] == noted[1]
+    assert changed_settings(noted[0], noted[2]).keys() == {"device_sha256"}
+    path.unlink()
+    with pytest.raises(ConfigError, match="cannot be read"):
+        given.noted()

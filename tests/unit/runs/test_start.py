@@ -10,11 +10,21 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
+from tables import invented
 from tiny import NAMES, tiny_images, tiny_model, tiny_recipe, tiny_training
 
 import basisprune.deploy.export.runtime
 from basisprune.data import Splits
-from basisprune.errors import BasisPruneError, BundleError, CheckpointError, ConfigError, DataError, MissingExtraError
+from basisprune.deploy.timing import wanted_shapes
+from basisprune.errors import (
+    BasisPruneError,
+    BundleError,
+    CheckpointError,
+    ConfigError,
+    DataError,
+    MissingExtraError,
+    PlanError,
+)
 from basisprune.errors import ModelError as NoModel
 from basisprune.listener import Silence
 from basisprune.runs.job import Job, prepare_job
@@ -114,3 +124,19 @@ def test_a_start_without_gradients_or_with_another_default_is_refused(tmp_path):
         refused(given, tmp_path / "out", ConfigError, r"default dtype is torch\.float64")
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+def test_a_device_file_for_another_network_is_refused_at_once(tmp_path):
+    path = tmp_path / "device.json"
+    path.write_text(invented(wanted_shapes(tiny_model(), (3, 16, 16)), block=2).to_json())
+    given = job(device=str(path))
+    for output in (None, OutputFolder(tmp_path / "out")):
+        check_start(given, output, given.noted())
+    path.write_text(invented(wanted_shapes(tiny_model(), (3, 24, 24)), block=2).to_json())
+    refused(given, tmp_path / "out", PlanError, "profile it again")
+    with pytest.raises(PlanError, match="profile it again"):
+        check_start(given, None, given.noted())
+    path.write_text("{}")
+    refused(given, tmp_path / "out", ConfigError, "not a table of times")
+    path.unlink()
+    refused(given, tmp_path / "out", ConfigError, r"device\.json: cannot be read")
