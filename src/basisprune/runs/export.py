@@ -25,6 +25,7 @@ from basisprune.results import DeliveredFile, RunSummary, RuntimeRow
 from basisprune.runs.accuracy import Judgement, Part, accuracy_on, is_own, is_prepared, parts_of
 from basisprune.runs.load import FileModel, Loaded, load_any
 from basisprune.runs.output import REPORT, SUMMARY
+from basisprune.runs.verdict import promise_of, with_promises
 
 _CHECKED, _CALIBRATION, _BATCH = 64, 256, 32
 _HELD_OUT: tuple[Role, ...] = ("test", "confirm", "val", "train")
@@ -201,6 +202,7 @@ def _note(folder: Path, rows: tuple[RuntimeRow, ...], listener: Listener) -> Non
     measured = {row.name for row in rows}
     others = tuple(row for row in summary.runtimes if row.name not in measured and (folder / row.file).is_file())
     summary = replace(summary, runtimes=(*rows[:-1], *others, rows[-1]), files=_noted(folder, rows, summary))
+    summary = with_promises(summary)
     try:
         write_report(summary, folder / REPORT)
     except MissingExtraError as error:
@@ -217,11 +219,22 @@ def _noted(folder: Path, rows: tuple[RuntimeRow, ...], summary: RunSummary) -> d
             row = next((row for row in rows if row.file == first), None)
             if row is None or (first in files and files[first].sha256 == file_digest(folder / first)):
                 continue
-            files[first] = _described(folder / first, runtime.what, row)
-            files |= {name: _described(folder / name, f"belongs to {first}") for name in rest}
+            files[first] = _described(folder / first, runtime.what, summary, row)
+            files |= {name: _described(folder / name, f"belongs to {first}", summary) for name in rest}
     return files
 
 
-def _described(path: Path, what: str, row: RuntimeRow | None = None) -> DeliveredFile:
+def _described(path: Path, what: str, summary: RunSummary, row: RuntimeRow | None = None) -> DeliveredFile:
+    """The new file, which nobody has tested; what broke the budget in the one that it replaces still counts."""
     accuracy, interval = (None, None) if row is None else (row.accuracy, row.interval)
-    return DeliveredFile(path.stat().st_size, what, accuracy, interval, sha256=file_digest(path))
+    old = summary.files.get(path.name)
+    return DeliveredFile(
+        path.stat().st_size,
+        what,
+        accuracy,
+        interval,
+        sha256=file_digest(path),
+        promise=promise_of(path.name, summary),
+        fault="" if old is None else old.fault,
+        exported=True,
+    )
