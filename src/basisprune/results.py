@@ -123,6 +123,7 @@ class DeliveredFile:
 
     `promise` says of an ONNX file of a run with an accuracy budget whether it is certified to keep to it, and `test` is
     that of a file that was tested on its own. `fault` says how it breaks the budget, by the images that search.
+    `exported` means that `basisprune export` wrote it, not the run.
     """
 
     bytes: int
@@ -133,6 +134,7 @@ class DeliveredFile:
     test: Test | None = None
     promise: Literal["certified", "estimated"] | None = None
     fault: str = ""
+    exported: bool = False
 
 
 @dataclass(frozen=True)

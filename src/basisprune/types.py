@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Literal, Self, TypeAlias, TypeVar
 
 from basisprune.errors import ConfigError, PlanError
 
@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 Option: TypeAlias = str | int | float | bool | None
 """What a plan says of how it was made."""
+
+Part: TypeAlias = Literal["train", "val", "confirm", "test", "all"]
+"""Which images of a run to judge by."""
 
 Value = TypeVar("Value", bound="JsonValue")
 _WHITEST = 65535  # of 16 bits

@@ -14,12 +14,15 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
 from typer.core import TyperGroup
 
 from basisprune.listener import Silence
+
+if TYPE_CHECKING:
+    from torch import nn
 
 FAILED, NOT_KEPT, INTERRUPTED = 1, 3, 130
 _RESUMES = "run the same command again to resume"
@@ -311,3 +314,17 @@ Strict = Annotated[
 ]
 Limit = Annotated[int | None, typer.Option(help="Train on at most this many images.")]
 Seed = Annotated[int, typer.Option(help="Random seed for the split, initialisation and training.")]
+
+
+def named_network(model: str, size: int | None, classes: int, trust_code: bool) -> nn.Module:
+    """The network in a folder, or a new one by name."""
+    from basisprune.errors import ModelError
+    from basisprune.runs.load import FileModel, load_any
+    from basisprune.transfer.model import transfer_model
+
+    if not Path(model).exists():
+        return transfer_model(model, classes, input_size=size)
+    network = load_any(model, trust_remote_code=trust_code).model
+    if isinstance(network, FileModel):
+        raise ModelError(f"{model}: the layers of an exported file cannot be listed; pass the model/ folder next to it")
+    return network

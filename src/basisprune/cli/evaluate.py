@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from basisprune.cli.common import ConfigFile, Json, Teller, TrustCode, show_json, told_errors
-
-Part = Literal["train", "val", "confirm", "test", "all"]
+from basisprune.types import Part
 
 
 def evaluate(

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from basisprune.cli.common import ConfigFile, Json, TrustCode, show_json, told_errors
+from basisprune.cli.common import ConfigFile, Json, TrustCode, named_network, show_json, told_errors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,7 +39,7 @@ def inspect(
         from basisprune.report import layer_table
         from basisprune.transfer.model import spec_of
 
-        network = _network(model, size, classes, trust_code)
+        network = named_network(model, size, classes, trust_code)
         spec = spec_of(network)
         shape = spec.shape if size is None else (spec.channels, size, size)
         report = joined_report(network, shape)
@@ -52,20 +51,6 @@ def inspect(
     for row in times:
         each = 1000 * row.seconds / row.batch_size
         typer.echo(f"{row.backend}, batch {row.batch_size}: {each:.2f} ms per image, one thread")
-
-
-def _network(model: str, size: int | None, classes: int, trust_code: bool) -> nn.Module:
-    """The network in a folder, or a new one by name."""
-    from basisprune.errors import ModelError
-    from basisprune.runs.load import FileModel, load_any
-    from basisprune.transfer.model import transfer_model
-
-    if not Path(model).exists():
-        return transfer_model(model, classes, input_size=size)
-    network = load_any(model, trust_remote_code=trust_code).model
-    if isinstance(network, FileModel):
-        raise ModelError(f"{model}: the layers of an exported file cannot be listed; pass the model/ folder next to it")
-    return network
 
 
 def _latency(network: nn.Module, shape: tuple[int, ...]) -> Sequence[Latency]:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from basisprune.cli.common import tell, told_errors
+from basisprune.cli.common import named_network, tell, told_errors
 
 
 def profile(
@@ -102,13 +102,12 @@ def _from_model(
     *,
     trust_code: bool,
 ) -> None:
-    from basisprune.cli.inspect import _network
     from basisprune.deploy.layer_models import SCRIPT, write_layer_models
     from basisprune.deploy.timing import profile_here, wanted_shapes
     from basisprune.files import user_path, write_text
     from basisprune.transfer.model import spec_of
 
-    network = _network(name, size, 10, trust_code)
+    network = named_network(name, size, 10, trust_code)
     spec = spec_of(network)
     shapes = wanted_shapes(network, spec.shape if size is None else (spec.channels, size, size))
     threads, batch = setting

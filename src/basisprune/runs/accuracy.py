@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +19,7 @@ from basisprune.runs.load import Loaded
 from basisprune.runs.output import is_loadable, same_data
 from basisprune.training.intervals import wilson_interval
 from basisprune.training.predict import predict
-from basisprune.types import dotted
-
-Part: TypeAlias = Literal["train", "val", "confirm", "test", "all"]
+from basisprune.types import Part, dotted
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,10 @@ from accelerate import PartialState
 from pydantic import JsonValue
 from torch import nn
 
-from basisprune.budget.certify import Standard, Status
+from basisprune.budget.certify import Standard
 from basisprune.data import Splits
 from basisprune.deploy.bundle import save_pretrained
+from basisprune.deploy.bundle.files import TENSORS
 from basisprune.deploy.export import evaluate_onnx
 from basisprune.deploy.export.onnx import ONNX_RUNTIME
 from basisprune.deploy.export.runtime import has_onnx
@@ -32,19 +33,20 @@ from basisprune.runs.certifying import NO_FILES, Files
 from basisprune.runs.exporting import Exporter
 from basisprune.runs.output import BUNDLE, CHECKSUMS, INT8, ONNX, REPORT, SUMMARY
 from basisprune.runs.summary import rounds
+from basisprune.runs.verdict import ONNX_FILES, promise_of, with_promises
 from basisprune.states import Plan
 from basisprune.training.intervals import wilson_interval
 from basisprune.transfer.model import spec_of
 
 _BATCHES = (1, 32)
-# What `basisprune export` writes for other runtimes.
-_EXPORTED = tuple(
-    name
+_WEIGHTS = f"{BUNDLE}/{TENSORS}"
+# What this and `basisprune export` write for runtimes, with a few words about each.
+_EXPORTED = {
+    name: runtime.what if place == 0 else f"belongs to {runtime.files(stem)[0]}"
     for runtime in RUNTIMES.values()
     for stem in (STEM, INT8_STEM)
-    for name in runtime.files(stem)
-    if name not in (ONNX, INT8)
-)
+    for place, name in enumerate(runtime.files(stem))
+}
 _SECONDS = 30.0  # time limit for comparing latencies
 T = TypeVar("T")
 
@@ -94,12 +96,14 @@ def deliver(summary: RunSummary, delivery: Delivery, folder: Path, listener: Lis
     if not PartialState().is_main_process:
         return summary
     folder.mkdir(parents=True, exist_ok=True)
-    before = _summary_in(folder)
+    earlier = _Earlier.of(folder)
     (folder / SUMMARY).unlink(missing_ok=True)  # its presence means that the others are complete
-    summary = replace(summary, files=_write_models(summary, delivery, folder, listener))
-    summary = _with_exports(summary, before, folder)
-    summary = replace(summary, verdict=_verdict(summary))
-    _remove_stale(folder, summary.files)
+    summary = with_promises(replace(summary, files=_describe_onnx(summary, delivery, folder, listener)))
+    summary = _with_bundle(summary, delivery, folder, listener)
+    written, summary = set(summary.files), with_promises(earlier.exports_for(summary, folder))
+    _remove_stale(folder, summary.files, listener)
+    if (summary.files.keys() - written) & set(ONNX_FILES):  # the bundle tells of those that stay too
+        summary = _with_bundle(summary, delivery, folder, listener)
     summary = replace(summary, latency=_latency(delivery, folder, listener))
     try:
         write_report(summary, folder / REPORT)
@@ -110,29 +114,28 @@ def deliver(summary: RunSummary, delivery: Delivery, folder: Path, listener: Lis
     return summary
 
 
-def _write_models(
+def _describe_onnx(
     summary: RunSummary, delivery: Delivery, folder: Path, listener: Listener
 ) -> dict[str, DeliveredFile]:
-    exported = {
-        name: replace(about, sha256=file_digest(folder / name), promise=_promise(name, summary, delivery))
-        for name, about in _write_onnx(delivery, folder, listener).items()
-    }
-    for name, about in exported.items():
+    """The ONNX files, written and described: their checksums, and what is promised of them."""
+    files: dict[str, DeliveredFile] = {}
+    for name, about in _write_onnx(delivery, folder, listener).items():
+        promise = promise_of(name, summary, certified=name in delivery.files.certified)
+        files[name] = replace(about, sha256=file_digest(folder / name), promise=promise)
         if about.fault:
             listener.say(f"{name}: {about.fault}")
-    sums = {name: about.sha256 for name, about in exported.items()}
+    return files
+
+
+def _with_bundle(summary: RunSummary, delivery: Delivery, folder: Path, listener: Listener) -> RunSummary:
+    """The summary with the bundle, written last of the models, because it has the verdict and all checksums."""
+    files = {name: about for name, about in summary.files.items() if name != BUNDLE}
+    sums = {name: files[name].sha256 for name in ONNX_FILES if name in files}
     if not _written(BUNDLE, listener, lambda: _save_bundle(summary, delivery, folder / BUNDLE, sums)):
-        return exported
-    weights = folder / BUNDLE / "model.safetensors"
-    size, said = weights.stat().st_size, "for Python: basisprune.from_pretrained"
-    return {BUNDLE: DeliveredFile(size, said, sha256=file_digest(weights)), **exported}
-
-
-def _promise(name: str, summary: RunSummary, delivery: Delivery) -> Status | None:
-    """What is promised of a file; None where the budget is not about accuracy, and of the unpruned network itself."""
-    if summary.certificate is None or (name == ONNX and summary.candidates and summary.candidates[0].chosen):
-        return None
-    return "certified" if name in delivery.files.certified else "estimated"
+        return replace(summary, files=files)
+    size, said = (folder / _WEIGHTS).stat().st_size, "for Python: basisprune.from_pretrained"
+    bundle = DeliveredFile(size, said, sha256=file_digest(folder / _WEIGHTS))
+    return replace(summary, files={BUNDLE: bundle, **files})
 
 
 def _write_onnx(delivery: Delivery, folder: Path, listener: Listener) -> dict[str, DeliveredFile]:
@@ -144,34 +147,61 @@ def _write_onnx(delivery: Delivery, folder: Path, listener: Listener) -> dict[st
     return files
 
 
-def _summary_in(folder: Path) -> RunSummary | None:
-    """The summary of an earlier start of the run, if there is one."""
-    try:
-        return RunSummary.read(folder / SUMMARY)
-    except CheckpointError:
-        return None
+@dataclass(frozen=True)
+class _Earlier:
+    """What an earlier start of the run left in the folder: its summary, and the checksum of its bundle's weights."""
+
+    summary: RunSummary | None
+    weights: str | None
+
+    @classmethod
+    def of(cls, folder: Path) -> _Earlier:
+        """What is there; without a summary, for instance because that start was killed, the bundle itself tells."""
+        try:
+            summary = RunSummary.read(folder / SUMMARY)
+        except CheckpointError:
+            path = folder / _WEIGHTS
+            return cls(None, file_digest(path) if path.is_file() else None)
+        bundle = summary.files.get(BUNDLE)
+        return cls(summary, None if bundle is None else bundle.sha256)
+
+    def exports_for(self, summary: RunSummary, folder: Path) -> RunSummary:
+        """The new summary with what was exported before, if it was the same network."""
+        bundle = summary.files.get(BUNDLE)
+        if bundle is None or bundle.sha256 != self.weights:
+            return summary
+        there = [name for name in _EXPORTED if name not in summary.files and (folder / name).is_file()]
+        if self.summary is None:
+            kept = {name: _described(folder / name, summary) for name in there}
+            return replace(summary, files={**summary.files, **kept})
+        known = self.summary.files
+        kept = {name: known[name] for name in there if name in known and _is_export(name, known[name])}
+        rows = tuple(
+            row for row in self.summary.runtimes if not row.file or row.file in kept or row.file in summary.files
+        )
+        return replace(summary, files={**summary.files, **kept}, runtimes=rows if kept else ())
 
 
-def _with_exports(summary: RunSummary, before: RunSummary | None, folder: Path) -> RunSummary:
-    """The summary with what was exported for other runtimes before, if it was the same network."""
-    weights = summary.files.get(BUNDLE)
-    old = None if before is None else before.files.get(BUNDLE)
-    if before is None or old is None or weights is None or old.sha256 != weights.sha256:
-        return summary
-    kept = {
-        name: about
-        for name, about in before.files.items()
-        if name in _EXPORTED and name not in summary.files and (folder / name).is_file()
-    }
-    rows = tuple(row for row in before.runtimes if not row.file or row.file in kept or row.file in summary.files)
-    return replace(summary, files={**summary.files, **kept}, runtimes=rows if kept else ())
+def _is_export(name: str, about: DeliveredFile) -> bool:
+    """Whether `basisprune export` wrote the file; ONNX files may be the run's own."""
+    return about.exported or name not in ONNX_FILES
 
 
-def _remove_stale(folder: Path, files: Mapping[str, DeliveredFile]) -> None:
-    """Removes files of an earlier start of the run that this one did not rewrite."""
-    for name in (ONNX, INT8, *_EXPORTED):
-        if name not in files:
-            (folder / name).unlink(missing_ok=True)
+def _described(path: Path, summary: RunSummary) -> DeliveredFile:
+    """An export that no summary tells of."""
+    promise = promise_of(path.name, summary)
+    return DeliveredFile(
+        path.stat().st_size, _EXPORTED[path.name], sha256=file_digest(path), promise=promise, exported=True
+    )
+
+
+def _remove_stale(folder: Path, files: Mapping[str, DeliveredFile], listener: Listener) -> None:
+    """Removes files of an earlier start of the run that this one did not rewrite, and says so."""
+    stale = [name for name in _EXPORTED if name not in files and (folder / name).is_file()]
+    for name in stale:
+        (folder / name).unlink()
+    if stale:
+        listener.say(f"removed {', '.join(stale)}: of an earlier start, and not asked for now or of another network")
 
 
 def _written(name: str, listener: Listener, write: Callable[[], T]) -> T | None:
@@ -232,20 +262,6 @@ def _int8_file(delivery: Delivery, source: Path) -> DeliveredFile:
     interval = wilson_interval(round(found.accuracy * found.count), found.count)
     size, fault = small.stat().st_size, "" if INT8 in files.certified else made.fault
     return DeliveredFile(size, made.what, found.accuracy, interval, test=files.int8_test, fault=fault)
-
-
-def _verdict(summary: RunSummary) -> str:
-    """The verdict, with what is to be said of the int8 file."""
-    said, small = summary.verdict, summary.files.get(INT8)
-    if small is None or small.promise != "estimated":
-        return said
-    if small.fault:
-        more = f"Warning: {INT8} is not within the budget: {small.fault}."
-    elif summary.certificate is None or not summary.certificate.certified:
-        return said  # as all is
-    else:
-        more = f"{INT8} is estimated, not certified{'' if small.test is None else ': its test failed'}."
-    return said if more in said else f"{said} {more}"
 
 
 def _latency(delivery: Delivery, folder: Path, listener: Listener) -> LatencyReport:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from basisprune.data import LabelledImages, make_loader
+from basisprune.data import LabelledImages
 from basisprune.data.load import Source, read_parts
 from basisprune.data.manifest import IMAGES, Role, read_manifest
 from basisprune.data.reading import Reading
@@ -22,12 +22,16 @@ from basisprune.files import file_digest, locked, user_path
 from basisprune.listener import Listener, Silence
 from basisprune.report.html import write_report
 from basisprune.results import DeliveredFile, RunSummary, RuntimeRow
-from basisprune.runs.accuracy import Judgement, Part, accuracy_on, is_own, is_prepared, parts_of
+from basisprune.runs.accuracy import Judgement, accuracy_on, is_own, is_prepared, parts_of
+from basisprune.runs.exporting import BATCH, calibration_batches
 from basisprune.runs.load import FileModel, Loaded, load_any
 from basisprune.runs.output import REPORT, SUMMARY
+from basisprune.runs.verdict import promise_of, with_promises
+from basisprune.types import Part
 
-_CHECKED, _CALIBRATION, _BATCH = 64, 256, 32
-_HELD_OUT: tuple[Role, ...] = ("test", "confirm", "val", "train")
+_CHECKED = 64
+_SEEN: tuple[Role, ...] = ("val", "train")
+_HELD_OUT: tuple[Role, ...] = ("test", "confirm", *_SEEN)
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,8 @@ def export_result(
 
     `result` is the output folder of `compress` or `train`, or a bundle, and `to` a name in `RUNTIMES`. The files are
     written next to the others, or to another folder; the outputs are compared with PyTorch's on images of the run, and
-    the accuracy on its test images is measured by the runtime itself. All are timed in turns. If the files are in the
+    the accuracy on its test images, or on those that searched if the run was stopped, is measured by the runtime
+    itself. All are timed in turns. If the files are in the
     folder of a run with a summary, that and the report have the rows too.
 
     Raises ConfigError for an unknown runtime, for int8 without images or where there is none, and for files that are
@@ -93,10 +98,11 @@ class _Work:
         own_source = str(loaded.settings["data"]) if self.own else None
         self.source: Source | None = own_source if options.data is None else options.data
         known = () if self.source is None else self._known_parts(self.source)
-        self.judged: Part = next((role for role in _HELD_OUT if role in known), "all")
+        roles = _may_judge(loaded.folder or Path()) if self.own else _HELD_OUT
+        self.judged: Part = next((role for role in roles if role in known), "all")
         images = None if self.source is None else self._images("train" if "train" in known else "all")
-        self.calibration = [] if images is None else _batches(images, _CALIBRATION)
-        self.checks = self.calibration[: _CHECKED // _BATCH]
+        self.calibration = [] if images is None else calibration_batches(images)
+        self.checks = self.calibration[: _CHECKED // BATCH]
         self.in_pytorch = self._accuracy(loaded)  # before anything is written: images may not fit
         if self.source is None:
             listener.say(
@@ -169,13 +175,21 @@ def _judged(row: RuntimeRow, found: Judgement | None) -> RuntimeRow:
     return replace(row, accuracy=found.accuracy, interval=found.interval, images=found.images)
 
 
-def _batches(images: LabelledImages, count: int) -> list[Tensor]:
-    batches: list[Tensor] = []
-    for batch, _ in make_loader(images, _BATCH, shuffle=True, seed=0):
-        batches.append(batch)
-        if _count(batches) >= count:
-            break
-    return batches
+def _may_judge(folder: Path) -> tuple[Role, ...]:
+    """The parts of the run's images that may be looked at, the best first.
+
+    A run that was stopped, or is not finished, may go on and look at its test images then; the confirming ones may
+    certify a later `compress`, unless they have been looked at.
+    """
+    if not (folder / SUMMARY).is_file():
+        return _SEEN
+    try:
+        summary = RunSummary.read(folder / SUMMARY)
+    except CheckpointError:  # that of `train`, or damaged
+        return ("test", *_SEEN)
+    if summary.interrupted:
+        return _SEEN
+    return ("test", *_SEEN) if summary.certificate is None else _HELD_OUT
 
 
 def _count(batches: list[Tensor]) -> int:
@@ -201,6 +215,7 @@ def _note(folder: Path, rows: tuple[RuntimeRow, ...], listener: Listener) -> Non
     measured = {row.name for row in rows}
     others = tuple(row for row in summary.runtimes if row.name not in measured and (folder / row.file).is_file())
     summary = replace(summary, runtimes=(*rows[:-1], *others, rows[-1]), files=_noted(folder, rows, summary))
+    summary = with_promises(summary)
     try:
         write_report(summary, folder / REPORT)
     except MissingExtraError as error:
@@ -217,11 +232,22 @@ def _noted(folder: Path, rows: tuple[RuntimeRow, ...], summary: RunSummary) -> d
             row = next((row for row in rows if row.file == first), None)
             if row is None or (first in files and files[first].sha256 == file_digest(folder / first)):
                 continue
-            files[first] = _described(folder / first, runtime.what, row)
-            files |= {name: _described(folder / name, f"belongs to {first}") for name in rest}
+            files[first] = _described(folder / first, runtime.what, summary, row)
+            files |= {name: _described(folder / name, f"belongs to {first}", summary) for name in rest}
     return files
 
 
-def _described(path: Path, what: str, row: RuntimeRow | None = None) -> DeliveredFile:
+def _described(path: Path, what: str, summary: RunSummary, row: RuntimeRow | None = None) -> DeliveredFile:
+    """The new file, which nobody has tested; what broke the budget in the one that it replaces still counts."""
     accuracy, interval = (None, None) if row is None else (row.accuracy, row.interval)
-    return DeliveredFile(path.stat().st_size, what, accuracy, interval, sha256=file_digest(path))
+    old = summary.files.get(path.name)
+    return DeliveredFile(
+        path.stat().st_size,
+        what,
+        accuracy,
+        interval,
+        sha256=file_digest(path),
+        promise=promise_of(path.name, summary),
+        fault="" if old is None else old.fault,
+        exported=True,
+    )

@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from basisprune.budget.certify import Standard
-from basisprune.data import Splits, make_loader, prepare
+from basisprune.data import LabelledImages, Splits, make_loader, prepare
 from basisprune.deploy.export import OnnxReport, export_onnx
 from basisprune.deploy.export.evaluating import as_pixels, predict_onnx
 from basisprune.deploy.export.quantise import Quantised, quantise_within
@@ -17,6 +17,7 @@ from basisprune.training.predict import predict
 from basisprune.transfer.model import spec_of
 from basisprune.types import InputSpec
 
+BATCH = 32
 _CALIBRATION = 256
 
 
@@ -91,11 +92,18 @@ class Exporter:
 
     def _calibration(self, spec: InputSpec) -> list[Tensor]:
         """Batches of training images as the exported graph expects them: uint8 pixels (N, H, W, C), or prepared."""
-        batches, seen = [], 0
-        for images, _ in make_loader(self.data.train, 32, shuffle=True, seed=0):
-            given = prepare(images, spec, prepared=True).contiguous() if self.prepared else as_pixels(images, spec)
-            batches.append(given)
-            seen += len(images)
-            if seen >= _CALIBRATION:
-                break
-        return batches
+        return [
+            prepare(images, spec, prepared=True).contiguous() if self.prepared else as_pixels(images, spec)
+            for images in calibration_batches(self.data.train)
+        ]
+
+
+def calibration_batches(images: LabelledImages) -> list[Tensor]:
+    """Batches of a few hundred of the images, as they are, drawn at random; the same each time."""
+    batches, seen = [], 0
+    for batch, _ in make_loader(images, BATCH, shuffle=True, seed=0):
+        batches.append(batch)
+        seen += len(batch)
+        if seen >= _CALIBRATION:
+            break
+    return batches

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 from bundles import content
 from commands import invoke
 
+from basisprune.data.manifest import read_manifest
 from basisprune.results import RunSummary
 
 
@@ -57,6 +59,15 @@ def test_a_bundle_without_its_images_is_compared_on_random_ones(result, photos, 
     done = invoke("export", bundle, "--to", "torch", "--data", photos, "--json")
     assert [row["images"] for row in json.loads(done.stdout)] == [120, 120]
     assert (bundle / "model.pt2").is_file()
+
+
+def test_the_test_images_of_a_run_that_was_stopped_are_not_looked_at(result):
+    known = RunSummary.read(result / "summary.json")
+    replace(known, interrupted=True).write(result / "summary.json")
+    parts = read_manifest(result / "images.json").parts
+    done = invoke("export", result, "--to", "torch", "--json")
+    assert done.exit_code == 0, done.output
+    assert {row["images"] for row in json.loads(done.stdout)} == {len(parts["val"])} != {len(parts["test"])}
 
 
 def test_what_cannot_be_exported_is_refused_and_nothing_is_written(result, photos, tmp_path, monkeypatch):

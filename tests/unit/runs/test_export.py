@@ -1,0 +1,67 @@
+"""Laws of exporting a result: which images may judge it, and what its summary says of a file that was replaced."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from summaries import summary
+
+from basisprune.budget.certify import Certificate, Test
+from basisprune.files import digest
+from basisprune.listener import Silence
+from basisprune.results import DeliveredFile, RunSummary, RuntimeRow
+from basisprune.runs.export import _may_judge, _note
+
+CERTIFIED = Certificate("certified", 0.95, "accuracy", 1000, "")
+FOUND = summary(files={}, runtimes=[], headline="90 % removed, certified: a loss of at most 1 point")
+PYTORCH = RuntimeRow("eager", "PyTorch", "", 8, 1.0, 0.1, 1)
+
+
+def test_images_that_a_run_has_yet_to_look_at_do_not_judge_an_export(tmp_path):
+    path = tmp_path / "summary.json"
+    assert _may_judge(tmp_path) == ("val", "train")  # it is not finished
+    path.write_text("of train")
+    assert _may_judge(tmp_path) == ("test", "val", "train")
+    for certificate, interrupted, parts in (
+        (CERTIFIED, False, ("test", "confirm", "val", "train")),
+        (CERTIFIED, True, ("val", "train")),
+        (None, False, ("test", "val", "train")),
+        (None, True, ("val", "train")),
+    ):
+        replace(FOUND, certificate=certificate, interrupted=interrupted).write(path)
+        assert _may_judge(tmp_path) == parts
+
+
+@pytest.mark.parametrize("changed", [True, False])
+@pytest.mark.parametrize("name", ["model.onnx", "model.int8.onnx"])
+def test_a_file_written_over_a_tested_one_is_estimated_and_keeps_its_fault(tmp_path, name, changed):
+    passed = Test(3, "file", 0.95, 0.95, 0.01, 0.01, 1, 1, True)
+    old = DeliveredFile(3, "a file", sha256=digest(b"old"), test=passed, promise="certified")
+    found = replace(FOUND, files={name: old}, certificate=CERTIFIED, require_certified=True)
+    assert found.fulfilled
+    found.write(tmp_path / "summary.json")
+    (tmp_path / name).write_bytes(b"new" if changed else b"old")
+    _note(tmp_path, (RuntimeRow("onnx", "ONNX", name, 3, 1.0, 0.1, 1), PYTORCH), Silence())
+    noted = RunSummary.read(tmp_path / "summary.json")
+    if not changed:
+        assert (noted.files, noted.verdict, noted.headline) == (found.files, found.verdict, found.headline)
+        return
+    about = noted.files[name]
+    assert (about.promise, about.test, about.exported, noted.fulfilled) == ("estimated", None, True, False)
+    assert f"{name} is estimated, not certified." in noted.verdict
+    assert noted.headline.endswith(f"; {name} is not")
+    assert noted.headline in (tmp_path / "report.html").read_text()
+    faulty = replace(found, files={name: replace(old, promise="estimated", fault="it is bad")}, require_certified=False)
+    faulty.write(tmp_path / "summary.json")
+    _note(tmp_path, (RuntimeRow("onnx", "ONNX", name, 3, 1.0, 0.1, 1), PYTORCH), Silence())
+    noted = RunSummary.read(tmp_path / "summary.json")
+    assert (noted.files[name].fault, noted.fulfilled) == ("it is bad", False)
+
+
+def test_files_for_other_runtimes_promise_nothing(tmp_path):
+    replace(FOUND, certificate=CERTIFIED, require_certified=True).write(tmp_path / "summary.json")
+    (tmp_path / "model.pt2").write_bytes(b"new")
+    _note(tmp_path, (RuntimeRow("torch", "torch.export", "model.pt2", 3, 1.0, 0.1, 1), PYTORCH), Silence())
+    noted = RunSummary.read(tmp_path / "summary.json")
+    assert (noted.files["model.pt2"].promise, noted.fulfilled, noted.verdict) == (None, True, FOUND.verdict)
