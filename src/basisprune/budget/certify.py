@@ -105,7 +105,7 @@ class Test:
 class Certificate:
     """What is known of the budget at the end: "certified" by a test on images nobody had seen, or "estimated".
 
-    `tests` are in the order in which they were made, from the largest candidate to the smallest: the first that fails
+    `tests` are in the order in which they were made, from the largest or slowest candidate on: the first that fails
     ends them, so that all together err with at most 1 - `confidence`. `reason` says why nothing is certified, and
     `computed_by` which program ran the networks.
     """
@@ -252,7 +252,7 @@ class Entry:
 
 
 def in_order(entries: Sequence[Entry]) -> list[int]:
-    """The places of the candidates in the order in which they are tested, from the largest to the smallest.
+    """The places of the candidates in the order in which they are tested, from the largest or slowest to the smallest.
 
     One that is at least as large as another and not more likely to pass is left out: its failure would end the
     tests before a better one had its turn (the Pareto front, as in Pareto Testing; Laufer-Goldshtein et al., 2023).

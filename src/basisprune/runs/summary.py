@@ -17,8 +17,10 @@ from torch import Tensor, nn
 from basisprune.basis.layers import BasisPair
 from basisprune.budget import Budget, Goal
 from basisprune.budget.certify import Certificate
+from basisprune.budget.planning import CostPlanner
 from basisprune.candidates import Found, share
 from basisprune.data import LabelledImages
+from basisprune.deploy.export.runtime import has_onnx
 from basisprune.deploy.latency import measure_latency
 from basisprune.deploy.layer_costs import layer_reports, weight_bytes
 from basisprune.importance import taylor_scores
@@ -35,6 +37,7 @@ from basisprune.results import (
     RunSummary,
     Side,
 )
+from basisprune.runs.certifying import ONNX_RUNTIME, PYTORCH
 from basisprune.runs.job import Job
 from basisprune.runs.output import versions
 from basisprune.torchkit.surgery import find_layers
@@ -59,7 +62,6 @@ def summarise(job: Job, pipeline: Pipeline, found: Found, command: str) -> RunSu
         for index, (trial, latency) in enumerate(zip(found.trials, latencies, strict=True))
     )
     sides = tuple(_side(rows[index], found.trials[index].deployed) for index in (0, found.chosen))
-    by_budget = found.candidates[0].latency_ms is not None
     seen = _held_out(found, pipeline)
     test, confusion, changed = _on_test(seen, pipeline, sides)
     losses = class_losses(seen, pipeline.splits.classes, job.config.goal, job.config.promise.metric)
@@ -79,7 +81,7 @@ def summarise(job: Job, pipeline: Pipeline, found: Found, command: str) -> RunSu
         classes=tuple(pipeline.splits.classes),
         reference=sides[0],
         candidates=rows,
-        latency_by="the runtime of the budget" if by_budget else "PyTorch",
+        latency_by=latency_by(found, pipeline.planner),
         layers=tuple(layer_reports(found.state.model, found.trials[found.chosen].deployed)),
         importance=_importance(pipeline.start(job.config.framework).model, pipeline),
         test=test,
@@ -254,6 +256,15 @@ def _latencies(found: Found, pipeline: Pipeline) -> list[float]:
     repeats = rounds(models, shape, seconds=_SECONDS)
     report = measure_latency(models, shape, batch_sizes=(1,), backends=("eager",), repeats=repeats)
     return [1000 * row.seconds for row in report.rows]
+
+
+def latency_by(found: Found, planner: CostPlanner | None) -> str:
+    """What the latencies of the candidates are of: a program on this machine, or another device."""
+    if any(candidate.latency_ms is None for candidate in found.candidates):
+        return PYTORCH
+    if planner is not None and planner.elsewhere and planner.table is not None:
+        return planner.table.device
+    return ONNX_RUNTIME if has_onnx() else PYTORCH
 
 
 def rounds(models: Mapping[str, nn.Module], shape: Sequence[int], *, images: int = 1, seconds: float) -> int:

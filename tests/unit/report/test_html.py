@@ -223,6 +223,45 @@ def test_a_search_that_chose_nothing_shows_what_it_tried():
     assert "training-loss" not in page.ids()
 
 
+@pytest.mark.parametrize(
+    ("config", "order"),
+    [
+        ({}, "from the largest to the smallest"),
+        ({"optimize": "params"}, "from the largest to the smallest"),
+        ({"optimize": "macs"}, "from the most multiply-adds to the fewest"),
+        ({"optimize": "latency"}, "from the slowest to the fastest"),
+    ],
+)
+def test_the_order_of_the_tests_is_by_what_the_result_is_to_have_least_of(config, order):
+    test = {
+        "index": 1,
+        "name": "half",
+        "before": 0.9,
+        "after": 0.9,
+        "bound": 0.01,
+        "p_value": 0.01,
+        "lost": 5,
+        "won": 3,
+    }
+    given = {"status": "certified", "confidence": 0.95, "metric": "accuracy", "images": 800, "computed_by": "PyTorch"}
+    certificate = {**given, "tests": [{**test, "passed": True}]}
+    whole = {**summary().config, **config}
+    assert order in " ".join(Page(render_report(summary(certificate=certificate, config=whole))).text.split())
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({}, "measured for one image in a laptop"),
+        ({"device": "d.json"}, "on a laptop, added up from its file of times"),
+    ],
+)
+def test_whose_latency_it_is_is_said(config, said):
+    given = {"latency_by": "a laptop", "config": {**summary().config, **config}}
+    for result in (summary(**given), summary(**given, latency=None, test=None)):
+        assert " ".join(Page(render_report(result)).text.split()).count(said) == 1
+
+
 def test_the_certificate_and_its_tests_are_on_the_page():
     test = {"index": 3, "name": "half", "before": 0.97, "after": 0.968, "bound": 0.009, "p_value": 0.02}
     tests = [test | {"lost": 9, "won": 7, "passed": True}]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,9 +13,11 @@ from torch import nn
 
 from basisprune.budget import Budget, Goal, Ratios
 from basisprune.budget.certify import Certificate, Promise, Standard, Test
+from basisprune.budget.planning import CostPlanner
 from basisprune.candidates import Candidate, Found, Size, Trial
 from basisprune.data import ArrayImages, Splits
 from basisprune.frameworks import DECOMPOSED
+from basisprune.joint_plan.times import TimeTable
 from basisprune.results import Side
 from basisprune.runs import summary
 from basisprune.runs.options import RunConfig
@@ -24,6 +27,7 @@ from basisprune.runs.summary import (
     class_losses,
     headline,
     kept_to_budget,
+    latency_by,
     picture_of,
     rounds,
     verdict,
@@ -89,6 +93,20 @@ LARGE = " This is the smallest candidate, and it is still larger than requested.
 def test_the_verdict_says_what_came_out_and_whether_that_was_asked_for(found, kept, said):
     assert kept_to_budget(*found) == kept
     assert said is None or verdict(*found) == said
+
+
+def test_whose_latency_it_is_is_noted(monkeypatch):
+    _, found = case(DROP, 90_000, 90_000, chosen=1)
+    timed = replace(
+        found, trials=tuple(replace(t, candidate=replace(t.candidate, latency_ms=2.0)) for t in found.trials)
+    )
+    table = TimeTable("onnxruntime", "a laptop", {}, 1, 1, 8, ())
+    here, there = CostPlanner("latency", table), CostPlanner("latency", table, elsewhere=True)
+    monkeypatch.setattr(summary, "has_onnx", lambda: True)
+    assert [latency_by(timed, planner) for planner in (None, here, there)] == ["ONNX Runtime"] * 2 + ["a laptop"]
+    assert latency_by(found, there) == "PyTorch"
+    monkeypatch.setattr(summary, "has_onnx", lambda: False)
+    assert latency_by(timed, None) == "PyTorch"
 
 
 def test_doubts_are_said():
