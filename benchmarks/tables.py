@@ -163,6 +163,8 @@ def latency_section() -> str:
 
 
 def frontier_section() -> str:
+    if not (RESULTS / "frontier.json").exists():
+        return "Not measured yet: `python benchmarks/frontier.py --assets DIR --scratch DIR` does that."
     results = load("frontier")["results"]
     header = ("model", "network", "accuracy", "milliseconds", "speed-up", "gain")
     (ROOT / "docs" / "frontier.svg").write_text(frontier_picture(results))
