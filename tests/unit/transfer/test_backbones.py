@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import sys
+import zipfile
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -66,6 +67,15 @@ def test_a_truncated_file_is_refused(suffix: str, tmp_path: Path) -> None:
     (save_file if suffix == "safetensors" else torch.save)(Tiny().state_dict(), path)
     path.write_bytes(path.read_bytes()[:-200])
     refused("cannot be read, perhaps damaged or cut off", Tiny(), weights=path)
+
+
+def test_a_file_whose_pickle_is_damaged_is_refused(tmp_path: Path) -> None:
+    torch.save(Tiny().state_dict(), tmp_path / "whole.pth")
+    with zipfile.ZipFile(tmp_path / "whole.pth") as whole, zipfile.ZipFile(tmp_path / "w.pth", "w") as damaged:
+        for name in whole.namelist():
+            is_pickle = name.endswith("data.pkl")
+            damaged.writestr(name, b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n)R." if is_pickle else whole.read(name))
+    refused("cannot be read, perhaps damaged.*missing 6 required", Tiny(), weights=tmp_path / "w.pth")
 
 
 def test_weights_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> None:
