@@ -42,12 +42,13 @@ ONNX_RUNTIME, PYTORCH = "ONNX Runtime", "PyTorch"
 class Files:
     """The ONNX files of the network to deliver, as they were tested; None for one that was not made.
 
-    `certified` are the names of those that are certified.
+    The tests are those of files that were not run as a network; `certified` are the names of those that are certified.
     """
 
     onnx: bytes | None = None
     int8: bytes | None = None
     made: Made | None = None
+    onnx_test: Test | None = None
     int8_test: Test | None = None
     certified: frozenset[str] = frozenset()
 
@@ -130,7 +131,7 @@ class Certifier:
         kept = certificate.certified and (
             tests.has_run(source, found.chosen) or tests.passes(ONNX, source, found.chosen)
         )
-        files = Files(source.read_bytes(), certified=frozenset([ONNX] if kept else []))
+        files = Files(source.read_bytes(), onnx_test=tests.of_file(ONNX), certified=frozenset([ONNX] if kept else []))
         if not self.int8:
             return files
         target, standard = source.with_name(INT8), Standard(self.promise, len(tests.images))
@@ -141,8 +142,7 @@ class Certifier:
             return files
         if certificate.certified and tests.passes(INT8, target, found.chosen):
             files = replace(files, certified=files.certified | {INT8})
-        test = tests.tested.files.get(INT8)
-        return replace(files, int8=target.read_bytes(), made=made, int8_test=None if test is None else test.test)
+        return replace(files, int8=target.read_bytes(), made=made, int8_test=tests.of_file(INT8))
 
     def _estimated(self, found: Found, reason: str) -> Certified:
         images = 0 if self.data.confirm is None else len(self.data.confirm)
@@ -215,6 +215,11 @@ class _Tests:
             known = FileTest(content, self._test(index, name, said))
             self._note(self.tested.with_file(name, known))
         return known.test.passed and known.sha256 == content
+
+    def of_file(self, name: str) -> Test | None:
+        """The test of that file; None if it had none of its own."""
+        known = self.tested.files.get(name)
+        return None if known is None else known.test
 
     def exported(self, model: nn.Module, name: str) -> Path | None:
         """The ONNX file of the network, made once; None for one that cannot be exported."""

@@ -141,7 +141,8 @@ def _with_bundle(summary: RunSummary, delivery: Delivery, folder: Path, listener
 def _write_onnx(delivery: Delivery, folder: Path, listener: Listener) -> dict[str, DeliveredFile]:
     files: dict[str, DeliveredFile] = {}
     if delivery.with_onnx and (size := _written(ONNX, listener, lambda: _float_file(delivery, folder / ONNX))):
-        files[ONNX] = DeliveredFile(size, "for ONNX Runtime and others; takes pixels")
+        what, test = "for ONNX Runtime and others; takes pixels", delivery.files.onnx_test
+        files[ONNX] = DeliveredFile(size, what, test=test)
         if delivery.int8 and (about := _written(INT8, listener, lambda: _int8_file(delivery, folder / ONNX))):
             files[INT8] = about
     return files

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ from PIL import Image
 from sources import sizes, write_images
 
 from basisprune.data import ArrayImages, load_data, take
-from basisprune.data.opening import look_at, looks_of, reread, white_of
+from basisprune.data.datasets import base_of
+from basisprune.data.opening import for_each, look_at, looks_of, reread, white_of
 from basisprune.data.reading import Reading
 from basisprune.errors import DataError
 from basisprune.listener import Silence
@@ -124,6 +126,13 @@ def test_nothing_is_looked_at_twice_and_random_numbers_go_on(monkeypatch):
     assert sorted(seen) == list(range(8))
     assert torch.equal(torch.get_rng_state(), state)
     assert looks_of(take(images, [5, 2])) == [images.looks[5], images.looks[2]]
+
+
+def test_files_are_opened_on_several_threads_at_once(tmp_path, monkeypatch):
+    base, _ = base_of(load_data(write_images(tmp_path, {"ant": 10, "bee": 10})).train)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    both = threading.Barrier(2, timeout=60)  # nobody passes alone
+    assert dict(for_each(base, [0, 1, 2, 3], lambda index: both.wait() in (0, 1))) == dict.fromkeys(range(4), True)
 
 
 def test_the_same_images_are_read_at_another_size(tmp_path):

@@ -229,7 +229,7 @@ def test_a_network_that_pytorch_computed_is_no_onnx_file(monkeypatch, tmp_path, 
     assert run.start(search, onnx=False).found.certificate.computed_by == "PyTorch"
     result = run.start(search)
     assert result.found.certificate.computed_by == "PyTorch"
-    assert ("model.onnx" in result.files.certified) == certified
+    assert ("model.onnx" in result.files.certified) == certified == (result.files.onnx_test is not None)
 
 
 def test_a_file_that_is_not_the_one_that_was_tested_is_not_certified(monkeypatch, tmp_path):
