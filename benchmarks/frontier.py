@@ -16,7 +16,9 @@ benchmarks/backbones.py; the scratch folder keeps the trained networks. Writes r
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+import json
+import statistics
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -29,10 +31,11 @@ from common import Cells
 from torch import nn
 
 from basisprune import RECIPES, evaluate, measure, transfer_model
-from basisprune.budget import Ratios
+from basisprune.budget import Optimize, Ratios
 from basisprune.budget.planning import CostPlanner, Scored
+from basisprune.deploy.export.runtime import open_session, to_proto
 from basisprune.deploy.fold import fold
-from basisprune.deploy.latency import measure_latency
+from basisprune.deploy.latency import interleaved, speedup
 from basisprune.deploy.timing import measured_table, wanted_shapes
 from basisprune.errors import TooMuchError
 from basisprune.frameworks import find_framework
@@ -40,13 +43,13 @@ from basisprune.joint_plan import PlanFrontier
 from basisprune.joint_plan.times import TimeTable
 from basisprune.pipeline import Pipeline
 from basisprune.plan import PlanConfig
-from basisprune.states import NOT_AT_ALL, State
+from basisprune.states import NOT_AT_ALL
 from basisprune.types import InputSpec
 
 SIDE, REPEATS, TEST_IMAGES, BASIS_IMAGES, BAR = 128, 31, 1000, 256, 1.25
 SLOWEST = 0.98
 SHARES = (0.2, 0.35, 0.5, 0.65)
-SAVED = {"latency": (0.2, 0.35, 0.5, 0.65), "params": (0.55, 0.75)}
+SAVED: dict[Optimize, tuple[float, ...]] = {"latency": (0.2, 0.35, 0.5, 0.65), "params": (0.55, 0.75)}
 MOVE = find_framework("loss+basis").moves[0]
 
 
@@ -91,54 +94,67 @@ def trained(name: str, assets: Path, scratch: Path) -> Pipeline:
     return stages
 
 
-def networks(stages: Pipeline, table: TimeTable) -> Iterator[tuple[str, nn.Module, nn.Module]]:
-    """Each network by name, as it was pruned and as it is deployed."""
+def networks(stages: Pipeline, table: TimeTable) -> dict[str, Callable[[], nn.Module]]:
+    """What makes each network, by its name."""
     start = stages.dense()
-    example = torch.zeros(1, 3, SIDE, SIDE)
-    yield "dense", start.model, fold(start.model, example, "params")
-    for kind, ratio, model in pruned(stages, start, table):
-        folded = fold(model, example, "latency", times=table) if kind == "latency" else fold(model, example, "params")
-        print(kind, ratio, flush=True)
-        yield f"{kind} {ratio}", model, folded
 
+    def planned(kind: Optimize, ratio: float) -> nn.Module:
+        planner = Planner(kind, table if kind == "latency" else None)
+        if stages.planner is None or stages.planner.optimize != kind:
+            stages.planner, stages._last_frontier = planner, None
+        return stages.prune(start, MOVE, ratio, NOT_AT_ALL).model
 
-def pruned(stages: Pipeline, start: State, table: TimeTable) -> Iterator[tuple[str, float, nn.Module]]:
-    for kind, planner in {"latency": Planner("latency", table), "params": Planner("params")}.items():
-        stages.planner = planner
-        for ratio in SAVED[kind]:
-            try:
-                yield kind, ratio, stages.prune(start, MOVE, ratio, NOT_AT_ALL).model
-            except TooMuchError:
-                break
-    stages.planner = None
-    for ratio in SHARES:
-        try:
-            yield "shares", ratio, stages.remove(start, MOVE, Ratios(ratio, ratio), NOT_AT_ALL).model
-        except TooMuchError:
-            break
+    def shared(ratio: float) -> nn.Module:
+        return stages.remove(start, MOVE, Ratios(ratio, ratio), NOT_AT_ALL).model
+
+    made: dict[str, Callable[[], nn.Module]] = {"dense": lambda: start.model}
+    made |= {f"shares {ratio}": partial(shared, ratio) for ratio in SHARES}
+    made |= {f"{kind} {ratio}": partial(planned, kind, ratio) for kind, ratios in SAVED.items() for ratio in ratios}
+    return made
 
 
 def frontier_of(name: str, assets: Path, scratch: Path) -> dict[str, Any]:
+    """All networks of a model; those that are in the scratch folder already are not made again."""
     stages = trained(name, assets, scratch)
     table = measured_table(wanted_shapes(stages.model, (3, SIDE, SIDE)))
-    rows: dict[str, Any] = {}
-    deployed = {}
     assert stages.splits.test is not None
-    for key, model, folded in networks(stages, table):
-        cost = measure(folded, (3, SIDE, SIDE))
-        accuracy = evaluate(model, stages.splits.test).accuracy
-        rows[key] = {"accuracy": round(accuracy, 4), "parameters": cost.parameters, "multiply-adds": cost.macs}
-        deployed[key] = folded
-    report = measure_latency(
-        deployed, (3, SIDE, SIDE), batch_sizes=(1,), backends=("onnxruntime",), threads=1, repeats=REPEATS
-    )
-    for key in rows:
-        found = report.row(key, "onnxruntime", 1)
-        rows[key] |= {"milliseconds": round(1000 * found.seconds, 3), "speedup": round(found.speedup, 3)}
+    rows: dict[str, Any] = {}
+    files: dict[str, Path] = {}
+    for key, make in networks(stages, table).items():
+        files[key] = scratch / name / f"{key.replace(' ', '-')}.onnx"
+        facts = files[key].with_suffix(".json")
+        if not facts.exists():
+            try:
+                model = make()
+            except TooMuchError:
+                continue
+            times = table if key.startswith("latency") else None
+            folded = fold(model, torch.zeros(1, 3, SIDE, SIDE), "params" if times is None else "latency", times=times)
+            cost = measure(folded, (3, SIDE, SIDE))
+            accuracy = round(evaluate(model, stages.splits.test).accuracy, 4)
+            row = {"accuracy": accuracy, "parameters": cost.parameters, "multiply-adds": cost.macs}
+            files[key].write_bytes(to_proto(folded, torch.zeros(2, 3, SIDE, SIDE)).SerializeToString())
+            facts.write_text(json.dumps(row))
+            print(name, key, row, flush=True)
+        rows[key] = json.loads(facts.read_text())
+    timed(rows, files)
     for key, row in rows.items():
         if key.startswith("latency"):
             row["gain"] = gain(row, [other for each, other in rows.items() if each.startswith(("dense", "shares"))])
     return rows
+
+
+def timed(rows: dict[str, Any], files: dict[str, Path]) -> None:
+    """Adds the milliseconds and the speed-up of each network; all take turns."""
+    image = np.full((1, 3, SIDE, SIDE), 0.1, dtype=np.float32)
+    runs = {}
+    for key in rows:
+        session = open_session(files[key], threads=1)
+        runs[key] = partial(session.run, None, {session.get_inputs()[0].name: image})
+    seconds = interleaved(runs, repeats=REPEATS)
+    for key, row in rows.items():
+        row["milliseconds"] = round(1000 * statistics.median(seconds[key]), 3)
+        row["speedup"] = round(speedup(seconds, "dense", key), 3)
 
 
 def gain(row: dict[str, float], others: list[dict[str, float]]) -> float | None:
