@@ -10,12 +10,13 @@ from torch import nn
 
 from basisprune.budget import Budget, Optimize
 from basisprune.budget.certify import Certificate, Standard
+from basisprune.deploy.latency import Backend
 from basisprune.frameworks import POLISHED, Axis, Steps
 from basisprune.states import State
 from basisprune.training.history import EpochRecord
 from basisprune.training.intervals import Paired, wilson_interval
 from basisprune.training.metrics import value_of
-from basisprune.types import BasisPlan
+from basisprune.types import BasisPlan, BlockPlan
 
 Shares: TypeAlias = Mapping[Axis, float]
 """The fractions of basis vectors and of filters that remain."""
@@ -80,7 +81,7 @@ class Candidate:
             macs=size.macs,
             history=_history(state),
             latency_ms=size.latency_ms,
-            branches=len(state.blocks),
+            branches=state.branches,
         )
 
     def judged(self, budget: Budget) -> Candidate:
@@ -145,7 +146,8 @@ class Found:
     """The result of a search: all trials, starting with the unpruned network, and the index of the chosen one.
 
     `interrupted` means that Ctrl-C ended it early, with the best result so far. `to_test` are the places of the
-    candidates that are tested on the confirming images, in order; `certificate` is what came of that.
+    candidates that are tested on the confirming images, in order; `certificate` is what came of that. `timed_in` is
+    the program that the latencies of the candidates are of, if they were measured here.
     """
 
     trials: tuple[Trial, ...]
@@ -153,6 +155,7 @@ class Found:
     interrupted: bool = False
     to_test: tuple[int, ...] = ()
     certificate: Certificate | None = None
+    timed_in: Backend | None = None
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:
@@ -182,6 +185,8 @@ def really_kept(state: State, asked: Shares) -> Shares:
         return asked
     kept = dict(ALL)
     for plan in state.plans:
+        if isinstance(plan, BlockPlan):
+            continue
         kept["basis" if isinstance(plan, BasisPlan) else "filters"] *= 1 - plan.removed / max(plan.total, 1)
     return kept
 

@@ -46,7 +46,7 @@ from basisprune.training.loop import Session, fit
 from basisprune.training.predict import Predictions, predict
 from basisprune.training.trainable import set_trainable
 from basisprune.transfer.model import spec_of
-from basisprune.types import OUTPUT, FilterPlan
+from basisprune.types import OUTPUT, BlockPlan, FilterPlan
 
 
 @dataclass
@@ -231,8 +231,9 @@ class Pipeline:
         self.hearer.say(planner.told(plan, *thinned))
         plans: tuple[Plan, ...] = (*(thinned or (plan.filters,)), plan.basis)
         pruned = scored.pruned(plan, self.settings.compensate)
-        blocks = tuple(block.name for block in plan.blocks)
-        self._known[steps] = self.tune(state, steps, pruned, *plans, tuning=tuning, blocks=blocks)
+        if plan.blocks:
+            plans = (*plans, BlockPlan(plan.blocks))
+        self._known[steps] = self.tune(state, steps, pruned, *plans, tuning=tuning)
         return self._known[steps]
 
     def _frontier(self, planner: CostPlanner, state: State, move: Move) -> tuple[Scored, PlanFrontier]:
@@ -290,19 +291,10 @@ class Pipeline:
         """The state tuned again, for all fine-tuning epochs of the recipe."""
         return self._train(replace(state, steps=state.after(POLISHED)), self.settings.finetune)
 
-    def tune(
-        self,
-        state: State,
-        steps: Steps,
-        pruned: nn.Module,
-        *plans: Plan,
-        tuning: Tuning = FULLY,
-        blocks: tuple[str, ...] = (),
-    ) -> State:
-        """The state after pruning, tuned; `steps`, `plans` and the `blocks` without a branch say how it was pruned."""
+    def tune(self, state: State, steps: Steps, pruned: nn.Module, *plans: Plan, tuning: Tuning = FULLY) -> State:
+        """The state after pruning, tuned; `steps` and `plans` say how it was pruned."""
         untuned, said = self._stage(f"{named(steps)}, not tuned", pruned)
         after = State(steps, pruned, (*state.stages, untuned), (*state.plans, *plans), said.hits, said)
-        after = replace(after, blocks=(*state.blocks, *blocks))
         if tuning.may_end(0, untuned.accuracy):
             return after
         return self._train(after, self.settings.finetune, tuning)
@@ -326,7 +318,7 @@ class Pipeline:
             session=Session(teacher=None if start is None else start.model, stop=stop, listener=self.listener),
         )
         stage, said = self._stage(state.name, result.model, result.history)
-        return State(state.steps, result.model, (*state.stages, stage), state.plans, said.hits, said, state.blocks)
+        return State(state.steps, result.model, (*state.stages, stage), state.plans, said.hits, said)
 
     def _stage(self, name: str, model: nn.Module, history: tuple[EpochRecord, ...] = ()) -> tuple[Stage, Predictions]:
         tuning = self.settings.finetune

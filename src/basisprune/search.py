@@ -14,7 +14,7 @@ from basisprune.candidates import ALL, Candidate, Found, Shares, Size, Trial
 from basisprune.costs import measure
 from basisprune.deploy.export.runtime import has_onnx
 from basisprune.deploy.fold import deploy
-from basisprune.deploy.latency import Backend, measure_latency
+from basisprune.deploy.latency import Backend, measure_latency, onnx_session
 from basisprune.deploy.timing import table_milliseconds
 from basisprune.errors import ConfigError, TooMuchError
 from basisprune.frameworks import DECOMPOSED, Framework, FrameworkName, Move, find_framework
@@ -92,6 +92,7 @@ class Search:
         self.standard = self._standard(promise)
         self.trials: list[Trial] = []
         self._last_folded: tuple[State, nn.Module] | None = None
+        self._timed_in: Backend | None = None
 
     def run(self) -> Found:
         """The smallest network within the budget; the unpruned one if there is none.
@@ -106,7 +107,7 @@ class Search:
             self._try_candidates(start)
         except KeyboardInterrupt:
             interrupted = True
-        return Found(tuple(self.trials), self._best(), interrupted, self._to_test())
+        return Found(tuple(self.trials), self._best(), interrupted, self._to_test(), timed_in=self._timed_in)
 
     def _unpruned(self, start: State) -> State:
         """The network that would be deployed without pruning: plainly trained, or as it was given if that is better.
@@ -289,30 +290,33 @@ class Search:
         latency, planner = None, self.pipeline.planner
         by_time = planner is not None and planner.optimize == "latency"
         if by_time or (isinstance(self.goal, Budget) and self.goal.target_latency is not None):
-            latency = self.pipeline.store.number(state.steps, "latency", lambda: self._milliseconds(deployed))
+            latency = self._milliseconds(state, deployed)
         return Size(report.parameters, report.macs, latency)
 
-    def _milliseconds(self, model: nn.Module) -> float:
-        """Milliseconds per image in ONNX Runtime; in PyTorch if that is not installed or cannot run the network.
-
-        On another device, what the table of its times adds up to.
-        """
-        planner = self.pipeline.planner
+    def _milliseconds(self, state: State, deployed: nn.Module) -> float:
+        """Milliseconds per image, measured once; on another device, what the table of its times adds up to."""
+        planner, shape = self.pipeline.planner, self.pipeline.spec.shape
         if planner is not None and planner.elsewhere and planner.table is not None:
-            return table_milliseconds(model, self.pipeline.spec.shape, planner.table)
+            return table_milliseconds(deployed, shape, planner.table)
+        self._timed_in = backend = self._timed_in or self._program(deployed)
 
-        def on(backend: Backend) -> float:
-            shape = self.pipeline.spec.shape
-            report = measure_latency({"model": model}, shape, batch_sizes=(1,), backends=(backend,))
-            return 1000 * report.rows[0].seconds
+        def seconds() -> float:
+            report = measure_latency({"model": deployed}, shape, batch_sizes=(1,), backends=(backend,))
+            return report.rows[0].seconds
 
-        if has_onnx():
-            try:
-                return on("onnxruntime")
-            except Exception as error:  # torch's exporter can raise anything for an unsupported network
-                said = f"measuring latency in PyTorch, because ONNX Runtime cannot run the network: {error}"
-                self.pipeline.hearer.say(said)
-        return on("eager")
+        return 1000 * self.pipeline.store.number(state.steps, f"seconds-{backend}", seconds)
+
+    def _program(self, deployed: nn.Module) -> Backend:
+        """What all networks are timed in: ONNX Runtime if it is installed and can run this first one, or PyTorch."""
+        if not has_onnx():
+            return "eager"
+        try:
+            onnx_session(deployed, self.pipeline.spec.shape, threads=1)
+        except Exception as error:  # torch's exporter can raise anything for an unsupported network
+            said = f"measuring latency in PyTorch, because ONNX Runtime cannot run the network: {error}"
+            self.pipeline.hearer.say(said)
+            return "eager"
+        return "onnxruntime"
 
     def _judge(self, state: State, kept: Shares) -> Candidate:
         """The verdict on one more candidate, which is added to the trials."""
@@ -379,4 +383,4 @@ def _multiplied(kept: Shares, move: Move, share: float) -> Shares:
 def _removes_nothing(state: State, source: State) -> bool:
     """Whether the plans since `source` remove nothing, because a block of `round_to` is more than was requested."""
     plans = state.plans[len(source.plans) :]
-    return bool(plans) and state.blocks == source.blocks and all(plan.removed == 0 for plan in plans)
+    return bool(plans) and all(plan.removed == 0 for plan in plans)

@@ -11,9 +11,9 @@ from torch import nn
 from basisprune.frameworks import Step, Steps, named
 from basisprune.training.history import EpochRecord
 from basisprune.training.predict import Predictions
-from basisprune.types import BasisPlan, FilterPlan
+from basisprune.types import BasisPlan, BlockPlan, FilterPlan
 
-Plan = BasisPlan | FilterPlan
+Plan = BasisPlan | FilterPlan | BlockPlan
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,7 @@ class Pruned:
 class State:
     """A network under way: the steps that led to it, their stages and plans, and what it gets right.
 
-    `hits` are the validation images that it classifies correctly, `predictions` what it says of each. `blocks` are the
-    names of those whose branches went as a whole.
+    `hits` are the validation images that it classifies correctly, `predictions` what it says of each.
     """
 
     steps: Steps
@@ -78,7 +77,11 @@ class State:
     plans: tuple[Plan, ...] = ()
     hits: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
     predictions: Predictions | None = None
-    blocks: tuple[str, ...] = ()
+
+    @property
+    def branches(self) -> int:
+        """How many branches of blocks went as a whole."""
+        return sum(plan.removed for plan in self.plans if isinstance(plan, BlockPlan))
 
     @property
     def answers(self) -> Predictions:

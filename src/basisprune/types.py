@@ -335,6 +335,18 @@ class Block:
 
 
 @dataclass(frozen=True)
+class BlockPlan(JsonValue):
+    """The blocks whose branches go as a whole."""
+
+    blocks: tuple[Block, ...]
+
+    @property
+    def removed(self) -> int:
+        """The number of branches that go."""
+        return len(self.blocks)
+
+
+@dataclass(frozen=True)
 class JointPlan(JsonValue):
     """What goes of basis vectors and filters as one move; `pruning_ratio` is the fraction of the cost asked to go.
 

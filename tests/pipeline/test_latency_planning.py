@@ -20,7 +20,7 @@ from basisprune.joint_plan.times import TimeTable
 from basisprune.pipeline import Pipeline
 from basisprune.runs.compress import compress
 from basisprune.states import NOT_AT_ALL
-from basisprune.types import BasisPlan, Block, FilterPlan
+from basisprune.types import BasisPlan, Block, BlockPlan, FilterPlan
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -129,7 +129,7 @@ def test_a_network_remembers_which_whole_branches_went(monkeypatch):
     data, recipe = load_data(tiny_images(60), val_fraction=0.25), tiny_recipe(tiny_training(epochs=1))
     pipeline = Pipeline(tiny_model(), data, recipe, progress=False, planner=CostPlanner("macs"))
     way = find_framework("loss")
-    assert pipeline.start(way).blocks == ()
+    assert pipeline.start(way).branches == 0
     pruned = pipeline.prune(pipeline.start(way), way.moves[0], 0.2)
     assert pruned.stages[-1].history
-    assert pruned.blocks == pipeline.polish(pruned).blocks == ("layer1.1",)
+    assert pruned.plans[-1] == pipeline.polish(pruned).plans[-1] == BlockPlan((block,))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -16,7 +14,7 @@ from basisprune.candidates import ALL, Candidate, Found, Size, Trial, really_kep
 from basisprune.frameworks import DECOMPOSED, POLISHED, Step
 from basisprune.states import Stage, State
 from basisprune.training.history import EpochRecord
-from basisprune.types import BasisPlan, Coupling, FilterPlan, Group, GroupPlan, LayerPlan
+from basisprune.types import BasisPlan, Block, BlockPlan, Coupling, FilterPlan, Group, GroupPlan, LayerPlan
 
 IMAGES = 1000
 HISTORY = (EpochRecord(0, 0.1, 0.5, 0.9, 0.6, 0.8),)
@@ -130,14 +128,15 @@ def test_a_candidate_says_what_was_removed(plans, steps, label):
 
 
 @pytest.mark.parametrize(
-    ("plans", "blocks", "label"),
+    ("plan", "blocks", "label"),
     [
-        ((basis_plan(4, 4),), ("layer1.1",), "1 residual branch"),
-        ((basis_plan(1, 4),), ("layer1.1", "layer2.1"), "75% of the basis, 2 residual branches"),
+        (basis_plan(4, 4), ("layer1.1",), "1 residual branch"),
+        (basis_plan(1, 4), ("layer1.1", "layer2.1"), "75% of the basis, 2 residual branches"),
     ],
 )
-def test_whole_branches_that_went_are_said(plans, blocks, label):
-    found = Candidate.of(replace(state(plans=plans), blocks=blocks), state(), Size(1, 1))
+def test_whole_branches_that_went_are_said(plan, blocks, label):
+    gone = BlockPlan(tuple(Block(name, f"{name}.conv") for name in blocks))
+    found = Candidate.of(state(plans=(plan, gone)), state(), Size(1, 1))
     assert (found.branches, found.label) == (len(blocks), label)
 
 

@@ -17,16 +17,17 @@ from basisprune.budget.certify import Promise
 from basisprune.budget.planning import CostPlanner
 from basisprune.candidates import Size
 from basisprune.errors import ConfigError, TooMuchError
-from basisprune.frameworks import POLISHED, Framework, Move, Step
+from basisprune.frameworks import DECOMPOSED, DENSE, POLISHED, Framework, Move, Step
 from basisprune.listener import Silence
 from basisprune.outlook import Outlook
 from basisprune.recipes import RECIPES, Recipe
 from basisprune.search import Search, SearchConfig
+from basisprune.stage_store import StageStore
 from basisprune.states import FULLY, NOT_AT_ALL, Stage, State, Tuning
 from basisprune.stepping import Stepping
 from basisprune.training.metrics import value_of
 from basisprune.training.predict import Predictions
-from basisprune.types import BasisPlan, LayerPlan
+from basisprune.types import BasisPlan, Block, BlockPlan, LayerPlan
 
 IMAGES = 1000
 
@@ -323,17 +324,23 @@ def test_a_model_that_is_small_enough_is_left_as_it_is():
 
 
 def test_a_network_that_cannot_be_exported_is_timed_in_pytorch(monkeypatch):
+    def onnx_session(model, shape, threads):
+        raise RuntimeError("no such operator")
+
     def measure_latency(models, shape, *, batch_sizes, backends):
-        if "onnxruntime" in backends:
-            raise RuntimeError("no such operator")
+        assert backends == ("eager",)
         return SimpleNamespace(rows=[SimpleNamespace(seconds=0.25)])
 
     monkeypatch.setattr("basisprune.search.measure_latency", measure_latency)
+    monkeypatch.setattr("basisprune.search.onnx_session", onnx_session)
     monkeypatch.setattr("basisprune.search.has_onnx", lambda: True)
     notes = Notes()
     spec = SimpleNamespace(shape=(3, 8, 8))
-    pipeline = SimpleNamespace(spec=spec, hearer=notes, settings=RECIPES["paper"], planner=None)
-    assert Search(pipeline, Budget(target_latency=1.0))._milliseconds(nn.Identity()) == 250
+    pipeline = SimpleNamespace(spec=spec, hearer=notes, settings=RECIPES["paper"], planner=None, store=StageStore(None))
+    search = Search(pipeline, Budget(target_latency=1.0))
+    for steps in ((DENSE,), (DECOMPOSED,)):
+        assert search._milliseconds(State(steps, nn.Identity()), nn.Identity()) == 250
+    assert len(notes.lines) == 1
     assert "no such operator" in notes.lines[0]
 
 
@@ -407,7 +414,7 @@ def test_pruning_that_removes_whole_branches_alone_is_a_candidate():
         def prune(self, state: State, move: Move, ratio: float, tuning: Tuning = FULLY) -> State:
             plan = BasisPlan({"conv": LayerPlan((0, 1), 2)}, ratio)
             pruned = super().prune(state, move, ratio, tuning)
-            return replace(pruned, plans=(*state.plans, plan), blocks=(*state.blocks, "layer1.1"))
+            return replace(pruned, plans=(*state.plans, plan, BlockPlan((Block("layer1.1", "conv"),))))
 
     found = Search(Branches(0.6, 1.0), Budget(max_drop=0.01), SearchConfig(framework="basis", polish=False)).run()
     assert len(found.candidates) > 1

@@ -20,7 +20,6 @@ from basisprune.budget.certify import Certificate
 from basisprune.budget.planning import CostPlanner
 from basisprune.candidates import Found, share
 from basisprune.data import LabelledImages
-from basisprune.deploy.export.runtime import has_onnx
 from basisprune.deploy.latency import measure_latency
 from basisprune.deploy.layer_costs import layer_reports, weight_bytes
 from basisprune.importance import taylor_scores
@@ -264,7 +263,7 @@ def latency_by(found: Found, planner: CostPlanner | None) -> str:
         return PYTORCH
     if planner is not None and planner.elsewhere and planner.table is not None:
         return planner.table.device
-    return ONNX_RUNTIME if has_onnx() else PYTORCH
+    return ONNX_RUNTIME if found.timed_in == "onnxruntime" else PYTORCH
 
 
 def rounds(models: Mapping[str, nn.Module], shape: Sequence[int], *, images: int = 1, seconds: float) -> int:

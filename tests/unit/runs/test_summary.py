@@ -95,18 +95,17 @@ def test_the_verdict_says_what_came_out_and_whether_that_was_asked_for(found, ke
     assert said is None or verdict(*found) == said
 
 
-def test_whose_latency_it_is_is_noted(monkeypatch):
+def test_whose_latency_it_is_is_noted():
     _, found = case(DROP, 90_000, 90_000, chosen=1)
     timed = replace(
         found, trials=tuple(replace(t, candidate=replace(t.candidate, latency_ms=2.0)) for t in found.trials)
     )
     table = TimeTable("onnxruntime", "a laptop", {}, 1, 1, 8, ())
     here, there = CostPlanner("latency", table), CostPlanner("latency", table, elsewhere=True)
-    monkeypatch.setattr(summary, "has_onnx", lambda: True)
+    timed = replace(timed, timed_in="onnxruntime")
     assert [latency_by(timed, planner) for planner in (None, here, there)] == ["ONNX Runtime"] * 2 + ["a laptop"]
     assert latency_by(found, there) == "PyTorch"
-    monkeypatch.setattr(summary, "has_onnx", lambda: False)
-    assert latency_by(timed, None) == "PyTorch"
+    assert latency_by(replace(timed, timed_in="eager"), None) == "PyTorch"
 
 
 def test_doubts_are_said():

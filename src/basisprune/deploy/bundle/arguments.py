@@ -9,7 +9,7 @@ from torch import nn
 
 from basisprune.errors import ConfigError
 from basisprune.torchkit.kinds import odd_kinds
-from basisprune.types import BasisPlan, FilterPlan
+from basisprune.types import BasisPlan, BlockPlan, FilterPlan
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
@@ -23,9 +23,9 @@ def check_saving(
         faults.append(f"classes: {str(classes)[:80]!r} given, a list of names is needed")
     if metrics is not None and not isinstance(metrics, Mapping):
         faults.append(f"metrics: {type(metrics).__name__} given, numbers by name are needed")
-    if not _is_list_of(plans, (BasisPlan, FilterPlan)):
+    if not _is_list_of(plans, (BasisPlan, FilterPlan, BlockPlan)):
         found = type(plans).__name__ if not isinstance(plans, list | tuple) else _first_other(plans)
-        faults.append(f"plans: {found} given; allowed are BasisPlan and FilterPlan")
+        faults.append(f"plans: {found} given; allowed are BasisPlan, FilterPlan and BlockPlan")
     faults += _text_faults(factory=factory)
     if input_shape is not None and not _is_list_of(input_shape, int):
         faults.append(f"input_shape: {input_shape!r} given, whole numbers such as (3, 224, 224) are needed")
@@ -67,7 +67,7 @@ def _is_list_of(values: object, kind: type | tuple[type, ...]) -> bool:
 
 
 def _first_other(plans: Sequence[object]) -> str:
-    return next(type(plan).__name__ for plan in plans if not isinstance(plan, BasisPlan | FilterPlan))
+    return next(type(plan).__name__ for plan in plans if not isinstance(plan, BasisPlan | FilterPlan | BlockPlan))
 
 
 def _raise(where: str, faults: list[str]) -> None:

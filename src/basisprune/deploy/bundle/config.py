@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, TypeAlias
 
@@ -11,7 +11,7 @@ from pydantic import AfterValidator, ConfigDict, Field, JsonValue, TypeAdapter, 
 from typing_extensions import TypedDict  # pydantic takes that of `typing` from Python 3.12 on
 
 from basisprune.errors import BundleError
-from basisprune.types import BasisPlan, FilterPlan, InputSpec
+from basisprune.types import BasisPlan, BlockPlan, FilterPlan, InputSpec
 
 _STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 _LARGEST_INPUT = 1 << 24  # numbers in one input, as in a colour image of 2,364 pixels each way
@@ -183,9 +183,17 @@ class _FilterEntry:
     plan: FilterPlan
 
 
-Plan: TypeAlias = BasisPlan | FilterPlan
+@dataclass(frozen=True)
+class _BlockEntry:
+    __pydantic_config__ = _STRICT
+    kind: Literal["blocks"]
+    plan: BlockPlan
+
+
+Plan: TypeAlias = BasisPlan | FilterPlan | BlockPlan
+KINDS: Mapping[type[Plan], str] = {BasisPlan: "basis", FilterPlan: "filters", BlockPlan: "blocks"}
 _CONFIG = TypeAdapter(Config)
-_PLANS = TypeAdapter(list[Annotated[_BasisEntry | _FilterEntry, Field(discriminator="kind")]])
+_PLANS = TypeAdapter(list[Annotated[_BasisEntry | _FilterEntry | _BlockEntry, Field(discriminator="kind")]])
 _NAMES = TypeAdapter(list[TensorName])
 
 

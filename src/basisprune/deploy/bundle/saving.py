@@ -19,7 +19,7 @@ from typing_extensions import Unpack
 
 from basisprune.deploy.bundle.arguments import check_repo_id, check_saving
 from basisprune.deploy.bundle.card import Card, model_card
-from basisprune.deploy.bundle.config import Architecture, Config, Input, Plan
+from basisprune.deploy.bundle.config import KINDS, Architecture, Config, Input, Plan
 from basisprune.deploy.bundle.files import CARD, PLANS, TENSORS, check_folder, read_folder, write_folder
 from basisprune.deploy.bundle.graph import plain_steps
 from basisprune.deploy.bundle.hub import HubFolder
@@ -32,7 +32,7 @@ from basisprune.deploy.folded import FoldedModel, untraced
 from basisprune.errors import BundleError, ConfigError, LayerError
 from basisprune.files import user_path
 from basisprune.transfer.model import ModelSource
-from basisprune.types import BasisPlan, InputSpec
+from basisprune.types import InputSpec
 
 
 class Saving(TypedDict, total=False):
@@ -222,8 +222,5 @@ def _checked_classes(classes: Sequence[str] | None, output: Tensor) -> list[str]
 
 
 def _plans_text(plans: Sequence[Plan]) -> bytes:
-    entries = (
-        f'{{"kind": {json.dumps("basis" if isinstance(plan, BasisPlan) else "filters")}, "plan": {plan.to_json()}}}'
-        for plan in plans
-    )
+    entries = (f'{{"kind": {json.dumps(KINDS[type(plan)])}, "plan": {plan.to_json()}}}' for plan in plans)
     return f"[{', '.join(entries)}]".encode()

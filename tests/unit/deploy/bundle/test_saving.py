@@ -20,7 +20,7 @@ from basisprune.importance import score_filters
 from basisprune.plan import plan_filters
 from basisprune.prune import prune_basis, prune_filters
 from basisprune.transfer.model import transfer_model
-from basisprune.types import BasisPlan, LayerPlan
+from basisprune.types import BasisPlan, Block, BlockPlan, LayerPlan
 
 FACTORIES = {"residual": "networks:Residual", "concat": "networks:Concat", "used_twice": "networks:UsedTwice"}
 
@@ -136,9 +136,9 @@ def test_a_plan_of_each_kind_survives_and_can_be_carried_out_again(tmp_path):
     slim = prune_basis(model, basis)
     coupling = trace_coupling(slim, x)
     filters = plan_filters(slim, score_filters(slim, "l1", coupling.layers), 0.2, coupling=coupling)
-    double = prune_filters(slim, filters)
-    plans = load_bundle(save_pretrained(double, tmp_path / "b", plans=[basis, filters])).plans
-    assert plans == (basis, filters)
+    double, gone = prune_filters(slim, filters), BlockPlan((Block("layer1.1", "layer1.1.conv2", rectifies=True),))
+    plans = load_bundle(save_pretrained(double, tmp_path / "b", plans=[basis, filters, gone])).plans
+    assert plans == (basis, filters, gone)
     assert same(prune_filters(prune_basis(model, plans[0]), plans[1]), double, x)
 
 
