@@ -73,6 +73,7 @@ from .transfer.model import TransferModel as TransferModel
 from .transfer.model import transfer_model as transfer_model
 from .types import BasisPlan as BasisPlan
 from .types import Block as Block
+from .types import BlockPlan as BlockPlan
 from .types import Coupling as Coupling
 from .types import FilterPlan as FilterPlan
 from .types import InputSpec as InputSpec

@@ -79,7 +79,10 @@ def table_milliseconds(model: nn.Module, input_shape: tuple[int, ...], table: Ti
 
 
 def wanted_shapes(model: nn.Module, input_shape: tuple[int, ...]) -> dict[LayerShape, Wanted]:
-    """All shapes that the layers of the model can have, decomposed or not, with their largest numbers of channels."""
+    """All shapes that the layers of the model can have, decomposed or not, with their largest numbers of channels.
+
+    Where a branch goes as a whole, that is a 1x1 depthwise conv (see `merge_shifts`).
+    """
     run, norms = _run(model, input_shape)
     wanted: dict[LayerShape, Wanted] = {}
     for name, shapes in _calls(model, run, norms).items():
@@ -91,6 +94,8 @@ def wanted_shapes(model: nn.Module, input_shape: tuple[int, ...]) -> dict[LayerS
             if shape.kind == "conv" and name in run.calls:
                 height, width = run.calls[name][place].output_shape[-2:]
                 more.append((_pointwise((height, width), shape.groups), Wanted(most.outputs, most.outputs)))
+                shift = LayerShape("depthwise", (1, 1), (1, 1), (height, width))  # what may be left of a whole branch
+                more.append((shift, Wanted(most.outputs, 1)))
             for each, counts in more:
                 wanted[each] = wanted.get(each, counts) | counts
     return wanted

@@ -12,8 +12,10 @@ from tables import invented
 from torch import nn
 
 from basisprune.basis.decompose import decompose
+from basisprune.basis.layers import Shift
 from basisprune.deploy import timing
 from basisprune.deploy.fold import fold
+from basisprune.deploy.shifts import merge_shifts
 from basisprune.deploy.timing import (
     cache_folder,
     measured_table,
@@ -38,6 +40,15 @@ def test_a_table_for_the_network_knows_its_layers_decomposed_or_not(network):
         convs = [name for name, layer in one.named_modules() if isinstance(layer, nn.Conv2d)]
         assert set(convs) <= times.layers.keys()
     assert table_milliseconds(model, shape, table) > 0
+
+
+def test_a_table_for_the_network_knows_what_is_left_of_a_branch_that_went():
+    """No norm can take the shift in: it stays as a 1x1 depthwise conv."""
+    conv, x = nn.Conv2d(3, 8, 3), torch.randn(1, 3, 6, 6)
+    rest = merge_shifts(nn.Sequential(conv, Shift(torch.ones(8))).eval(), (x,))
+    assert isinstance(rest[1], nn.Conv2d)
+    table = invented(wanted_shapes(nn.Sequential(conv), (3, 6, 6)))
+    assert table_milliseconds(rest, (3, 6, 6), table) > table_milliseconds(nn.Sequential(conv), (3, 6, 6), table)
 
 
 def test_norms_count_only_where_no_conv_takes_them_in():
