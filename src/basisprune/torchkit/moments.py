@@ -102,7 +102,8 @@ def input_statistics(
 
     With a `loss`, and labels in the batches, these are LossStatistics whose metric (c_i, 1, 1) is each channel's by
     itself: the gradient that reaches it through this layer alone, not through others that read the same. A layer
-    that reads more than 4096 channels gets its variances alone, (c_i, 1, 1). Layers that never ran are left out.
+    that reads more than 4096 channels gets its variances alone, (c_i, 1, 1). Layers that never ran are left out. The
+    covariances are `shrunk`: as many channels as images would explain all others, but only on these images.
     Otherwise as `loss_statistics`, or without a loss as `output_statistics`.
     """
     with reading(model, names) as inputs:
@@ -151,6 +152,7 @@ class Inputs:
         for name, moments in self._moments.items():
             if moments.ran:
                 mean, covariance = _of_all_processes(moments.result(name))
+                covariance = shrunk(covariance, moments.count)
                 found[name] = OutputStatistics(mean, covariance)
                 if metric:
                     found[name] = LossStatistics(mean, covariance, self._gradients[name].result(name, self._images))
@@ -161,6 +163,24 @@ def _of_all_processes(local: OutputStatistics) -> tuple[Tensor, Tensor]:
     mean = average_over_processes(local.mean.clone())
     shift = (local.mean - mean).view(len(local.covariance), -1, 1)
     return mean, average_over_processes(local.covariance + shift @ shift.mT)
+
+
+def shrunk(covariance: Tensor, count: int) -> Tensor:
+    """The covariance with all correlations smaller by the share of them that chance explains, from `count` rows.
+
+    That share is the sum of the variances of all correlations, by that of their squares (Schaefer and Strimmer, 2005).
+
+    >>> [round(shrunk(torch.tensor([[[1.0, r], [r, 1.0]]]), 101)[0, 0, 1].item(), 3) for r in (0.05, 0.5, 1.0)]
+    [0.0, 0.489, 1.0]
+    """
+    deviation = covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
+    scale = torch.where(deviation > 0, 1 / deviation, 0.0)
+    squares = (scale[..., None] * covariance * scale[..., None, :]).square().clamp_max(1)
+    other = 1 - torch.eye(covariance.shape[-1], dtype=covariance.dtype, device=covariance.device)
+    chance = ((1 - squares).square() * other).sum((-2, -1)) / max(count - 1, 1)
+    all_of_it = (squares * other).sum((-2, -1))
+    share = torch.where(all_of_it > 0, chance / all_of_it, 1.0).clamp(0, 1)
+    return covariance * (1 - share[..., None, None] * other)
 
 
 def gradient_moments(

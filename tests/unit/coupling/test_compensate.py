@@ -14,6 +14,7 @@ from basisprune.coupling import cut, hand_over, trace_coupling, unit_inputs
 from basisprune.coupling.cutting import dropped
 from basisprune.errors import PlanError
 from basisprune.importance import filter_statistics
+from basisprune.torchkit import moments
 from basisprune.torchkit.moments import OutputStatistics
 
 
@@ -73,7 +74,8 @@ def test_constant_channels_go_without_a_trace(kind, split, refit, bias):
 
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("kind", ["conv1d", "conv2d", "conv3d", "linear"])
-def test_a_channel_that_follows_from_others_goes_without_a_trace(kind, groups):
+def test_a_channel_that_follows_from_others_goes_without_a_trace(kind, groups, monkeypatch):
+    monkeypatch.setattr(moments, "shrunk", lambda covariance, _count: covariance)
     if kind == "linear" and groups == 2:
         return
     model, x = chain(kind, groups=groups)
@@ -94,6 +96,23 @@ def test_a_channel_that_follows_from_others_goes_without_a_trace(kind, groups):
     assert (small(x) - model(x)).norm() < 0.01 * lost
 
 
+def test_with_few_images_what_is_handed_over_holds_on_others_too(monkeypatch):
+    """Without shrinkage, as many channels as images explain all others, on these images alone."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 10)).double().eval()
+    seen, new = (torch.randn(count, 8, dtype=torch.float64) for count in (40, 2000))
+    keep = {"0": tuple(range(36))}
+    errors = []
+    for shrinks in (True, False):
+        if not shrinks:
+            monkeypatch.setattr(moments, "shrunk", lambda covariance, _count: covariance)
+        small = handed(model, keep, seen, refit=True)
+        errors.append([(small(x) - model(x)).square().mean().item() for x in (seen, new)])
+    (_, shrunk), (fitted, plain) = errors
+    assert fitted < 0.05 * plain
+    assert shrunk < 0.5 * plain
+
+
 def test_without_a_ridge_it_is_exact(monkeypatch):
     from basisprune.basis import refit
     from basisprune.coupling import compensate
@@ -102,6 +121,7 @@ def test_without_a_ridge_it_is_exact(monkeypatch):
     model[1] = nn.Identity()
     with torch.no_grad():
         model[0].weight[3:] = torch.einsum("pk,k...->p...", torch.randn(3, 3).double(), model[0].weight[:3])
+    monkeypatch.setattr(moments, "shrunk", lambda covariance, _count: covariance)
     exact = lambda *given: refit.least_squares(*given, ridge=0.0)  # noqa: E731
     monkeypatch.setattr(compensate, "least_squares", exact)
     small = handed(model, {"0": (0, 1, 2)}, x, refit=True)
