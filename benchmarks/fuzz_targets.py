@@ -37,7 +37,7 @@ from basisprune.runs.validating import read_settings
 from basisprune.stage_store import StageStore
 from basisprune.training.checkpoint import Past, load_checkpoint, save_checkpoint
 from basisprune.training.config import TrainConfig
-from basisprune.transfer.backbones import load_weights
+from basisprune.transfer.checkpoints import load_weights
 from basisprune.transfer.model import transfer_model
 from basisprune.types import BasisPlan, LayerPlan
 
