@@ -154,4 +154,6 @@ def _output(network: nn.Module, spec: InputSpec) -> tuple[str | None, int]:
         raise ModelError(f"{name} returns {type(output).__name__}; {_WAY_OUT}")
     if scores.dim() != 2 or scores.shape[0] != 2:
         raise ModelError(f"{name} returns {tuple(scores.shape)} for two images; {_WAY_OUT}")
+    if scores.shape[1] > 1 and bool((scores >= 0).all()) and torch.allclose(scores.sum(1), scores.new_ones(2)):
+        raise ModelError(f"{name} returns probabilities; it must return the scores before the softmax, as trained")
     return part, scores.shape[1]
