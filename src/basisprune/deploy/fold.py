@@ -69,8 +69,8 @@ def fold(
     whichever is cheaper: in multiply-adds, in parameters, or by `"latency"`, timed here at the layer's own input
     size, in the `runtime` that is going to be used (in eager PyTorch in the memory format of the example), or looked
     up in the `times` of a device.
-    `"none"` keeps all pairs. A `TransferModel` or `KeptModel` becomes a `torch.fx.GraphModule` with the same names inside, which
-    knows its `input_spec` and `classes`; it needs torch, and whatever package the backbone's blocks come from.
+    `"none"` keeps all pairs. A `TransferModel` or `KeptModel` becomes a `torch.fx.GraphModule` with the same names
+    inside, which knows its `input_spec` and `classes`; it needs torch, and whatever package its blocks come from.
 
     The outputs are always compared. Raises LayerError, naming the first layer that differs, if they do not
     agree, and ModelError if a TransferModel cannot be traced.

@@ -63,7 +63,9 @@ def _run(job: Job, output: Path, config: Settings, listener: Listener, command: 
     training, splits = job.config.recipe.train, job.splits
     keep_images(output, splits, listener)
     store = StageStore(output, listener.say)
-    store.claim(fingerprint(job.network, splits, with_head=job.config.start.keep_head))  # the same names may refer to other weights or images
+    store.claim(
+        fingerprint(job.network, splits, with_head=job.config.start.keep_head)
+    )  # the same names may refer to other weights or images
     listener.say(splits.describe())
     listener.say(f"training for {training.epochs} epochs")
     trained = fit(job.network, splits.train, splits.val, training, checkpoint=output / "training.pt")

@@ -31,8 +31,8 @@ def check_classes(network: nn.Module, splits: Splits, names: Sequence[str] | Non
     found, wanted = classes_of(network), splits.num_classes
     if found != wanted:
         raise ModelError(
-            f"keep_head: the network distinguishes {found} classes, and the data has {wanted} ({_listed(splits.classes)}); "
-            "pass the data that it was trained for, or omit keep_head, and it gets a new head"
+            f"keep_head: the network distinguishes {found} classes, and the data has {wanted} "
+            f"({_listed(splits.classes)}); pass the data that it was trained for, or omit keep_head for a new head"
         )
     if names is None or tuple(names) == tuple(splits.classes):
         return
@@ -55,9 +55,9 @@ def refuse_guessing(network: nn.Module, splits: Splits, *, prepared: bool, liste
     outcome = Outcome.of(predict(network, images, prepared=prepared), splits.num_classes)
     if outcome.is_guessing:
         raise ModelError(
-            f"keep_head: the network gets {outcome.accuracy:.1%} of {len(images)} validation images right, and guessing "
-            f"gets {outcome.chance:.1%}; {_why(outcome, splits.classes)}, or pass tune_first (--tune-first) to train "
-            "it on your images before it is pruned"
+            f"keep_head: the network gets {outcome.accuracy:.1%} of {len(images)} validation images right, and "
+            f"guessing gets {outcome.chance:.1%}; {_why(outcome, splits.classes)}, or pass tune_first (--tune-first) "
+            "to train it on your images before it is pruned"
         )
     if outcome.fits_another_order:
         listener.say(

@@ -40,9 +40,7 @@ def rehearse(job: Job, *, prunes: bool, saves: bool, listener: Listener) -> None
     deployed = network
     if prunes:
         goal = job.config.goal
-        refuse_unprunable(
-            network, job.config.recipe, job.config.framework, goal if isinstance(goal, Ratios) else None
-        )
+        refuse_unprunable(network, job.config.recipe, job.config.framework, goal if isinstance(goal, Ratios) else None)
         deployed = deploy(network, spec_of(network), job.splits.classes)
     if saves:
         try:
@@ -51,9 +49,7 @@ def rehearse(job: Job, *, prunes: bool, saves: bool, listener: Listener) -> None
             listener.say(f"model/ cannot be written for this network, only other formats can: {error}")
 
 
-def refuse_unprunable(
-    network: nn.Module, recipe: Recipe, framework: Framework, goal: Ratios | None = None
-) -> None:
+def refuse_unprunable(network: nn.Module, recipe: Recipe, framework: Framework, goal: Ratios | None = None) -> None:
     """Raises ModelError for a network that the framework cannot prune: with layers that cannot be split, or nothing.
 
     >>> from basisprune.frameworks import find_framework
@@ -94,30 +90,40 @@ def _told(reasons: dict[str, str]) -> str:
 def _refuse_odd_numbers(network: nn.Module) -> None:
     for name, tensor in named_tensors(network):
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-            raise LayerError(name, "holds NaN or infinite values; load the weights again, or train it with a lower rate")
+            raise LayerError(
+                name, "holds NaN or infinite values; load the weights again, or train it with a lower rate"
+            )
 
 
 def _check_training(network: nn.Module, classes: int) -> None:
     """Raises ModelError unless the network gives scores of the classes in both modes, and can learn."""
     example = example_input(network, spec_of(network).shape)
     labels = torch.zeros(len(example), dtype=torch.long, device=example.device)
-    for training in (False, True):
-        twin = copy.deepcopy(network).train(training).requires_grad_(True)
-        words = "train" if training else "eval"
-        with torch.random.fork_rng(devices=[]):
-            scores = _try(f"does not run in {words} mode", network, lambda twin=twin: twin(example))  # type: ignore[misc]
-        if not isinstance(scores, Tensor) or tuple(scores.shape) != (len(example), classes):
-            given = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
-            raise ModelError(
-                f"{type(network).__name__} returns {given} in {words} mode for {len(example)} images; one tensor of "
-                f"scores {(len(example), classes)} is needed: switch its other outputs off"
-            )
+    _scores(network, example, classes, training=False)
+    scores = _scores(network, example, classes, training=True)
     if not scores.requires_grad:
         raise ModelError(
             f"{type(network).__name__} cannot be trained: its output does not depend on its weights by gradients; "
             "remove detach() or torch.no_grad() from its forward"
         )
     _try("cannot be trained", network, lambda: F.cross_entropy(scores.float(), labels).backward())
+
+
+def _scores(network: nn.Module, example: Tensor, classes: int, *, training: bool) -> Tensor:
+    """What a copy of the network outputs in that mode; raises ModelError for anything but scores of the classes."""
+    words = "train" if training else "eval"
+    twin = copy.deepcopy(network).train(training)
+    for parameter in twin.parameters():
+        parameter.requires_grad_(parameter.is_floating_point())
+    with torch.random.fork_rng(devices=[]):
+        scores = _try(f"does not run in {words} mode", network, lambda: twin(example))
+    if isinstance(scores, Tensor) and tuple(scores.shape) == (len(example), classes):
+        return scores
+    given = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+    raise ModelError(
+        f"{type(network).__name__} returns {given} in {words} mode for {len(example)} images; one tensor of scores "
+        f"{(len(example), classes)} is needed: switch its other outputs off"
+    )
 
 
 def _try(what: str, network: nn.Module, work: Callable[[], object]) -> object:

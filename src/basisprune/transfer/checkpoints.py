@@ -87,7 +87,7 @@ def load_weights(
 
 
 def fill(model: nn.Module, found: Checkpoint, *, optional: Collection[str] = ()) -> Fitting:
-    """Fills the model with a checkpoint's tensors, all of them or none; raises ModelError that lists what does not fit."""
+    """How the checkpoint fits the model, which has its tensors now; raises ModelError if not, and changes nothing."""
     own = model.state_dict()
     fitting = fit_names(own, found, optional=optional)
     if fitting.faults:
@@ -319,5 +319,3 @@ def _weight_map(index: Path) -> dict[str, str]:
     if len(found) < len(places):
         raise ModelError(f"{index}: its 'weight_map' names something other than files; fetch it again")
     return found
-
-

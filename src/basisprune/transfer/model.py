@@ -108,10 +108,11 @@ def transfer_model(
     """A network in eval mode for `num_classes` classes on the body of `backbone`, as in the paper's section 3.3.
 
     `backbone` is a timm name (also as `"timm:name"`, `"hf-hub:owner/name"` or `"local-dir:folder"`),
-    `"torchvision:name"`, `"package.module:factory"`, or a module, which is copied and stays as it is. Its layers up to the last feature map are kept; its head makes way for global average pooling, dropout
-    and one linear layer. Convs without normalisation get a batch norm, if `insert_norm`. `weights` is a
-    local file or folder for the backbone (see `transfer.checkpoints`). The network expects images as `input_spec` says: by default what timm
-    knows of the model, otherwise 224x224 with ImageNet's mean and deviation.
+    `"torchvision:name"`, `"package.module:factory"`, or a module, which is copied and stays as it is. Its layers up to
+    the last feature map are kept; its head makes way for global average pooling, dropout and one linear layer. Convs
+    without normalisation get a batch norm, if `insert_norm`. `weights` is a local file or folder for the backbone, as
+    `load_weights` reads it. The network expects images as `input_spec` says: by default what timm or torchvision knows
+    of the model, otherwise 224x224 with ImageNet's mean and deviation.
 
     Raises ConfigError for wrong settings, ModelError for a backbone that cannot be taken.
 
