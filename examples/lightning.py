@@ -14,7 +14,7 @@ from pathlib import Path
 # This file is named like the package, which a script would find here otherwise.
 sys.path = [place for place in sys.path if Path(place or ".").resolve() != Path(__file__).parent]
 
-import lightning as L  # noqa: E402, N812
+import lightning as L  # noqa: E402
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from sklearn.datasets import load_digits  # noqa: E402

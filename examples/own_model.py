@@ -32,13 +32,13 @@ class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.stem = nn.Sequential(nn.Conv2d(1, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU())
-        self.block = nn.Sequential(nn.Conv2d(32, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64), nn.ReLU())
-        self.skip = nn.Conv2d(32, 64, 1)
+        self.wider = nn.Sequential(nn.Conv2d(32, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64), nn.ReLU())
+        self.block = nn.Sequential(nn.Conv2d(64, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64))
         self.out = nn.Linear(64, 10)
 
     def forward(self, images: Tensor) -> Tensor:
-        x = F.max_pool2d(self.stem(images), 2)
-        return self.out((self.block(x) + self.skip(x)).mean((2, 3)))
+        x = self.wider(F.max_pool2d(self.stem(images), 2))
+        return self.out(F.relu(x + self.block(x)).mean((2, 3)))
 
 
 def digits() -> list[TensorDataset]:

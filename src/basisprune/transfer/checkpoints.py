@@ -6,6 +6,7 @@ Nothing in a file is run: safetensors, and pickles of which torch reads tensors 
 from __future__ import annotations
 
 import pickle
+import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -255,7 +256,9 @@ def _read(path: Path) -> object:
 
 
 def _unpickled(file: BinaryIO) -> object:
-    return torch.load(file, map_location="cpu", weights_only=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch, about tensors that are refused here
+        return torch.load(file, map_location="cpu", weights_only=True)
 
 
 def _culprit(error: pickle.UnpicklingError) -> str:

@@ -1,4 +1,4 @@
-"""Laws of checkpoints: whatever wrote them, their weights come back; what does not fit is listed, nothing half-loaded."""
+"""Laws of checkpoints: whatever wrote them, their weights come back; what does not fit is listed, and not loaded."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import argparse
 import json
 import os
 from collections import OrderedDict
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from basisprune.errors import BasisPruneError, ConfigError, ModelError
+from basisprune.errors import BasisPruneError, ModelError
 from basisprune.transfer.checkpoints import fill, load_weights, read_checkpoint, told
 from basisprune.transfer.hints import hints_of
 
@@ -94,7 +93,7 @@ def test_all_that_does_not_fit_is_listed_and_nothing_is_loaded(state, tmp_path):
     model = network()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with pytest.raises(
-        ModelError, match=r"\(from the entry 'state_dict', 'model.' taken off the names\) do not fit"
+        ModelError, match=r"\(from the entry 'state_dict', 'model\.' taken off the names\) do not fit"
     ) as no:
         load_weights(model, tmp_path / "w.ckpt")
     assert no.value.faults == (
@@ -107,7 +106,7 @@ def test_all_that_does_not_fit_is_listed_and_nothing_is_loaded(state, tmp_path):
 
 def test_many_names_are_counted_and_the_first_are_named(tmp_path):
     save_file({f"x{index}": torch.zeros(1) for index in range(9)}, tmp_path / "w.safetensors")
-    with pytest.raises(ModelError, match="9 unknown: x0, x1, x2, x3, x4, ...$"):
+    with pytest.raises(ModelError, match=r"9 unknown: x0, x1, x2, x3, x4, \.\.\.$"):
         load_weights(network(), tmp_path / "w.safetensors")
 
 
@@ -204,11 +203,9 @@ def test_files_that_are_none_are_refused(state, tmp_path):
     (tmp_path / "nowhere.pt").symlink_to(tmp_path / "gone.pt")
     (tmp_path / "round.pt").symlink_to(tmp_path / "round.pt")
     os.mkfifo(tmp_path / "pipe.pt")
-    for name in (*spoilt, "nowhere.pt", "pipe.pt", "w.h5", "none.pt"):
+    for name in (*spoilt, "nowhere.pt", "round.pt", "pipe.pt", "w.h5", "none.pt"):
         with pytest.raises(ModelError, match=r"cannot be read|no such file|of this kind|damaged"):
             load_weights(network(), tmp_path / name)
-    with pytest.raises(ConfigError, match="symbolic links"):
-        load_weights(network(), tmp_path / "round.pt")
 
 
 def test_a_link_to_a_sound_file_is_followed_as_the_cache_of_the_hub_has_it(state, tmp_path):

@@ -1,4 +1,4 @@
-"""Laws of hints: what is known of images is taken from whoever says it, nearest first, and never guessed from nonsense."""
+"""Laws of hints: what is known of images is taken from whoever says it, nearest first, and nonsense says nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_one_number_is_for_every_channel_and_others_must_fit():
     assert Hints(mean=(0.5,), std=(0.25,)).spec(3).mean == (0.5, 0.5, 0.5)
     with pytest.raises(ConfigError, match="mean: 2 numbers given, and the network reads images of 3 channels"):
         Hints(mean=(0.5, 0.4)).spec(3)
-    with pytest.raises(ConfigError, match="std: .* all must be positive"):
+    with pytest.raises(ConfigError, match=r"std: .* all must be positive"):
         Hints(std=(0.0,)).spec(3)
 
 

@@ -53,7 +53,7 @@ def test_a_network_of_timm_in_a_folder_keeps_its_head(tmp_path):
     assert torch.equal(model(images), network(images))
     assert (model.input_spec.size, model.input_spec.mean, model.num_classes) == ((32, 32), (0.5,) * 3, 4)
     assert model.source.backbone == "mobilenetv3_small_050"
-    with pytest.raises(ModelError, match="local-dir:.*Config file not found"):
+    with pytest.raises(ModelError, match=r"local-dir:.*Config file not found"):
         kept_model(f"local-dir:{tmp_path / 'none'}")
 
 
