@@ -68,7 +68,7 @@ def fitted(module: Classifier, train: DataLoader, held_out: DataLoader, epochs: 
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    trainer.fit(module, train)
+    trainer.fit(module, train, held_out)
     (found,) = trainer.validate(module, held_out, verbose=False)
     size = bp.measure(module.net, (1, 8, 8))
     return {"accuracy": found["accuracy"], "parameters": size.parameters, "macs": size.macs}
