@@ -15,12 +15,17 @@ from basisprune.deploy.bundle import refuse_unsaveable
 from basisprune.deploy.fold import deploy
 from basisprune.errors import BasisPruneError, BundleError, LayerError, ModelError
 from basisprune.frameworks import Framework
+from basisprune.importance import score_filters
 from basisprune.listener import Listener
-from basisprune.plan import traced
+from basisprune.plan import plan_filters, traced
 from basisprune.recipes import Recipe
 from basisprune.runs.job import Job
+from basisprune.scoring import idle_convs
+from basisprune.torchkit.moments import loss_statistics
 from basisprune.torchkit.surgery import named_tensors
 from basisprune.torchkit.watching import example_input
+from basisprune.training.config import TrainConfig
+from basisprune.training.trainable import set_trainable
 from basisprune.transfer.model import spec_of
 from basisprune.types import OUTPUT, Coupling
 
@@ -54,7 +59,9 @@ def refuse_unprunable(network: nn.Module, recipe: Recipe, framework: Framework, 
 
     >>> from basisprune.frameworks import find_framework
     >>> from basisprune.recipes import find_recipe
-    >>> refuse_unprunable(nn.Sequential(nn.Flatten(), nn.Linear(8, 2)), find_recipe("paper"), find_framework("basis"))
+    >>> net = nn.Sequential(nn.Flatten(), nn.Linear(12, 2))
+    >>> net.input_spec = InputSpec((2, 2), (0.5,) * 3, (0.5,) * 3)
+    >>> refuse_unprunable(net, find_recipe("paper"), find_framework("basis"))
     Traceback (most recent call last):
     basisprune.errors.ModelError: there is nothing to prune in Sequential: it has no conv or linear layer to split
     """
@@ -62,19 +69,35 @@ def refuse_unprunable(network: nn.Module, recipe: Recipe, framework: Framework, 
     reasons: dict[str, str] = {}
     if "basis" in axes:
         choices = choose_layers(network, linear=recipe.linear)
-        names = [choice.name for choice in choices if choice.left_alone is None]
+        example = example_input(network, spec_of(network).shape)
+        idle = dict.fromkeys(idle_convs(network, example), "it takes no part in what the network computes")
+        names = [choice.name for choice in choices if choice.left_alone is None and choice.name not in idle]
         check_layers(network, names)
+        if recipe.basis == "loss":
+            _check_statistics(network, names, example, recipe.finetune)
         if not names:
-            kept = {choice.name: str(choice.left_alone) for choice in choices}
+            kept = {choice.name: str(choice.left_alone) for choice in choices} | idle
             told = f"no layer can be split ({_told(kept)})" if kept else "it has no conv or linear layer to split"
             reasons["basis"] = told
     if "filters" in axes:
         coupling = traced(network)
         if not coupling.groups:
             reasons["filters"] = f"no filters can go ({_told(_frozen(coupling))})"
+        elif goal is not None:  # what is too much is too much by any scores
+            scores = score_filters(network, "random", coupling.layers)
+            plan_filters(network, scores, goal.filters, recipe.filter_plan, coupling=coupling)
     # A search prunes what can be pruned; ratios ask for all that they name.
     if reasons and (goal is not None or len(reasons) == len(axes)):
         raise ModelError(f"there is nothing to prune in {type(network).__name__}: {', and '.join(reasons.values())}")
+
+
+def _check_statistics(network: nn.Module, names: list[str], example: Tensor, tuning: TrainConfig) -> None:
+    """Raises LayerError or ModelError where it cannot be told what the network's layers do to the loss."""
+    linear = [name for name in names if isinstance(network.get_submodule(name), nn.Linear)]
+    batches = [(example, torch.zeros(len(example), dtype=torch.long))]
+    twin = copy.deepcopy(network)
+    set_trainable(twin, scales=tuning.train_scales, train=tuning.train)
+    _try("cannot be scored", network, lambda: loss_statistics(twin, names, batches, optional=linear))
 
 
 def _frozen(coupling: Coupling) -> dict[str, str]:

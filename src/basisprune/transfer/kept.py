@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from basisprune.errors import ConfigError, ModelError
 from basisprune.torchkit.heads import model_heads
 from basisprune.torchkit.watching import example_input
+from basisprune.torchkit.weight_norms import bake_parametrizations
 from basisprune.transfer.backbones import architecture_name, build_backbone, hints_of_name
 from basisprune.transfer.body import silence_auxiliary_heads
 from basisprune.transfer.checkpoints import fill, read_checkpoint, told
@@ -79,6 +80,8 @@ def kept_model(
     Images are prepared as `input_hints` say; for what those leave open, as the network's own `input_spec`, the files
     beside the weights, timm or torchvision say, and otherwise as for ImageNet, at 224x224.
 
+    Auxiliary heads go, and weights that torch's parametrizations compute become plain ones.
+
     Raises ModelError for a network that does not output scores of classes, and lists weights that do not fit.
 
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4))
@@ -110,6 +113,7 @@ def kept_with_facts(
         said = told(found, fill(built, found))
         beside = found.hints
     silence_auxiliary_heads(built)
+    bake_parametrizations(built)
     known = input_hints.over(own).over(beside).over(hints_of_network(built)).over(hints_of_name(network))
     spec = known.spec(image_channels(built))
     if (given := known_spec(built)) is not None:

@@ -6,11 +6,12 @@ import copy
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from tiny import differing, tiny_images, tiny_model, tiny_recipe, tiny_training
 from torch import Tensor, nn
 from trained import PREPARED, Own, trained
 
-from basisprune.errors import BasisPruneError, LayerError, ModelError
+from basisprune.errors import BasisPruneError, LayerError, ModelError, TooMuchError
 from basisprune.frameworks import find_framework
 from basisprune.listener import Silence
 from basisprune.recipes import RECIPES
@@ -134,6 +135,60 @@ def test_frameworks_are_asked_only_for_what_they_prune():
     recipe, model = RECIPES["quick"], tiny_model()
     for name in ("basis", "l1", "loss+basis", "baseline"):
         refuse_unprunable(model, recipe, find_framework(name))
+
+
+class WithMiddle(Own):
+    """`between` is what happens between its convs, with `part`."""
+
+    def __init__(self, between, part: nn.Module | None = None) -> None:
+        super().__init__()
+        self.between, self.part = between, part
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.between(self.part, torch.relu(self.first(images)))
+        return self.last(torch.relu(self.norm(self.middle(x))).mean((2, 3)))
+
+
+def without_gradients(_part: nn.Module | None, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        return x * 1
+
+
+def checkpointed(part: nn.Module, x: Tensor) -> Tensor:
+    return torch.utils.checkpoint.checkpoint(part, x, use_reentrant=True)
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+def test_a_network_whose_layers_cannot_be_scored_is_refused():
+    refused(WithMiddle(without_gradients), r"network\.middle: no gradient can reach it", LayerError)
+    refused(WithMiddle(checkpointed, nn.Conv2d(8, 8, 1)), "cannot be scored: .*set use_reentrant=False")
+
+
+def test_ratios_that_are_too_much_for_what_can_go_are_refused():
+    def made_of_data(part: nn.Linear, x: Tensor) -> Tensor:
+        return nn.functional.conv2d(x, part(x.mean((0, 2, 3))).view(8, 8, 1, 1))
+
+    refused(
+        WithMiddle(made_of_data, nn.Linear(8, 64)), "would remove .* but what can go is", TooMuchError, filter_ratio=0.9
+    )
+
+
+def test_layers_that_take_no_part_and_computed_weights_are_no_hindrance():
+    network = trained()
+    network.spare = nn.Conv2d(3, 40, 3)
+    nn.utils.parametrizations.weight_norm(network.middle)
+    said: list[str] = []
+    listener = Silence()
+    listener.say = said.append
+    options = {
+        "recipe": tiny_recipe(tiny_training(epochs=1)),
+        "keep_head": True,
+        "basis_ratio": 0.3,
+        "filter_ratio": 0.2,
+    }
+    result = compress(network, tiny_images(60), **options, **PREPARED, onnx=False, listener=listener)
+    assert "  network.spare stays as it is: it takes no part in what the network computes" in said
+    assert result.chosen.basis_ratio == 0.3
 
 
 def test_a_network_that_no_bundle_can_hold_is_told():
