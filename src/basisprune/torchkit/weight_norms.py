@@ -47,7 +47,7 @@ def bake_parametrizations(model: nn.Module) -> nn.Module:
         if is_parametrized(module):
             was_training = module.training
             module.eval()  # some change their state in train mode
-            for name in list(module.parametrizations):  # type: ignore[arg-type, union-attr]
+            for name in list(module.parametrizations):  # type: ignore[arg-type]
                 remove_parametrizations(module, name, leave_parametrized=True)
             module.train(was_training)
     return model
