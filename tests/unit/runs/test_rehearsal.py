@@ -188,7 +188,7 @@ def test_layers_that_take_no_part_and_computed_weights_are_no_hindrance():
     }
     result = compress(network, tiny_images(60), **options, **PREPARED, onnx=False, listener=listener)
     assert "  network.spare stays as it is: it takes no part in what the network computes" in said
-    assert result.chosen.basis_ratio == 0.3
+    assert 0 < result.chosen.basis_ratio <= 0.3
 
 
 def test_a_network_that_no_bundle_can_hold_is_told():
