@@ -37,7 +37,7 @@ from basisprune.runs.validating import read_settings
 from basisprune.stage_store import StageStore
 from basisprune.training.checkpoint import Past, load_checkpoint, save_checkpoint
 from basisprune.training.config import TrainConfig
-from basisprune.transfer.backbones import load_weights
+from basisprune.transfer.checkpoints import load_weights
 from basisprune.transfer.model import transfer_model
 from basisprune.types import BasisPlan, LayerPlan
 
@@ -358,6 +358,33 @@ def lists() -> list[Target]:
     ]
 
 
+def checkpoints() -> list[Target]:
+    """A folder of Hugging Face: shards, their index, and what is said of images and classes."""
+    names = sorted(state := {name: tensor.clone() for name, tensor in network().state_dict().items()})
+    shards = {f"model-{n}.safetensors": save({name: state[name] for name in names[n::2]}) for n in (0, 1)}
+    places = {name: f"model-{n}.safetensors" for n in (0, 1) for name in names[n::2]}
+    said: dict[str, Any] = {
+        "model.safetensors.index.json": {"metadata": {"total_size": 9}, "weight_map": places},
+        "config.json": {"id2label": {"0": "a", "1": "b", "2": "c"}, "pretrained_cfg": {"mean": [0.5], "std": [0.5]}},
+        "preprocessor_config.json": {"image_mean": [0.5], "image_std": [0.5], "size": {"height": 8, "width": 8}},
+    }
+
+    def spoil(folder: Path, chance: random.Random) -> None:
+        files = {**shards, **{name: json.dumps(value).encode() for name, value in said.items()}}
+        chosen = chance.choice(sorted(files))
+        if chosen in said and chance.random() < 0.8:
+            files[chosen] = spoilt_text(said[chosen], chance)
+        else:
+            files[chosen] = spoilt_bytes(files[chosen], chance)
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
+
+    def read(folder: Path) -> None:
+        load_weights(network(), folder).hints.spec(3)
+
+    return [Target("checkpoint folder", spoil, read)]
+
+
 def all_targets(source: Path) -> list[Target]:
     """Every kind of file that is read; `source` is a folder for sound ones."""
     return [
@@ -368,4 +395,5 @@ def all_targets(source: Path) -> list[Target]:
         *images(),
         *onnx_files(source),
         *lists(),
+        *checkpoints(),
     ]

@@ -69,6 +69,10 @@ from .training.loop import fit as fit
 from .training.predict import Predictions as Predictions
 from .training.predict import predict as predict
 from .training.trainable import set_trainable as set_trainable
+from .transfer.checkpoints import load_weights as load_weights
+from .transfer.hints import Hints as Hints
+from .transfer.kept import KeptModel as KeptModel
+from .transfer.kept import kept_model as kept_model
 from .transfer.model import TransferModel as TransferModel
 from .transfer.model import transfer_model as transfer_model
 from .types import BasisPlan as BasisPlan

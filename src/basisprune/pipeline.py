@@ -56,7 +56,8 @@ class Pipeline:
     `model` comes from `transfer_model` and is not modified; `data` is anything that `load_data` takes. With
     `checkpoints`, a folder, a run that was killed resumes where it stopped. `listener` is notified of each step;
     without one, training shows a progress bar, with `progress=None` only in a terminal. With a `planner`, `prune`
-    removes a fraction of what that counts, instead of the same fraction of all that the move prunes.
+    removes a fraction of what that counts, instead of the same fraction of all that the move prunes. A model that is
+    `trained` for these classes already is pruned as it is; only what is pruned from it is trained.
     """
 
     model: nn.Module
@@ -66,6 +67,7 @@ class Pipeline:
     progress: bool | None = None
     listener: Listener | None = None
     planner: CostPlanner | None = None
+    trained: bool = False
     _known: dict[Steps, State] = field(default_factory=dict, init=False, repr=False)
     _last_scored: tuple[Steps, str, ScoredFilters] | None = field(default=None, init=False, repr=False)
     _last_frontier: tuple[Steps, Move, Scored, PlanFrontier] | None = field(default=None, init=False, repr=False)
@@ -114,7 +116,15 @@ class Pipeline:
 
     def dense(self) -> State:
         """The trained model, where all frameworks without a basis start."""
-        return self._start(DENSE, lambda: self.model)
+        if not self.trained:
+            return self._start(DENSE, lambda: self.model)
+        steps = (DENSE,)
+        if steps not in self._known:
+            self.hearer.say("the network is taken as it is given, without training")
+            model = copy.deepcopy(self.model)
+            stage, said = self._stage(named(steps), model)
+            self._known[steps] = State(steps, model, (stage,), hits=said.hits, predictions=said)
+        return self._known[steps]
 
     def given(self) -> State:
         """The model as it was given; one that was trained for these classes before may need no training."""
@@ -349,7 +359,9 @@ class Pipeline:
             "filter_compensate": recipe.filter_compensate,
             "linear": recipe.linear,
         }
-        self.store.claim(common | fingerprint(self.model, self.splits))
+        if self.trained:
+            common["trained"] = True
+        self.store.claim(common | fingerprint(self.model, self.splits, with_head=self.trained))
 
 
 def run(

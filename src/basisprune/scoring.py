@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from basisprune.basis.decompose import decompose
 from basisprune.basis.layers import BasisPair
@@ -19,10 +19,12 @@ from basisprune.errors import DataError, TooMuchError
 from basisprune.importance import score_filters, taylor_scores
 from basisprune.importance.basis_loss import basis_loss
 from basisprune.importance.filter_loss import filter_loss, filter_statistics
+from basisprune.importance.layer_access import first_images
 from basisprune.plan import PlanConfig, traced
 from basisprune.recipes import Recipe
 from basisprune.torchkit.moments import OutputStatistics
-from basisprune.torchkit.surgery import find_layers
+from basisprune.torchkit.running import idle_modules
+from basisprune.torchkit.surgery import TORCH_CONVS, find_layers
 from basisprune.types import Coupling, InputSpec, Scores
 
 Statistics: TypeAlias = Mapping[str, OutputStatistics] | None
@@ -43,11 +45,21 @@ class Scoring:
     say: Callable[[str], None]
 
     def split(self, model: nn.Module) -> nn.Module:
-        """The model with every conv as a pair, and linear layers too if the recipe says so."""
+        """The model with every conv as a pair that takes part, and linear layers too if the recipe says so."""
         recipe = self.recipe
         self.say("decomposing every conv")
         batches = None if recipe.basis == "weights" else self.basis_batches()
-        return decompose(model, scale_init=recipe.scale_init, basis=recipe.basis, batches=batches, linear=recipe.linear)
+        idle = idle_convs(model, first_images(model, self.basis_batches()))
+        for name in idle:
+            self.say(f"  {name} stays as it is: it takes no part in what the network computes")
+        return decompose(
+            model,
+            scale_init=recipe.scale_init,
+            basis=recipe.basis,
+            batches=batches,
+            ignored_layers=idle,
+            linear=recipe.linear,
+        )
 
     def in_basis(self, model: nn.Module) -> nn.Module:
         """The model in the basis that is scored."""
@@ -127,6 +139,13 @@ def precision(model: nn.Module, recipe: Recipe) -> Iterator[None]:
     device = next(model.parameters()).device.type
     with torch.autocast(device, torch.bfloat16, enabled=recipe.train.mixed_precision == "bf16"):
         yield
+
+
+def idle_convs(model: nn.Module, images: Tensor) -> list[str]:
+    """The names of the convs that are not called when the model runs on these images."""
+    convs = dict(find_layers(model, TORCH_CONVS, opaque=BasisPair))
+    idle = idle_modules(model, images) if convs else set()
+    return [name for name in convs if name in idle]
 
 
 def _is_split(model: nn.Module) -> bool:

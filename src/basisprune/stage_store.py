@@ -131,20 +131,23 @@ def _shown(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def fingerprint(model: nn.Module, splits: Splits) -> dict[str, object]:
-    """What identifies a run's network and images: input, classes, weights and the split."""
+def fingerprint(model: nn.Module, splits: Splits, *, with_head: bool = False) -> dict[str, object]:
+    """What identifies a run's network and images: input, classes, weights and the split.
+
+    The weights of a classifier count only `with_head`: a new one is drawn at each start.
+    """
     return {
         "input": asdict(spec_of(model)),
         "classes": list(splits.classes),
-        "weights": _weights_digest(model),
+        "weights": _weights_digest(model, with_head=with_head),
         "images": manifest_of(splits).digest,
     }
 
 
-def _weights_digest(model: nn.Module) -> str:
-    """A fingerprint of the initial weights, without the classifier, which may be reinitialised."""
+def _weights_digest(model: nn.Module, *, with_head: bool) -> str:
+    """A fingerprint of the initial weights; without the classifier, if that may be reinitialised."""
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
-        if not name.startswith("classifier."):
+        if with_head or not name.startswith("classifier."):
             digest.update(name.encode() + tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]

@@ -10,7 +10,17 @@ import pytest
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 SEEDS = 12
 WORDS = ("what config.json says", "tensors", "plans", "bytes", "latencies", "checkpoints", "summary", "settings")
-MORE = ("images", "npz", "metadata", "images.json", "tests.json", "config.yaml", "groups", "weights")
+MORE = (
+    "images",
+    "npz",
+    "metadata",
+    "images.json",
+    "tests.json",
+    "config.yaml",
+    "groups",
+    "weights",
+    "checkpoint folder",
+)
 
 
 @pytest.fixture(scope="module")

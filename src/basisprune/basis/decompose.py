@@ -138,6 +138,7 @@ def decompose(
         inplace = True
     choices = choose_layers(model, ignored_layers=ignored_layers, linear=linear)
     names = [choice.name for choice in choices if choice.left_alone is None]
+    check_layers(model, names)
     statistics: Mapping[str, OutputStatistics] = {}
     spare = [name for name in names if linear == "auto" and isinstance(model.get_submodule(name), nn.Linear)]
     if batches is not None:
@@ -153,6 +154,30 @@ def decompose(
     for name, pair in pairs.items():
         result = replace_module(result, name, pair)
     return result
+
+
+def check_layers(model: nn.Module, names: Iterable[str]) -> None:
+    """Raises LayerError that names the first of these layers that cannot be split, without splitting any.
+
+    >>> net = nn.Sequential(nn.Conv2d(3, 8, 1))
+    >>> _ = net[0].register_forward_hook(lambda *_: None)
+    >>> check_layers(net, ["0"])
+    Traceback (most recent call last):
+    basisprune.errors.LayerError: 0: has hooks, which a rewrite would lose; remove them, or add it to ignored_layers
+    """
+    for name in names:
+        layer = model.get_submodule(name)
+        if isinstance(layer, nn.Linear):
+            plain_linear(name, layer)
+        elif isinstance(layer, TORCH_CONVS):
+            plain_conv(name, layer)
+        if isinstance(weight := vars(layer)["_parameters"].get("weight"), Tensor):
+            _refuse_odd_numbers(name, weight)
+
+
+def _refuse_odd_numbers(name: str, weight: Tensor) -> None:
+    if not bool(weight.isfinite().all()):
+        raise LayerError(name, "its weight holds NaN or infinite values; load the weights again")
 
 
 def recompose(model: nn.Module, *, inplace: bool = False) -> nn.Module:
@@ -183,8 +208,7 @@ def _split(name: str, layer: Layer, scale_init: float, statistics: OutputStatist
     plain = plain_linear(name, layer) if isinstance(layer, nn.Linear) else plain_conv(name, layer)
     groups, _, _ = _matrix_shape(plain)
     matrix = to_matrix(plain)
-    if not bool(matrix.isfinite().all()):
-        raise LayerError(name, "its weight holds NaN or infinite values; load the weights again")
+    _refuse_odd_numbers(name, matrix)
     if statistics is None:
         first, second = weight_basis(matrix)
     elif isinstance(statistics, LossStatistics):

@@ -196,6 +196,19 @@ def _number(text: object, units: Mapping[str, float], wanted: str) -> float:
     return round(value, 12)
 
 
+def numbers(text: object) -> list[float]:
+    """Numbers with commas between them, one for each channel or one for all; or a list of them from a file.
+
+    >>> numbers("0.485,0.456,0.406"), numbers([0.5])
+    ([0.485, 0.456, 0.406], [0.5])
+    """
+    parts = text if isinstance(text, list) else str(text).split(",")
+    try:
+        return [float(str(part)) for part in parts]
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} given; expected numbers such as 0.485,0.456,0.406") from None
+
+
 def as_given(value: Any) -> Any:
     """The value unchanged: a name from the command line, or a mapping of settings from a file."""
     return value
@@ -273,7 +286,42 @@ TrustCode = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on stdout.")]
 Model = Annotated[
-    str, typer.Option(help="A timm model name, package.module:factory, or a model/ folder written by train.")
+    str,
+    typer.Option(
+        help="A timm name (also hf-hub:owner/name, local-dir:folder), torchvision:name, package.module:factory, or a "
+        "model/ folder written by train."
+    ),
+]
+Weights = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE", help="The model's weights: .safetensors, .pt, .pth, .ckpt, or a folder of Hugging Face or timm."
+    ),
+]
+WeightsKey = Annotated[
+    str | None, typer.Option(metavar="NAME", help="The entry of that file with the weights, such as state_dict_ema.")
+]
+KeepHead = Annotated[
+    bool,
+    typer.Option(
+        "--keep-head", help="The model is trained for these classes: keep its head, and do not train it before pruning."
+    ),
+]
+TuneFirst = Annotated[
+    bool, typer.Option("--tune-first", help="With --keep-head: train it on your images before it is pruned.")
+]
+Mean = Annotated[
+    Any,
+    typer.Option(
+        "--mean", parser=numbers, metavar="NUMBERS", help="Subtracted from pixels of 0 to 1 (default: the model's)."
+    ),
+]
+Std = Annotated[
+    Any,
+    typer.Option("--std", parser=numbers, metavar="NUMBERS", help="Pixels are divided by it (default: the model's)."),
+]
+Interpolation = Annotated[
+    str | None, typer.Option(help="How images are resized: bilinear, bicubic or nearest (default: the model's).")
 ]
 Data = Annotated[str, typer.Option(help="A folder of class folders, an .npz file, or torchvision:NAME.")]
 Output = Annotated[Path, typer.Option(help="The output folder; an unfinished run in it resumes.")]
@@ -316,14 +364,21 @@ Limit = Annotated[int | None, typer.Option(help="Train on at most this many imag
 Seed = Annotated[int, typer.Option(help="Random seed for the split, initialisation and training.")]
 
 
-def named_network(model: str, size: int | None, classes: int, trust_code: bool) -> nn.Module:
-    """The network in a folder, or a new one by name."""
+def named_network(
+    model: str, size: int | None, classes: int, trust_code: bool, *, keep_head: bool = False, weights: str | None = None
+) -> nn.Module:
+    """The network in a folder, or a new one by name, with a head for that many classes or its own."""
     from basisprune.errors import ModelError
     from basisprune.runs.load import FileModel, load_any
     from basisprune.transfer.model import transfer_model
 
     if not Path(model).exists():
-        return transfer_model(model, classes, input_size=size)
+        if keep_head:
+            from basisprune.transfer.hints import Hints
+            from basisprune.transfer.kept import kept_model
+
+            return kept_model(model, weights=weights, input_hints=Hints(None if size is None else (size, size)))
+        return transfer_model(model, classes, weights=weights, input_size=size)
     network = load_any(model, trust_remote_code=trust_code).model
     if isinstance(network, FileModel):
         raise ModelError(f"{model}: the layers of an exported file cannot be listed; pass the model/ folder next to it")

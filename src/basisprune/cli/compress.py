@@ -15,19 +15,26 @@ from basisprune.cli.common import (
     Data,
     Epochs,
     Groups,
+    Interpolation,
     Json,
+    KeepHead,
     Limit,
+    Mean,
     Model,
     Output,
     Pretrained,
     RecipeOption,
     Seed,
     Size,
+    Std,
     Strict,
     Teller,
     TestFraction,
     TrustCode,
+    TuneFirst,
     ValFraction,
+    Weights,
+    WeightsKey,
     amount,
     as_given,
     command_line,
@@ -86,6 +93,13 @@ def compress(
     search: Annotated[Any, typer.Option(parser=as_given, hidden=True)] = None,
     size: Size = None,
     pretrained: Pretrained = True,
+    weights: Weights = None,
+    weights_key: WeightsKey = None,
+    keep_head: KeepHead = False,
+    tune_first: TuneFirst = False,
+    mean: Mean = None,
+    std: Std = None,
+    interpolation: Interpolation = None,
     val_fraction: ValFraction = 0.2,
     test_fraction: TestFraction = 0.1,
     confirm_fraction: ConfirmFraction = 0.5,
@@ -125,6 +139,7 @@ def compress(
       basisprune compress --model resnet50 --data photos --output out
       basisprune compress --model mobilenetv3_large_100 --data photos --target-params 1M --int8 --output out
       basisprune compress --model resnet50 --data photos --optimize latency --device device.json --output out
+      basisprune compress --model my_module:network --weights my.safetensors --keep-head --data photos --output out
       basisprune compress --config out/config.yaml --max-drop 2% --output another --dry-run
 
     Exit codes: 0 done, 1 error, 2 usage error, 3 no pruned model within the budget or, with --require-certified, none

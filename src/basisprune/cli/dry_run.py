@@ -65,7 +65,7 @@ def show_plan(job: Job, output: Path, *, as_json: bool) -> None:
         *(f"data     {line}" for line in data.describe().splitlines()),
         f"goal     {wanted}, with {job.config.framework.name}",
         *([] if certifiable is None else [f"promise  {certifiable}"]),
-        f"recipe   {train.epochs} epochs to train, at most {tune.epochs} per candidate, {train.optimizer}, "
+        f"recipe   {_before(job)}, at most {tune.epochs} epochs per candidate, {train.optimizer}, "
         f"batches of {train.batch_size}",
         f"search   about {time.candidates} candidates{_at_most(time)}",
         f"time     about {duration(time.total)} on this machine{_longest(time)}: {duration(time.reference)} for the "
@@ -74,6 +74,12 @@ def show_plan(job: Job, output: Path, *, as_json: bool) -> None:
         "nothing was written",
     ]
     typer.echo("\n".join(lines))
+
+
+def _before(job: Job) -> str:
+    if job.config.start.is_trained:
+        return "the model as it is"
+    return f"{job.config.recipe.train.epochs} epochs to train"
 
 
 def _at_most(time: Estimate) -> str:

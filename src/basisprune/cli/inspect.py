@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from basisprune.cli.common import ConfigFile, Json, TrustCode, named_network, show_json, told_errors
+from basisprune.cli.common import ConfigFile, Json, TrustCode, Weights, named_network, show_json, told_errors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,6 +21,8 @@ def inspect(
     model: Annotated[str, typer.Argument(help="A timm model name, package.module:factory, a result or a bundle.")],
     size: Annotated[int | None, typer.Option(help="Image height and width in pixels (default: the model's).")] = None,
     classes: Annotated[int, typer.Option(help="Number of classes, for a model given by name.")] = 10,
+    weights: Weights = None,
+    keep_head: Annotated[bool, typer.Option("--keep-head", help="A model by name keeps its own head.")] = False,
     latency: Annotated[bool, typer.Option("--latency", help="Measure the latency on this machine.")] = False,
     trust_code: TrustCode = False,
     as_json: Json = False,
@@ -32,6 +34,7 @@ def inspect(
     Examples:
       basisprune inspect resnet50 --size 128
       basisprune inspect out --latency
+      basisprune inspect my_module:network --keep-head --weights my.safetensors --size 64
       basisprune inspect out/model --json
     """
     with told_errors():
@@ -39,7 +42,7 @@ def inspect(
         from basisprune.report import layer_table
         from basisprune.transfer.model import spec_of
 
-        network = named_network(model, size, classes, trust_code)
+        network = named_network(model, size, classes, trust_code, keep_head=keep_head, weights=weights)
         spec = spec_of(network)
         shape = spec.shape if size is None else (spec.channels, size, size)
         report = joined_report(network, shape)

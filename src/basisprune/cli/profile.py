@@ -26,6 +26,7 @@ def profile(
         int | None, typer.Option(min=1, help="Threads of the runtime (default: 1, or as the folder was prepared).")
     ] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Images at a time (default: 1).")] = None,
+    keep_head: Annotated[bool, typer.Option("--keep-head", help="A model by name keeps its own head.")] = False,
     trust_code: Annotated[bool, typer.Option("--trust-code", help="Run a model's own code.")] = False,
 ) -> None:
     """Measure how long the layers of a model take on a device, for compress --device.
@@ -51,7 +52,8 @@ def profile(
         if folder is not None:
             _measure(folder, threads, output)
             return
-        _from_model(model or "", size, (threads or 1, batch or 1), prepare, output, trust_code=trust_code)
+        setting = threads or 1, batch or 1
+        _from_model(model or "", size, setting, prepare, output, keep_head=keep_head, trust_code=trust_code)
 
 
 def _faults(
@@ -100,6 +102,7 @@ def _from_model(
     prepare: Path | None,
     output: Path | None,
     *,
+    keep_head: bool,
     trust_code: bool,
 ) -> None:
     from basisprune.deploy.layer_models import SCRIPT, write_layer_models
@@ -107,7 +110,7 @@ def _from_model(
     from basisprune.files import user_path, write_text
     from basisprune.transfer.model import spec_of
 
-    network = named_network(name, size, 10, trust_code)
+    network = named_network(name, size, 10, trust_code, keep_head=keep_head)
     spec = spec_of(network)
     shapes = wanted_shapes(network, spec.shape if size is None else (spec.channels, size, size))
     threads, batch = setting

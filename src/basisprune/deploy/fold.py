@@ -37,6 +37,7 @@ from basisprune.torchkit.kinds import refuse_lazy
 from basisprune.torchkit.running import hooked, mode, relative_difference, tensors_in
 from basisprune.torchkit.surgery import Layer, find_layers, output_channels, refuse_hooks, replace_module
 from basisprune.torchkit.watching import example_input
+from basisprune.transfer.kept import KeptModel
 from basisprune.transfer.model import TransferModel
 from basisprune.transfer.norms import NormedConv
 from basisprune.types import InputSpec
@@ -68,8 +69,8 @@ def fold(
     whichever is cheaper: in multiply-adds, in parameters, or by `"latency"`, timed here at the layer's own input
     size, in the `runtime` that is going to be used (in eager PyTorch in the memory format of the example), or looked
     up in the `times` of a device.
-    `"none"` keeps all pairs. A `TransferModel` becomes a `torch.fx.GraphModule` with the same names inside, which
-    knows its `input_spec` and `classes`; it needs torch, and whatever package the backbone's blocks come from.
+    `"none"` keeps all pairs. A `TransferModel` or `KeptModel` becomes a `torch.fx.GraphModule` with the same names
+    inside, which knows its `input_spec` and `classes`; it needs torch, and whatever package its blocks come from.
 
     The outputs are always compared. Raises LayerError, naming the first layer that differs, if they do not
     agree, and ModelError if a TransferModel cannot be traced.
@@ -261,8 +262,9 @@ def _plain_structure(model: nn.Module) -> nn.Module:
             parts: dict[str, nn.Module] = {"conv": conv, "norm": norm}
             plain = answer_like(nn.Sequential(OrderedDict(parts)), conv, conv.out_channels)
         model = replace_module(model, name, plain)
-    for name, transfer in list(find_layers(model, TransferModel)):
-        model = replace_module(model, name, traced(name, transfer))
+    outer: tuple[type[TransferModel | KeptModel], ...] = (TransferModel, KeptModel)
+    for name, whole in list(find_layers(model, outer)):
+        model = replace_module(model, name, traced(name, whole))
     for name, module in model.named_modules():
         if type(module).__module__.partition(".")[0] == "basisprune":
             raise LayerError(name, f"{type(module).__name__} has no plain form; use it only inside a TransferModel")

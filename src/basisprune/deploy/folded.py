@@ -1,4 +1,4 @@
-"""A folded transfer model: the graph of its plain parts, and the TransferModel of the same parts."""
+"""A folded network: the graph of its plain parts, and the TransferModel or KeptModel of the same parts."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TypedDict, cast
 from torch import Tensor, fx, nn
 
 from basisprune.errors import LayerError
+from basisprune.transfer.kept import KeptModel
 from basisprune.transfer.model import GlobalPool, Layout, ModelSource, TransferModel
 from basisprune.types import InputSpec
 
@@ -30,7 +31,7 @@ class _Spec(TypedDict):
 
 class _Source(TypedDict):
     backbone: str | None
-    insert_norm: bool
+    insert_norm: bool | None
 
 
 class _Pool(TypedDict):
@@ -66,7 +67,7 @@ class _Step:
 
 
 class FoldedModel(fx.GraphModule):
-    """What `fold` makes of a TransferModel: a graph of calls of its parts, which keep their names.
+    """What `fold` makes of a TransferModel or KeptModel: a graph of calls of its parts, which keep their names.
 
     The graph is walked when it runs, step by step; no source is generated and compiled, as torch's own GraphModule
     does, so that nothing in a file can become code. What it knows of itself lies in `about` as plain data. Pickled, it
@@ -191,21 +192,24 @@ class _OuterTracer(fx.Tracer):
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:  # noqa: ARG002
         """Whether the module stays a module."""
-        return not isinstance(m, (TransferModel, GlobalPool))
+        return not isinstance(m, (TransferModel, GlobalPool, KeptModel))
 
 
-def traced(name: str, model: TransferModel) -> FoldedModel:
+def traced(name: str, model: TransferModel | KeptModel) -> FoldedModel:
     """What the model called `name` does, as a graph of its parts, which are shared; raises LayerError if it cannot."""
     try:
         graph = _OuterTracer().trace(model)
     except Exception as error:
+        inner = model.network if isinstance(model, KeptModel) else model.backbone
         raise LayerError(
             name,
-            f"{type(model.backbone).__name__}.forward_features cannot be traced ({error}); give the backbone a "
+            f"{type(inner).__name__}.forward_features cannot be traced ({error}); give the backbone a "
             "forward_features that only calls modules and torch functions",
         ) from error
     classes: Sequence[str] | None = getattr(model, "classes", None)
-    pool = _Pool(layout=model.pool.layout, prefix_tokens=model.pool.prefix_tokens)
+    pool = None
+    if isinstance(model, TransferModel):
+        pool = _Pool(layout=model.pool.layout, prefix_tokens=model.pool.prefix_tokens)
     return folded(model, graph, about(model.input_spec, model.source, classes, pool))
 
 
@@ -232,15 +236,17 @@ def folded(parts: nn.Module, graph: fx.Graph, known: About) -> FoldedModel:
     return result
 
 
-def untraced(model: FoldedModel, fresh: nn.Module | None) -> TransferModel:
-    """A TransferModel that does what the graph does, on the parts of the graph, which are shared.
+def untraced(model: FoldedModel, fresh: nn.Module | None) -> TransferModel | KeptModel:
+    """A TransferModel or KeptModel that does what the graph does, on the parts of the graph, which are shared.
 
     A file need not hold a graph then: the architecture is traced anew instead. `fresh` is that architecture with any
     weights, and is used up; it is None where the backbone is one part of the graph. Raises LayerError if it is not.
     """
-    if isinstance(fresh, TransferModel):
+    if isinstance(fresh, TransferModel | KeptModel):
         _adopt(fresh, model)
         fresh.input_spec, fresh.source = model.input_spec, model.source
+        if isinstance(fresh, KeptModel):
+            fresh.part = next((str(node.args[1]) for node in model.graph.nodes if node.target is getattr), None)
         return fresh.eval()
     parts, pool = dict(model.named_children()), model.about["pool"]
     backbone, dropout, classifier = (parts.get(name) for name in ("backbone", "dropout", "classifier"))

@@ -63,7 +63,9 @@ def _run(job: Job, output: Path, config: Settings, listener: Listener, command: 
     training, splits = job.config.recipe.train, job.splits
     keep_images(output, splits, listener)
     store = StageStore(output, listener.say)
-    store.claim(fingerprint(job.network, splits))  # the same names may refer to other weights or images
+    store.claim(
+        fingerprint(job.network, splits, with_head=job.config.start.keep_head)
+    )  # the same names may refer to other weights or images
     listener.say(splits.describe())
     listener.say(f"training for {training.epochs} epochs")
     trained = fit(job.network, splits.train, splits.val, training, checkpoint=output / "training.pt")
@@ -90,7 +92,7 @@ def _run(job: Job, output: Path, config: Settings, listener: Listener, command: 
 def _noted(job: Job) -> dict[str, JsonValue]:
     """The settings that affect training: all except those of pruning."""
     images = ("size", "val_fraction", "test_fraction", "confirm_fraction", "limit", "groups", "strict")
-    names = ("model", "data", *images, "pretrained", "seed")
+    names = ("model", "data", *images, "pretrained", "seed", *job.config.start.noted())
     noted = {name: value for name, value in job.noted().items() if name in names}
     return {**noted, "recipe": {"train": asdict(job.config.recipe.train)}}
 

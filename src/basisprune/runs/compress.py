@@ -132,6 +132,9 @@ def compress(
     it could be. The test images are used once, at the end. The options are those of the command line (see `Options`).
     With `basis_ratio` or `filter_ratio`, the fractions of basis vectors and filters to remove, there is no search.
 
+    With `keep_head`, `model` is your own network, or a factory or name with `weights`, trained for these classes: it
+    is not trained anew, and the budget is counted from what it is (docs/own_model.md).
+
     With `output`, a folder, every candidate is saved there, and a run that was killed resumes and gives the same
     result; at the end the folder contains everything that `Compressed.save` writes. `listener` is notified of each
     step.
@@ -167,7 +170,15 @@ def _run(job: Job, folder: OutputFolder | None, listener: Listener, command: str
     device = None if config.device is None else user_path(config.device, "device")
     keep = StageStore(stages, listener.say).times
     planner = CostPlanner.of(config.optimize, device, job.network, listener.say, keep)
-    pipeline = Pipeline(job.network, job.splits, config.recipe, checkpoints=stages, listener=listener, planner=planner)
+    pipeline = Pipeline(
+        job.network,
+        job.splits,
+        config.recipe,
+        checkpoints=stages,
+        listener=listener,
+        planner=planner,
+        trained=config.start.is_trained,
+    )
     certified = Certified(Search(pipeline, config.goal, config.search, promise=promise).run())
     if promise is not None:
         certified = certify_job(job, certified.found, promise, listener, folder=None if folder is None else folder.path)

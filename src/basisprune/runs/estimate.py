@@ -117,6 +117,7 @@ def estimate(job: Job) -> Estimate:
     tuning = training if recipe.finetune == recipe.train else seconds_per_pass(split, data, recipe.finetune)
     # What is decomposed before it is trained is compared with the network that was not, which is trained too.
     trainings = 2 if split is not job.network and recipe.basis != "loss" else 1
+    trainings -= job.config.start.is_trained  # one of them is that of the network itself
     expected, most = expected_candidates(job.config), most_candidates(job.config)
     if searches_twice(job.config.promised, data):
         expected = min(2 * expected, most)

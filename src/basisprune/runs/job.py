@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -24,13 +24,19 @@ from basisprune.data.reading import Reading
 from basisprune.data.roles import groups_of, units
 from basisprune.data.split import set_aside
 from basisprune.deploy.bundle import holds_bundle, load_bundle
+from basisprune.deploy.folded import FoldedModel
 from basisprune.deploy.timing import table_digest
 from basisprune.errors import CheckpointError, ConfigError, ModelError
 from basisprune.files import user_path
 from basisprune.listener import Listener, Silence
 from basisprune.results import Settings
+from basisprune.runs.given import check_classes
 from basisprune.runs.options import ImageOptions, RunConfig
 from basisprune.runs.output import CONFIG, DEVICE_DIGEST, IN_PYTHON, same_data, settings_of
+from basisprune.transfer.backbones import is_known_name
+from basisprune.transfer.checkpoints import fill, read_checkpoint, told
+from basisprune.transfer.hints import NO_HINTS, Hints
+from basisprune.transfer.kept import KeptModel, kept_model, kept_with_facts
 from basisprune.transfer.model import TransferModel, spec_of, transfer_model
 
 ModelSource = str | os.PathLike[str] | nn.Module
@@ -64,8 +70,9 @@ def prepare_job(
 ) -> Job:
     """The network to start from, with its classes, and the images at its input size, all of which were opened.
 
-    `model` is a transfer model, the folder of a saved one, or anything that `transfer_model` takes; `data` is
-    anything that `load_data` takes. A run in the folder `output` that has chosen its images before goes on with
+    `model` is a transfer model, the folder of a saved one, or anything that `transfer_model` takes; with `keep_head` in
+    the settings, it is a network that is trained for the classes of the data. `data` is anything that `load_data`
+    takes. A run in the folder `output` that has chosen its images before goes on with
     exactly these, and so does one that starts from the model of a run on the same data: what a network was trained on
     does not judge it, and what has judged it does not confirm. Raises ConfigError for a size other than that of an
     already trained model, and DataError for images that cannot be used, or are not those of the run.
@@ -85,12 +92,16 @@ def prepare_job(
         model = str(model)
     if isinstance(model, str) and _is_folder_of_a_model(Path(model)):
         model = load_bundle(model, trust_remote_code=config.trust_code).model
-        if not isinstance(model, TransferModel):
+        if isinstance(model, FoldedModel) or not hasattr(model, "input_spec"):
             raise ModelError(
                 "this bundle is folded and cannot be trained; start from a bundle written by `basisprune train`"
             )
-    if isinstance(model, nn.Module) and hasattr(model, "input_spec"):
-        network, splits = _known_network(model, read, config)
+        if not isinstance(model, TransferModel) and not config.start.keep_head:
+            model = kept_model(model)  # as it was trained there
+    if config.start.keep_head:
+        network, splits = _kept_network(model, read, config, listener or Silence())
+    elif isinstance(model, nn.Module) and hasattr(model, "input_spec"):
+        network, splits = _known_network(_with_weights(model, config, listener or Silence()), read, config)
     else:
         network, splits = _new_network(model, read, config)
     return Job(network, splits, config, *names)
@@ -113,12 +124,62 @@ def _known_network(model: nn.Module, read: _Read, config: RunConfig) -> tuple[nn
     return _with_white(model, splits), splits
 
 
+def _kept_network(
+    model: str | nn.Module, read: _Read, config: RunConfig, listener: Listener
+) -> tuple[nn.Module, Splits]:
+    """A network that is trained for the classes of the data, with its own head, and its images."""
+    start, size = config.start, config.images.size
+    names: Sequence[str] | None = getattr(model, "classes", None)
+    if isinstance(model, TransferModel | KeptModel):
+        network, splits = _known_network(_with_weights(model, config, listener), read, config)
+    else:
+        network, facts = kept_with_facts(
+            model,
+            pretrained=config.pretrained and start.weights is None and is_known_name(model),
+            weights=start.weights,
+            weights_key=start.weights_key,
+            input_hints=start.hints(size),
+        )
+        for line in facts.said:
+            listener.say(line)
+        names = facts.classes
+        splits = read(network.input_spec.size)
+        white = network.input_spec.white
+        splits = splits if white is None else reread(splits, white=white)
+        network = _with_white(network, splits)
+    check_classes(network, splits, names, listener)
+    return network, splits
+
+
+def _with_weights(model: nn.Module, config: RunConfig, listener: Listener) -> nn.Module:
+    """The network, with the weights and the preparation that the settings name; the one given is not changed."""
+    start = config.start
+    if start.weights is not None:
+        model = copy.deepcopy(model)
+        found = read_checkpoint(start.weights, key=start.weights_key)
+        for line in told(found, fill(model, found)):
+            listener.say(line)
+    given, spec = start.hints(None), spec_of(model)
+    if given == NO_HINTS:
+        return model
+    other = copy.copy(model)  # its layers are the same
+    own = Hints(spec.size, spec.mean, spec.std, spec.interpolation)
+    vars(other)["input_spec"] = replace(given.over(own).spec(spec.channels), white=spec.white)
+    return other
+
+
 def _new_network(model: str | nn.Module, read: _Read, config: RunConfig) -> tuple[nn.Module, Splits]:
     side = config.images.size
     splits = read(None if side is None else (side, side))
-    by_name = isinstance(model, str) and ":" not in model
-    network = transfer_model(model, splits.num_classes, pretrained=config.pretrained and by_name, input_size=side)
-    return _with_white(network, splits), reread(splits, size=network.input_spec.size)
+    start = config.start
+    pretrained = config.pretrained and start.weights is None and is_known_name(model)
+    if start.weights_key is not None:
+        raise ConfigError("weights_key: given without keep_head; a network that gets a new head takes whole files")
+    network: nn.Module = transfer_model(
+        model, splits.num_classes, pretrained=pretrained, weights=start.weights, input_size=side
+    )
+    network = _with_weights(network, replace(config, start=replace(start, weights=None)), Silence())
+    return _with_white(network, splits), reread(splits, size=spec_of(network).size)
 
 
 def _with_white(network: nn.Module, splits: Splits) -> nn.Module:

@@ -22,6 +22,7 @@ from basisprune.runs.validating import faults_of, recipe_of, search_of
 from basisprune.search import SearchConfig
 from basisprune.training.config import LARGEST_SEED
 from basisprune.training.metrics import Metric, check_metric, metric_name
+from basisprune.transfer.hints import Hints, Interpolation
 
 RATIOS = ("basis_ratio", "filter_ratio")
 BUDGETS = tuple(each.name for each in fields(Budget))
@@ -39,6 +40,11 @@ class Options(TypedDict, total=False):
     "balanced", "macro-f1", "worst-class" or a function(labels, predictions), the more the better) and certified with
     `confidence` on images that nothing else looks at; with `require_certified` a result that is only estimated counts
     as a failure.
+
+    `weights` is a file or folder with the network's weights, `weights_key` the entry in it. With `keep_head`, the
+    network is one that was trained for these classes: it keeps its head, is the reference, and is not trained before
+    it is pruned, unless with `tune_first`. `mean`, `std` (of each channel, of values from 0 to 1) and `interpolation`
+    say how its images are prepared, where neither it nor its checkpoint does.
     """
 
     max_drop: float | None
@@ -56,6 +62,13 @@ class Options(TypedDict, total=False):
     search: Mapping[str, object] | SearchConfig | None
     size: int | None
     pretrained: bool
+    weights: str | None
+    weights_key: str | None
+    keep_head: bool
+    tune_first: bool
+    mean: list[float] | None
+    std: list[float] | None
+    interpolation: Interpolation | None
     val_fraction: float
     test_fraction: float
     confirm_fraction: float
@@ -88,6 +101,49 @@ class ImageOptions:
 
 
 @dataclass(frozen=True)
+class StartOptions:
+    """What the run starts from: the network's weights, whether it keeps its head, and how its images are prepared."""
+
+    weights: str | None = None
+    weights_key: str | None = None
+    keep_head: bool = False
+    tune_first: bool = False
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    interpolation: Interpolation | None = None
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether the network is taken as it is, without training it before it is pruned."""
+        return self.keep_head and not self.tune_first
+
+    def hints(self, size: int | None) -> Hints:
+        """How the images are prepared, as far as the settings say."""
+        return Hints(None if size is None else (size, size), self.mean, self.std, self.interpolation)
+
+    def noted(self) -> dict[str, JsonValue]:
+        """Those that are set, as in config.yaml."""
+        given = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items() if value}
+
+    @classmethod
+    def of(cls, given: Mapping[str, object], faults: list[str]) -> StartOptions:
+        """Those among all settings; what is wrong with them goes to `faults`."""
+        own = {each.name: given[each.name] for each in fields(cls) if each.name in given}
+        start = cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in own.items()})  # type: ignore[arg-type]
+        if start.weights_key is not None and start.weights is None:
+            faults.append(f"weights_key: {start.weights_key!r} given without weights, which it is an entry of")
+        if start.tune_first and not start.keep_head:
+            faults.append("tune_first: given without keep_head; a network with a new head is always trained first")
+        size = given.get("size")
+        try:
+            start.hints(size if isinstance(size, int) else None).spec(len(start.mean or start.std or (0.0,) * 3))
+        except ConfigError as error:
+            faults += error.faults
+        return start
+
+
+@dataclass(frozen=True)
 class PromiseOptions:
     """What a budget of accuracy is counted in, how surely it is to be kept, and whether that is indispensable."""
 
@@ -112,6 +168,7 @@ class RunConfig:
     trust_code: bool = False
     optimize: Optimize = "params"
     device: str | None = None
+    start: StartOptions = field(default_factory=StartOptions)
 
     @property
     def framework(self) -> Framework:
@@ -146,7 +203,7 @@ class RunConfig:
             "require_certified": self.promise.require_certified,
         }
         stages: dict[str, JsonValue] = {"recipe": asdict(self.recipe), "search": asdict(self.search)}
-        return {**goal, **asdict(self.images), **promise, **rest, **stages}
+        return {**goal, **asdict(self.images), **promise, **rest, **self.start.noted(), **stages}
 
 
 def configure(options: Options) -> RunConfig:
@@ -170,6 +227,7 @@ def configure(options: Options) -> RunConfig:
     recipe, search, goal = _recipe_of(given, faults), _search_of(given, faults), _goal_of(given, faults)
     faults += check_metric(given.get("metric", "accuracy")) + check_confidence(given.get("confidence", 0.95))
     optimize = _optimize_of(given, goal, recipe, search, faults)
+    start = StartOptions.of(given, faults)
     if recipe is not None and search is not None and isinstance(goal, Ratios):
         faults += _without_a_move(goal, find_framework(search.framework or recipe.framework))
     if faults or recipe is None or search is None or goal is None:
@@ -189,6 +247,7 @@ def configure(options: Options) -> RunConfig:
         trust_code=given.get("trust_code", False),
         optimize=optimize,
         device=given.get("device"),
+        start=start,
     )
 
 

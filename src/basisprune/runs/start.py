@@ -1,4 +1,4 @@
-"""What a run would fail at in its last minute, tried in its first: names, packages, folders, space."""
+"""What a run would fail at in its last minute, tried in its first: names, packages, folders, space, the network."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ from basisprune.files import user_path
 from basisprune.listener import Listener, Silence
 from basisprune.results import Settings
 from basisprune.runs.estimate import expected_candidates
+from basisprune.runs.given import refuse_guessing
 from basisprune.runs.job import Job
 from basisprune.runs.options import RunConfig
 from basisprune.runs.output import BUNDLE, CONFIG, OutputFolder
+from basisprune.runs.rehearsal import rehearse
 from basisprune.torchkit.kinds import refuse_other_precisions, refuse_untrainable
 from basisprune.torchkit.surgery import named_tensors
 from basisprune.transfer.model import spec_of
@@ -40,8 +42,16 @@ def check_start(job: Job, output: OutputFolder | None, settings: Settings, liste
     refuse_other_precisions(job.network, command)
     _check_names(job, settings)
     _check_device(job)
-    if output is None:
-        return
+    if output is not None:
+        _check_output(job, output, settings, listener)
+    hears, prunes = listener or Silence(), command == "compress"
+    rehearse(job, prunes=prunes, saves=output is not None, listener=hears)
+    if prunes and job.config.start.is_trained:
+        refuse_guessing(job.network, job.splits, prepared=job.config.recipe.train.prepared, listener=hears)
+
+
+def _check_output(job: Job, output: OutputFolder, settings: Settings, listener: Listener | None) -> None:
+    """Raises the error that the folder, or what is to be written into it, would cause."""
     _check_place(output.path, job.data)
     output.check(settings)
     if output.command == "compress":

@@ -50,6 +50,23 @@ def is_transformed() -> bool:
     return torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0
 
 
+@torch.no_grad()
+def idle_modules(model: nn.Module, images: Tensor) -> set[str]:
+    """The names of all modules that are not called when the model runs on these images in eval mode.
+
+    >>> net = nn.Sequential(nn.Linear(2, 2))
+    >>> net.spare = nn.Linear(2, 2)
+    >>> net.forward = lambda x: net[0](x)
+    >>> idle_modules(net, torch.zeros(1, 2))
+    {'spare'}
+    """
+    called: set[nn.Module] = set()
+    handles = [module.register_forward_pre_hook(lambda module, _args: called.add(module)) for module in model.modules()]
+    with hooked(handles), mode(model, training=False):
+        model(placed(images, model))
+    return {name for name, module in model.named_modules(remove_duplicate=False) if module not in called}
+
+
 def cut_graphs(model: nn.Module) -> None:
     """Detaches tensors that modules keep in plain attributes, such as a table of attention biases, in place.
 

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterator
 
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized, remove_parametrizations
 from torch.nn.utils.spectral_norm import SpectralNorm, remove_spectral_norm
 from torch.nn.utils.weight_norm import WeightNorm, remove_weight_norm
 
@@ -32,6 +33,23 @@ def plain_weights(model: nn.Module) -> nn.Module:
         remove = remove_weight_norm if isinstance(hook, WeightNorm) else remove_spectral_norm
         remove(module, hook.name)
         module.get_parameter(hook.name).requires_grad_(trained)
+    return model
+
+
+def bake_parametrizations(model: nn.Module) -> nn.Module:
+    """The model itself, in place, with every tensor that torch's parametrizations compute a plain one, as in eval mode.
+
+    >>> layer = nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))
+    >>> [name for name, _ in bake_parametrizations(layer).named_parameters()]
+    ['bias', 'weight']
+    """
+    for module in list(model.modules()):
+        if is_parametrized(module):
+            was_training = module.training
+            module.eval()  # some change their state in train mode
+            for name in list(module.parametrizations):  # type: ignore[arg-type]
+                remove_parametrizations(module, name, leave_parametrized=True)
+            module.train(was_training)
     return model
 
 

@@ -12,6 +12,7 @@ from basisprune.errors import ModelError
 from basisprune.torchkit.heads import model_heads
 from basisprune.torchkit.surgery import find_layers, is_norm
 from basisprune.training.config import TrainConfig, Trained
+from basisprune.transfer.kept import KeptModel
 
 _SMALLEST = 1e-3  # so that a bias that starts at zero learns
 
@@ -68,7 +69,14 @@ def _is_linear(layer: nn.Module) -> bool:
 
 
 def classes_of(model: nn.Module) -> int:
-    """The number of classes that the model distinguishes; raises ModelError where no linear layer ends it."""
+    """The number of classes that the model distinguishes; raises ModelError where no linear layer ends it.
+
+    A network that kept its head, whatever that is, knows the number.
+    """
+    if isinstance(model, KeptModel):
+        return model.num_classes
+    if isinstance(names := getattr(model, "classes", None), tuple) and names:
+        return len(names)
     kinds: tuple[type[nn.Module], ...] = (nn.Linear, BasisPair)
     heads = [layer for head in find_classifiers(model) for _, layer in find_layers(head, kinds, opaque=BasisPair)]
     if not heads:

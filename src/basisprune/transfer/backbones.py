@@ -1,23 +1,49 @@
-"""Networks to start from: timm names, factories, modules; and their weights from local files."""
+"""Networks to start from: names of timm and torchvision, factories, modules."""
 
 from __future__ import annotations
 
 import importlib
-import pickle
-from collections.abc import Collection, Mapping
-from pathlib import Path
 
 import timm
-import torch
-from safetensors.torch import load_file
-from torch import Tensor, nn
+import torchvision
+from torch import nn
 
 from basisprune.errors import ModelError, nearest
 from basisprune.torchkit.kinds import refuse_odd
 from basisprune.torchkit.weight_norms import copied, plain_weights
+from basisprune.transfer.hints import NO_HINTS, Hints
 
-_PICKLED = (".pth", ".pt", ".bin")
+_TIMM, _TORCHVISION = "timm", "torchvision"
+_PLACES = ("hf-hub", "local-dir")  # of networks that timm builds as a config.json there says
 _LISTED = 5
+
+
+def is_known_name(backbone: object) -> bool:
+    """Whether it names a network that timm or torchvision builds, so that there may be pretrained weights for it.
+
+    >>> [is_known_name(name) for name in ("resnet18", "torchvision:resnet18", "hf-hub:me/mine", "my_module:network")]
+    [True, True, True, False]
+    """
+    if not isinstance(backbone, str):
+        return False
+    source, colon, _ = backbone.partition(":")
+    return not colon or source.replace("_", "-") in (_TIMM, _TORCHVISION, *_PLACES)
+
+
+def architecture_name(backbone: str | nn.Module, model: nn.Module) -> str | None:
+    """The name by which the architecture of a network that was built can be built anew; None for a module.
+
+    A network that timm has built from a folder, or from the hub, is known by its architecture.
+    """
+    if not isinstance(backbone, str):
+        return None
+    source, _, name = backbone.partition(":")
+    if source == _TIMM:
+        return name
+    config = getattr(model, "pretrained_cfg", None)
+    if source.replace("_", "-") in _PLACES and isinstance(config, dict):
+        return str(config.get("architecture") or backbone)
+    return backbone
 
 
 def build_backbone(
@@ -25,8 +51,9 @@ def build_backbone(
 ) -> nn.Module:
     """A network of its own, in eval mode, every float parameter trainable.
 
-    `backbone` is a timm name, `"package.module:factory"`, or a module, which is copied. `size` goes to
-    timm models that are built for one image size. Raises ModelError if there is no such network.
+    `backbone` is a timm name (also as `"timm:name"`, `"hf-hub:owner/name"` or `"local-dir:folder"`),
+    `"torchvision:name"`, `"package.module:factory"`, or a module, which is copied. `size` goes to timm models that
+    are built for one image size. Raises ModelError if there is no such network.
 
     >>> module = nn.Conv2d(3, 8, 1)
     >>> build_backbone(module) is module
@@ -36,47 +63,26 @@ def build_backbone(
         raise ModelError(
             f"{type(backbone).__name__} given; a timm name, 'package.module:factory' or a module is needed"
         )
-    is_timm = isinstance(backbone, str) and ":" not in backbone
-    if pretrained and not is_timm:
+    if pretrained and not is_known_name(backbone):
         raise ModelError(
-            f"pretrained=True is for timm names, and {_describe(backbone)} is none; "
+            f"pretrained=True is for timm names and torchvision:NAME, and {_describe(backbone)} is none; "
             "build it with its weights, or pass weights="
         )
     if isinstance(backbone, nn.Module):
         refuse_odd(backbone)
         model = _copy(backbone)
-    elif is_timm:
-        model = _from_timm(backbone, pretrained, size)
+    elif is_known_name(backbone):
+        source, _, name = backbone.partition(":")
+        if source == _TORCHVISION:
+            model = _from_torchvision(name, pretrained)
+        else:
+            model = _from_timm(name if source == _TIMM else backbone, pretrained, size)
     else:
         model = plain_weights(_from_factory(backbone))
         refuse_odd(model)
     for parameter in model.parameters():
         parameter.requires_grad_(parameter.is_floating_point())
     return model.eval()
-
-
-def load_weights(model: nn.Module, path: str | Path, *, optional: Collection[str] = ()) -> None:
-    """Fills the model from a `.safetensors`, `.pth`, `.pt` or `.bin` file, which is never unpickled freely.
-
-    Every entry of the model must be in the file with its shape, and the file may hold nothing else, apart
-    from the `optional` keys and auxiliary heads. Raises ModelError that lists what does not fit; the model
-    is then unchanged.
-    """
-    path = Path(path)
-    state = _state_dict(path)
-    own = model.state_dict()
-    wrong = [f"{key} is {_dims(state[key])}, wanted {_dims(own[key])}" for key in own.keys() & state.keys()
-             if state[key].shape != own[key].shape]  # fmt: skip
-    # Files of old or without metadata lack the counter of batches, which has no say in the function.
-    missing = [key for key in own if key not in state and not key.endswith("num_batches_tracked")]
-    unknown = [key for key in state if key not in own and key not in optional and not _is_auxiliary(key)]
-    faults = {"missing": missing, "of another shape": sorted(wrong), "unknown": unknown}
-    if any(faults.values()):
-        raise ModelError.of(
-            f"{path}: the weights do not fit {type(model).__name__}; pass the file that belongs to this network",
-            [f"{len(keys)} {fault}: {_first(keys)}" for fault, keys in faults.items() if keys],
-        )
-    model.load_state_dict({key: value for key, value in state.items() if key in own}, strict=False)
 
 
 def _describe(backbone: str | nn.Module) -> str:
@@ -95,7 +101,7 @@ def _copy(module: nn.Module) -> nn.Module:
 
 def _from_timm(name: str, pretrained: bool, size: tuple[int, int] | None) -> nn.Module:
     # With its old classifier, so that weight files of the whole network fit; `extract_body` drops it.
-    if not timm.is_model(name):
+    if ":" not in name and not timm.is_model(name):
         hint = nearest(name.partition(".")[0], timm.list_models(), most=_LISTED) or " See timm.list_models()."
         raise ModelError(f"timm has no model {name!r}.{hint} Modules and 'package.module:factory' work too")
     # A few models take only an int, and all take one for squares.
@@ -116,6 +122,35 @@ def _from_timm(name: str, pretrained: bool, size: tuple[int, int] | None) -> nn.
             ) from error
         raise ModelError(f"{name}: timm cannot build it: {cause}") from error
     return model
+
+
+def _from_torchvision(name: str, pretrained: bool) -> nn.Module:
+    known = torchvision.models.list_models()
+    if name not in known:
+        hint = nearest(name, known, most=_LISTED) or " See torchvision.models.list_models()."
+        raise ModelError(f"torchvision has no model {name!r}.{hint}")
+    # Two networks would otherwise take their time to draw weights, and warn of it.
+    options = {"init_weights": False} if name in ("googlenet", "inception_v3") and not pretrained else {}
+    try:
+        model: nn.Module = torchvision.models.get_model(name, weights="DEFAULT" if pretrained else None, **options)
+    except Exception as error:
+        cause = f"{type(error).__name__}: {error}"
+        said = "no pretrained weights could be had" if pretrained else "torchvision cannot build it"
+        advice = "; if you have them in a file, pass pretrained=False and weights='file.pth'" if pretrained else ""
+        raise ModelError(f"torchvision:{name}: {said}: {cause}{advice}") from error
+    return model
+
+
+def hints_of_name(backbone: object) -> Hints:
+    """How images are prepared for a network of torchvision, as its pretrained weights say; nothing of any other."""
+    source, _, name = str(backbone).partition(":") if isinstance(backbone, str) else ("", "", "")
+    if source != _TORCHVISION or name not in torchvision.models.list_models():
+        return NO_HINTS
+    found = torchvision.models.get_model_weights(name).DEFAULT.transforms()
+    side = getattr(found, "crop_size", [None])[0]
+    if side is None:  # not a classifier
+        return NO_HINTS
+    return Hints((side, side), tuple(found.mean), tuple(found.std), found.interpolation.value)
 
 
 def _from_factory(reference: str) -> nn.Module:
@@ -143,47 +178,3 @@ def _from_factory(reference: str) -> nn.Module:
 
 def _said(error: BaseException) -> str:
     return "it ends the program" if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}"
-
-
-def _state_dict(path: Path) -> dict[str, Tensor]:
-    """The tensors in the file by name, without wrapping dicts and without the prefix of DataParallel."""
-    content: object = _read(path)
-    for key in ("state_dict", "model"):
-        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
-            content = content[key]
-    if not isinstance(content, Mapping) or not content or not all(isinstance(v, Tensor) for v in content.values()):
-        raise ModelError(
-            f"{path}: contains no state dict (names and tensors, alone or under 'state_dict' or 'model'); "
-            "save one with safetensors.torch.save_file(model.state_dict(), ...)"
-        )
-    return {str(key).removeprefix("module."): value for key, value in content.items()}
-
-
-def _read(path: Path) -> object:
-    if not path.is_file():
-        raise ModelError(f"{path}: no such file; pass a local {', '.join(('.safetensors', *_PICKLED))} file")
-    try:
-        if path.suffix == ".safetensors":
-            return load_file(path)
-        if path.suffix in _PICKLED:
-            return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise ModelError(
-            f"{path}: damaged, or holds objects other than tensors, which could run code when read; "
-            "save only the state dict, with safetensors.torch.save_file(model.state_dict(), ...)"
-        ) from error
-    except Exception as error:  # a damaged file fails in many ways
-        raise ModelError(f"{path}: cannot be read, perhaps damaged or cut off: {error}; fetch it again") from error
-    raise ModelError(f"{path}: weights of this kind are not read; allowed are .safetensors, .pth, .pt and .bin")
-
-
-def _is_auxiliary(key: str) -> bool:
-    return key.lower().startswith("aux")
-
-
-def _dims(tensor: Tensor) -> str:
-    return "x".join(map(str, tensor.shape)) or "scalar"
-
-
-def _first(keys: list[str]) -> str:
-    return ", ".join(keys[:_LISTED]) + (", ..." if len(keys) > _LISTED else "")

@@ -31,7 +31,7 @@ def extract_body(model: nn.Module, example: Tensor) -> nn.Module:
     >>> extract_body(net, torch.zeros(2, 3, 8, 8))(torch.zeros(2, 3, 8, 8)).shape
     torch.Size([2, 8, 1, 1])
     """
-    _silence_auxiliary_heads(model)
+    silence_auxiliary_heads(model)
     run = roomy_run(model, example)
     _check_output(model, run, "eval")
     swaps = _closing_pools(run) if hasattr(model, "forward_features") else _tail(model, run)
@@ -40,7 +40,7 @@ def extract_body(model: nn.Module, example: Tensor) -> nn.Module:
     return _drop_unused(model, example)
 
 
-def _silence_auxiliary_heads(model: nn.Module) -> None:
+def silence_auxiliary_heads(model: nn.Module) -> None:
     """Switches torchvision's auxiliary classifiers off, which return extra outputs in train mode."""
     for module in list(model.modules()):
         if getattr(module, "aux_logits", False) is True:

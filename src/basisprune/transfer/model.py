@@ -6,14 +6,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-import timm.data
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from basisprune.errors import ConfigError, TrainingError
 from basisprune.torchkit.watching import Shape, example_input, features_of, watch_run
-from basisprune.transfer.backbones import build_backbone, load_weights
+from basisprune.transfer.backbones import architecture_name, build_backbone, hints_of_name
 from basisprune.transfer.body import extract_body
+from basisprune.transfer.checkpoints import load_weights
+from basisprune.transfer.hints import hints_of_network
 from basisprune.transfer.norms import insert_norms
 from basisprune.types import InputSpec
 
@@ -25,11 +26,11 @@ Layout: TypeAlias = Literal["NCHW", "NHWC", "NLC", "NC"]
 class ModelSource:
     """Where a network's architecture came from, to build it again: a timm name or `"package.module:factory"`.
 
-    `backbone` is None for a module that was handed over ready-made.
+    `backbone` is None for a module that was handed over ready-made, `insert_norm` for a network that kept its head.
     """
 
     backbone: str | None
-    insert_norm: bool = True
+    insert_norm: bool | None = True
 
 
 class GlobalPool(nn.Module):
@@ -106,11 +107,12 @@ def transfer_model(
 ) -> TransferModel:
     """A network in eval mode for `num_classes` classes on the body of `backbone`, as in the paper's section 3.3.
 
-    `backbone` is a timm name, `"package.module:factory"`, or a module, which is copied and stays as it is.
-    Its layers up to the last feature map are kept; its head makes way for global average pooling, dropout
-    and one linear layer. Convs without normalisation get a batch norm, if `insert_norm`. `weights` is a
-    local file for the backbone. The network expects images as `input_spec` says: by default what timm
-    knows of the model, otherwise 224x224 with ImageNet's mean and deviation.
+    `backbone` is a timm name (also as `"timm:name"`, `"hf-hub:owner/name"` or `"local-dir:folder"`),
+    `"torchvision:name"`, `"package.module:factory"`, or a module, which is copied and stays as it is. Its layers up to
+    the last feature map are kept; its head makes way for global average pooling, dropout and one linear layer. Convs
+    without normalisation get a batch norm, if `insert_norm`. `weights` is a local file or folder for the backbone, as
+    `load_weights` reads it. The network expects images as `input_spec` says: by default what timm or torchvision knows
+    of the model, otherwise 224x224 with ImageNet's mean and deviation.
 
     Raises ConfigError for wrong settings, ModelError for a backbone that cannot be taken.
 
@@ -125,7 +127,8 @@ def transfer_model(
     if input_spec is not None:
         size = input_spec.size
     body = build_backbone(backbone, pretrained=pretrained, size=size)
-    spec = input_spec or _input_spec(body, size)
+    spec = input_spec or _input_spec(backbone, body, size)
+    name = architecture_name(backbone, body)
     example = example_input(body, spec.shape)
 
     all_keys = body.state_dict().keys()
@@ -135,7 +138,7 @@ def transfer_model(
     if insert_norm:
         body = insert_norms(body, example)
     model = _assemble(body, num_classes, dropout, spec, example).eval()
-    model.source = ModelSource(backbone if isinstance(backbone, str) else None, insert_norm)
+    model.source = ModelSource(name, insert_norm)
     return model
 
 
@@ -163,17 +166,16 @@ def _check_settings(
         raise ConfigError.of("transfer_model", faults)
 
 
-def _input_spec(model: nn.Module, size: tuple[int, int] | None) -> InputSpec:
-    """How the model wants its images: what timm knows of it, otherwise ImageNet's usual preparation."""
-    if isinstance(getattr(model, "pretrained_cfg", None), dict):
-        known = timm.data.resolve_model_data_config(model)
-        spec = InputSpec(tuple(known["input_size"][1:]), known["mean"], known["std"], known["interpolation"])
-    else:
-        spec = InputSpec((224, 224), timm.data.IMAGENET_DEFAULT_MEAN, timm.data.IMAGENET_DEFAULT_STD)
-    first = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
-    if first is not None and first.in_channels == 1 and spec.channels == 3:  # a network for grey images
-        spec = replace(spec, mean=(sum(spec.mean) / 3,), std=(sum(spec.std) / 3,))
+def _input_spec(name: str | nn.Module, model: nn.Module, size: tuple[int, int] | None) -> InputSpec:
+    """How the model wants its images: what timm or torchvision knows of it, otherwise ImageNet's usual preparation."""
+    spec = hints_of_network(model).over(hints_of_name(name)).spec(image_channels(model))
     return spec if size is None else replace(spec, size=size)
+
+
+def image_channels(model: nn.Module) -> int:
+    """How many channels the network's images have, by its first conv."""
+    first = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
+    return 1 if first is not None and first.in_channels == 1 else 3
 
 
 def _assemble(body: nn.Module, num_classes: int, dropout: float, spec: InputSpec, example: Tensor) -> TransferModel:

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from basisprune.budget import Budget, Ratios
 from basisprune.errors import ConfigError
 from basisprune.recipes import RECIPES
-from basisprune.runs.options import BUDGETS, RATIOS, ImageOptions, Options, RunConfig, configure
+from basisprune.runs.options import BUDGETS, RATIOS, ImageOptions, Options, RunConfig, StartOptions, configure
 from basisprune.search import SearchConfig
+from basisprune.transfer.hints import Hints
 
 fractions = st.floats(0, 0.99)
 goals = (
@@ -148,3 +149,31 @@ def test_a_budget_of_time_is_planned_by_time_where_scores_and_packages_allow_it(
     assert configure({"target_latency": 5.0, "device": "device.json"}).optimize == "latency"
     with pytest.raises(ConfigError, match="needs onnxruntime"):
         configure({"optimize": "latency"})
+
+
+def test_what_a_run_starts_from_is_noted_where_it_is_set():
+    assert configure({}).start == StartOptions()
+    assert not {"keep_head", "weights", "mean"} & configure({}).noted().keys()
+    start = {"keep_head": True, "weights": "my.ckpt", "mean": [0.5], "std": [0.2, 0.3, 0.4], "interpolation": "bicubic"}
+    config = configure(start)
+    assert start.items() <= config.noted().items()
+    assert configure(config.noted()) == config
+    assert config.start.is_trained
+    assert not configure({**start, "tune_first": True}).start.is_trained
+    assert config.start.hints(32) == Hints((32, 32), (0.5,), (0.2, 0.3, 0.4), "bicubic")
+
+
+@pytest.mark.parametrize(
+    ("start", "message"),
+    [
+        ({"weights_key": "ema"}, "weights_key: 'ema' given without weights"),
+        ({"tune_first": True}, "tune_first: given without keep_head"),
+        ({"mean": [0.5, 0.5], "std": [0.2] * 3}, "std: 3 numbers given"),
+        ({"std": [0.0] * 3}, "all must be positive"),
+        ({"mean": 0.5}, "mean: 0.5 given"),
+        ({"interpolation": "area"}, "interpolation: 'area' given; allowed are bilinear, bicubic, nearest"),
+    ],
+)
+def test_what_a_run_cannot_start_from_is_refused(start, message):
+    with pytest.raises(ConfigError, match=message):
+        configure({"keep_head": "tune_first" not in start, **start})

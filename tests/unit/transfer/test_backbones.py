@@ -114,7 +114,7 @@ def test_a_failed_download_names_the_way_out(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_pretrained_is_for_timm_names() -> None:
-    refused("pretrained=True is for timm names, and a Tiny is none", Tiny(), pretrained=True)
+    refused("pretrained=True is for timm names and torchvision:NAME, and a Tiny is none", Tiny(), pretrained=True)
     refused("'torchvision.models:resnet18' is none", "torchvision.models:resnet18", pretrained=True)
 
 

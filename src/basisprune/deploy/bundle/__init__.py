@@ -3,7 +3,7 @@
 from basisprune.deploy.bundle.card import Card
 from basisprune.deploy.bundle.files import check_folder, holds_bundle
 from basisprune.deploy.bundle.loading import Bundle, from_pretrained, load_bundle
-from basisprune.deploy.bundle.saving import push_to_hub, save_pretrained
+from basisprune.deploy.bundle.saving import push_to_hub, refuse_unsaveable, save_pretrained
 
 __all__ = [
     "Bundle",
@@ -13,5 +13,6 @@ __all__ = [
     "holds_bundle",
     "load_bundle",
     "push_to_hub",
+    "refuse_unsaveable",
     "save_pretrained",
 ]

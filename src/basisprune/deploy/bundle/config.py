@@ -115,8 +115,8 @@ class Architecture:
 
     @property
     def is_timm(self) -> bool:
-        """Whether nothing but timm is needed to build the backbone."""
-        return self.backbone is not None and ":" not in self.backbone
+        """Whether nothing but timm or torchvision is needed to build the backbone."""
+        return self.backbone is not None and (":" not in self.backbone or self.backbone.startswith("torchvision:"))
 
 
 @dataclass(frozen=True)

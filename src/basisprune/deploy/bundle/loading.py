@@ -22,6 +22,7 @@ from basisprune.deploy.bundle.tensors import assign_tensors
 from basisprune.deploy.folded import about, folded, traced
 from basisprune.errors import BundleError, ModelError
 from basisprune.transfer.backbones import build_backbone
+from basisprune.transfer.kept import KeptModel
 from basisprune.transfer.model import ModelSource, TransferModel, transfer_model
 from basisprune.types import InputSpec
 
@@ -100,7 +101,9 @@ def fresh_network(architecture: Architecture, spec: InputSpec | None) -> nn.Modu
         return None
     with torch.random.fork_rng():
         if architecture.insert_norm is None:
-            return build_backbone(architecture.builder)
+            network = build_backbone(architecture.builder, size=None if spec is None else spec.size)
+            # A network that kept its head is the only part of what was traced.
+            return KeptModel(network, spec, 0) if architecture.traced and spec is not None else network
         return transfer_model(architecture.builder, 1, input_spec=spec, insert_norm=architecture.insert_norm)
 
 
@@ -109,16 +112,16 @@ def _network(stored: Stored, architecture: Architecture) -> nn.Module:
     config, spec = stored.config, stored.config.input.spec
     model = rebuild(config.structure, fresh_network(architecture, spec))
     assign_tensors(model, stored.tensors, config.tensors)
-    source = ModelSource(architecture.backbone, bool(architecture.insert_norm))
+    source = ModelSource(architecture.backbone, architecture.insert_norm)
     if architecture.graph is not None:
         return _from_graph(model, config, source)
     known = {"input_spec": spec, "classes": None if config.classes is None else tuple(config.classes)}
-    if isinstance(model, TransferModel):
+    if isinstance(model, TransferModel | KeptModel):
         model.source = source
     for name, value in known.items():
         if value is not None:
             setattr(model, name, value)
-    is_traced = isinstance(model, TransferModel) and architecture.traced
+    is_traced = isinstance(model, TransferModel | KeptModel) and architecture.traced
     return (traced("", model) if is_traced else model).eval()  # type: ignore[arg-type]
 
 

@@ -31,6 +31,7 @@ from basisprune.deploy.bundle.tensors import collect_tensors
 from basisprune.deploy.folded import FoldedModel, untraced
 from basisprune.errors import BundleError, ConfigError, LayerError
 from basisprune.files import user_path
+from basisprune.transfer.kept import KeptModel
 from basisprune.transfer.model import ModelSource
 from basisprune.types import InputSpec
 
@@ -105,6 +106,17 @@ def save_pretrained(
     return _first_that_fits(_forms(model, factory, known.spec), write)
 
 
+def refuse_unsaveable(model: nn.Module) -> None:
+    """Raises BundleError or LayerError for a network that `save_pretrained` could not write down; writes nothing."""
+    spec = getattr(model, "input_spec", None)
+
+    def try_out(form: _Form) -> Path:
+        describe(form.stored, form.fresh)
+        return Path()
+
+    _first_that_fits(_forms(model, None, spec if isinstance(spec, InputSpec) else None), try_out)
+
+
 def push_to_hub(
     bundle: str | Path | nn.Module,
     repo_id: str,
@@ -144,7 +156,8 @@ def _forms(model: nn.Module, factory: str | None, spec: InputSpec | None) -> lis
     alone = replace(architecture, alone=True)
     built = partial(_built, model, architecture, spec)
     if architecture.is_timm:
-        return [built]
+        graph = [partial(_as_graph, model, alone)] if isinstance(model, FoldedModel) else []
+        return [built, *graph] if architecture.insert_norm is None else [built]
     forms = [partial(_alone, model, alone)]
     if isinstance(model, FoldedModel):
         forms.append(partial(_as_graph, model, alone))
@@ -164,7 +177,12 @@ def _architecture(model: nn.Module, factory: str | None) -> Architecture:
 
 
 def _alone(model: nn.Module, architecture: Architecture) -> _Form:
-    return _Form(architecture, untraced(model, None) if isinstance(model, FoldedModel) else model)
+    return _Form(architecture, untraced(model, None) if isinstance(model, FoldedModel) else _bare(model))
+
+
+def _bare(model: nn.Module) -> nn.Module:
+    """The network itself, if it kept its head: what is around it is made of what a bundle knows anyway."""
+    return model.network if isinstance(model, KeptModel) and model.part is None else model
 
 
 def _as_graph(model: FoldedModel, architecture: Architecture) -> _Form:
@@ -174,7 +192,7 @@ def _as_graph(model: FoldedModel, architecture: Architecture) -> _Form:
 
 def _built(model: nn.Module, architecture: Architecture, spec: InputSpec | None) -> _Form:
     fresh = fresh_network(architecture, spec)
-    stored = untraced(model, copy.deepcopy(fresh)) if isinstance(model, FoldedModel) else model
+    stored = untraced(model, copy.deepcopy(fresh)) if isinstance(model, FoldedModel) else _bare(model)
     return _Form(architecture, stored, fresh)
 
 

@@ -1,0 +1,324 @@
+"""Weights as people have them: files and folders of torch, timm, Lightning and Hugging Face -> tensors by name.
+
+Nothing in a file is run: safetensors, and pickles of which torch reads tensors and plain values alone.
+"""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, TypeGuard
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from basisprune.errors import ModelError
+from basisprune.files import Json, open_file, parse_json, read_bytes, user_path
+from basisprune.transfer.hints import NO_HINTS, Hints, hints_of
+
+PICKLED = (".pth", ".pt", ".bin", ".ckpt", ".tar")
+ALLOWED = (".safetensors", *PICKLED)
+_FILES = ("model.safetensors", "pytorch_model.bin")
+_ENTRIES = ("state_dict", "model_state_dict", "model", "module", "net", "network", "weights", "params")
+_AVERAGED = ("state_dict_ema", "model_ema", "ema_state_dict", "ema", "model_ema_state_dict")
+_COMPILED = "_orig_mod."
+_LISTED, _DEEPEST, _MOST_SHARDS, _MOST_INDEX = 5, 4, 1000, 64 << 20
+_WAY_OUT = (
+    "save only the state dict, with safetensors.torch.save_file(model.state_dict(), 'weights.safetensors'), in the "
+    "program that wrote it"
+)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The tensors of a file or folder by name, as they are called there, and the entry that they were found under.
+
+    `averaged` are the names of entries with moving averages of the weights, which were not taken. `hints` is what the
+    files beside them say of images and classes.
+    """
+
+    path: Path
+    tensors: Mapping[str, Tensor]
+    entry: str = ""
+    averaged: tuple[str, ...] = ()
+    hints: Hints = NO_HINTS
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """How the tensors of a checkpoint fit a network: the prefix to take off, and all that does not fit."""
+
+    prefix: str
+    tensors: Mapping[str, Tensor]
+    left_out: tuple[str, ...] = ()
+    faults: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+def read_checkpoint(path: str | Path, *, key: str | None = None) -> Checkpoint:
+    """What a file of weights holds, or a folder that Hugging Face or timm wrote.
+
+    Files end in .safetensors, .pt, .pth, .bin, .ckpt or .tar; a folder holds model.safetensors or pytorch_model.bin,
+    whole or in shards. `key` names the entry with the state dict, such as "state_dict_ema"; by default it is looked
+    for under the names that Lightning, timm and others use. Raises ModelError for what cannot be read, and for what
+    would run code.
+    """
+    place = user_path(path, "weights")
+    if place.is_dir():
+        return _from_folder(place, key)
+    return _found(place, _read(place), key)
+
+
+def load_weights(
+    model: nn.Module, path: str | Path, *, optional: Collection[str] = (), key: str | None = None
+) -> Checkpoint:
+    """Fills the model from a file or folder of weights, and gives what was read.
+
+    Every entry of the model must be there with its shape, and nothing else, apart from the `optional` keys, auxiliary
+    heads, and what lies outside of the prefix (such as "model." or "module.") that the network's entries have in
+    common there. Raises ModelError that lists what does not fit; the model is then unchanged.
+    """
+    found = read_checkpoint(path, key=key)
+    fill(model, found, optional=optional)
+    return found
+
+
+def fill(model: nn.Module, found: Checkpoint, *, optional: Collection[str] = ()) -> Fitting:
+    """How the checkpoint fits the model, which has its tensors now; raises ModelError if not, and changes nothing."""
+    own = model.state_dict()
+    fitting = fit_names(own, found, optional=optional)
+    if fitting.faults:
+        taken = [f"from the entry {found.entry!r}"] * bool(found.entry)
+        taken += [f"{fitting.prefix!r} taken off the names"] * bool(fitting.prefix)
+        said = f" ({', '.join(taken)})" if taken else ""
+        raise ModelError.of(
+            f"{found.path}: the weights{said} do not fit {type(model).__name__}; pass the file that belongs to this "
+            "network",
+            [f"{len(keys)} {fault}: {_first(keys)}" for fault, keys in fitting.faults.items()],
+        )
+    before = {name: tensor.clone() for name, tensor in own.items()}
+    try:
+        model.load_state_dict({key: value for key, value in fitting.tensors.items() if key in own}, strict=False)
+    except Exception as error:  # code of the network's own that takes part in loading
+        model.load_state_dict(before, strict=False)
+        raise ModelError(f"{found.path}: {type(model).__name__} does not take these weights: {error}") from error
+    return fitting
+
+
+def fit_names(own: Mapping[str, Tensor], found: Checkpoint, *, optional: Collection[str] = ()) -> Fitting:
+    """How the checkpoint's names fit those of a network, which may be called something in the file.
+
+    >>> names = {"model.conv.weight": torch.zeros(2), "loss.scale": torch.zeros(1)}
+    >>> fit_names({"conv.weight": torch.zeros(2)}, Checkpoint(Path("file.ckpt"), names))
+    Fitting(prefix='model.', tensors={'conv.weight': tensor([0., 0.])}, left_out=('loss.scale',), faults={})
+    """
+    given = {name.replace(_COMPILED, ""): tensor for name, tensor in found.tensors.items()}
+    prefix = _prefix(given, {*own, *optional})
+    inside = {name.removeprefix(prefix): tensor for name, tensor in given.items() if name.startswith(prefix)}
+    left_out = tuple(name for name in given if not name.startswith(prefix))
+    # Files of old or without metadata lack the counter of batches, which has no say in the function.
+    missing = [name for name in own if name not in inside and not name.endswith("num_batches_tracked")]
+    unknown = [name for name in inside if name not in own and name not in optional and not _is_auxiliary(name)]
+    wrong = [fault for name in own if name in inside and (fault := _misfit(name, inside[name], own[name]))]
+    faults = {"missing": missing, "of another shape": sorted(wrong), "unknown": unknown}
+    return Fitting(prefix, inside, left_out, {what: tuple(names) for what, names in faults.items() if names})
+
+
+def told(found: Checkpoint, fitting: Fitting) -> list[str]:
+    """What whoever starts a run should know of its weights; empty where there was nothing to decide."""
+    lines = []
+    if fitting.prefix or found.entry:
+        entry = f" under {found.entry!r}" if found.entry else ""
+        names = f", named {fitting.prefix}..." if fitting.prefix else ""
+        lines.append(f"the weights are those in {found.path}{entry}{names}")
+    if fitting.left_out:
+        lines.append(f"{len(fitting.left_out)} entries there are not the network's: {_first(fitting.left_out)}")
+    if found.averaged:
+        lines.append(f"{found.path} also has averaged weights: --weights-key {found.averaged[0]} takes them")
+    return lines
+
+
+# ------------------------------------------------------------------------------------------- names
+
+
+def _prefix(given: Mapping[str, Tensor], wanted: Collection[str]) -> str:
+    """What precedes the network's names in the file, where more of them fit with it than without."""
+    sample = [name for name in wanted if not name.endswith("num_batches_tracked")]
+    counts = {"": sum(name in given for name in sample)}
+    for name in sample[:_LISTED] + sample[-_LISTED:]:
+        for there in given:
+            if there.endswith(f".{name}"):
+                counts.setdefault(there.removesuffix(name), 0)
+    for prefix in counts:
+        counts[prefix] = sum(f"{prefix}{name}" in given for name in sample)
+    best = max(counts, key=lambda prefix: (counts[prefix], -len(prefix)))
+    if counts[best]:
+        return best
+    # Nothing fits; the usual prefixes are taken off, so that what does not fit is told by its own name.
+    return next((usual for usual in ("module.", "model.", "net.") if all(key.startswith(usual) for key in given)), "")
+
+
+def _misfit(name: str, given: Tensor, own: Tensor) -> str:
+    if given.shape != own.shape:
+        return f"{name} is {_dims(given)}, wanted {_dims(own)}"
+    if given.is_floating_point() != own.is_floating_point() or given.is_complex() != own.is_complex():
+        return f"{name} is of {given.dtype}, wanted {own.dtype}"
+    return ""
+
+
+def _is_auxiliary(key: str) -> bool:
+    return key.lower().startswith("aux")
+
+
+def _dims(tensor: Tensor) -> str:
+    return "x".join(map(str, tensor.shape)) or "scalar"
+
+
+def _first(keys: Collection[str]) -> str:
+    return ", ".join(list(keys)[:_LISTED]) + (", ..." if len(keys) > _LISTED else "")
+
+
+# ------------------------------------------------------------------------------------------- files
+
+
+def _found(path: Path, content: object, key: str | None, hints: Hints = NO_HINTS) -> Checkpoint:
+    """The state dict among what a file holds; raises ModelError that names the entries where none is one."""
+    averaged = tuple(name for name in _AVERAGED if isinstance(content, Mapping) and name in content)
+    entry: list[str] = []
+    if key is not None:
+        if not isinstance(content, Mapping) or key not in content:
+            raise ModelError(f"{path}: has no entry {key!r}; {_entries(content)}")
+        entry, content, averaged = [key], content[key], ()
+    for _ in range(_DEEPEST):
+        if _is_state_dict(content):
+            return Checkpoint(path, content, ".".join(entry), averaged, hints)
+        inner = content if isinstance(content, Mapping) else {}
+        name = next((each for each in _ENTRIES if isinstance(inner.get(each), Mapping)), None)
+        if name is None:
+            break
+        entry, content = [*entry, name], inner[name]
+    raise ModelError(
+        f"{path}: contains no state dict (names and tensors, alone or under 'state_dict', 'model_state_dict' or "
+        f"'model'); {_entries(content)}; {_WAY_OUT}"
+    )
+
+
+def _is_state_dict(content: object) -> TypeGuard[Mapping[str, Tensor]]:
+    return (
+        isinstance(content, Mapping)
+        and bool(content)
+        and all(isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in content.items())
+    )
+
+
+def _entries(content: object) -> str:
+    if not isinstance(content, Mapping):
+        return f"it holds a {type(content).__name__}"
+    inside = [str(name)[:60] for name, value in content.items() if isinstance(value, Mapping)]
+    if inside:
+        return f"its entries are {_first(inside)}: name the right one with weights_key (--weights-key)"
+    return f"its entries are {_first([str(name)[:60] for name in content])}" if content else "it is empty"
+
+
+def _read(path: Path) -> object:
+    """What the file holds, all of it tensors and plain values; raises ModelError for any other."""
+    if path.suffix not in ALLOWED:
+        raise ModelError(f"{path}: weights of this kind are not read; allowed are {', '.join(ALLOWED)}, or a folder")
+    try:
+        with open_file(path) as file:  # which is no pipe or device
+            content = load_file(path) if path.suffix == ".safetensors" else _unpickled(file)
+    except FileNotFoundError as error:
+        raise ModelError(
+            f"{path}: no such file; pass a local {', '.join(ALLOWED)} file, or a folder with {_FILES[0]}"
+        ) from error
+    except pickle.UnpicklingError as error:
+        raise ModelError(
+            f"{path}: damaged, or holds objects other than tensors, which could run code when read{_culprit(error)}; "
+            f"{_WAY_OUT}"
+        ) from error
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except SafetensorError as error:
+        raise ModelError(f"{path}: cannot be read, perhaps damaged or cut off: {error}; fetch it again") from error
+    except Exception as error:  # a damaged file fails in many ways
+        if "TorchScript" in str(error):
+            raise ModelError(f"{path}: is a scripted network, which is code; {_WAY_OUT}") from error
+        raise ModelError(f"{path}: cannot be read, perhaps damaged or cut off: {error}; fetch it again") from error
+    for name, tensor in _tensors_in(content):
+        if tensor.is_meta or tensor.layout != torch.strided or tensor.is_quantized:
+            kind = "without values" if tensor.is_meta else "sparse" if tensor.layout != torch.strided else "quantised"
+            raise ModelError(f"{path}: the tensor {name[:100]} is {kind}; plain ones are needed")
+    return content
+
+
+def _unpickled(file: BinaryIO) -> object:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch, about tensors that are refused here
+        return torch.load(file, map_location="cpu", weights_only=True)
+
+
+def _culprit(error: pickle.UnpicklingError) -> str:
+    """The class that torch refused to make, if it says so."""
+    _, mark, rest = str(error).partition("Unsupported global: GLOBAL ")
+    return f" (it needs {rest.split()[0][:100]})" if mark and rest.split() else ""
+
+
+def _tensors_in(content: object, depth: int = 0) -> list[tuple[str, Tensor]]:
+    if not isinstance(content, Mapping) or depth > _DEEPEST:
+        return []
+    found = [(str(name), value) for name, value in content.items() if isinstance(value, Tensor)]
+    return found + [each for value in content.values() for each in _tensors_in(value, depth + 1)]
+
+
+# ------------------------------------------------------------------------------------------- folders
+
+
+def _from_folder(folder: Path, key: str | None) -> Checkpoint:
+    """The weights of a folder as Hugging Face and timm write it, whole or in shards."""
+    hints = hints_of(folder)
+    for name in _FILES:
+        if (folder / name).exists():
+            return _found(folder / name, _read(folder / name), key, hints)
+        index = folder / f"{name}.index.json"
+        if index.exists():
+            return Checkpoint(folder, _from_shards(folder, index), hints=hints)
+    raise ModelError(
+        f"{folder}: is a folder without {' or '.join(_FILES)} (or their index.json); pass the file with the weights"
+    )
+
+
+def _from_shards(folder: Path, index: Path) -> dict[str, Tensor]:
+    """The tensors of all files that an index names, each of which must hold what is expected of it."""
+    places = _weight_map(index)
+    names = sorted(set(places.values()))
+    if len(names) > _MOST_SHARDS:
+        raise ModelError(f"{index}: names {len(names):,} files; at most {_MOST_SHARDS:,} are read")
+    tensors: dict[str, Tensor] = {}
+    for name in names:
+        if Path(name).name != name or name in (".", ".."):
+            raise ModelError(f"{index}: names {name[:100]!r}, which is not a file beside it")
+        tensors |= _found(folder / name, _read(folder / name), None).tensors
+    if absent := [name for name in places if name not in tensors]:
+        raise ModelError(
+            f"{index}: {len(absent)} of its tensors are in none of its files: {_first(absent)}; fetch the folder again"
+        )
+    return tensors
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    """Which file each tensor is in."""
+    try:
+        said: Json = parse_json(read_bytes(index, most=_MOST_INDEX))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{index}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
+    places = said.get("weight_map") if isinstance(said, dict) else None
+    if not isinstance(places, dict) or not places:
+        raise ModelError(f"{index}: has no 'weight_map' of tensors and files; fetch it again")
+    found = {name: place for name, place in places.items() if isinstance(place, str)}
+    if len(found) < len(places):
+        raise ModelError(f"{index}: its 'weight_map' names something other than files; fetch it again")
+    return found

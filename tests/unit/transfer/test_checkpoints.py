@@ -1,0 +1,238 @@
+"""Laws of checkpoints: whatever wrote them, their weights come back; what does not fit is listed, and not loaded."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections import OrderedDict
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from basisprune.errors import BasisPruneError, ModelError
+from basisprune.transfer.checkpoints import fill, load_weights, read_checkpoint, told
+from basisprune.transfer.hints import hints_of
+
+
+def network() -> nn.Module:
+    return nn.Sequential(OrderedDict(conv=nn.Conv2d(3, 4, 1), norm=nn.BatchNorm2d(4), head=nn.Linear(4, 2)))
+
+
+@pytest.fixture
+def state():
+    torch.manual_seed(3)
+    return network().state_dict()
+
+
+def same(model: nn.Module, state: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+
+
+def renamed(state: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+    return {prefix + name: value for name, value in state.items()}
+
+
+WRITERS = {
+    "plain": lambda state: state,
+    "lightning": lambda state: {"epoch": 3, "state_dict": renamed(state, "model."), "optimizer_states": [{}]},
+    "compiled": lambda state: {"model_state_dict": renamed(state, "_orig_mod.")},
+    "compiled inside": lambda state: {"state_dict": renamed(state, "net._orig_mod.")},
+    "parallel": lambda state: {"model": renamed(state, "module."), "args": {"lr": 0.1}},
+    "both": lambda state: {"state_dict": renamed(state, "module.network.")},
+    "nested": lambda state: {"model": {"state_dict": state}},
+    "with a loss": lambda state: {"state_dict": {**renamed(state, "net."), "loss.weight": torch.ones(2)}},
+}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("suffix", [".pt", ".ckpt", ".pth.tar"])
+def test_weights_come_back_from_whatever_wrote_them(writer, suffix, state, tmp_path):
+    torch.save(WRITERS[writer](state), tmp_path / f"w{suffix}")
+    model = network()
+    load_weights(model, tmp_path / f"w{suffix}")
+    assert same(model, state)
+
+
+def test_what_was_decided_is_told(state, tmp_path):
+    content = {"state_dict": {**renamed(state, "net."), "loss.weight": torch.ones(2)}, "state_dict_ema": state}
+    torch.save(content, tmp_path / "w.ckpt")
+    found = read_checkpoint(tmp_path / "w.ckpt")
+    assert told(found, fill(network(), found)) == [
+        f"the weights are those in {tmp_path / 'w.ckpt'} under 'state_dict', named net....",
+        "1 entries there are not the network's: loss.weight",
+        f"{tmp_path / 'w.ckpt'} also has averaged weights: --weights-key state_dict_ema takes them",
+    ]
+    plain = read_checkpoint(tmp_path / "w.ckpt", key="state_dict_ema")
+    assert [line for line in told(plain, fill(network(), plain)) if "averaged" in line] == []
+
+
+def test_averaged_weights_are_taken_if_they_are_asked_for(state, tmp_path):
+    averaged = {name: value + 1 for name, value in state.items()}
+    torch.save({"state_dict": state, "state_dict_ema": renamed(averaged, "module.")}, tmp_path / "w.pth")
+    model = network()
+    load_weights(model, tmp_path / "w.pth", key="state_dict_ema")
+    assert same(model, averaged)
+    with pytest.raises(ModelError, match=r"has no entry 'ema'; its entries are state_dict, state_dict_ema"):
+        load_weights(model, tmp_path / "w.pth", key="ema")
+
+
+def test_entries_that_might_be_meant_are_listed(state, tmp_path):
+    torch.save({"generator": state, "critic": state, "epoch": 1}, tmp_path / "w.pt")
+    with pytest.raises(ModelError, match=r"no state dict.*its entries are generator, critic: name.*--weights-key"):
+        load_weights(network(), tmp_path / "w.pt")
+    load_weights(network(), tmp_path / "w.pt", key="generator")
+
+
+def test_all_that_does_not_fit_is_listed_and_nothing_is_loaded(state, tmp_path):
+    other = {**renamed(state, "model."), "model.head.weight": torch.zeros(5, 4), "model.more": torch.zeros(1)}
+    del other["model.conv.bias"]
+    torch.save({"state_dict": other}, tmp_path / "w.ckpt")
+    model = network()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(
+        ModelError, match=r"\(from the entry 'state_dict', 'model\.' taken off the names\) do not fit"
+    ) as no:
+        load_weights(model, tmp_path / "w.ckpt")
+    assert no.value.faults == (
+        "1 missing: conv.bias",
+        "1 of another shape: head.weight is 5x4, wanted 2x4",
+        "1 unknown: more",
+    )
+    assert same(model, before)
+
+
+def test_many_names_are_counted_and_the_first_are_named(tmp_path):
+    save_file({f"x{index}": torch.zeros(1) for index in range(9)}, tmp_path / "w.safetensors")
+    with pytest.raises(ModelError, match=r"9 unknown: x0, x1, x2, x3, x4, \.\.\.$"):
+        load_weights(network(), tmp_path / "w.safetensors")
+
+
+def test_numbers_of_another_kind_do_not_fit(state, tmp_path):
+    save_file({**state, "head.bias": torch.zeros(2, dtype=torch.int64)}, tmp_path / "w.safetensors")
+    with pytest.raises(ModelError, match=r"head\.bias is of torch\.int64, wanted torch\.float32"):
+        load_weights(network(), tmp_path / "w.safetensors")
+
+
+class Stubborn(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(2, 2), nn.Linear(2, 2)
+        self.second.register_load_state_dict_pre_hook(self.refuse)
+
+    @staticmethod
+    def refuse(_module, given, prefix, *_more) -> None:
+        if float(given[f"{prefix}bias"].sum()) == 2:
+            raise ValueError("not these")
+
+
+def test_a_network_that_refuses_in_the_middle_is_as_it_was(tmp_path):
+    model = Stubborn()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    save_file({name: torch.ones_like(value) for name, value in before.items()}, tmp_path / "w.safetensors")
+    with pytest.raises(ModelError, match="Stubborn does not take these weights: not these"):
+        load_weights(model, tmp_path / "w.safetensors")
+    assert same(model, before)
+
+
+@pytest.mark.parametrize("kind", ["model.safetensors", "pytorch_model.bin"])
+def test_a_folder_of_hugging_face_is_read_whole_and_in_shards(kind, state, tmp_path):
+    save = save_file if kind.endswith("safetensors") else torch.save
+    whole, shards = tmp_path / "whole", tmp_path / "shards"
+    for folder in (whole, shards):
+        folder.mkdir()
+    save(state, whole / kind)
+    names = sorted(state)
+    stem, _, suffix = kind.rpartition(".")
+    parts = {f"{stem}-0000{n}-of-00002.{suffix}": names[n - 1 :: 2] for n in (1, 2)}
+    for file, inside in parts.items():
+        save({name: state[name] for name in inside}, shards / file)
+    where = {name: file for file, inside in parts.items() for name in inside}
+    (shards / f"{kind}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
+    for folder in (whole, shards):
+        model = network()
+        load_weights(model, folder)
+        assert same(model, state)
+    (shards / f"{kind}.index.json").write_text(json.dumps({"weight_map": {**where, "gone": next(iter(parts))}}))
+    with pytest.raises(ModelError, match="1 of its tensors are in none of its files: gone"):
+        load_weights(network(), shards)
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        ("[", "cannot be read"),
+        ("{}", "has no 'weight_map'"),
+        ('{"weight_map": {"a": 3}}', "names something other than files"),
+        ('{"weight_map": {"a": "../w.safetensors"}}', "is not a file beside it"),
+        ('{"weight_map": {"a": "/etc/passwd"}}', "is not a file beside it"),
+        ('{"weight_map": {"a": "none.safetensors"}}', "no such file"),
+    ],
+)
+def test_an_index_that_is_wrong_is_refused(index, message, tmp_path):
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(ModelError, match=message):
+        load_weights(network(), tmp_path)
+
+
+def test_a_folder_without_weights_is_refused(tmp_path):
+    with pytest.raises(ModelError, match=r"is a folder without model\.safetensors or pytorch_model\.bin"):
+        load_weights(network(), tmp_path)
+
+
+def test_files_that_would_run_code_are_refused_with_the_class_they_need(state, tmp_path):
+    torch.save({"state_dict": state, "hyper_parameters": argparse.Namespace(lr=0.1)}, tmp_path / "w.ckpt")
+    with pytest.raises(ModelError, match=r"could run code when read \(it needs argparse\.Namespace\); save only"):
+        load_weights(network(), tmp_path / "w.ckpt")
+
+
+def test_files_that_are_none_are_refused(state, tmp_path):
+    save_file(state, tmp_path / "w.safetensors")
+    whole = (tmp_path / "w.safetensors").read_bytes()
+    spoilt = {
+        "cut.safetensors": whole[:-9],
+        "empty.safetensors": b"",
+        "huge.safetensors": (2**62).to_bytes(8, "little") + whole[8:],
+        "empty.pt": b"",
+        "text.ckpt": b"hello",
+    }
+    for name, content in spoilt.items():
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "nowhere.pt").symlink_to(tmp_path / "gone.pt")
+    (tmp_path / "round.pt").symlink_to(tmp_path / "round.pt")
+    os.mkfifo(tmp_path / "pipe.pt")
+    for name in (*spoilt, "nowhere.pt", "round.pt", "pipe.pt", "w.h5", "none.pt"):
+        with pytest.raises(ModelError, match=r"cannot be read|no such file|of this kind|damaged"):
+            load_weights(network(), tmp_path / name)
+
+
+def test_a_link_to_a_sound_file_is_followed_as_the_cache_of_the_hub_has_it(state, tmp_path):
+    save_file(state, tmp_path / "blob")
+    (tmp_path / "model.safetensors").symlink_to(tmp_path / "blob")
+    model = network()
+    load_weights(model, tmp_path / "model.safetensors")
+    assert same(model, state)
+
+
+def test_tensors_that_are_not_plain_are_refused(state, tmp_path):
+    odd = {"sparse": torch.eye(2).to_sparse(), "without values": torch.zeros(2, device="meta")}
+    for what, tensor in odd.items():
+        torch.save({**state, "head.bias": tensor}, tmp_path / "w.pt")
+        with pytest.raises(ModelError, match=rf"the tensor head\.bias is {what}"):
+            load_weights(network(), tmp_path / "w.pt")
+
+
+def test_what_the_files_beside_the_weights_say_is_known(state, tmp_path):
+    save_file(state, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"id2label": {"0": "cat", "1": "dog"}}))
+    said = {"image_mean": [0.5, 0.4, 0.3], "image_std": [0.2] * 3, "size": {"shortest_edge": 48}, "resample": 3}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(said))
+    hints = read_checkpoint(tmp_path).hints
+    assert hints == hints_of(tmp_path)
+    assert (hints.size, hints.mean, hints.interpolation) == ((48, 48), (0.5, 0.4, 0.3), "bicubic")
+    assert hints.classes == ("cat", "dog")
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(BasisPruneError, match=r"config\.json: cannot be read"):
+        read_checkpoint(tmp_path)
