@@ -85,8 +85,8 @@ def available(
         listener.say(f"{name} could not be had: {why}")
     if not found:
         raise ModelError.of(
-            "no backbone of the portfolio can be had; pass a folder with files such as resnet50.safetensors as weights, "
-            "or connect to the hub",
+            "no backbone of the portfolio can be had; connect to the hub, or pass a folder with files such as "
+            "resnet50.safetensors (--weights-folder)",
             [f"{name}: {why}" for name, why in missing.items()],
         )
     return Available(tuple(found), missing)
@@ -207,7 +207,7 @@ def _local_file(name: str, folder: Path | None) -> Path | None:
 
 
 def _refuse_unknown(names: Sequence[str], given: Collection[str]) -> None:
-    """Raises ConfigError for names that are neither timm's, nor factories, nor folders, and for one that comes twice."""
+    """Raises ConfigError for names that are neither timm's, nor factories, nor folders, or come twice."""
     faults = [f"{name!r} is given twice" for name in dict.fromkeys(names) if names.count(name) > 1]
     odd = [name for name in names if name not in given and ":" not in name and not timm.is_model(name)]
     odd = [name for name in odd if not Path(name).is_dir()]

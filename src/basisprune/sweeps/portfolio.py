@@ -179,7 +179,7 @@ class _Coordinator:
             row = BackboneRow(each.name, status, said, epochs, about.accuracy, about.parameters)  # type: ignore[arg-type]
             self.rows[each.name] = row
             self.listener.say(
-                f"{each.name}: {about.accuracy:.1%} after {epochs} epochs, {said and 'dropped' or 'goes on'}"
+                f"{each.name}: {about.accuracy:.1%} after {epochs} epochs, {'dropped' if said else 'goes on'}"
             )
         return [each for each in found if each.name in going]
 
