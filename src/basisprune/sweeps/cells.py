@@ -93,6 +93,15 @@ def slug(name: str) -> str:
     return plain if plain == name else f"{plain}-{hashlib.sha256(name.encode()).hexdigest()[:6]}".strip("-")
 
 
+def absolute(source: str) -> str:
+    """A path as others find it too, who work in another folder; a name as it is."""
+    try:
+        path = Path(source).expanduser()
+        return str(path.resolve()) if path.exists() else source
+    except (OSError, RuntimeError, ValueError):
+        return source
+
+
 def write_cell(path: Path, cell: Cell) -> None:
     """Writes the cell with its checksum."""
     write_checked(path, cell.to_json().encode())

@@ -16,7 +16,7 @@ from basisprune.runs.options import BUDGETS, RATIOS, Options, configure
 from basisprune.runs.units import AMOUNT, OPTION_UNITS
 from basisprune.runs.validating import changed, faults_of, read_settings
 from basisprune.sweeps.backbones import AUTO, is_timm
-from basisprune.sweeps.cells import Backbone, Cell, slug
+from basisprune.sweeps.cells import Backbone, Cell, absolute, slug
 from basisprune.sweeps.running import Resources
 
 BASELINE = "baseline"
@@ -127,7 +127,7 @@ def _entries(given: Sequence[JsonValue], where: str, key: str, faults: list[str]
             faults.append(f"{here}: {value!r} given; a name, or a mapping with {key}, name and options is needed")
             continue
         options = _options(entry.options, f"{here}.options", faults)
-        place = source if is_timm(source) else _absolute(source)
+        place = source if is_timm(source) else absolute(source)
         found.append(_Entry(entry.name or _short(source), **{key: place}, options=options))
     names = [entry.name for entry in found]
     twice = sorted({str(name) for name in names if names.count(name) > 1})
@@ -161,7 +161,7 @@ def _in_units(name: str, value: JsonValue, where: str, faults: list[str]) -> Jso
         except ConfigError as error:
             faults.append(f"{where}.{name}: {error}")
             return None
-    return _absolute(value) if isinstance(value, str) and name in _PATHS else value
+    return absolute(value) if isinstance(value, str) and name in _PATHS else value
 
 
 def _resources(given: Mapping[str, JsonValue] | None, faults: list[str]) -> Resources | None:
@@ -203,12 +203,3 @@ def _short(source: str) -> str:
     ('CIFAR10', 'birds', 'resnet50.a1_in1k')
     """
     return Path(source.rpartition(":")[2]).name or source
-
-
-def _absolute(source: str) -> str:
-    """A path as others find it too, who work in another folder; a name as it is."""
-    try:
-        path = Path(source).expanduser()
-        return str(path.resolve()) if path.exists() else source
-    except (OSError, RuntimeError, ValueError):
-        return source

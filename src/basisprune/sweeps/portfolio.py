@@ -23,7 +23,7 @@ from basisprune.runs.job import ModelSource
 from basisprune.runs.options import Options, RunConfig, configure
 from basisprune.runs.output import BUNDLE, IN_PYTHON, SUMMARY, OutputFolder
 from basisprune.sweeps.backbones import AUTO, PORTFOLIO, available, common_size
-from basisprune.sweeps.cells import Backbone, Cell, Kind
+from basisprune.sweeps.cells import Backbone, Cell, Kind, absolute
 from basisprune.sweeps.front import with_front
 from basisprune.sweeps.halving import Halving, Probed, best_of
 from basisprune.sweeps.pools import Here, Processes
@@ -126,7 +126,7 @@ def compress_portfolio(
     config, running, plan = configure(options), running or Running(), plan or PortfolioConfig()
     hears, halving = listener or Silence(), plan.halving
     given, names = _named(models, data, config, running)
-    folder = _PortfolioFolder(user_path(output, "output"))
+    folder = _PortfolioFolder(user_path(output, "output").resolve())
     settings = _noted(models, data, config, plan)
     with folder.held(settings, hears):
         known = _known(folder.path, names, given, config, plan, hears)
@@ -134,7 +134,7 @@ def compress_portfolio(
             known = replace(known, backbones=tuple(replace(each, cached=False) for each in known.backbones))
         images = replace(config.images, size=common_size(known.backbones, config.images.size))
         config = replace(config, images=images)
-        coordinator = _Coordinator(folder.path, _called(data), config, halving, hears, running.retries)
+        coordinator = _Coordinator(folder.path, absolute(_called(data)), config, halving, hears, running.retries)
         with closing(_pool(running, replace(given, config=config), hears)) as pool:
             summary = coordinator.run(known, pool)
     return Recommended(summary, folder.path)

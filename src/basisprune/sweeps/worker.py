@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import sys
 import threading
 import time
@@ -39,7 +40,9 @@ def perform_logged(cell: Cell, threads: int) -> None:
     torch.set_num_threads(threads)
     cell.log.parent.mkdir(parents=True, exist_ok=True)
     with open(cell.log, "a", encoding="utf-8") as file:
-        perform(cell, Log(file))
+        log = Log(file)
+        log.say(f"process {os.getpid()} on {platform.node()}, {threads} threads")
+        perform(cell, log)
 
 
 def _end_with_parent() -> None:
