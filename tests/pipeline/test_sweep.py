@@ -53,6 +53,7 @@ class Notes(Silence):
 def others_find_the_tests(monkeypatch):
     """The processes of the cells import the tiny network as the tests do."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv("RAY_worker_niceness", "0")  # Ray would let its workers wait for everybody else
 
 
 @pytest.fixture(scope="module")
