@@ -66,7 +66,7 @@ class _File:
 
     models: tuple[JsonValue, ...] = ()
     datasets: tuple[JsonValue, ...] = ()
-    frameworks: tuple[FrameworkName, ...] | None = None
+    frameworks: tuple[FrameworkName, ...] = ()
     seeds: tuple[int, ...] = (0,)
     options: dict[str, JsonValue] | None = None
     resources: dict[str, JsonValue] | None = None
@@ -88,7 +88,7 @@ def read_sweep(path: str | Path, output: str | Path | None = None) -> Sweep:
     resources = _resources(given.resources, faults)
     for name in ("frameworks", "seeds"):
         values = getattr(given, name)
-        if values is not None and (not values or len(set(values)) < len(values)):
+        if len(set(values)) < len(values) or (not values and name == "seeds"):
             faults.append(f"{name}: {list(values)} given; a list of different values is needed")
     if given.retries < 0:
         faults.append(f"retries: {given.retries} given; 0 or more are possible")
