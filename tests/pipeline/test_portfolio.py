@@ -31,7 +31,7 @@ val_fraction: 55%
 onnx: false
 recipe:
   base: quick
-  train: {{epochs: 5, batch_size: 16, lr: 0.05, optimizer: sgd, min_lr: 1.0e-3}}
+  train: {{epochs: 3, batch_size: 16, lr: 0.05, optimizer: sgd, min_lr: 1.0e-3, norm_statistics: batch, train: method}}
   finetune: {{epochs: 1, batch_size: 16}}
   plan: {{round_to: null}}
   filter_plan: {{round_to: null}}
@@ -80,7 +80,10 @@ def test_there_is_one_front_over_all_backbones_and_one_certified_model(finished)
     assert (chosen.parameters, chosen.accuracy) == (summary.chosen.parameters, summary.chosen.accuracy)
     assert all(point.latency_ms > 0 for point in portfolio.points)
     assert summary.certificate.certified
-    assert f"Started from {portfolio.recommended}" in summary.verdict
+    assert (portfolio.reference, portfolio.recommended) == MODELS[:2]
+    said = f"Started from {MODELS[1]}, out of 3 backbones, and compared with {MODELS[0]}, unpruned."
+    assert said in summary.verdict
+    assert summary.candidates[0].name == f"{MODELS[0]}, unpruned"
     assert "Certified with 95 % confidence" in done.stdout
     assert all(f"{point.parameters:,}" in done.stdout for point in portfolio.points if point.front)
     page = (folder / "report.html").read_text()

@@ -87,7 +87,7 @@ def slug(name: str) -> str:
     """The name as that of a folder: letters, digits, dots and dashes, and a checksum where others were lost.
 
     >>> slug("resnet50"), slug("photos/large set")
-    ('resnet50', 'photos-large-set-3b15c5')
+    ('resnet50', 'photos-large-set-23e998')
     """
     plain = re.sub(r"[^A-Za-z0-9._+-]+", "-", name).strip("-.")[:_LONGEST_NAME]
     return plain if plain == name else f"{plain}-{hashlib.sha256(name.encode()).hexdigest()[:6]}".strip("-")

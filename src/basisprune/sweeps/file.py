@@ -16,7 +16,7 @@ from basisprune.runs.options import BUDGETS, RATIOS, Options, configure
 from basisprune.runs.units import AMOUNT, OPTION_UNITS
 from basisprune.runs.validating import changed, faults_of, read_settings
 from basisprune.sweeps.backbones import AUTO, is_timm
-from basisprune.sweeps.cells import Backbone, Cell, absolute, slug
+from basisprune.sweeps.cells import Backbone, Cell, Kind, absolute, slug
 from basisprune.sweeps.running import Resources
 
 BASELINE = "baseline"
@@ -103,7 +103,7 @@ def read_sweep(path: str | Path, output: str | Path | None = None) -> Sweep:
         options = _merged(shared, model.options or {}, data.options or {})
         options |= {"seed": seed} | ({"framework": framework} if framework not in ("", BASELINE) else {})
         backbone = Backbone(str(model.model), str(folder / CELLS / place.name))
-        kind = "train" if framework == BASELINE else "compress"
+        kind: Kind = "train" if framework == BASELINE else "compress"
         cells[place] = Cell(place.name, kind, backbone, str(data.data), options)
         faults += [f"{place.name}: {fault}" for fault in _faults_of(cells[place])]
     if faults:

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from torch import nn
@@ -199,7 +200,7 @@ class Among(Search):
         for index in own:
             candidate, deployed = found.trials[index].candidate, found.trials[index].deployed
             steps = candidate.steps
-            latency = self.pipeline.store.number(steps, "file", lambda model=deployed: self.file_milliseconds(model))
+            latency = self.pipeline.store.number(steps, "file", partial(self.file_milliseconds, deployed))
             hits = found.trials[index].state.hits
             interval = wilson_interval(int(hits.sum()), len(hits))
             sizes = candidate.parameters, candidate.macs, latency
