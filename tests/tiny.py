@@ -35,6 +35,26 @@ def tiny_backbone() -> nn.Module:
     return backbone
 
 
+def smaller_backbone() -> nn.Module:
+    """Another one, with a layer less."""
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        return nn.Sequential(nn.Conv2d(3, 6, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(6), nn.ReLU())
+
+
+class _Grey(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mean(1, keepdim=True)
+
+
+def poor_backbone() -> nn.Module:
+    """One that sees no colours, and cannot tell the classes of `tiny_images` apart."""
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        conv = nn.Conv2d(1, 4, 3, stride=2, padding=1, bias=False)
+        return nn.Sequential(_Grey(), conv, nn.BatchNorm2d(4), nn.ReLU())
+
+
 def tiny_decomposed(seed: int = 0) -> nn.Module:
     return decompose(tiny_model(seed), scale_init=0.8)
 

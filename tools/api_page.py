@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[1]
 STUB, PAGE = ROOT / "src" / "basisprune" / "__init__.pyi", ROOT / "docs" / "api.md"
 TITLES = {
     "runs": "One call",
+    "sweeps": "Many trainings",
     "budget": "Budgets",
     "results": "Results",
     "data": "Images",

@@ -62,6 +62,13 @@ from .runs.compress import Compressed as Compressed
 from .runs.compress import compress as compress
 from .search import SearchConfig as SearchConfig
 from .states import Pruned as Pruned
+from .sweeps.portfolio import PortfolioConfig as PortfolioConfig
+from .sweeps.portfolio import Recommended as Recommended
+from .sweeps.portfolio import compress_portfolio as compress_portfolio
+from .sweeps.running import Resources as Resources
+from .sweeps.running import Running as Running
+from .sweeps.sweep import SweepResult as SweepResult
+from .sweeps.sweep import run_sweep as run_sweep
 from .training.config import TrainConfig as TrainConfig
 from .training.evaluation import evaluate as evaluate
 from .training.loop import Session as Session

@@ -177,6 +177,47 @@ class CandidateRow(Candidate):
 
 
 @dataclass(frozen=True)
+class FrontPoint:
+    """A network among those that others are compared with; its accuracy is that on the images that search.
+
+    `front` says that no other is at least as accurate, as small and as fast, and better in one of these.
+    """
+
+    group: str
+    name: str
+    accuracy: float
+    interval: Interval
+    parameters: int
+    macs: int
+    latency_ms: float | None = None
+    front: bool = False
+    chosen: bool = False
+
+
+@dataclass(frozen=True)
+class BackboneRow:
+    """A backbone of a portfolio, and how far it came; `accuracy` is the last one, on the images that search."""
+
+    name: str
+    status: Literal["compressed", "dropped", "missing", "failed"]
+    said: str = ""
+    epochs: int = 0
+    accuracy: float | None = None
+    parameters: int | None = None
+
+
+@dataclass(frozen=True)
+class Portfolio:
+    """What a choice among backbones came to: the one that accuracies are compared with, and the recommended one."""
+
+    reference: str
+    recommended: str
+    backbones: tuple[BackboneRow, ...]
+    points: tuple[FrontPoint, ...]
+    latency_by: str = ""
+
+
+@dataclass(frozen=True)
 class Limit:
     """The limit of the run; `kind` is "fixed" if the ratios were given."""
 
@@ -237,6 +278,7 @@ class RunSummary:
     class_losses: ClassLosses | None = None
     require_certified: bool = False
     runtimes: tuple[RuntimeRow, ...] = ()
+    portfolio: Portfolio | None = None
 
     @property
     def fulfilled(self) -> bool:

@@ -14,6 +14,7 @@ from basisprune.cli.export import export
 from basisprune.cli.inspect import inspect
 from basisprune.cli.predict import predict
 from basisprune.cli.profile import profile
+from basisprune.cli.sweep import sweep
 from basisprune.cli.train import train
 
 app = typer.Typer(
@@ -23,7 +24,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for command in (compress, train, evaluate, predict, export, inspect, profile, demo):
+for command in (compress, sweep, train, evaluate, predict, export, inspect, profile, demo):
     app.command()(command)
 
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import errno
 import io
 import json
-import math
 import os
-import re
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
@@ -20,6 +18,7 @@ import typer
 from typer.core import TyperGroup
 
 from basisprune.listener import Silence
+from basisprune.runs.units import AMOUNT, FRACTION, TIME, Unit
 
 if TYPE_CHECKING:
     from torch import nn
@@ -164,7 +163,7 @@ def fraction(text: object) -> float:
     >>> fraction("1%"), fraction("0.5")
     (0.01, 0.5)
     """
-    return _number(text, {"": 1, "%": 0.01}, "a percentage such as 1% or a fraction such as 0.01")
+    return _number(text, FRACTION)
 
 
 def amount(text: object) -> int:
@@ -173,7 +172,7 @@ def amount(text: object) -> int:
     >>> amount("1.5M"), amount("300k")
     (1500000, 300000)
     """
-    return round(_number(text, {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}, "a number such as 250000, 300k or 1.5M"))
+    return round(_number(text, AMOUNT))
 
 
 def milliseconds(text: object) -> float:
@@ -182,18 +181,16 @@ def milliseconds(text: object) -> float:
     >>> milliseconds("5ms"), milliseconds("0.2s")
     (5.0, 200.0)
     """
-    return _number(text, {"": 1, "ms": 1, "s": 1000}, "a time such as 5ms or 0.1s")
+    return _number(text, TIME)
 
 
-def _number(text: object, units: Mapping[str, float], wanted: str) -> float:
-    match = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*([a-zA-Z%]*)\s*", str(text))
+def _number(text: object, unit: Unit) -> float:
+    from basisprune.errors import ConfigError
+
     try:
-        value = float(match[1]) * units[match[2]]  # type: ignore[index]
-        if not math.isfinite(value):
-            raise ValueError(text)
-    except (TypeError, ValueError, KeyError):
-        raise typer.BadParameter(f"{text!r} given; expected {wanted}") from None
-    return round(value, 12)
+        return unit.parse(text)
+    except ConfigError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 def numbers(text: object) -> list[float]:

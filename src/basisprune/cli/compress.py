@@ -20,7 +20,6 @@ from basisprune.cli.common import (
     KeepHead,
     Limit,
     Mean,
-    Model,
     Output,
     Pretrained,
     RecipeOption,
@@ -44,17 +43,37 @@ from basisprune.cli.common import (
     told_errors,
     typed_here,
 )
+from basisprune.cli.portfolio import (
+    Keep,
+    Models,
+    ProbeEpochs,
+    WeightsFolder,
+    choose,
+    front_table,
+    one_of,
+    show_portfolio,
+)
+from basisprune.cli.sweep import Jobs, RayAddress
 
 if TYPE_CHECKING:
     from basisprune.results import RunSummary
     from basisprune.runs.options import Options
 
+OneModel = Annotated[
+    str | None,
+    typer.Option(
+        help="A timm model name, package.module:factory, a model/ folder written by train, or auto for the best of "
+        "several."
+    ),
+]
+
 
 def compress(
     ctx: typer.Context,
-    model: Model,
     data: Data,
     output: Output,
+    model: OneModel = None,
+    models: Models = None,
     max_drop: Annotated[
         float | None, typer.Option(parser=fraction, metavar="PERCENT", help="Accuracy you can lose (default: 1%).")
     ] = None,
@@ -121,6 +140,11 @@ def compress(
     int8: Annotated[bool, typer.Option(help="Also write model.int8.onnx, calibrated on your images.")] = False,
     seed: Seed = 0,
     trust_code: TrustCode = False,
+    keep: Keep = 3,
+    probe_epochs: ProbeEpochs = 1,
+    weights_folder: WeightsFolder = None,
+    jobs: Jobs = 1,
+    ray_address: RayAddress = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the plan and the expected time; write nothing.")
     ] = False,
@@ -138,6 +162,7 @@ def compress(
     Examples:
       basisprune compress --model resnet50 --data photos --output out
       basisprune compress --model mobilenetv3_large_100 --data photos --target-params 1M --int8 --output out
+      basisprune compress --model auto --data photos --output out              (which backbone to start from)
       basisprune compress --model resnet50 --data photos --optimize latency --device device.json --output out
       basisprune compress --model my_module:network --weights my.safetensors --keep-head --data photos --output out
       basisprune compress --config out/config.yaml --max-drop 2% --output another --dry-run
@@ -145,6 +170,15 @@ def compress(
     Exit codes: 0 done, 1 error, 2 usage error, 3 no pruned model within the budget or, with --require-certified, none
     that is certified, 130 interrupted, with the best result so far written.
     """
+    several = one_of(model, models, (keep, probe_epochs, weights_folder))
+    if several is not None:
+        with told_errors():
+            if dry_run:
+                show_portfolio(several, as_json=as_json)
+                return
+            summary = choose(several, data, output, _options(ctx), (jobs, ray_address))
+        finish(summary, output, as_json=as_json)
+        return
     with told_errors():
         from basisprune.runs.compress import run_job
         from basisprune.runs.estimate import expected_candidates
@@ -156,10 +190,10 @@ def compress(
         if dry_run:
             from basisprune.cli.dry_run import show_plan
 
-            show_plan(prepare_job(model, data, config, output=output, listener=Teller()), output, as_json=as_json)
+            show_plan(prepare_job(str(model), data, config, output=output, listener=Teller()), output, as_json=as_json)
             return
         with SearchProgress(1 + expected_candidates(config), config.recipe.finetune.epochs, tell) as bar:
-            job = prepare_job(model, data, config, output=output, listener=bar)
+            job = prepare_job(str(model), data, config, output=output, listener=bar)
             result = run_job(job, output=output, listener=bar, command=command_line())
     finish(result.summary, output, as_json=as_json)
 
@@ -172,6 +206,8 @@ def finish(summary: RunSummary, output: Path, *, as_json: bool, images: Path = P
     if as_json:
         typer.echo(summary.to_json())
     else:
+        if summary.portfolio is not None:
+            typer.echo(f"\n{front_table(summary.portfolio)}")
         typer.echo(f"\n{comparison_table(summary)}\n\n{summary.verdict}\n")
         if (output / "report.html").exists():  # needs an extra
             typer.echo(f"{output / 'report.html'}: the report, for a browser")

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from basisprune.costs import LayerReport
 from basisprune.errors import MissingExtraError
-from basisprune.results import CandidateRow, LayerImportance, RunSummary, Side
+from basisprune.results import CandidateRow, FrontPoint, LayerImportance, RunSummary, Side
 
 Trace: TypeAlias = dict[str, object]
 """A trace in plotly's format."""
@@ -32,6 +32,9 @@ PALETTE: dict[str, tuple[str, str]] = {
 }
 FONT = "Inter, ui-sans-serif, system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 COSTS = {"parameters": "parameters", "macs": "multiply-adds", "latency_ms": "latency", "bytes": "file size"}
+_FRONT_AXES = {"parameters": "parameters", "latency_ms": "milliseconds for one image"}
+_FRONT_COLOURS = ("accent", "blue", "red", "ink", "muted")
+_FRONT_SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross")
 _MARKERS = {
     "failed": {"symbol": "x-thin", "size": 7, "color": "faint", "line": 1.5},
     "undecided": {"symbol": "circle-open", "size": 9, "color": "muted", "line": 1.5},
@@ -102,6 +105,26 @@ def search_plots(summary: RunSummary) -> list[Plot]:
             line(bound, line={"color": light("accent"), "width": 1, "dash": "dot"})
         alt = f"Accuracy against {label} of {len(measured)} models; the table of candidates has the numbers."
         plots.append(_plot(f"search-{cost}", f"Accuracy against {label}", alt, figure, note))
+    return plots
+
+
+def front_plots(points: Sequence[FrontPoint], key: str = "front") -> list[Plot]:
+    """Accuracy against parameters and against milliseconds, with a line through the points that nothing beats there."""
+    plots = []
+    for cost, label in _FRONT_AXES.items():
+        shown = [point for point in points if getattr(point, cost) is not None]
+        if len(shown) < 2:
+            continue
+        groups = list(dict.fromkeys(point.group for point in shown))
+        traces = [
+            _front_line(shown, cost),
+            *(_front_marks(shown, group, place, cost) for place, group in enumerate(groups)),
+        ]
+        figure = _figure(traces, height=360, legend=True)
+        figure.update_xaxes(type="log", title_text=label, nticks=6)
+        figure.update_yaxes(tickformat=".1%")
+        alt = f"Accuracy against {label} of {len(shown)} networks; the table has the numbers."
+        plots.append(_plot(f"{key}-{cost}", f"Accuracy against {label}", alt, figure))
     return plots
 
 
@@ -209,6 +232,52 @@ def _points(status: str, points: Iterable[Point], cost: str) -> Trace:
         "hovertext": [
             f"<b>{escape(point.name, quote=False)}</b> ({status})<br>accuracy {point.network.accuracy:.1%}, "
             f"{point.network.interval[0]:.1%} to {point.network.interval[1]:.1%}<br>{COSTS[cost]} {point.cost(cost):,}"
+            for point in shown
+        ],
+        "hoverinfo": "text",
+    }
+
+
+def _front_line(points: Sequence[FrontPoint], cost: str) -> Trace:
+    """The front of accuracy against this cost alone, as steps."""
+    best, front = -1.0, []
+    for point in sorted(points, key=lambda each: (getattr(each, cost), -each.accuracy)):
+        if point.accuracy > best:
+            front.append(point)
+            best = point.accuracy
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": "front",
+        "x": [getattr(point, cost) for point in front],
+        "y": [point.accuracy for point in front],
+        "line": {"color": light("faint"), "width": 1.5, "shape": "hv"},
+        "hoverinfo": "skip",
+    }
+
+
+def _front_marks(points: Sequence[FrontPoint], group: str, place: int, cost: str) -> Trace:
+    """The points of one group; those on the front are filled, and the chosen one is large."""
+    shown = [point for point in points if point.group == group]
+    colour, symbol = (
+        light(_FRONT_COLOURS[place % len(_FRONT_COLOURS)]),
+        _FRONT_SYMBOLS[place // len(_FRONT_COLOURS) % len(_FRONT_SYMBOLS)],
+    )
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": group,
+        "x": [getattr(point, cost) for point in shown],
+        "y": [point.accuracy for point in shown],
+        "marker": {
+            "symbol": [symbol if point.front else f"{symbol}-open" for point in shown],
+            "size": [15 if point.chosen else 8 for point in shown],
+            "color": colour,
+        },
+        "hovertext": [
+            f"<b>{escape(point.group, quote=False)}</b>, {escape(point.name, quote=False)}<br>accuracy "
+            f"{point.accuracy:.1%}, {point.parameters:,} parameters"
+            + ("" if point.latency_ms is None else f", {point.latency_ms:.3g} ms")
             for point in shown
         ],
         "hoverinfo": "text",

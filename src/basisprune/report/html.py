@@ -17,6 +17,7 @@ from basisprune.report.figures import (
     FONT,
     PALETTE,
     Plot,
+    front_plots,
     graph_objects,
     importance_plots,
     rank_plot,
@@ -74,7 +75,7 @@ def render_report(summary: RunSummary) -> str:
     if too_many:
         summary = replace(summary, confusion=None)
     plots, rows = _plots(summary), comparison(summary)
-    template = _environment().get_template("report.html")
+    template = environment().get_template("report.html")
     text: str = template.render(
         result=summary,
         data=summary.as_dict(),
@@ -135,6 +136,7 @@ def _accuracy_row(label: str, before: Side, after: Side | CandidateRow | None) -
 def _plots(summary: RunSummary) -> dict[str, list[Plot]]:
     ranks = rank_plot(summary.layers)
     return {
+        "portfolio": [] if summary.portfolio is None else front_plots(summary.portfolio.points),
         "search": search_plots(summary),
         "ranks": [ranks] if ranks else [],
         "importance": importance_plots(summary.importance),
@@ -200,7 +202,8 @@ def _as_text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _environment() -> Any:
+def environment() -> Any:
+    """What fills in the templates, with the numbers as people read them; raises MissingExtraError without jinja2."""
     try:
         jinja2 = import_module("jinja2")
     except ModuleNotFoundError as error:

@@ -19,7 +19,7 @@ dark.addEventListener("change", draw);
 const changed = read("result").changed || [];
 for (const image of document.querySelectorAll("img[data-index]")) image.src = changed[image.dataset.index].image;
 
-document.getElementById("copy").addEventListener("click", async ({ target }) => {
+document.getElementById("copy")?.addEventListener("click", async ({ target }) => {
   const command = document.getElementById("command");
   getSelection().selectAllChildren(command);
   try {

@@ -1,0 +1,117 @@
+"""`basisprune compress --model auto`: the same, starting from whichever backbone is best."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from basisprune.cli.common import Teller, show_json
+
+if TYPE_CHECKING:
+    from basisprune.results import Portfolio, RunSummary
+    from basisprune.runs.options import Options
+    from basisprune.sweeps.portfolio import PortfolioConfig
+
+AUTO = "auto"
+
+
+def names(given: Any) -> list[str]:
+    """Names separated by commas, or a list of them, as in a file.
+
+    >>> names("resnet18, resnet50"), names(["resnet18"])
+    (['resnet18', 'resnet50'], ['resnet18'])
+    """
+    listed = given.split(",") if isinstance(given, str) else given
+    found = [name.strip() for name in listed if isinstance(name, str) and name.strip()] if listed else []
+    if not found or not isinstance(listed, list | tuple) or len(found) < len(listed):
+        raise typer.BadParameter(f"{given!r} given; expected names such as resnet18,resnet50")
+    return found
+
+
+Models = Annotated[
+    Any,
+    typer.Option(
+        "--models", parser=names, metavar="A,B,...", help="Start from the best of these; --model auto chooses some."
+    ),
+]
+Keep = Annotated[int, typer.Option(min=1, help="With several models: how many are compressed.")]
+ProbeEpochs = Annotated[int, typer.Option(min=1, help="With several models: epochs of the first, short training.")]
+WeightsFolder = Annotated[
+    str | None,
+    typer.Option(metavar="FOLDER", help="With several models: where files such as resnet50.safetensors are."),
+]
+
+
+def one_of(
+    model: str | None, models: Sequence[str] | None, plan: tuple[int, int, str | None]
+) -> tuple[str | list[str], PortfolioConfig] | None:
+    """The models to choose from, and how; None if only one is given. Raises BadParameter if none is, or both are."""
+    if model is None and models is None:
+        raise typer.BadParameter("a model is needed", param_hint="--model")
+    if models is not None and model not in (None, AUTO):
+        raise typer.BadParameter(f"--model {model} given too; pass one of them", param_hint="--models")
+    if model != AUTO and models is None:
+        return None
+    from basisprune.sweeps.portfolio import PortfolioConfig
+
+    keep, probe_epochs, weights = plan
+    return AUTO if models is None else list(models), PortfolioConfig(keep, probe_epochs, weights)
+
+
+def choose(
+    chosen: tuple[str | list[str], PortfolioConfig],
+    data: str,
+    output: Path,
+    options: Options,
+    where: tuple[int, str | None],
+) -> RunSummary:
+    """The summary of the recommended model."""
+    from basisprune.sweeps.portfolio import compress_portfolio
+    from basisprune.sweeps.running import Running
+
+    models, plan = chosen
+    running = Running(*where)
+    result = compress_portfolio(models, data, output=output, plan=plan, running=running, listener=Teller(), **options)
+    return result.summary
+
+
+def show_portfolio(chosen: tuple[str | list[str], PortfolioConfig], *, as_json: bool) -> None:
+    """Lists the backbones that would be tried, for --dry-run."""
+    from basisprune.sweeps.backbones import PORTFOLIO, is_cached, is_timm
+
+    models, plan = chosen
+    listed = PORTFOLIO if isinstance(models, str) else models
+    there = {name: not is_timm(name) or is_cached(name) for name in listed}
+    rungs = plan.halving.rungs(len(listed))
+    if as_json:
+        show_json({"backbones": there, "rungs": rungs, "keep": plan.keep})
+        return
+    for name, is_here in there.items():
+        typer.echo(f"{name}{'' if is_here else ': its weights are to be fetched, or are in the folder of weights'}")
+    for epochs, left in rungs:
+        typer.echo(f"after {epochs} epochs: {left} go on")
+    typer.echo("nothing was written")
+
+
+def front_table(portfolio: Portfolio) -> str:
+    """The networks on the front, as a text table; the delivered one is marked."""
+    from basisprune.report.text import text_table
+
+    rows = [
+        (
+            ">" if point.chosen else "",
+            point.group,
+            point.name,
+            f"{point.accuracy:.1%}",
+            f"{point.parameters:,}",
+            "-" if point.latency_ms is None else f"{point.latency_ms:.3g} ms",
+        )
+        for point in portfolio.points
+        if point.front or point.chosen
+    ]
+    table = text_table(("", "backbone", "without", "accuracy", "parameters", "one image"), rows, left={0, 1, 2})
+    left_out = [f"{row.name}: {row.status}, {row.said}" for row in portfolio.backbones if row.said]
+    return "\n".join([table, *left_out])

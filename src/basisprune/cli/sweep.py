@@ -1,0 +1,67 @@
+"""`basisprune sweep`: many runs of compress, from one file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from basisprune.cli.common import FAILED, Json, Teller, show_json, tell, told_errors
+
+Jobs = Annotated[int, typer.Option(min=1, help="Processes on this machine, which share its cores.")]
+RayAddress = Annotated[
+    str | None,
+    typer.Option(metavar="ADDRESS", help="Run on this Ray cluster: an address, auto, or local to start one here."),
+]
+
+
+def sweep(
+    file: Annotated[Path, typer.Argument(help="A YAML file with models, datasets, frameworks, seeds and options.")],
+    output: Annotated[Path | None, typer.Option(help="The folder for all results (default: the file's).")] = None,
+    jobs: Jobs = 1,
+    ray_address: RayAddress = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells; run and write nothing.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Compress many models on many datasets, here or on a Ray cluster.
+
+    Every combination of the file's models, datasets, frameworks and seeds is a cell: a run of compress in a folder of
+    its own. Finished cells are never repeated, stopped ones go on, failed ones are tried again. The results go to
+    sweep.json, sweep.csv and sweep.html, a page with the Pareto front of each dataset.
+
+    \b
+    Examples:
+      basisprune sweep sweep.yaml --output out --jobs 2
+      basisprune sweep sweep.yaml --output /shared/out --ray-address auto
+      basisprune sweep experiments/paper63.yaml --dry-run
+
+    Exit codes: 0 all cells done, 1 an error or cells that failed for good, 2 usage error, 130 interrupted.
+    """
+    with told_errors():
+        from basisprune.sweeps.file import read_sweep
+        from basisprune.sweeps.sweep import PAGE, run_sweep
+        from basisprune.sweeps.table import as_json as rows_as_json
+        from basisprune.sweeps.table import as_text
+        from basisprune.sweeps.work import is_done
+
+        plan = read_sweep(file, output)
+        if dry_run:
+            done = {place.name: is_done(cell) for place, cell in plan.cells.items()}
+            if as_json:
+                show_json(done)
+                return
+            for name, is_there in done.items():
+                typer.echo(f"{name}{': done' if is_there else ''}")
+            typer.echo(f"{len(done)} cells, {sum(done.values())} of them done; nothing was written")
+            return
+        result = run_sweep(plan, jobs=jobs, ray_address=ray_address, listener=Teller())
+    if as_json:
+        show_json(rows_as_json(result.rows))
+    else:
+        typer.echo(f"\n{as_text(result.rows)}\n")
+        if (result.folder / PAGE).exists():  # needs an extra
+            typer.echo(f"{result.folder / PAGE}: the Pareto fronts, for a browser")
+    if result.failed:
+        tell(f"{len(result.failed)} cells failed; their logs are in {result.folder / 'cells'}")
+        raise typer.Exit(FAILED)
