@@ -22,6 +22,7 @@ from basisprune.importance.filter_loss import filter_loss, filter_statistics
 from basisprune.plan import PlanConfig, traced
 from basisprune.recipes import Recipe
 from basisprune.torchkit.moments import OutputStatistics
+from basisprune.torchkit.processes import Processes
 from basisprune.torchkit.surgery import find_layers
 from basisprune.types import Coupling, InputSpec, Scores
 
@@ -47,7 +48,9 @@ class Scoring:
         recipe = self.recipe
         self.say("decomposing every conv")
         batches = None if recipe.basis == "weights" else self.basis_batches()
-        return decompose(model, scale_init=recipe.scale_init, basis=recipe.basis, batches=batches, linear=recipe.linear)
+        scale = recipe.scale_init
+        split = decompose(model, scale_init=scale, basis=recipe.basis, batches=batches, linear=recipe.linear)
+        return Processes.here().agree(split)
 
     def in_basis(self, model: nn.Module) -> nn.Module:
         """The model in the basis that is scored."""
@@ -58,7 +61,7 @@ class Scoring:
                 raise TooMuchError("basis: no conv is left that is large enough to be split; remove fewer filters")
         elif recipe.rebase:
             axes: Axes = "loss" if recipe.basis == "loss" else "outputs"
-            model = rebase(model, self.basis_batches(), basis=axes)
+            model = Processes.here().agree(rebase(model, self.basis_batches(), basis=axes))
         return model
 
     def basis(self, model: nn.Module) -> tuple[nn.Module, Scores, Statistics]:
@@ -103,7 +106,8 @@ class Scoring:
         return self._prepared(self.images, batch_size=self.recipe.score_batch)
 
     def _prepared(self, data: LabelledImages, **options: Any) -> PreparedBatches:
-        return PreparedBatches(data, self.spec, prepared=self.recipe.train.prepared, shuffle=True, **options)
+        prepared = self.recipe.train.prepared
+        return PreparedBatches(data, self.spec, prepared=prepared, shuffle=True, shared=True, **options)
 
 
 def judging_and_scoring(

@@ -79,6 +79,12 @@ def load_data(
     return splits if isinstance(source, Splits) else limited(splits, limit, seed)
 
 
+def fetch(source: str) -> None:
+    """Downloads data that is called by name, unless that has been done; not by several processes at once."""
+    if source.startswith(_BUILTIN):
+        read_builtin(source.removeprefix(_BUILTIN), DEFAULT_SIZE)
+
+
 def read_parts(source: Source, size: tuple[int, int], reading: Reading, white: int | None = None) -> Splits:
     """The parts that the source has itself, undivided, without images that cannot be used.
 
