@@ -79,7 +79,7 @@ class Watch:
 
 @contextmanager
 def watched(model: nn.Module, pairs: dict[str, BasisPair]) -> Iterator[dict[str, Watch]]:
-    """What each layer's basis outputs while the model runs, known at the end, of all processes; zeros if it never ran."""
+    """What each layer's basis outputs while the model runs, of all processes, known at the end; zeros without a run."""
     watches = {name: Watch(pair) for name, pair in pairs.items()}
     images = 0
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import yaml  # type: ignore[import-untyped]
 from pydantic import JsonValue
 
+from basisprune.data.load import PREFIXES
 from basisprune.data.manifest import IMAGES
 from basisprune.errors import CheckpointError
 from basisprune.files import clear_leftovers, digest, locked, read_bytes, set_aside, write_text
@@ -42,7 +43,7 @@ def versions() -> dict[str, str]:
 
 
 def is_loadable(data: object) -> bool:
-    """Whether data can be loaded by its name in the settings: an existing path, or torchvision:NAME.
+    """Whether data can be loaded by its name in the settings: an existing path, torchvision:NAME and the like.
 
     >>> is_loadable("torchvision:CIFAR10"), is_loadable("some digits"), is_loadable(None)
     (True, False, False)
@@ -50,7 +51,7 @@ def is_loadable(data: object) -> bool:
     if not isinstance(data, str):
         return False
     try:
-        return data.startswith("torchvision:") or Path(data).expanduser().exists()
+        return data.startswith(PREFIXES) or Path(data).expanduser().exists()
     except (OSError, RuntimeError, ValueError):  # what cannot be a path, or one that nobody may see
         return False
 

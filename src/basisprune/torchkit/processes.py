@@ -42,7 +42,7 @@ class Processes:
 
     @classmethod
     def here(cls) -> Processes:
-        """Those that share the work now: this one alone before others are joined, or while the main one is by itself."""
+        """Those that share the work: this one alone before others are joined, or while the main one is by itself."""
         if _alone.get() or not (dist.is_available() and dist.is_initialized()):
             return cls()
         return cls(dist.get_rank(), dist.get_world_size())
@@ -156,10 +156,8 @@ def is_about_others(error: RuntimeError) -> bool:
 
 
 def _sendable(tensor: Tensor) -> Tensor:
-    """The tensor where the processes can exchange it: NCCL and its like know their own devices only."""
-    if tensor.device.type != "cpu" or "gloo" in dist.get_backend():
-        return tensor
-    return tensor.to(torch.accelerator.current_accelerator() or tensor.device)
+    """The tensor on the device of this process: NCCL and its like exchange nothing else."""
+    return tensor.to(PartialState().device)
 
 
 def _told(content: bytes) -> bytes:
