@@ -148,8 +148,8 @@ def _columns(rows: datasets.Dataset, where: str) -> tuple[str, str]:
         labels = [name for name in kinds if name == "label"]
     if len(images) != 1 or len(labels) != 1:
         raise DataError(
-            f"{where}: has the columns {', '.join(kinds)}, of which {len(images)} hold images; one column of images and "
-            "one of class labels, or one that is called label, are needed"
+            f"{where}: has the columns {', '.join(kinds)}, of which {len(images)} hold images; one column of images "
+            "and one of class labels, or one that is called label, are needed"
         )
     return images[0], labels[0]
 

@@ -1,12 +1,13 @@
 """Shards of WebDataset, tar files of many images each -> datasets.
 
-They are read by an index of where each image lies: unlike a stream in the order of the shards, that allows splits, limits
-and roles as for folders, and needs no package. Nothing is extracted, and of the files in a shard, only images and labels
-are read.
+They are read by an index of where each image lies: unlike a stream in the order of the shards, that allows splits,
+limits and roles as for folders, and needs no package. Nothing is extracted, and of the files in a shard, only images
+and labels are read.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import tarfile
 from collections.abc import Sequence
@@ -81,7 +82,7 @@ class ShardImages(StoredImages):
 
     def called(self, index: int, part: str) -> str:  # noqa: ARG002
         """The same, from the root on."""
-        return f"{below(self.shards[int(self._rows[index, 0])], self.root)}/{self._names[index]}"
+        return f"{below(self.shards[int(self._rows[index, 0])].absolute(), self.root)}/{self._names[index]}"
 
 
 def holds_shards(folder: Path) -> bool:
@@ -101,7 +102,7 @@ def read_shards(source: str | Path, size: tuple[int, int]) -> Splits:
     everything else.
     """
     shards = _listed(source)
-    root = shards[0].parent if len({path.parent for path in shards}) == 1 else Path(*_common(shards))
+    root = Path(os.path.commonpath([path.absolute().parent for path in shards]))
     parts = _by_part(shards, root)
     found = {part: list(chain.from_iterable(map(_index, paths))) for part, paths in parts.items()}
     labels = {part: [place.label for place in places] for part, places in found.items()}
@@ -111,13 +112,6 @@ def read_shards(source: str | Path, size: tuple[int, int]) -> Splits:
         for part, places in found.items()
     }
     return Splits(datasets["train"], datasets.get("val"), datasets.get("test"), classes)
-
-
-def _common(paths: Sequence[Path]) -> tuple[str, ...]:
-    """The parts of the path that all have in common."""
-    return tuple(
-        parts[0] for parts in zip(*(path.parent.parts for path in paths), strict=False) if len(set(parts)) == 1
-    )
 
 
 def _listed(source: str | Path) -> list[Path]:
@@ -167,7 +161,10 @@ def _by_part(shards: Sequence[Path], root: Path) -> dict[str, list[Path]]:
     others = []
     for path in shards:
         start = re.match(r"[a-z]*", path.name.casefold())
-        names = [start[0] if start else "", *(each.casefold() for each in path.relative_to(root).parent.parts)]
+        names = [
+            start[0] if start else "",
+            *(each.casefold() for each in path.absolute().relative_to(root).parent.parts),
+        ]
         part = next((_PART[name] for name in names if name in _PART), None)
         if part is None:
             others.append(path)
@@ -186,26 +183,11 @@ def _by_part(shards: Sequence[Path], root: Path) -> dict[str, list[Path]]:
 
 def _index(shard: Path) -> list[Place]:
     """Where each image of a shard lies, with its label."""
-    images: dict[str, tuple[str, int, int]] = {}
-    labels: dict[str, str] = {}
     try:
-        with open_file(shard) as file, tarfile.open(fileobj=file, mode="r:") as archive:
-            for member in archive:
-                archive.members.clear()  # it would keep them all
-                if not member.isreg() or member.issparse():
-                    continue
-                key, suffix = _split_name(member.name)
-                if suffix == _LABEL:
-                    labels[key] = _label(archive, member, shard)
-                elif PurePosixPath(suffix).suffix in EXTENSIONS or suffix in EXTENSIONS:
-                    if key in images:
-                        raise DataError(f"{shard}: {key} has several images, such as {member.name}; one is needed")
-                    images[key] = member.name, member.offset_data, member.size
+        images, labels = _members(shard)
     except OSError as error:
         raise DataError(f"{shard}: cannot be read ({error.strerror or error})") from error
-    except (tarfile.TarError, ValueError, EOFError, OverflowError) as error:
-        if isinstance(error, DataError):
-            raise
+    except (tarfile.TarError, EOFError, OverflowError) as error:
         raise DataError(f"{shard}: is no tar file, or damaged ({error}); write it anew") from error
     if not images:
         raise DataError(f"{shard}: contains no images ({' '.join(EXTENSIONS)})")
@@ -217,6 +199,25 @@ def _index(shard: Path) -> list[Place]:
             f"{shard}: {missing[0]} has no label; put it into {missing[0]}{_LABEL}, or all images into class folders"
         )
     return [Place(shard, *images[key], labels[key]) for key in images]
+
+
+def _members(shard: Path) -> tuple[dict[str, tuple[str, int, int]], dict[str, str]]:
+    """The name, first byte and size of each image, and the labels, both by what the name starts with."""
+    images: dict[str, tuple[str, int, int]] = {}
+    labels: dict[str, str] = {}
+    with open_file(shard) as file, tarfile.open(fileobj=file, mode="r:") as archive:
+        for member in archive:
+            archive.members = []  # it would keep them all
+            key, suffix = _split_name(member.name)
+            if not member.isreg() or member.issparse():
+                continue
+            if suffix == _LABEL:
+                labels[key] = _label(archive, member, shard)
+            elif suffix.endswith(EXTENSIONS):
+                if key in images:
+                    raise DataError(f"{shard}: {key} has several images, such as {member.name}; one is needed")
+                images[key] = member.name, member.offset_data, member.size
+    return images, labels
 
 
 def _split_name(name: str) -> tuple[str, str]:
