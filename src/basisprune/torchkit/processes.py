@@ -55,6 +55,7 @@ class Processes:
             with answering():
                 PartialState()
             if dist.is_available() and dist.is_initialized() and not was_joined:
+                _messages()  # made now, because one that has died could not take part
                 atexit.register(_leave)
         return cls.here()
 
