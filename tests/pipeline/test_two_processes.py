@@ -40,13 +40,15 @@ import sys
 import torch
 torch.set_num_threads(1)
 from networks import NETWORKS
+from basisprune.errors import ProcessError
 from basisprune.torchkit.moments import loss_statistics
+from basisprune.torchkit.processes import Processes
 
-torch.distributed.init_process_group("gloo")
+processes = Processes.joined()
 model, x = NETWORKS["residual"]()
 batches = [[(x, torch.tensor([0, 1]))], [(2 * x - 1, torch.tensor([3, 2]))]]
 found = loss_statistics(model, ["conv1", "conv3"], batches[int(sys.argv[2])])
-torch.save({name: vars(one) for name, one in found.items()}, f"{sys.argv[1]}/{sys.argv[2]}.pt")
+state = {name: vars(one) for name, one in found.items()}
 """
 
 LONELY = """
@@ -71,13 +73,9 @@ torch.save({"said": said}, f"{sys.argv[1]}/0.pt")
 os._exit(0)
 """
 
-TOLD = """
-import sys
-import torch
-from basisprune.errors import ProcessError
-from basisprune.torchkit.processes import Processes
-
-processes = Processes.joined()
+TOLD = (
+    METRICS
+    + """
 alone = []
 told = processes.from_main(lambda: alone.append(Processes.here().count) or b"a plan")
 try:
@@ -87,9 +85,10 @@ except (ZeroDivisionError, ProcessError) as error:
 layer = torch.nn.Linear(2, 2)
 processes.agree(layer)
 shares = [processes.share(list(range(count))) for count in (5, 1)]
-state = {"told": told.decode(), "alone": alone, "said": said, "weight": layer.weight.detach(), "shares": shares}
+state |= {"told": told.decode(), "alone": alone, "said": said, "weight": layer.weight.detach(), "shares": shares}
 torch.save(state, f"{sys.argv[1]}/{sys.argv[2]}.pt")
 """
+)
 
 
 # Without it, one process may still be listening to the other when it exits, which torch answers with an abort.
@@ -138,16 +137,6 @@ def test_two_processes_end_with_one_network(tmp_path):
     assert (tmp_path / "fit.pt").exists()
 
 
-def test_the_metric_of_the_loss_is_that_of_the_images_of_both(tmp_path):
-    first, second = run_both(tmp_path, METRICS)
-    model, x = NETWORKS["residual"]()
-    whole = loss_statistics(model, ["conv1", "conv3"], [(x, torch.tensor([0, 1])), (2 * x - 1, torch.tensor([3, 2]))])
-    for name, found in whole.items():
-        for part, value in vars(found).items():
-            torch.testing.assert_close(first[name][part], value)
-            assert torch.equal(first[name][part], second[name][part])
-
-
 def test_who_is_left_by_the_others_does_not_wait_for_them(tmp_path):
     runs = start_both(tmp_path, LONELY)
     faults = [run.communicate(timeout=60)[1] for run in runs]
@@ -157,8 +146,14 @@ def test_who_is_left_by_the_others_does_not_wait_for_them(tmp_path):
     assert all(line.startswith("another process of this run has ended or does not answer") for line in said)
 
 
-def test_the_main_process_tells_the_others_what_it_did_alone(tmp_path):
+def test_both_know_what_both_saw_and_what_the_main_one_did_alone(tmp_path):
     first, second = run_both(tmp_path, TOLD)
+    model, x = NETWORKS["residual"]()
+    whole = loss_statistics(model, ["conv1", "conv3"], [(x, torch.tensor([0, 1])), (2 * x - 1, torch.tensor([3, 2]))])
+    for name, found in whole.items():
+        for part, value in vars(found).items():
+            torch.testing.assert_close(first[name][part], value)
+            assert torch.equal(first[name][part], second[name][part])
     assert first["told"] == second["told"] == "a plan"
     assert (first["alone"], second["alone"]) == ([1], [])
     assert first["said"] == "ZeroDivisionError: division by zero"
