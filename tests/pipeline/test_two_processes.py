@@ -35,7 +35,7 @@ state |= {"accuracy": evaluation.accuracy, "count": evaluation.count, "processes
 torch.save(state, f"{sys.argv[1]}/{sys.argv[2]}.pt")
 """
 
-METRICS = """
+TOGETHER = """
 import sys
 import torch
 torch.set_num_threads(1)
@@ -49,6 +49,17 @@ model, x = NETWORKS["residual"]()
 batches = [[(x, torch.tensor([0, 1]))], [(2 * x - 1, torch.tensor([3, 2]))]]
 found = loss_statistics(model, ["conv1", "conv3"], batches[int(sys.argv[2])])
 state = {name: vars(one) for name, one in found.items()}
+alone = []
+told = processes.from_main(lambda: alone.append(Processes.here().count) or b"a plan")
+try:
+    processes.on_main(lambda: 1 / 0)
+except (ZeroDivisionError, ProcessError) as error:
+    said = f"{type(error).__name__}: {error}"
+layer = torch.nn.Linear(2, 2)
+processes.agree(layer)
+shares = [processes.share(list(range(count))) for count in (5, 1)]
+state |= {"told": told.decode(), "alone": alone, "said": said, "weight": layer.weight.detach(), "shares": shares}
+torch.save(state, f"{sys.argv[1]}/{sys.argv[2]}.pt")
 """
 
 LONELY = """
@@ -72,23 +83,6 @@ for work in (lambda: processes.sum(torch.ones(3)), lambda: processes.on_main(lam
 torch.save({"said": said}, f"{sys.argv[1]}/0.pt")
 os._exit(0)
 """
-
-TOLD = (
-    METRICS
-    + """
-alone = []
-told = processes.from_main(lambda: alone.append(Processes.here().count) or b"a plan")
-try:
-    processes.on_main(lambda: 1 / 0)
-except (ZeroDivisionError, ProcessError) as error:
-    said = f"{type(error).__name__}: {error}"
-layer = torch.nn.Linear(2, 2)
-processes.agree(layer)
-shares = [processes.share(list(range(count))) for count in (5, 1)]
-state |= {"told": told.decode(), "alone": alone, "said": said, "weight": layer.weight.detach(), "shares": shares}
-torch.save(state, f"{sys.argv[1]}/{sys.argv[2]}.pt")
-"""
-)
 
 
 # Without it, one process may still be listening to the other when it exits, which torch answers with an abort.
@@ -147,7 +141,7 @@ def test_who_is_left_by_the_others_does_not_wait_for_them(tmp_path):
 
 
 def test_both_know_what_both_saw_and_what_the_main_one_did_alone(tmp_path):
-    first, second = run_both(tmp_path, TOLD)
+    first, second = run_both(tmp_path, TOGETHER)
     model, x = NETWORKS["residual"]()
     whole = loss_statistics(model, ["conv1", "conv3"], [(x, torch.tensor([0, 1])), (2 * x - 1, torch.tensor([3, 2]))])
     for name, found in whole.items():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import pytest
 import torch
 from torch import nn
@@ -30,7 +32,7 @@ def test_every_item_is_somebodys_and_all_have_some():
     for count in (1, 2, 3):
         for items in (list(range(7)), list(range(count))):
             shares = [Processes(rank, count).share(items) for rank in range(count)]
-            assert sorted(sum(shares, [])) == items
+            assert sorted(chain.from_iterable(shares)) == items
     assert [Processes(rank, 3).share([1, 2]) for rank in range(3)] == [[1, 2]] * 3
 
 
