@@ -173,9 +173,11 @@ def _told(content: bytes) -> bytes:
 
 
 @cache
-def _messages() -> dist.ProcessGroup | None:
+def _messages() -> dist.ProcessGroup:
     """Connections for messages, over which one waits as long as the main process is busy."""
-    return dist.new_group(backend="gloo", timeout=_PATIENCE)
+    group = dist.new_group(backend="gloo", timeout=_PATIENCE)
+    assert isinstance(group, dist.ProcessGroup)  # of which every process is a member
+    return group
 
 
 def _leave() -> None:

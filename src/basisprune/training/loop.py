@@ -261,8 +261,14 @@ class _Run:
         self.processes.agree(self.model)  # in the statistics of the norms, which each has of its own images
         held_out: tuple[float, float] | tuple[None, None] = None, None
         if self.val is not None:
-            size, prepared = config.batch_size, config.prepared
-            found = evaluate(self.model, self.val, batch_size=size, prepared=prepared, accelerator=self.accelerator)
+            found = evaluate(
+                self.model,
+                self.val,
+                batch_size=config.batch_size,
+                prepared=config.prepared,
+                accelerator=self.accelerator,
+                workers=config.workers,
+            )
             held_out = found.loss, found.accuracy
         local = torch.stack([self.loss.compute(), self.accuracy.compute()])
         loss, accuracy = self.accelerator.reduce(local, reduction="mean").tolist()
