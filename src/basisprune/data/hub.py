@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from basisprune.data.folders import PARTS
 from basisprune.data.listing import all_files, subfolders
@@ -124,7 +124,7 @@ def _load(source: str) -> Mapping[str, datasets.Dataset]:
         return {"train": found}
     if not isinstance(found, datasets.DatasetDict):
         raise DataError(f"{source}: a {type(found).__name__} was found, whose rows cannot be had by their number")
-    return found
+    return cast("Mapping[str, datasets.Dataset]", found)
 
 
 def _parquet_files(folder: Path) -> dict[str, list[str]]:

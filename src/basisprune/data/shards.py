@@ -207,7 +207,7 @@ def _members(shard: Path) -> tuple[dict[str, tuple[str, int, int]], dict[str, st
     labels: dict[str, str] = {}
     with open_file(shard) as file, tarfile.open(fileobj=file, mode="r:") as archive:
         for member in archive:
-            archive.members = []  # it would keep them all
+            archive.members = []  # type: ignore[attr-defined]  # it would keep them all
             key, suffix = _split_name(member.name)
             if not member.isreg() or member.issparse():
                 continue
