@@ -296,6 +296,33 @@ def runtimes_section() -> str:
     return f"{table(header, rows)}\n\nWith {versions}.{missing} {said}".rstrip()
 
 
+def large_data_section() -> str:
+    record = load("large_data")
+    found, config = record["results"], record["config"]
+    few, many = config["images"], config["images"] * config["times"]
+    rows = [
+        (
+            name,
+            f"{each['once']['peak']:.0f} MB",
+            f"{each['many']['peak']:.0f} MB",
+            f"{each['ratio']:.2f}",
+            *(f"{found['speed'][f'{name}, {workers} workers']:.0f}" for workers in (0, 1, 2)),
+        )
+        for name, each in found["memory"].items()
+    ]
+    header: tuple[str, ...] = ("source", f"peak, {few:,} images", f"peak, {many:,} images", "ratio")
+    header = (*header, *(f"images a second, {workers} workers" for workers in ("no", "1", "2")))
+    decoded = 3 * config["size"] ** 2 * many / 2**20
+    said = (
+        f"JPEG files of {config['side']} x {config['side']} pixels and {config['bytes per image'] / 1024:.0f} KB, read "
+        f"at {config['size']} x {config['size']} ({record['device']}). The memory is that of a process, all packages "
+        "included, that opens all images and goes through the training images once, in random order, with one worker; "
+        f"decoded, the {many:,} images would take {decoded:,.0f} MB. In the same run, training {config['model']} took "
+        f"{found['speed']['training']:.0f} images a second."
+    )
+    return f"{table(header, rows)}\n\n{said} Generated from `benchmarks/large_data.py`."
+
+
 def fill(path: Path, name: str, text: str) -> None:
     """Replaces what is between the marks of that name in the file."""
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
@@ -349,6 +376,7 @@ def main() -> None:
     block = f"{demo_section()}\n\n![accuracy and parameters of all candidates](docs/demo.svg)"
     fill(ROOT / "README.md", "demo", block)
     fill(ROOT / "docs" / "deploy.md", "runtimes", runtimes_section())
+    fill(ROOT / "docs" / "scaling.md", "large-data", large_data_section())
 
 
 if __name__ == "__main__":

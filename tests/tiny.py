@@ -59,6 +59,25 @@ def tiny_decomposed(seed: int = 0) -> nn.Module:
     return decompose(tiny_model(seed), scale_init=0.8)
 
 
+class WithIdleNorm(nn.Module):
+    """A network with a norm that is trained and that nothing reads."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body, self.idle = body, nn.BatchNorm2d(4)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """What the body makes of the images."""
+        return self.body(images)
+
+
+def with_idle_norm() -> nn.Module:
+    """The tiny transfer model with such a norm."""
+    model = tiny_model()
+    model.backbone = WithIdleNorm(model.backbone)
+    return model
+
+
 def tiny_images(count: int = 48, seed: int = 0) -> ArrayImages:
     """Noise that is mostly red, green or blue, by class."""
     rng = np.random.default_rng(seed)

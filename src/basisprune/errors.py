@@ -10,6 +10,7 @@
     ├── CheckpointError      (ValueError)     a file of ours that is damaged or belongs to another run
     ├── BundleError          (ValueError)     a saved network that cannot be written, or trusted when read
     ├── TrainingError        (RuntimeError)   a training that cannot continue
+    ├── ProcessError         (RuntimeError)   another process of the same run has gone
     └── MissingExtraError    (ImportError)    an optional package is needed; the message names the extra
 
 Each is also the matching builtin, so that code which knows nothing of basisprune can catch it. A message
@@ -113,6 +114,10 @@ class BundleError(BasisPruneError, ValueError):
 
 class TrainingError(BasisPruneError, RuntimeError):
     """A training that cannot continue."""
+
+
+class ProcessError(BasisPruneError, RuntimeError):
+    """Another process of the same run has ended or does not answer."""
 
 
 class MissingExtraError(BasisPruneError, ImportError):

@@ -39,6 +39,7 @@ from basisprune.recipes import Recipe, find_recipe
 from basisprune.scoring import ScoredFilters, Scoring, judging_and_scoring, precision
 from basisprune.stage_store import StageStore, fingerprint
 from basisprune.states import FULLY, NOT_AT_ALL, Plan, Pruned, Stage, State, Tuning
+from basisprune.torchkit.processes import Processes
 from basisprune.training.config import TrainConfig
 from basisprune.training.evaluation import evaluate, validation_images
 from basisprune.training.history import EpochRecord, out_of_patience
@@ -303,6 +304,7 @@ class Pipeline:
 
     def tune(self, state: State, steps: Steps, pruned: nn.Module, *plans: Plan, tuning: Tuning = FULLY) -> State:
         """The state after pruning, tuned; `steps` and `plans` say how it was pruned."""
+        pruned = Processes.here().agree(pruned)
         untuned, said = self._stage(f"{named(steps)}, not tuned", pruned)
         after = State(steps, pruned, (*state.stages, untuned), (*state.plans, *plans), said.hits, said)
         if tuning.may_end(0, untuned.accuracy):

@@ -23,6 +23,7 @@ from basisprune.importance.layer_access import first_images
 from basisprune.plan import PlanConfig, traced
 from basisprune.recipes import Recipe
 from basisprune.torchkit.moments import OutputStatistics
+from basisprune.torchkit.processes import Processes
 from basisprune.torchkit.running import idle_modules
 from basisprune.torchkit.surgery import TORCH_CONVS, find_layers
 from basisprune.types import Coupling, InputSpec, Scores
@@ -52,7 +53,7 @@ class Scoring:
         idle = idle_convs(model, first_images(model, self.basis_batches()))
         for name in idle:
             self.say(f"  {name} stays as it is: it takes no part in what the network computes")
-        return decompose(
+        split = decompose(
             model,
             scale_init=recipe.scale_init,
             basis=recipe.basis,
@@ -60,6 +61,7 @@ class Scoring:
             ignored_layers=idle,
             linear=recipe.linear,
         )
+        return Processes.here().agree(split)
 
     def in_basis(self, model: nn.Module) -> nn.Module:
         """The model in the basis that is scored."""
@@ -70,7 +72,7 @@ class Scoring:
                 raise TooMuchError("basis: no conv is left that is large enough to be split; remove fewer filters")
         elif recipe.rebase:
             axes: Axes = "loss" if recipe.basis == "loss" else "outputs"
-            model = rebase(model, self.basis_batches(), basis=axes)
+            model = Processes.here().agree(rebase(model, self.basis_batches(), basis=axes))
         return model
 
     def basis(self, model: nn.Module) -> tuple[nn.Module, Scores, Statistics]:
@@ -115,7 +117,8 @@ class Scoring:
         return self._prepared(self.images, batch_size=self.recipe.score_batch)
 
     def _prepared(self, data: LabelledImages, **options: Any) -> PreparedBatches:
-        return PreparedBatches(data, self.spec, prepared=self.recipe.train.prepared, shuffle=True, **options)
+        prepared = self.recipe.train.prepared
+        return PreparedBatches(data, self.spec, prepared=prepared, shuffle=True, shared=True, **options)
 
 
 def judging_and_scoring(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass, replace
 from typing import get_args
@@ -21,6 +22,7 @@ from basisprune.frameworks import DECOMPOSED, Framework, FrameworkName, Move, fi
 from basisprune.pipeline import Pipeline
 from basisprune.states import FULLY, NOT_AT_ALL, State, Tuning
 from basisprune.stepping import Attempt, Stepping
+from basisprune.torchkit.processes import Processes
 from basisprune.training.metrics import value_of
 
 
@@ -97,7 +99,8 @@ class Search:
     def run(self) -> Found:
         """The smallest network within the budget; the unpruned one if there is none.
 
-        Ctrl-C ends the search with the best result so far, once the unpruned network is trained.
+        Ctrl-C ends the search with the best result so far, once the unpruned network is trained; in a distributed run,
+        it ends the run.
         """
         self.pipeline.claim_folder()
         start = self.pipeline.start(self.framework)
@@ -106,6 +109,8 @@ class Search:
         try:
             self._try_candidates(start)
         except KeyboardInterrupt:
+            if Processes.here().count > 1:
+                raise  # each was somewhere else, so that they have no common result
             interrupted = True
         return Found(tuple(self.trials), self._best(), interrupted, self._to_test(), timed_in=self._timed_in)
 
@@ -187,7 +192,7 @@ class Search:
         warm = stepping.outlook is None if self.config.warm_start is None else self.config.warm_start
         state, passed = start, 1.0
         attempts: list[Attempt] = []
-        while (share := stepping.next_share(attempts)) is not None:
+        while (share := _agreed(stepping.next_share(attempts))) is not None:
             source, done = (state, passed) if warm else (start, 1.0)
             try:
                 tried = self.pipeline.prune(source, move, round(1 - share / done, 4), tuning)
@@ -373,6 +378,15 @@ class Search:
 def axis_tolerance(tolerance: float, move: Move) -> float:
     """The tolerance for each axis of the move: where two shrink together, so does their product."""
     return float(1 - (1 - tolerance) ** (1 / len(move.axes)))
+
+
+def _agreed(share: float | None) -> float | None:
+    """The share that the main process tries next, so that all processes of a distributed run prune the same."""
+    processes = Processes.here()
+    if processes.count == 1:
+        return share
+    told: float | None = json.loads(processes.from_main(lambda: json.dumps(share).encode()))
+    return told
 
 
 def _multiplied(kept: Shares, move: Move, share: float) -> Shares:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
-from accelerate import PartialState
 from torch import nn
 
 from basisprune.data import Splits
@@ -20,6 +19,7 @@ from basisprune.errors import CheckpointError, ConfigError, PlanError
 from basisprune.files import Json, clear_leftovers, parse_json, read_checked, sound_or_aside, write_checked
 from basisprune.frameworks import Steps
 from basisprune.joint_plan.times import TimeTable
+from basisprune.torchkit.processes import Processes
 from basisprune.transfer.model import spec_of
 from basisprune.types import BasisPlan, FilterPlan, JointPlan, dotted
 
@@ -58,7 +58,8 @@ class StageStore:
         """Records what all starts of the run have in common; raises CheckpointError that lists what differs."""
         if self.root is None:
             return
-        clear_leftovers(self.root)
+        root = self.root
+        Processes.here().on_main(lambda: clear_leftovers(root))
         path, new = self.root / CLAIM, json.loads(json.dumps(common))
         old = self._written_once(path, lambda: json.dumps(new, indent=1))
         before, after = dict(dotted(old if isinstance(old, dict) else {})), dict(dotted(new))
@@ -75,8 +76,6 @@ class StageStore:
     def number(self, steps: Steps, what: str, work: Callable[[], float]) -> float:
         """A number that is measured only once, because it would differ the next time."""
         path = self.path(steps, f".{what}.json")
-        if path is None:
-            return work()
         found = self._written_once(path, lambda: json.dumps(work()))
         if isinstance(found, int | float):
             return float(found)
@@ -89,7 +88,7 @@ class StageStore:
         training resumes must be the same.
         """
         path = self.path(steps, ".plan.json")
-        if path is None:
+        if path is None and Processes.here().count == 1:
             return plan
         found = self._written_once(path, plan.to_json)
         try:
@@ -105,23 +104,28 @@ class StageStore:
 
     def times(self, work: Callable[[], TimeTable]) -> TimeTable:
         """The times that this run plans by, which are measured only once: others would give other plans."""
-        if self.root is None:
-            return work()
-        path = self.root / TIMES
+        path = None if self.root is None else self.root / TIMES
         found = self._written_once(path, lambda: work().to_json())
         try:
             return TimeTable.from_json(json.dumps(found))
         except (PlanError, ConfigError) as error:
             raise CheckpointError(f"{path}: cannot be read ({error}); delete it to measure again") from error
 
-    def _written_once(self, path: Path, text: Callable[[], str]) -> Json:
-        """What the JSON in the file says; if there is none, or a damaged one, one process writes this text first."""
-        state = PartialState()
-        if state.is_main_process and sound_or_aside(path, self.say) is None:
-            write_checked(path, text().encode())
-        state.wait_for_everyone()
+    def _written_once(self, path: Path | None, text: Callable[[], str]) -> Json:
+        """What the JSON in the file says; if there is none, or a damaged one, the main process writes this text first.
+
+        The other processes of a distributed run are told, and need not see the file. Nothing is written without a path.
+        """
+
+        def content() -> bytes:
+            if path is None:
+                return text().encode()
+            if sound_or_aside(path, self.say) is None:
+                write_checked(path, text().encode())
+            return read_checked(path)
+
         try:
-            return parse_json(read_checked(path))
+            return parse_json(Processes.here().from_main(content))
         except ValueError as error:
             raise CheckpointError(f"{path}: cannot be read ({error}); delete it to make it again") from error
 

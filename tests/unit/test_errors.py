@@ -19,13 +19,24 @@ from basisprune.errors import (
     MissingExtraError,
     ModelError,
     PlanError,
+    ProcessError,
     TooMuchError,
     TrainingError,
     nearest,
 )
 
-LISTING = [ConfigError, DataError, ModelError, PlanError, TooMuchError, CheckpointError, BundleError, TrainingError]
-BUILTINS = dict.fromkeys(LISTING, ValueError) | {TrainingError: RuntimeError}
+LISTING = [
+    ConfigError,
+    DataError,
+    ModelError,
+    PlanError,
+    TooMuchError,
+    CheckpointError,
+    BundleError,
+    TrainingError,
+    ProcessError,
+]
+BUILTINS = dict.fromkeys(LISTING, ValueError) | {TrainingError: RuntimeError, ProcessError: RuntimeError}
 words = st.text(min_size=1)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -54,6 +55,7 @@ from basisprune.cli.portfolio import (
     show_portfolio,
 )
 from basisprune.cli.sweep import Jobs, RayAddress
+from basisprune.listener import Silence
 
 if TYPE_CHECKING:
     from basisprune.results import RunSummary
@@ -184,6 +186,7 @@ def compress(
         from basisprune.runs.estimate import expected_candidates
         from basisprune.runs.job import prepare_job
         from basisprune.runs.options import configure
+        from basisprune.torchkit.processes import Processes
         from basisprune.training.progress import SearchProgress
 
         config = configure(_options(ctx))
@@ -192,10 +195,13 @@ def compress(
 
             show_plan(prepare_job(str(model), data, config, output=output, listener=Teller()), output, as_json=as_json)
             return
-        with SearchProgress(1 + expected_candidates(config), config.recipe.finetune.epochs, tell) as bar:
+        is_main = Processes.joined().is_main
+        progress = SearchProgress(1 + expected_candidates(config), config.recipe.finetune.epochs, tell)
+        with progress if is_main else nullcontext(Silence()) as bar:
             job = prepare_job(str(model), data, config, output=output, listener=bar)
             result = run_job(job, output=output, listener=bar, command=command_line())
-    finish(result.summary, output, as_json=as_json)
+    if is_main:
+        finish(result.summary, output, as_json=as_json)
 
 
 def finish(summary: RunSummary, output: Path, *, as_json: bool, images: Path = Path("image.jpg")) -> None:

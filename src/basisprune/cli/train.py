@@ -78,11 +78,14 @@ def train(
         from basisprune.runs.adapt import adapt
         from basisprune.runs.job import prepare_job
         from basisprune.runs.options import Options, configure
+        from basisprune.torchkit.processes import Processes
 
         given = {name: value for name, value in ctx.params.items() if name in Options.__annotations__}
         config = configure(cast("Options", given))
         job = prepare_job(model, data, config, output=output, listener=Teller())
         summary = adapt(job, output, Teller(), command=command_line())
+        if not Processes.here().is_main:
+            return
     if as_json:
         typer.echo(summary.to_json())
         return

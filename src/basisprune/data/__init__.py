@@ -4,6 +4,7 @@
 turns a batch of pixels into the network's input, changed at random by `Augment` if asked.
 
     folders, npz, builtin, wrapped -> datasets     what there is
+    shards, hub -> stored                          what there is in files larger than memory
     opening, looks, decode                         every image once, before anything is trained
     groups, split                                  which images go to which part
     roles, manifest                                the parts written down, and found again

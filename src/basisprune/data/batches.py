@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import cast
 
+import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from basisprune.data.arguments import check, of_type, whole
 from basisprune.data.loaders import make_loader
 from basisprune.data.prepare import prepare
+from basisprune.torchkit.processes import Processes
 from basisprune.types import InputSpec
 
 
@@ -18,7 +21,8 @@ class PreparedBatches:
     """Batches of prepared images and their labels, in a fixed order; can be gone through many times.
 
     `limit` stops after the first batches that hold that many images; `shuffle` draws them from all of the
-    data by `seed`, so that a limit sees every class.
+    data by `seed`, so that a limit sees every class. With `shared`, each process of a distributed run goes through
+    some of the same batches; a loader that was given is not divided.
     """
 
     def __init__(
@@ -31,6 +35,7 @@ class PreparedBatches:
         shuffle: bool = False,
         seed: int = 0,
         prepared: bool = False,
+        shared: bool = False,
     ) -> None:
         faults = (
             of_type("spec", spec, InputSpec, "an InputSpec"),
@@ -40,6 +45,30 @@ class PreparedBatches:
         self.loader = make_loader(data, batch_size, shuffle=shuffle, seed=seed, size=spec.size)
         self.spec, self.prepared = spec, prepared
         self.limit = math.inf if limit is None else limit
+        self._spans: list[range] | None = None
+        if shared and self.loader is not data:
+            self._divide(batch_size)
+
+    def _divide(self, batch_size: int) -> None:
+        """Leaves this process its share of the batches, whole ones, because some scores depend on their size."""
+        processes, places = Processes.here(), list(cast("Sequence[int]", self.loader.sampler))
+        count = min(len(places), batch_size * math.ceil(min(self.limit, len(places)) / batch_size))
+        spans = [range(start, min(start + batch_size, count)) for start in range(0, count, batch_size)]
+        mine = processes.share(spans)
+        if len(mine) == len(spans):
+            return
+        batches = [places[span.start : span.stop] for span in mine]
+        self.loader = DataLoader(self.loader.dataset, batch_sampler=batches, collate_fn=self.loader.collate_fn)
+        self.limit, self._spans, self._images = math.inf, mine, count
+
+    def gathered(self, found: Sequence[Tensor]) -> Tensor:
+        """What all processes found for their batches (a number for each image), in the order of all images."""
+        if self._spans is None:
+            return torch.cat(list(found))
+        whole = torch.zeros(self._images, dtype=found[0].dtype)
+        for span, part in zip(self._spans, found, strict=True):
+            whole[span.start : span.stop] = part
+        return Processes.here().sum(whole)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         seen = 0

@@ -51,7 +51,18 @@ def decode(path: Path, size: tuple[int, int], white: int | None = None) -> Tenso
         raise DataError(f"{path}: there is no such file") from error
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
-    with file, _image_in(file, path) as image:
+    with file:
+        return _decoded(file, path, size, white)
+
+
+def decode_content(content: bytes, name: str, size: tuple[int, int], white: int | None = None) -> Tensor:
+    """The image in the content of a file that is called so; otherwise as `decode`."""
+    with io.BytesIO(content) as file:
+        return _decoded(file, name, size, white)
+
+
+def _decoded(file: BinaryIO, name: str | Path, size: tuple[int, int], white: int | None) -> Tensor:
+    with _image_in(file, name) as image:
         deep = _deep_values(image, file)
         if deep is not None:
             return _to_tensor(_eight_bits(deep, white or depth_of(deep, image).white), size)
@@ -61,7 +72,7 @@ def decode(path: Path, size: tuple[int, int], white: int | None = None) -> Tenso
         return to_pixels(image, size)
 
 
-def glance(content: bytes, path: Path) -> Depth | None:
+def glance(content: bytes, path: str | Path) -> Depth | None:
     """How deep the image in the content of a file is, None for 8 bits; raises DataError as `decode` does."""
     with io.BytesIO(content) as file, _image_in(file, path) as image:
         deep = _deep_values(image, file)
@@ -106,7 +117,7 @@ def depth_of(values: NDArray[np.generic], image: Image.Image) -> Depth:
 
 
 @contextmanager
-def _image_in(file: BinaryIO, path: Path) -> Iterator[Image.Image]:
+def _image_in(file: BinaryIO, path: str | Path) -> Iterator[Image.Image]:
     """The image in an open file; what goes wrong with it becomes a DataError that names the path."""
     try:
         with Image.open(file, formats=FORMATS) as image:

@@ -10,6 +10,7 @@ from typing import cast
 import numpy as np
 from torch.utils.data import Dataset
 
+from basisprune.data import hub, shards
 from basisprune.data.arguments import LARGEST_SEED, check, fraction, image_size, of_type, whole
 from basisprune.data.builtin import read_builtin
 from basisprune.data.datasets import LabelledImages
@@ -29,6 +30,8 @@ __all__ = ["DEFAULT_SIZE", "Source", "Splits", "load_data"]
 DEFAULT_SIZE = (224, 224)
 VAL_FRACTION, TEST_FRACTION = 0.2, 0.1
 _BUILTIN = "torchvision:"
+PREFIXES = (_BUILTIN, shards.PREFIX, hub.PREFIX)
+"""How the names of sources begin that are not paths."""
 
 Source = str | os.PathLike[str] | Splits | Dataset[object] | Sequence[Dataset[object] | None]
 
@@ -47,8 +50,10 @@ def load_data(
     """The training, validation and test parts of `source`.
 
     A source is a folder of class folders; a folder with train/ and perhaps val/ and test/ that hold class
-    folders; a .npz file as Keras lays it out; "torchvision:CIFAR10" and the like; a PyTorch dataset; a tuple
-    (train, val) or (train, val, test) of them, None for what is not there; or Splits, which are divided already.
+    folders; a .npz file as Keras lays it out; "torchvision:CIFAR10" and the like; WebDataset shards, as a folder of
+    .tar files or "wds:photos-{000..009}.tar"; a Hugging Face dataset, as a folder that `save_to_disk` wrote, a folder
+    of Parquet files or "hf:NAME"; a PyTorch dataset; a tuple (train, val) or (train, val, test) of them, None for what
+    is not there; or Splits, which are divided already.
 
     Parts that the source lacks are drawn from its training images by `seed`, stratified by class, unless
     their fraction (of those images) is 0; every class with three images or more has one in each part. Exact copies of
@@ -79,6 +84,14 @@ def load_data(
     return splits if isinstance(source, Splits) else limited(splits, limit, seed)
 
 
+def fetch(source: str) -> None:
+    """Downloads data that is called by name, unless that has been done; not by several processes at once."""
+    if source.startswith(_BUILTIN):
+        read_builtin(source.removeprefix(_BUILTIN), DEFAULT_SIZE)
+    elif source.startswith(hub.PREFIX):
+        hub.fetch_hub(source)
+
+
 def read_parts(source: Source, size: tuple[int, int], reading: Reading, white: int | None = None) -> Splits:
     """The parts that the source has itself, undivided, without images that cannot be used.
 
@@ -95,7 +108,7 @@ def recall(
 ) -> dict[Role, LabelledImages]:
     """The images of these roles that a manifest lists; raises DataError if they are not as they were."""
     path = user_path(source, "load_data") if _is_path(source) else None
-    if path is not None and path.is_dir():
+    if path is not None and path.is_dir() and not (hub.holds_dataset(path) or shards.holds_shards(path)):
         return recalled(path, manifest, size or DEFAULT_SIZE, roles=roles, listener=reading.listener)
     given, _ = _read(source, size)
     return recalled(given, manifest, size or DEFAULT_SIZE, roles=roles, listener=reading.listener)
@@ -132,6 +145,10 @@ def _read(source: object, size: tuple[int, int] | None) -> tuple[Splits, str]:
         return source, "the data given"
     if isinstance(source, str) and source.startswith(_BUILTIN):
         return read_builtin(source.removeprefix(_BUILTIN), size or DEFAULT_SIZE), source
+    if isinstance(source, str) and source.startswith(shards.PREFIX):
+        return shards.read_shards(source, size or DEFAULT_SIZE), source
+    if isinstance(source, str) and source.startswith(hub.PREFIX):
+        return hub.read_hub(source, size or DEFAULT_SIZE), source
     if isinstance(source, str | os.PathLike):
         return _read_path(user_path(source, "load_data"), size or DEFAULT_SIZE), str(source)
     if isinstance(source, tuple | list):
@@ -142,7 +159,7 @@ def _read(source: object, size: tuple[int, int] | None) -> tuple[Splits, str]:
 
 
 def _is_path(source: object) -> bool:
-    return isinstance(source, os.PathLike) or (isinstance(source, str) and not source.startswith(_BUILTIN))
+    return isinstance(source, os.PathLike) or (isinstance(source, str) and not source.startswith(PREFIXES))
 
 
 def _read_path(path: Path, size: tuple[int, int]) -> Splits:
@@ -150,6 +167,10 @@ def _read_path(path: Path, size: tuple[int, int]) -> Splits:
         is_folder, is_there = path.is_dir(), path.exists()
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
+    if is_folder and hub.holds_dataset(path):
+        return hub.read_hub(path, size)
+    if path.suffix.lower() == ".tar" or (is_folder and shards.holds_shards(path)):
+        return shards.read_shards(path, size)
     if is_folder:
         return read_folder(path, size)
     if not is_there:

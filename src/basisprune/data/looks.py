@@ -51,6 +51,15 @@ def look_at_file(path: Path) -> Look:
         return Look(fault=f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})")
 
 
+def look_at_content(content: bytes, name: str) -> Look:
+    """What opening an image shows whose file lies in another one, and is called so."""
+    sha256 = hashlib.sha256(content).hexdigest()
+    try:
+        return Look(sha256, glance(content, name))
+    except DataError as error:
+        return Look(sha256, fault=str(error))
+
+
 def file_hash(path: Path) -> str:
     """The SHA-256 of a file's content; raises DataError that names a file which is missing or cannot be read."""
     try:

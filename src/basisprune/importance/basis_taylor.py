@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from basisprune.basis.layers import BasisPair, basis_pairs
 from basisprune.importance.gradients import mean_square_products
-from basisprune.torchkit.running import Loss, average_over_processes, hooked
+from basisprune.torchkit.processes import Processes
+from basisprune.torchkit.running import Loss, hooked
 from basisprune.torchkit.surgery import Layer, has_channels_last, is_transposed
 from basisprune.types import LayerScores, Scores
 
@@ -30,13 +31,13 @@ def taylor_scores(
     conv, whose weights meet every input once, those of the input.
 
     Linear layers that were never called, because the attention around them reads their dense weight, are left out.
-    In a distributed run every process gets the average over all processes. The model is not changed.
+    In a distributed run every process gets the mean over the batches of all. The model is not changed.
     """
     pairs = basis_pairs(model)
     with watched(model, pairs) as watches:
         squares = mean_square_products(model, [[pair.scaling.scale] for pair in pairs.values()], batches, loss)
     layers = {
-        name: watches[name].scores(pair, average_over_processes(square))
+        name: watches[name].scores(pair, square)
         for (name, pair), square in zip(pairs.items(), squares, strict=True)
         if not watches[name].is_bypassed(pair)
     }
@@ -64,8 +65,8 @@ class Watch:
         return pair.scaling.spatial_dims == 0 and not bool(self.positions[1])
 
     def scores(self, pair: BasisPair, values: Tensor) -> LayerScores:
-        """The values with means and costs beside them, those averaged over processes; `values` are taken as given."""
-        means, positions = average_over_processes(self.means), average_over_processes(self.positions)
+        """The values with means and costs beside them."""
+        means, positions = self.means, self.positions
         filters, columns = pair.basis.weight.numel() // pair.rank, pair.scaling.weight.numel() // pair.rank
         return LayerScores(
             tuple(values.tolist()),
@@ -78,7 +79,7 @@ class Watch:
 
 @contextmanager
 def watched(model: nn.Module, pairs: dict[str, BasisPair]) -> Iterator[dict[str, Watch]]:
-    """What each layer's basis outputs while the model runs, known at the end; zeros where a layer never ran."""
+    """What each layer's basis outputs while the model runs, of all processes, known at the end; zeros without a run."""
     watches = {name: Watch(pair) for name, pair in pairs.items()}
     images = 0
 
@@ -90,6 +91,9 @@ def watched(model: nn.Module, pairs: dict[str, BasisPair]) -> Iterator[dict[str,
     handles.append(model.register_forward_pre_hook(count))
     with hooked(handles):
         yield watches
+    processes = Processes.here()
+    images = processes.total(images)
     for watch in watches.values():
+        watch.means, watch.positions = processes.sum(watch.means), processes.sum(watch.positions)
         watch.means /= watch.positions[1].clamp(min=1)
         watch.positions /= max(images, 1)

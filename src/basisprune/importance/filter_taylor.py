@@ -18,7 +18,7 @@ from basisprune.importance.layer_access import (
     first_images,
     norms_behind,
 )
-from basisprune.torchkit.running import average_over_processes, hooked
+from basisprune.torchkit.running import hooked
 from basisprune.torchkit.surgery import has_channels_last
 
 
@@ -35,7 +35,7 @@ def gate_taylor(model: nn.Module, layers: Sequence[str], batches: Batches, _seed
         pairs |= {name: [gate] for name, gate in gates.items()}
         sums = mean_square_products(model, list(pairs.values()), batches, F.cross_entropy)
     values = dict(zip(pairs, sums, strict=True))
-    return {name: average_over_processes(values[name]) for name in layers}
+    return {name: values[name] for name in layers}
 
 
 def gate_behind(model: nn.Module, layers: Sequence[str], batches: Batches, _seed: int) -> dict[str, Tensor]:
@@ -52,8 +52,7 @@ def gate_behind(model: nn.Module, layers: Sequence[str], batches: Batches, _seed
     gates = {group: torch.ones(size, device=like.device, dtype=like.dtype) for group, size in sizes.items()}
     with _read_through(model, readers, gates):
         sums = mean_square_products(model, [[gate] for gate in gates.values()], batches, F.cross_entropy)
-    worth = {name: average_over_processes(value) for name, value in zip(gates, sums, strict=True)}
-    return filter_values(model, coupling, worth, layers)
+    return filter_values(model, coupling, dict(zip(gates, sums, strict=True)), layers)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from basisprune.errors import DataError, TrainingError
+from basisprune.torchkit.processes import Processes
 from basisprune.torchkit.running import Loss, cut_graphs, labelled, mode, placed
 
 
@@ -21,7 +22,8 @@ def mean_square_products(
     """For each group of tensors of one shape the mean over the batches of (sum of g * tensor)^2, in float64.
 
     g is the gradient of the loss in eval mode. As in Molchanov et al. (2019) the square is taken batch by
-    batch, so that gradients of opposite sign do not cancel over the data. The model is not changed.
+    batch, so that gradients of opposite sign do not cancel over the data. In a distributed run, the mean is that over
+    the batches of all processes. The model is not changed.
     """
     tensors = [tensor for group in groups for tensor in group]
     totals = [torch.zeros_like(group[0], dtype=torch.float64, requires_grad=False) for group in groups]
@@ -42,7 +44,9 @@ def mean_square_products(
             count += 1
     if count == 0:
         raise DataError("batches: no batch came; give the validation data")
-    return [total / count for total in totals]
+    processes = Processes.here()
+    batches_of_all = processes.total(count)
+    return [processes.sum(total) / batches_of_all for total in totals]
 
 
 @contextmanager

@@ -11,7 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from basisprune.errors import DataError
-from basisprune.torchkit.running import average_over_processes, images_of, mode, placed
+from basisprune.torchkit.processes import Processes
+from basisprune.torchkit.running import images_of, mode, placed
 from basisprune.torchkit.surgery import has_channels_last
 
 _aten = torch.ops.aten
@@ -57,7 +58,9 @@ def mean_ranks(model: nn.Module, layers: Sequence[str], batches: Iterable[object
     missing = [name for name in layers if name not in totals]
     if missing:
         raise DataError(f"{missing[0]}: never ran on the given images; leave it out")
-    return {name: average_over_processes(totals[name] / count) for name in layers}
+    processes = Processes.here()
+    images = processes.total(count)
+    return {name: processes.sum(totals[name]) / images for name in layers}
 
 
 def matrix_ranks(maps: Tensor) -> Tensor:

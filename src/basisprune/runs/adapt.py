@@ -14,12 +14,13 @@ from basisprune.data import LabelledImages
 from basisprune.data.roles import keep_images
 from basisprune.deploy.bundle import save_pretrained
 from basisprune.files import sealed, user_path, write_text
-from basisprune.listener import Listener
+from basisprune.listener import Listener, Silence
 from basisprune.results import Accuracy, Settings
 from basisprune.runs.job import Job
 from basisprune.runs.output import BUNDLE, SUMMARY, OutputFolder, versions
 from basisprune.runs.start import check_start
 from basisprune.stage_store import StageStore, fingerprint
+from basisprune.torchkit.processes import Processes
 from basisprune.training.history import EpochRecord
 from basisprune.training.intervals import wilson_interval
 from basisprune.training.loop import fit
@@ -53,15 +54,19 @@ def adapt(job: Job, output: Path, listener: Listener, *, command: str = "") -> T
     or images.
     """
     config = _noted(job)
+    processes = Processes.joined()
+    listener = listener if processes.is_main else Silence()
     folder = OutputFolder(user_path(output, "output"), "train")
-    check_start(job, folder, config, listener)
+    processes.on_main(lambda: check_start(job, folder, config, listener))
+    processes.agree(job.network)
     with folder.held(config, listener):
         return _run(job, folder.path, config, listener, command)
 
 
 def _run(job: Job, output: Path, config: Settings, listener: Listener, command: str) -> TrainSummary:
     training, splits = job.config.recipe.train, job.splits
-    keep_images(output, splits, listener)
+    processes = Processes.here()
+    processes.on_main(lambda: keep_images(output, splits, listener))
     store = StageStore(output, listener.say)
     store.claim(
         fingerprint(job.network, splits, with_head=job.config.start.keep_head)
@@ -84,8 +89,12 @@ def _run(job: Job, output: Path, config: Settings, listener: Listener, command: 
         test=test,
     )
     metrics = {name: asdict(part) for name, part in (("validation", validation), ("test", test)) if part is not None}
-    save_pretrained(trained.model, output / BUNDLE, classes=list(splits.classes), metrics=metrics)
-    write_text(output / SUMMARY, sealed(summary.to_json()))
+
+    def write() -> None:
+        save_pretrained(trained.model, output / BUNDLE, classes=list(splits.classes), metrics=metrics)
+        write_text(output / SUMMARY, sealed(summary.to_json()))
+
+    processes.on_main(write)
     return summary
 
 

@@ -34,6 +34,7 @@ from basisprune.runs.summary import summarise
 from basisprune.search import Search
 from basisprune.stage_store import StageStore
 from basisprune.states import State
+from basisprune.torchkit.processes import Processes
 
 
 @dataclass(frozen=True)
@@ -152,16 +153,25 @@ def compress(
 
 
 def run_job(job: Job, *, output: Path | None, listener: Listener, command: str = "") -> Compressed:
-    """The result of a job, for both `compress` and the command line; `command` is recorded in it."""
+    """The result of a job, for both `compress` and the command line; `command` is recorded in it.
+
+    Under `accelerate launch` or `torchrun`, all processes call it and get the same result. They train and score
+    together; the main one alone certifies and writes.
+    """
+    processes = Processes.joined()
+    listener = listener if processes.is_main else Silence()
     folder = None if output is None else OutputFolder(user_path(output, "output"))
-    check_start(job, folder, job.noted(), listener)
+    processes.on_main(lambda: check_start(job, folder, job.noted(), listener))
+    processes.agree(job.network)
     with nullcontext() if folder is None else folder.held(job.noted(), listener):
         return _run(job, folder, listener, command)
 
 
 def _run(job: Job, folder: OutputFolder | None, listener: Listener, command: str) -> Compressed:
+    processes = Processes.here()
     if folder is not None:
-        keep_images(folder.path, job.splits, listener)
+        path = folder.path
+        processes.on_main(lambda: keep_images(path, job.splits, listener))
     listener.say(job.splits.describe())
     config, promise = job.config, job.config.promised
     if promise is not None:
@@ -179,9 +189,23 @@ def _run(job: Job, folder: OutputFolder | None, listener: Listener, command: str
         planner=planner,
         trained=config.start.is_trained,
     )
-    certified = Certified(Search(pipeline, config.goal, config.search, promise=promise).run())
+    found = Search(pipeline, config.goal, config.search, promise=promise).run()
+    mine: list[Compressed] = []
+
+    def conclude() -> bytes:
+        mine.append(_concluded(job, pipeline, found, folder, command))
+        return mine[0].summary.to_json().encode()
+
+    told = processes.from_main(conclude)
+    return mine[0] if mine else _as_told(RunSummary.from_json(told), job, found)
+
+
+def _concluded(job: Job, pipeline: Pipeline, found: Found, folder: OutputFolder | None, command: str) -> Compressed:
+    """The result of the search: certified, measured and, with a folder, written."""
+    config, promise, listener = job.config, job.config.promised, pipeline.hearer
+    certified = Certified(found)
     if promise is not None:
-        certified = certify_job(job, certified.found, promise, listener, folder=None if folder is None else folder.path)
+        certified = certify_job(job, found, promise, listener, folder=None if folder is None else folder.path)
     found = certified.found
     listener.say("measuring the result")
     summary = summarise(job, pipeline, found, command)
@@ -189,6 +213,15 @@ def _run(job: Job, folder: OutputFolder | None, listener: Listener, command: str
     if folder is None:
         return result
     return result.delivered(folder.path, onnx=config.onnx, int8=config.int8, listener=listener)
+
+
+def _as_told(summary: RunSummary, job: Job, found: Found) -> Compressed:
+    """The result that the main process came to, with the networks that this one has too."""
+    rows = list(zip(found.trials, summary.candidates, strict=True))
+    trials = tuple(replace(trial, candidate=replace(trial.candidate, passed=row.passed)) for trial, row in rows)
+    chosen = next(index for index, row in enumerate(summary.candidates) if row.chosen)
+    found = replace(found, trials=trials, chosen=chosen, certificate=summary.certificate)
+    return Compressed(summary, found, job.splits, job.config.recipe.train.prepared, promise=job.config.promised)
 
 
 def certify_job(

@@ -9,7 +9,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypeVar
 
-from accelerate import PartialState
 from pydantic import JsonValue
 from torch import nn
 
@@ -35,6 +34,7 @@ from basisprune.runs.output import BUNDLE, CHECKSUMS, INT8, ONNX, REPORT, SUMMAR
 from basisprune.runs.summary import rounds
 from basisprune.runs.verdict import ONNX_FILES, promise_of, with_promises
 from basisprune.states import Plan
+from basisprune.torchkit.processes import Processes
 from basisprune.training.intervals import wilson_interval
 from basisprune.transfer.model import spec_of
 
@@ -93,7 +93,7 @@ def deliver(summary: RunSummary, delivery: Delivery, folder: Path, listener: Lis
         listener.say(f"{ONNX} is not written: {MissingExtraError('onnx', extra='onnx')}")
     if delivery.int8 and not delivery.with_onnx:
         listener.say(f"{INT8} is not written, because it is made from {ONNX}")
-    if not PartialState().is_main_process:
+    if not Processes.here().is_main:
         return summary
     folder.mkdir(parents=True, exist_ok=True)
     earlier = _Earlier.of(folder)

@@ -16,7 +16,7 @@ from torch import nn
 
 from basisprune.budget import Budget
 from basisprune.data import Splits, load_data
-from basisprune.data.load import Source
+from basisprune.data.load import Source, fetch
 from basisprune.data.looks import random_numbers_kept
 from basisprune.data.manifest import IMAGES, Manifest, read_manifest
 from basisprune.data.opening import reread, white_of
@@ -33,6 +33,7 @@ from basisprune.results import Settings
 from basisprune.runs.given import check_classes
 from basisprune.runs.options import ImageOptions, RunConfig
 from basisprune.runs.output import CONFIG, DEVICE_DIGEST, IN_PYTHON, same_data, settings_of
+from basisprune.torchkit.processes import Processes
 from basisprune.transfer.backbones import is_known_name
 from basisprune.transfer.checkpoints import fill, read_checkpoint, told
 from basisprune.transfer.hints import NO_HINTS, Hints
@@ -77,6 +78,12 @@ def prepare_job(
     does not judge it, and what has judged it does not confirm. Raises ConfigError for a size other than that of an
     already trained model, and DataError for images that cannot be used, or are not those of the run.
     """
+    processes = Processes.joined()
+    if not processes.is_main:
+        listener = Silence()
+    if isinstance(data, str):
+        name = data
+        processes.on_main(lambda: fetch(name))
     torch.manual_seed(config.seed)
     names = _called(model), _called(data)
     folder = None if output is None else user_path(output, "output")

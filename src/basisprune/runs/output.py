@@ -8,15 +8,15 @@ import platform
 import re
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 import yaml  # type: ignore[import-untyped]
-from accelerate import PartialState
 from pydantic import JsonValue
 
+from basisprune.data.load import PREFIXES
 from basisprune.data.manifest import IMAGES
 from basisprune.errors import CheckpointError
 from basisprune.files import clear_leftovers, digest, locked, read_bytes, set_aside, write_text
@@ -24,6 +24,7 @@ from basisprune.listener import Listener
 from basisprune.results import Settings
 from basisprune.runs.validating import differences, parse_settings
 from basisprune.stage_store import CLAIM
+from basisprune.torchkit.processes import Processes
 
 CONFIG, VERSIONS, DEVICE_DIGEST = "config.yaml", "versions", "device_sha256"
 BUNDLE, ONNX, INT8, REPORT, SUMMARY = "model", "model.onnx", "model.int8.onnx", "report.html", "summary.json"
@@ -42,7 +43,7 @@ def versions() -> dict[str, str]:
 
 
 def is_loadable(data: object) -> bool:
-    """Whether data can be loaded by its name in the settings: an existing path, or torchvision:NAME.
+    """Whether data can be loaded by its name in the settings: an existing path, torchvision:NAME and the like.
 
     >>> is_loadable("torchvision:CIFAR10"), is_loadable("some digits"), is_loadable(None)
     (True, False, False)
@@ -50,7 +51,7 @@ def is_loadable(data: object) -> bool:
     if not isinstance(data, str):
         return False
     try:
-        return data.startswith("torchvision:") or Path(data).expanduser().exists()
+        return data.startswith(PREFIXES) or Path(data).expanduser().exists()
     except (OSError, RuntimeError, ValueError):  # what cannot be a path, or one that nobody may see
         return False
 
@@ -119,13 +120,15 @@ class OutputFolder:
         """The folder is this run's, and nobody else's, while the block runs.
 
         What killed writers left in it is cleared up. If the block fails before anything is stored, the folder is as it
-        was before. Raises CheckpointError as `claim` does, and if another run works in the folder.
+        was before. Raises CheckpointError as `claim` does, and if another run works in the folder. Of the processes of
+        a distributed run, the main one holds it for all.
         """
-        state = PartialState()
-        if not state.is_main_process:
-            state.wait_for_everyone()
+        with ExitStack() as stack:
+            Processes.joined().on_main(lambda: stack.enter_context(self._held_here(config, listener)))
             yield
-            return
+
+    @contextmanager
+    def _held_here(self, config: Settings, listener: Listener) -> Iterator[None]:
         self.check(config)
         is_new, had_folder = not (self.path / CONFIG).exists(), self.path.exists()
         try:
@@ -135,7 +138,6 @@ class OutputFolder:
                     clear_leftovers(place)
                 try:
                     self.claim(config, listener)
-                    state.wait_for_everyone()
                     yield
                 except BaseException:
                     if is_new:

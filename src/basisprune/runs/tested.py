@@ -11,13 +11,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
-from accelerate import PartialState
 
 from basisprune.budget.certify import Promise, Test
 from basisprune.candidates import Trial
 from basisprune.errors import CheckpointError, PlanError
 from basisprune.files import read_checked, write_checked
 from basisprune.frameworks import named
+from basisprune.torchkit.processes import Processes
 from basisprune.training.metrics import metric_name, value_of
 from basisprune.training.predict import Predictions
 from basisprune.types import JsonValue
@@ -105,5 +105,5 @@ def read_tested(folder: Path | None) -> Tested | None:
 
 def write_tested(folder: Path | None, tested: Tested) -> None:
     """Writes it down before anybody hears of it; whole or not at all."""
-    if folder is not None and PartialState().is_main_process:
+    if folder is not None and Processes.here().is_main:
         write_checked(folder / TESTS, tested.to_json().encode())

@@ -14,16 +14,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from basisprune.errors import DataError, LayerError, ModelError, TrainingError
-from basisprune.torchkit.running import (
-    Loss,
-    average_over_processes,
-    cut_graphs,
-    hooked,
-    images_of,
-    labelled,
-    mode,
-    placed,
-)
+from basisprune.torchkit.processes import Processes
+from basisprune.torchkit.running import Loss, cut_graphs, hooked, images_of, labelled, mode, placed
 from basisprune.torchkit.surgery import has_channels_last
 
 _WIDEST = 4096
@@ -54,8 +46,9 @@ def output_statistics(
 ) -> dict[str, OutputStatistics]:
     """The mean and covariance of the output of each layer named, over all images and positions, in eval mode.
 
-    The model is not changed. Raises DataError when there is no batch, LayerError for a layer that never ran
-    or whose output is not finite. Layers that are `optional` are left out if they never ran.
+    The model is not changed. In a distributed run every process gets what all of them saw. Raises DataError when
+    there is no batch, LayerError for a layer that never ran or whose output is not finite. Layers that are `optional`
+    are left out if they never ran.
     """
     with _watched(model, {name: _Moments(model.get_submodule(name)) for name in names}) as sums:
         _run(model, batches)
@@ -90,8 +83,8 @@ def loss_statistics(
     for name, place in zip(names, places, strict=True):
         if not outputs[name].ran and name in optional:
             continue
-        mean, covariance = _of_all_processes(outputs[name].result(name))
-        found[name] = LossStatistics(mean, covariance, gradients[place].result(place, images))
+        moments = outputs[name].result(name)
+        found[name] = LossStatistics(moments.mean, moments.covariance, gradients[place].result(place, images))
     return found
 
 
@@ -151,18 +144,24 @@ class Inputs:
         found: dict[str, OutputStatistics] = {}
         for name, moments in self._moments.items():
             if moments.ran:
-                mean, covariance = _of_all_processes(moments.result(name))
-                covariance = shrunk(covariance, moments.count)
-                found[name] = OutputStatistics(mean, covariance)
+                read = moments.result(name)
+                covariance = shrunk(read.covariance, Processes.here().total(moments.count))
+                found[name] = OutputStatistics(read.mean, covariance)
                 if metric:
-                    found[name] = LossStatistics(mean, covariance, self._gradients[name].result(name, self._images))
+                    worth = self._gradients[name].result(name, self._images)
+                    found[name] = LossStatistics(read.mean, covariance, worth)
         return found
 
 
-def _of_all_processes(local: OutputStatistics) -> tuple[Tensor, Tensor]:
-    mean = average_over_processes(local.mean.clone())
+def _of_all(local: OutputStatistics, count: int) -> OutputStatistics:
+    """The moments over the rows of all processes; `count` is the number of rows here."""
+    processes = Processes.here()
+    if processes.count == 1:
+        return local
+    part = count / processes.total(count)
+    mean = processes.sum(part * local.mean)
     shift = (local.mean - mean).view(len(local.covariance), -1, 1)
-    return mean, average_over_processes(local.covariance + shift @ shift.mT)
+    return OutputStatistics(mean, processes.sum(part * (local.covariance + shift @ shift.mT)))
 
 
 def shrunk(covariance: Tensor, count: int) -> Tensor:
@@ -296,7 +295,8 @@ class _Moments:
             raise LayerError(name, "outputs NaN or infinite values on the given images; check images and weights")
         mean = self.first / self.count
         grouped = mean.view(self.groups, -1, 1)
-        return OutputStatistics(mean + self.shift, self.second / self.count - grouped @ grouped.mT)
+        here = OutputStatistics(mean + self.shift, self.second / self.count - grouped @ grouped.mT)
+        return _of_all(here, self.count)
 
 
 class _GradientMoments:
@@ -332,4 +332,5 @@ class _GradientMoments:
             raise LayerError(name, "no gradient can reach it, as it runs under no_grad; add it to ignored_layers")
         if not bool(self.sum.isfinite().all()):
             raise LayerError(name, "the gradient of the loss there is NaN or infinite; check images and weights")
-        return average_over_processes(self.sum / images)
+        processes = Processes.here()
+        return processes.sum(self.sum) / processes.total(images)

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import TypeAlias
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.utils._pytree import tree_leaves
@@ -105,14 +104,6 @@ def labelled(batch: object) -> tuple[Tensor, Tensor]:
     if not isinstance(batch, tuple | list) or len(batch) < 2:
         raise DataError(f"batches: (images, labels) are needed, {type(batch).__name__} given")
     return images_of(batch), batch[1]
-
-
-def average_over_processes(values: Tensor) -> Tensor:
-    """The mean of the values over all processes of a distributed run, so that each prunes the same; in place."""
-    if dist.is_available() and dist.is_initialized():
-        dist.all_reduce(values)
-        values /= dist.get_world_size()
-    return values
 
 
 def tensors_in(value: object) -> Iterator[Tensor]:

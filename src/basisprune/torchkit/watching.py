@@ -61,8 +61,8 @@ def features_of(model: nn.Module) -> Callable[[Tensor], object]:
     return cast("Callable[[Tensor], object]", getattr(model, "forward_features", model))
 
 
-def watch_run(model: nn.Module, example: Tensor, *, train: bool = False) -> WatchedRun:
-    """What happens when the model computes the features of `example`, with gradients enabled.
+def watch_run(model: nn.Module, example: Tensor, *, train: bool = False, whole: bool = False) -> WatchedRun:
+    """What happens when the model computes the features of `example`, with gradients enabled; if `whole`, its output.
 
     Neither the model, with its statistics and caches, nor the global random state changes. Raises
     ModelError if the model does not run.
@@ -77,7 +77,7 @@ def watch_run(model: nn.Module, example: Tensor, *, train: bool = False) -> Watc
     _record(model, twin, run)
     with _graph_only(), torch.enable_grad(), torch.random.fork_rng(devices=[]):
         try:
-            run.output = features_of(twin)(example)
+            run.output = (twin if whole else features_of(twin))(example)
         except Exception as error:
             raise ModelError(
                 f"{type(model).__name__} does not run on an input of shape {tuple(example.shape)}: "

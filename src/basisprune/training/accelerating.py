@@ -8,10 +8,13 @@ from pathlib import Path
 
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from accelerate.utils import ProjectConfiguration
+from accelerate.utils import DistributedDataParallelKwargs, ProjectConfiguration
+from torch import nn
 
 from basisprune.errors import ConfigError, MissingExtraError
+from basisprune.torchkit.watching import example_input, parameters_of, upstream, watch_run
 from basisprune.training.config import TrainConfig
+from basisprune.transfer.model import spec_of
 from basisprune.types import dotted
 
 
@@ -35,6 +38,25 @@ def make_accelerator(config: TrainConfig, checkpoint: str | Path | None = None) 
     except ValueError as error:
         AcceleratorState._reset_state()
         raise ConfigError(f"mixed_precision: {config.mixed_precision!r} given; {error}") from error
+
+
+def wrapped(model: nn.Module, accelerator: Accelerator) -> nn.Module:
+    """The model as Accelerate runs it: by itself, or with gradients that several processes have in common.
+
+    Processes would wait forever for the gradient of what takes no part in a step, such as a norm that nothing reads.
+    To look for such parameters in each step costs time, so that it is only done if a run shows one.
+    """
+    if accelerator.num_processes > 1 and accelerator.ddp_handler is None and has_idle_parameters(model):
+        accelerator.ddp_handler = DistributedDataParallelKwargs(find_unused_parameters=True)
+    return accelerator.prepare_model(model)  # type: ignore[no-any-return]
+
+
+def has_idle_parameters(model: nn.Module) -> bool:
+    """Whether the output of the model in training does not depend on something that is trained."""
+    example = example_input(model, spec_of(model).shape)
+    nodes = upstream(watch_run(model, example, train=True, whole=True).output_nodes)
+    used = parameters_of(nodes)
+    return any(each.requires_grad and id(each) not in used for each in model.parameters())
 
 
 def as_shown(config: Mapping[str, object]) -> dict[str, int | float | str]:

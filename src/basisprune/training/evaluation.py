@@ -39,14 +39,15 @@ def evaluate(
     batch_size: int = 128,
     prepared: bool = False,
     accelerator: Accelerator | None = None,
+    workers: int = 0,
 ) -> Evaluation:
-    """The loss and accuracy of the model on the data, in eval mode.
+    """The loss and accuracy of the model on the data, in eval mode; `workers` processes read the images.
 
     The model is moved to the accelerator's device, and otherwise not changed.
     """
     accelerator = accelerator or Accelerator()
     spec = spec_of(model)
-    loader = accelerator.prepare_data_loader(make_loader(data, batch_size, size=spec.size))
+    loader = accelerator.prepare_data_loader(make_loader(data, batch_size, size=spec.size, workers=workers))
     device = accelerator.device
     accuracy = MulticlassAccuracy(classes_of(model), average="micro", sync_on_compute=False).to(device)
     loss = MeanMetric(sync_on_compute=False).to(device)

@@ -23,9 +23,10 @@ from basisprune.data import blend, make_loader, prepare
 from basisprune.errors import ConfigError, DataError, TrainingError
 from basisprune.listener import Listener
 from basisprune.torchkit.kinds import refuse_untrainable
+from basisprune.torchkit.processes import Processes, answering
 from basisprune.torchkit.running import mode, placed
 from basisprune.torchkit.weight_norms import copied
-from basisprune.training.accelerating import as_shown, make_accelerator
+from basisprune.training.accelerating import as_shown, make_accelerator, wrapped
 from basisprune.training.checkpoint import Past, load_checkpoint, save_checkpoint, set_damaged_aside
 from basisprune.training.config import TrainConfig, learning_rate, weights_ramp
 from basisprune.training.evaluation import Data, evaluate
@@ -86,7 +87,8 @@ def fit(
     `train` and `val` are datasets (or loaders) of pixels; the model's `input_spec` tells how they are
     prepared. With `checkpoint`, the state is written there after each epoch, and a run that was killed goes
     on from it and ends in the same weights. `progress=None` shows a bar in a terminal only. Accelerate carries
-    the training: run it under `accelerate launch` for several GPUs or nodes.
+    the training: run it under `accelerate launch` or `torchrun` for several GPUs or nodes, which divide each batch
+    among them, and all see the folder of the checkpoint.
 
     With `config.patience`, the training ends when this many epochs brought no better accuracy on `val`, and the
     model has the weights of the best one. With `config.distill`, it also learns what the `teacher` of the
@@ -105,7 +107,7 @@ def fit(
     if config.patience is not None and val is None:
         raise ConfigError(f"patience: {config.patience} given, but no validation images to judge by; pass val")
     model = model if inplace else copied(model)
-    with in_full_precision(model):
+    with in_full_precision(model), answering():
         return _fitted(model, (train, val), config, session, None if checkpoint is None else Path(checkpoint), progress)
 
 
@@ -158,13 +160,13 @@ class _Run:
         teacher: nn.Module | None,
     ) -> None:
         self.config, self.accelerator, self.train, self.val = config, accelerator, train, val
-        self.spec = spec_of(model)
+        self.spec, self.processes = spec_of(model), Processes.here()
         if config.channels_last:
             model = model.to(memory_format=torch.channels_last)
         self.optimizer = accelerator.prepare_optimizer(make_optimizer(model, config))
         self.model = model.to(accelerator.device)
         self.teacher = None if teacher is None else teacher.to(accelerator.device)
-        self.wrapped = accelerator.prepare_model(model)
+        self.wrapped = wrapped(model, accelerator)
         # Only the main process shows them on the way, so they must not wait for the others.
         self.classes = classes_of(model)
         self.accuracy = MulticlassAccuracy(self.classes, average="micro", sync_on_compute=False)
@@ -179,7 +181,7 @@ class _Run:
         config = self.config
         loader = make_loader(
             self.train,
-            config.batch_size,
+            math.ceil(config.batch_size / self.accelerator.num_processes),
             shuffle=True,
             seed=config.seed,
             epoch=epoch,
@@ -203,9 +205,7 @@ class _Run:
 
     def resume(self, path: Path, say: Callable[[str], None]) -> Past:
         """What the checkpoint holds; nothing without one, or if it was damaged, for which it is set aside."""
-        if self.accelerator.is_main_process:
-            set_damaged_aside(path, say)
-        self.accelerator.wait_for_everyone()
+        self.processes.on_main(lambda: set_damaged_aside(path, say))
         if not path.exists():
             return Past()
         past = load_checkpoint(path, self.model, self.optimizer, self.config, self.accelerator.scaler)
@@ -258,10 +258,17 @@ class _Run:
                 f"epoch {epoch}: weights are no longer finite after learning rate {rate:.3g}; lower lr. The last "
                 "checkpoint, if any, is untouched"
             )
+        self.processes.agree(self.model)  # in the statistics of the norms, which each has of its own images
         held_out: tuple[float, float] | tuple[None, None] = None, None
         if self.val is not None:
-            size, prepared = config.batch_size, config.prepared
-            found = evaluate(self.model, self.val, batch_size=size, prepared=prepared, accelerator=self.accelerator)
+            found = evaluate(
+                self.model,
+                self.val,
+                batch_size=config.batch_size,
+                prepared=config.prepared,
+                accelerator=self.accelerator,
+                workers=config.workers,
+            )
             held_out = found.loss, found.accuracy
         local = torch.stack([self.loss.compute(), self.accuracy.compute()])
         loss, accuracy = self.accelerator.reduce(local, reduction="mean").tolist()

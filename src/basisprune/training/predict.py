@@ -38,16 +38,19 @@ class Predictions:
 
 @torch.inference_mode()
 def predict(model: nn.Module, data: Data, *, batch_size: int = 128, prepared: bool = False) -> Predictions:
-    """The model's predictions for all images of the data, in order, in eval mode; the model is not changed."""
+    """The model's predictions for all images of the data, in order, in eval mode; the model is not changed.
+
+    The processes of a distributed run share the images, and each gets all predictions.
+    """
     classes, probabilities, labels = [], [], []
+    batches = PreparedBatches(data, spec_of(model), batch_size=batch_size, prepared=prepared, shared=True)
     with mode(model, training=False):
-        for images, given in PreparedBatches(data, spec_of(model), batch_size=batch_size, prepared=prepared):
+        for images, given in batches:
             certainty, best = model(placed(images, model)).float().softmax(1).max(1)
             classes.append(best.cpu())
             probabilities.append(certainty.double().cpu())
             labels.append(given)
     if not labels:
         raise DataError("predict: the data contains no images")
-    return Predictions(
-        torch.cat(classes).numpy(), torch.cat(probabilities).numpy(), torch.cat(labels).to(torch.int64).numpy()
-    )
+    named, sure, true = (batches.gathered(each) for each in (classes, probabilities, labels))
+    return Predictions(named.numpy(), sure.numpy(), true.to(torch.int64).numpy())

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from tiny import tiny_decomposed, tiny_images, tiny_training
+from tiny import tiny_decomposed, tiny_images, tiny_model, tiny_training, with_idle_norm
 
 import basisprune.training.accelerating
 from basisprune.errors import ConfigError, MissingExtraError
-from basisprune.training.accelerating import make_accelerator
+from basisprune.training.accelerating import has_idle_parameters, make_accelerator
 from basisprune.training.config import TrainConfig
 from basisprune.training.loop import fit
 
@@ -26,3 +26,8 @@ def test_a_tracker_that_is_not_installed_is_named_with_its_extra(tracker, monkey
     monkeypatch.setattr(basisprune.training.accelerating, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=rf"basisprune\[{tracker}\]"):
         make_accelerator(TrainConfig(tracker=tracker))
+
+
+def test_only_a_network_with_parameters_that_take_no_part_has_idle_ones():
+    assert has_idle_parameters(with_idle_norm())
+    assert not has_idle_parameters(tiny_model())

@@ -1,0 +1,238 @@
+"""Shards of WebDataset, tar files of many images each -> datasets.
+
+They are read by an index of where each image lies: unlike a stream in the order of the shards, that allows splits,
+limits and roles as for folders, and needs no package. Nothing is extracted, and of the files in a shard, only images
+and labels are read.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tarfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain, product
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+
+from basisprune.data.arrays import Labels
+from basisprune.data.datasets import below
+from basisprune.data.decode import EXTENSIONS
+from basisprune.data.folders import PARTS
+from basisprune.data.listing import all_files, subfolders
+from basisprune.data.split import Splits
+from basisprune.data.stored import MOST_BYTES, StoredImages, as_indices, class_names
+from basisprune.errors import DataError
+from basisprune.files import open_file
+
+PREFIX = "wds:"
+_SUFFIX, _LABEL = ".tar", ".cls"
+_MOST_SHARDS = 1_000_000
+_LONGEST_LABEL = 1000  # bytes
+_RANGE = re.compile(r"\{(\d{1,18})\.\.(\d{1,18})\}")
+_PART = {name: part for part, names in PARTS.items() for name in names}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the file of an image lies: in which shard, from which byte on, and how many bytes it has."""
+
+    shard: Path
+    name: str
+    offset: int
+    size: int
+    label: str
+
+
+class ShardImages(StoredImages):
+    """Images in tar files, decoded when asked for; `root` is the folder that the names of the shards start from."""
+
+    def __init__(
+        self, places: Sequence[Place], labels: Labels, classes: tuple[str, ...], size: tuple[int, int], root: Path
+    ) -> None:
+        super().__init__(labels, classes, size)
+        self.root = root
+        self.shards = tuple(dict.fromkeys(place.shard for place in places))
+        numbers = {shard: number for number, shard in enumerate(self.shards)}
+        self._names = tuple(place.name for place in places)
+        # Arrays, because a million objects would take a hundred times as much memory.
+        rows = [(numbers[place.shard], place.offset, place.size) for place in places]
+        self._rows = np.array(rows, dtype=np.int64).reshape(-1, 3)
+
+    def content(self, index: int) -> bytes:
+        """The bytes of the image's file."""
+        number, offset, size = self._rows[index].tolist()
+        if size > MOST_BYTES:
+            raise DataError(f"{self.name(index)}: has {size:,} bytes; at most {MOST_BYTES:,} are read")
+        try:
+            with open_file(self.shards[number]) as file:
+                file.seek(offset)
+                content = file.read(size)
+        except OSError as error:
+            raise DataError(f"{self.name(index)}: cannot be read ({error.strerror or error})") from error
+        if len(content) < size:
+            raise DataError(f"{self.name(index)}: the shard ends before the image does; write it anew")
+        return content
+
+    def name(self, index: int) -> str:
+        """The path of the shard, and the name of the image in it."""
+        return f"{self.shards[int(self._rows[index, 0])]}/{self._names[index]}"
+
+    def called(self, index: int, part: str) -> str:  # noqa: ARG002
+        """The same, from the root on."""
+        return f"{below(self.shards[int(self._rows[index, 0])].absolute(), self.root)}/{self._names[index]}"
+
+
+def holds_shards(folder: Path) -> bool:
+    """Whether a folder holds tar files, right in it or in train/, val/ and test/, and no folders of images."""
+    inner = subfolders(folder)
+    if any(path.name.casefold() not in _PART or subfolders(path) for path in inner):
+        return False
+    return any(entry.suffix == _SUFFIX for path in (folder, *inner) for entry in path.iterdir())
+
+
+def read_shards(source: str | Path, size: tuple[int, int]) -> Splits:
+    """The parts in tar files: a path with {000..009} for numbers, the folder of the files, or a single one.
+
+    An image and the file of its label have the same name up to the first dot of it: `0001.jpg` and `0001.cls`, which
+    holds a number or a name. Where there is no label at all, classes are the folders in the tar files. Shards called
+    train..., val... and test..., or in such folders, are parts. Raises DataError, which names the file, for
+    everything else.
+    """
+    shards = _listed(source)
+    root = Path(os.path.commonpath([path.absolute().parent for path in shards]))
+    parts = _by_part(shards, root)
+    found = {part: list(chain.from_iterable(map(_index, paths))) for part, paths in parts.items()}
+    labels = {part: [place.label for place in places] for part, places in found.items()}
+    classes = class_names(labels["train"])
+    datasets = {
+        part: ShardImages(places, as_indices(labels[part], classes, f"{root}: {part}"), classes, size, root)
+        for part, places in found.items()
+    }
+    return Splits(datasets["train"], datasets.get("val"), datasets.get("test"), classes)
+
+
+def _listed(source: str | Path) -> list[Path]:
+    """The tar files that are meant."""
+    given = str(source).removeprefix(PREFIX)
+    if "://" in given or given.startswith("pipe:"):
+        raise DataError(
+            f"{source}: shards are read from files on this machine; nothing is downloaded, and no command is run"
+        )
+    pattern = Path(given).expanduser()
+    if pattern.is_dir():
+        paths = [path for path in all_files(pattern) if path.suffix == _SUFFIX]
+        if not paths:
+            raise DataError(f"{pattern}: holds no {_SUFFIX} files")
+        return paths
+    paths = [Path(name) for name in expanded(str(pattern))]
+    for path in paths:
+        if not path.is_file():
+            raise DataError(
+                f"{path}: there is no such file; give a folder of shards, or a path such as {PREFIX}a-{{00..09}}.tar"
+            )
+        if path.suffix != _SUFFIX:
+            raise DataError(
+                f"{path}: is no {_SUFFIX} file; compressed ones have to be read from their beginning: unpack them"
+            )
+    return paths
+
+
+def expanded(pattern: str) -> list[str]:
+    """The names that a pattern with ranges of numbers stands for.
+
+    >>> expanded("a-{08..10}.tar")
+    ['a-08.tar', 'a-09.tar', 'a-10.tar']
+    """
+    ranges = [(first, range(int(first), int(last) + 1)) for first, last in _RANGE.findall(pattern)]
+    count = int(np.prod([len(numbers) for _, numbers in ranges], dtype=np.float64))
+    if not 0 < count <= _MOST_SHARDS:
+        raise DataError(f"{pattern}: stands for {count:,} shards; 1 to {_MOST_SHARDS:,} are allowed")
+    texts = _RANGE.split(pattern)[::3]
+    filled = product(*([f"{number:0{len(first)}d}" for number in numbers] for first, numbers in ranges))
+    return ["".join(chain.from_iterable(zip(texts, (*numbers, ""), strict=True))) for numbers in filled]
+
+
+def _by_part(shards: Sequence[Path], root: Path) -> dict[str, list[Path]]:
+    """The shards of each part, training first; all are training's unless they are called as parts."""
+    parts: dict[str, list[Path]] = {"train": []}
+    others = []
+    for path in shards:
+        start = re.match(r"[a-z]*", path.name.casefold())
+        names = [
+            start[0] if start else "",
+            *(each.casefold() for each in path.absolute().relative_to(root).parent.parts),
+        ]
+        part = next((_PART[name] for name in names if name in _PART), None)
+        if part is None:
+            others.append(path)
+        else:
+            parts.setdefault(part, []).append(path)
+    if not parts["train"]:
+        if len(parts) > 1 and not others:
+            raise DataError(f"{root}: has shards of {', '.join(list(parts)[1:])}, but none of train")
+        return {"train": list(shards)} if len(parts) == 1 else {**parts, "train": others}
+    if others:
+        raise DataError(
+            f"{others[0]}: lies beside shards that are called train; call it train, val or test too, or move it"
+        )
+    return parts
+
+
+def _index(shard: Path) -> list[Place]:
+    """Where each image of a shard lies, with its label."""
+    try:
+        images, labels = _members(shard)
+    except OSError as error:
+        raise DataError(f"{shard}: cannot be read ({error.strerror or error})") from error
+    except (tarfile.TarError, EOFError, OverflowError) as error:
+        raise DataError(f"{shard}: is no tar file, or damaged ({error}); write it anew") from error
+    if not images:
+        raise DataError(f"{shard}: contains no images ({' '.join(EXTENSIONS)})")
+    if not labels:
+        labels = {key: PurePosixPath(key).parent.name for key in images}
+    missing = [key for key in images if not labels.get(key)]
+    if missing:
+        raise DataError(
+            f"{shard}: {missing[0]} has no label; put it into {missing[0]}{_LABEL}, or all images into class folders"
+        )
+    return [Place(shard, *images[key], labels[key]) for key in images]
+
+
+def _members(shard: Path) -> tuple[dict[str, tuple[str, int, int]], dict[str, str]]:
+    """The name, first byte and size of each image, and the labels, both by what the name starts with."""
+    images: dict[str, tuple[str, int, int]] = {}
+    labels: dict[str, str] = {}
+    with open_file(shard) as file, tarfile.open(fileobj=file, mode="r:") as archive:
+        for member in archive:
+            archive.members = []  # type: ignore[attr-defined]  # it would keep them all
+            key, suffix = _split_name(member.name)
+            if not member.isreg() or member.issparse():
+                continue
+            if suffix == _LABEL:
+                labels[key] = _label(archive, member, shard)
+            elif suffix.endswith(EXTENSIONS):
+                if key in images:
+                    raise DataError(f"{shard}: {key} has several images, such as {member.name}; one is needed")
+                images[key] = member.name, member.offset_data, member.size
+    return images, labels
+
+
+def _split_name(name: str) -> tuple[str, str]:
+    """The name up to the first dot after its folders, and what follows in small letters."""
+    folder, slash, last = name.rpartition("/")
+    stem, dot, suffix = last.partition(".")
+    return f"{folder}{slash}{stem}", f"{dot}{suffix}".casefold()
+
+
+def _label(archive: tarfile.TarFile, member: tarfile.TarInfo, shard: Path) -> str:
+    file = archive.extractfile(member) if member.size <= _LONGEST_LABEL else None
+    try:
+        text = "" if file is None else file.read().decode().strip()
+    except UnicodeDecodeError:
+        text = ""
+    if not text.isprintable() or not text:
+        raise DataError(f"{shard}: {member.name} holds no label; a number or a name in UTF-8 is needed")
+    return text

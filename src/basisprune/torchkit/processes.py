@@ -1,0 +1,185 @@
+"""The processes that share a run, as `accelerate launch` and `torchrun` start them; a process by itself is all of them.
+
+Each sees its part of the images. What they find is summed, the main one decides and writes, and the others are told.
+"""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cache
+from itertools import chain
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from accelerate import PartialState
+from torch import Tensor, nn
+
+from basisprune.errors import BasisPruneError, ProcessError
+
+_PATIENCE = timedelta(days=7)  # while the main one works alone; one that has died is noticed at once all the same
+_DONE, _FAILED = b"+", b"-"
+_alone: ContextVar[bool] = ContextVar("alone", default=False)
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class Processes:
+    """How many processes share the work, and which of them this is; the first one is the main one.
+
+    >>> one = Processes()
+    >>> one.is_main, one.share([1, 2, 3]), one.from_main(lambda: b"plan")
+    (True, [1, 2, 3], b'plan')
+    """
+
+    rank: int = 0
+    count: int = 1
+
+    @classmethod
+    def here(cls) -> Processes:
+        """Those that share the work: this one alone before others are joined, or while the main one is by itself."""
+        if _alone.get() or not (dist.is_available() and dist.is_initialized()):
+            return cls()
+        return cls(dist.get_rank(), dist.get_world_size())
+
+    @classmethod
+    def joined(cls) -> Processes:
+        """The same, after the processes that a launcher started with this one have found each other."""
+        if not _alone.get():
+            was_joined = dist.is_available() and dist.is_initialized()
+            with answering():
+                PartialState()
+            if dist.is_available() and dist.is_initialized() and not was_joined:
+                _messages()  # made now, because one that has died could not take part
+                atexit.register(_leave)
+        return cls.here()
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is the one that plans and writes."""
+        return self.rank == 0
+
+    def share(self, items: list[Item]) -> list[Item]:
+        """This process's part of the items; all of them where there are too few for each to have one.
+
+        What all processes find is counted in equal parts then, and a mean is the same.
+        """
+        return items[self.rank :: self.count] if len(items) >= self.count else items
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum of the processes' tensors, the same in each."""
+        if self.count == 1:
+            return tensor
+        total = _sendable(tensor.clone())
+        with answering():
+            dist.all_reduce(total)
+        return total.to(tensor.device)
+
+    def total(self, number: int) -> int:
+        """The sum of the processes' numbers."""
+        return number if self.count == 1 else int(self.sum(torch.tensor(number, dtype=torch.int64)))
+
+    def agree(self, model: nn.Module) -> nn.Module:
+        """The same model, with the weights and statistics of the main process."""
+        if self.count > 1:
+            with answering(), torch.no_grad():
+                for tensor in chain(model.parameters(), model.buffers()):
+                    sent = _sendable(tensor.detach().contiguous())
+                    dist.broadcast(sent, 0)
+                    tensor.copy_(sent)
+        return model
+
+    def from_main(self, work: Callable[[], bytes]) -> bytes:
+        """What the work gives, which the main process does by itself; its errors end the others too."""
+        if self.count == 1:
+            return work()
+        if not self.is_main:
+            told = _told(b"")
+            if told[:1] == _FAILED:
+                raise ProcessError(f"the main process has ended: {told[1:].decode()}")
+            return told[1:]
+        try:
+            with _by_itself():
+                content = work()
+        except BaseException as error:
+            said = str(error) if isinstance(error, BasisPruneError) else f"{type(error).__name__}: {error}"
+            _told(_FAILED + said.encode(errors="backslashreplace"))
+            raise
+        _told(_DONE + content)
+        return content
+
+    def on_main(self, work: Callable[[], object]) -> None:
+        """Does the work in the main process, while the others wait."""
+
+        def done() -> bytes:
+            work()
+            return b""
+
+        self.from_main(done)
+
+    def wait(self) -> None:
+        """Returns when all processes have come here."""
+        self.total(0)
+
+
+@contextmanager
+def _by_itself() -> Iterator[None]:
+    """What runs inside does not wait for other processes."""
+    token = _alone.set(True)
+    try:
+        yield
+    finally:
+        _alone.reset(token)
+
+
+@contextmanager
+def answering() -> Iterator[None]:
+    """Turns the errors of a process whose others do not answer into a ProcessError."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_about_others(error):
+            raise
+        raise ProcessError(
+            f"another process of this run has ended or does not answer ({str(error)[:200]}); see what it said, and "
+            "start the run again: it goes on from its output folder"
+        ) from error
+
+
+def is_about_others(error: RuntimeError) -> bool:
+    """Whether the error says that another process has gone: Gloo has no type for it, and names itself instead."""
+    return isinstance(error, dist.DistError) or "gloo" in str(error).lower()
+
+
+def _sendable(tensor: Tensor) -> Tensor:
+    """The tensor on the device of this process: NCCL and its like exchange nothing else."""
+    return tensor.to(PartialState().device)
+
+
+def _told(content: bytes) -> bytes:
+    """What the main process says, in all processes; bytes and not objects, because nothing is unpickled."""
+    size = torch.tensor(len(content), dtype=torch.int64)
+    with answering():
+        group = _messages()
+        dist.broadcast(size, 0, group)
+        letters = torch.frombuffer(bytearray(content or bytes(int(size))), dtype=torch.uint8)
+        dist.broadcast(letters, 0, group)
+    return letters.numpy().tobytes()
+
+
+@cache
+def _messages() -> dist.ProcessGroup:
+    """Connections for messages, over which one waits as long as the main process is busy."""
+    group = dist.new_group(backend="gloo", timeout=_PATIENCE)
+    assert isinstance(group, dist.ProcessGroup)  # of which every process is a member
+    return group
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,110 @@
+"""Laws of datasets of Hugging Face."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from sources import refused, sizes
+
+import basisprune.data.hub
+from basisprune.data import Reading, load_data
+from basisprune.data.roles import manifest_of
+from basisprune.errors import MissingExtraError
+
+datasets = pytest.importorskip("datasets")
+SIZE = (5, 6)
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch, tmp_path):
+    datasets.disable_progress_bars()
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+def picture(number: int) -> bytes:
+    buffer = io.BytesIO()
+    pixels = np.random.default_rng(number).integers(0, 256, (5, 6, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+def rows(count: int = 30, start: int = 0, *, names: tuple[str, ...] | None = ("ant", "bee", "cat"), **more):
+    numbers = range(start, start + count)
+    label = datasets.Value("int64") if names is None else datasets.ClassLabel(names=list(names))
+    columns = {"image": [{"bytes": picture(number), "path": None} for number in numbers]}
+    columns["label"] = [number % 3 for number in numbers]
+    kinds = datasets.Features({"image": datasets.Image(), "label": label})
+    return datasets.Dataset.from_dict({**columns, **more}, features=kinds)
+
+
+def saved(folder: Path, dataset) -> Path:
+    dataset.save_to_disk(folder)
+    return folder
+
+
+def test_a_saved_dataset_is_split_and_its_images_are_those_that_went_in(tmp_path):
+    splits = load_data(saved(tmp_path / "data", rows()), size=SIZE)
+    assert sizes(splits) == {"train": 21, "val": 6, "test": 3}
+    assert splits.classes == ("ant", "bee", "cat")
+    for role, part in splits.parts.items():
+        for index, entry in enumerate(manifest_of(splits).parts[role]):
+            number = int(entry.name.removeprefix("train[").removesuffix("]"))
+            image, label = part[index]
+            expected = np.asarray(Image.open(io.BytesIO(picture(number)))).transpose(2, 0, 1)
+            assert np.array_equal(image.numpy(), expected)
+            assert label == number % 3
+
+
+def test_its_splits_are_parts_and_others_are_not(tmp_path):
+    parts = {"train": rows(12), "validation": rows(9, 20), "test": rows(6, 40), "unlabelled": rows(3, 60)}
+    splits = load_data(saved(tmp_path / "data", datasets.DatasetDict(parts)), size=SIZE)
+    assert sizes(splits) == {"train": 12, "val": 9, "test": 6}
+    refused(saved(tmp_path / "other", datasets.DatasetDict({"a": rows(3), "b": rows(3, 9)})), "a, b, but no train")
+
+
+def test_parquet_files_are_a_source(tmp_path):
+    folder = tmp_path / "parquet"
+    folder.mkdir()
+    rows(15).to_parquet(folder / "train-0.parquet")
+    rows(6, 20).to_parquet(folder / "test-0.parquet")
+    assert sizes(load_data(folder, size=SIZE, val_fraction=0)) == {"train": 15, "test": 6}
+
+
+def test_a_limit_and_the_roles_of_a_run_hold(tmp_path):
+    folder = saved(tmp_path / "data", rows())
+    splits = load_data(f"hf:{folder}", size=SIZE, limit=6, confirm_fraction=0.5)
+    assert sizes(splits) == {"train": 6, "val": 3, "confirm": 3, "test": 3}
+    again = load_data(folder, size=SIZE, reading=Reading(manifest=manifest_of(splits)))
+    assert manifest_of(again).digest == manifest_of(splits).digest
+    other = saved(tmp_path / "other", rows(start=3))
+    with pytest.raises(ValueError, match="replaced"):
+        load_data(other, size=SIZE, reading=Reading(manifest=manifest_of(splits)))
+
+
+def test_labels_without_names_are_numbers(tmp_path):
+    assert load_data(saved(tmp_path / "data", rows(names=None)), size=SIZE).classes == ("0", "1", "2")
+
+
+def test_what_does_not_fit_is_refused_with_the_reason(tmp_path):
+    refused("hf:somebody/something", "could not be read as a dataset of Hugging Face")
+    no_label = rows().rename_column("label", "kind").cast_column("kind", datasets.Value("int64"))
+    refused(saved(tmp_path / "a", no_label), "image, kind", "one that is called label")
+
+
+def test_a_path_in_a_dataset_is_not_followed():
+    kinds = datasets.Features({"image": datasets.Image(decode=False)})
+    elsewhere = datasets.Dataset.from_dict({"image": [{"bytes": None, "path": "/etc/hostname"}]}, features=kinds)
+    images = basisprune.data.hub.HubImages(elsewhere, "image", ["a"], ("a",), SIZE, "data: train")
+    assert images.look(0).fault.startswith("data: train[0]: the image itself is not in the dataset")
+
+
+def test_without_the_package_the_extra_is_named(tmp_path, monkeypatch):
+    folder = saved(tmp_path / "data", rows(9))
+    monkeypatch.setattr(basisprune.data.hub, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r"basisprune\[datasets\]"):
+        load_data(folder, size=SIZE)
