@@ -16,6 +16,7 @@ from .coupling import trace_coupling as trace_coupling
 from .coupling.blocks import drop_blocks as drop_blocks
 from .coupling.blocks import find_blocks as find_blocks
 from .data import Augment as Augment
+from .data import Loaders as Loaders
 from .data import PreparedBatches as PreparedBatches
 from .data import Splits as Splits
 from .data import load_data as load_data
@@ -62,6 +63,11 @@ from .runs.compress import Compressed as Compressed
 from .runs.compress import compress as compress
 from .search import SearchConfig as SearchConfig
 from .states import Pruned as Pruned
+from .tasks import Task as Task
+from .tasks import classification as classification
+from .tasks import multilabel as multilabel
+from .tasks import regression as regression
+from .tasks import segmentation as segmentation
 from .training.config import TrainConfig as TrainConfig
 from .training.evaluation import evaluate as evaluate
 from .training.loop import Session as Session

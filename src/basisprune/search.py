@@ -21,6 +21,7 @@ from basisprune.frameworks import DECOMPOSED, Framework, FrameworkName, Move, fi
 from basisprune.pipeline import Pipeline
 from basisprune.states import FULLY, NOT_AT_ALL, State, Tuning
 from basisprune.stepping import Attempt, Stepping
+from basisprune.tasks import Task
 from basisprune.training.metrics import value_of
 
 
@@ -126,7 +127,8 @@ class Search:
         if not isinstance(self.goal, Budget) or not self.goal.is_about_accuracy:
             return None
         if promise is None:
-            return Standard(Promise(self.goal))
+            task = self.pipeline.task
+            return Standard(Promise(self.goal, metric="accuracy" if task.is_classification else task))
         confirm = self.pipeline.splits.confirm
         if confirm is None or not promise.reachable(confirm.labels):
             return Standard(promise)
@@ -224,13 +226,16 @@ class Search:
         """Candidates are tuned until they are good enough or hopeless.
 
         If they are to be certified, good enough is no loss at all: one that merely passes may have been lucky, and is
-        tuned on. Other metrics than accuracy are not followed while training, so that all epochs are trained.
+        tuned on. Other metrics of classes than accuracy are not followed while training: all epochs are trained.
         """
-        if self.config.tune_fully or self.standard is None or self.standard.promise.metric != "accuracy":
+        metric = None if self.standard is None else self.standard.promise.metric
+        if self.config.tune_fully or self.standard is None or not (metric == "accuracy" or isinstance(metric, Task)):
             return FULLY
         reference = self.trials[0].candidate.accuracy
         limit = budget.least_accuracy(reference)
         enough = limit if self.standard.confirming is None else max(limit, reference)
+        if isinstance(metric, Task) and not metric.is_share:
+            return Tuning(enough=enough - EQUAL)  # how far is hopeless, nobody knows
         return Tuning(enough=enough - EQUAL, hopeless=limit - self.config.give_up_margin)
 
     def _reach_size(self, start: State, budget: Budget) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from basisprune.data.arguments import check, of_type, whole
 from basisprune.data.loaders import make_loader
+from basisprune.data.own_loaders import LoaderPart
 from basisprune.data.prepare import prepare
+from basisprune.torchkit.running import ReadBatch
 from basisprune.types import InputSpec
 
 
@@ -37,14 +38,16 @@ class PreparedBatches:
             None if limit is None else whole("limit", limit, 1, 1 << 40),
         )
         check("PreparedBatches", faults)
-        self.loader = make_loader(data, batch_size, shuffle=shuffle, seed=seed, size=spec.size)
+        size = None if isinstance(data, LoaderPart) else spec.image_size
+        self.loader = make_loader(data, batch_size, shuffle=shuffle, seed=seed, size=size)
         self.spec, self.prepared = spec, prepared
         self.limit = math.inf if limit is None else limit
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def __iter__(self) -> Iterator[ReadBatch]:
         seen = 0
+        own = isinstance(self.loader, LoaderPart)  # whose inputs are what the network reads
         for images, labels in self.loader:
-            yield prepare(images, self.spec, prepared=self.prepared), labels
+            yield ReadBatch(images if own else prepare(images, self.spec, prepared=self.prepared), labels)
             seen += len(images)
             if seen >= self.limit:
                 return

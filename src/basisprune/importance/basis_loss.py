@@ -40,9 +40,7 @@ def loss_scores(model: nn.Module, batches: Iterable[object], *, loss: Loss = F.c
     return basis_loss(model, batches, loss=loss).scores
 
 
-def basis_loss(
-    model: nn.Module, batches: Iterable[object], *, loss: Loss = F.cross_entropy
-) -> BasisLoss:
+def basis_loss(model: nn.Module, batches: Iterable[object], *, loss: Loss = F.cross_entropy) -> BasisLoss:
     """`loss_scores` and the statistics for `prune_basis(compensate="refit")`, from the same single pass."""
     pairs = basis_pairs(model)
     with watched(model, pairs) as watches:

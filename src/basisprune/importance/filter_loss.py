@@ -45,7 +45,8 @@ def filter_loss(
     that no such layer reads gets the highest score of all. With `refit`, the scores are for `compensate="refit"`: what
     the other filters of its group can make up for does not count (see `refit_worth`).
 
-    `batches` are prepared training images with labels, or whatever the `loss` reads, seen once. The model is not changed.
+    `batches` are prepared training images with labels, or whatever the `loss` reads, seen once. The model is not
+    changed.
     """
     found = input_statistics(model, list(unit_inputs(model, coupling)), batches, loss=loss)
     return _filter_loss(model, coupling, found, refit=refit)

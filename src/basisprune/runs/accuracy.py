@@ -85,7 +85,7 @@ def parts_of(loaded: Loaded, source: Source, wanted: Part, reading: Reading) -> 
     """The images of that part, or all; a part of the run's own data is what the run wrote down."""
     if wanted != "all" and same_data(source, loaded.settings.get("data")):
         return [_as_in_the_run(loaded, source, wanted, reading)]
-    parts = read_parts(source, loaded.spec.size, reading, loaded.spec.white).parts
+    parts = read_parts(source, loaded.spec.image_size, reading, loaded.spec.white).parts
     if wanted == "all":
         return list(parts.values())
     if wanted not in parts or len(parts) == 1:
@@ -106,7 +106,7 @@ def _as_in_the_run(loaded: Loaded, source: Source, wanted: Role, reading: Readin
     manifest = read_manifest(path)
     if wanted not in manifest.parts:
         raise DataError(f"{source}: has no {wanted} part; pass --part {' or '.join(manifest.parts)}, or all")
-    return recall(source, loaded.spec.size, manifest, [wanted], reading)[wanted]
+    return recall(source, loaded.spec.image_size, manifest, [wanted], reading)[wanted]
 
 
 def _hits(loaded: Loaded, images: LabelledImages) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:

@@ -49,7 +49,7 @@ def classify_files(loaded: Loaded, files: Iterable[Path]) -> Iterator[Answer]:
     batch: list[tuple[Path, Tensor | str]] = []
     for file in files:
         try:
-            batch.append((file, decode(file, loaded.spec.size, loaded.spec.white)))
+            batch.append((file, decode(file, loaded.spec.image_size, loaded.spec.white)))
         except DataError as error:
             batch.append((file, str(error)))
         if len(batch) == _BATCH:

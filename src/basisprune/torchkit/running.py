@@ -17,7 +17,6 @@ from torch.utils.hooks import RemovableHandle
 from basisprune.errors import DataError
 
 
-
 class BatchLoss(Protocol):
     """What knows how a batch is read and what the loss of a network on it is, such as a `Task`."""
 

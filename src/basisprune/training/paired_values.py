@@ -1,0 +1,113 @@
+"""How far the loss in the metric of any task can be trusted: a paired t-test of what each example says.
+
+Where the metric is a mean, that is the example's own number; elsewhere its jackknife value (see `Outcomes.each`). A few
+examples without a change do not prove that there is none: to the variance of the mean, that of a single example as far
+off as the farthest one is added, as score intervals do it (Agresti and Coull, American Statistician 52, 1998).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import NormalDist
+
+import numpy as np
+
+from basisprune.tasks.base import Rows
+from basisprune.training.intervals import deviations, wilson_interval
+from basisprune.training.outcomes import Outcomes
+from basisprune.training.predict import Predictions
+
+_NORMAL = NormalDist()
+_MANY = 2000  # degrees of freedom from which on Student's t is taken for normal
+_Z = 1.645  # of the added variance, whatever the confidence
+
+
+@dataclass(frozen=True, eq=False)
+class PairedValues:
+    """A loss in a metric: `drop`, what each of the examples says of it, and by how much one may be off at least."""
+
+    drop: float
+    values: Rows
+    farthest: float
+
+    @classmethod
+    def of(cls, before: Outcomes | None, after: Outcomes) -> PairedValues:
+        """The loss from one network to the other; without `before`, the metric itself, negated."""
+        values = -after.each if before is None else before.each - after.each
+        drop = -after.value if before is None else before.value - after.value
+        # Without any change, nothing tells how large one would be.
+        own = 1.0 if after.task.is_share else float(np.std((before or after).each))
+        return cls(drop, values, float(np.abs(values - values.mean()).max(initial=0.0)) or own)
+
+    @cached_property
+    def spread(self) -> float:
+        """The standard deviation of the loss."""
+        count = len(self.values)
+        variance = float(np.var(self.values, ddof=1)) / count if count > 1 else math.inf
+        return math.sqrt(variance + (_Z * self.farthest / count) ** 2)
+
+    def p_value(self, margin: float) -> float:
+        """The chance of a loss as small as this if the true one is `margin`."""
+        return student_cdf(deviations(self.drop - margin, self.spread), max(len(self.values) - 1, 1))
+
+    def upper(self, confidence: float) -> float:
+        """The loss that the true one does not exceed, with this one-sided confidence."""
+        return self.drop + student_quantile(confidence, max(len(self.values) - 1, 1)) * self.spread
+
+    def interval(self, confidence: float = 0.95) -> tuple[float, float]:
+        """The two-sided interval of the loss."""
+        half = self.upper((1 + confidence) / 2) - self.drop
+        return self.drop - half, self.drop + half
+
+    def expected_score(self, margin: float, times: float) -> float:
+        """How many standard deviations the loss is expected to be above the margin on `times` as many examples."""
+        return deviations(self.drop - margin, self.spread / math.sqrt(times))
+
+
+def interval_of(answers: Outcomes | Predictions) -> tuple[float, float]:
+    """The 95 % interval of the metric of a task, or of an accuracy."""
+    if isinstance(answers, Predictions):
+        return wilson_interval(int(answers.hits.sum()), len(answers.hits))
+    low, high = PairedValues.of(None, answers).interval()
+    return -high, -low
+
+
+def student_cdf(value: float, freedom: int) -> float:
+    """The distribution function of Student's t.
+
+    >>> round(student_cdf(-1.833, 9), 4), round(student_cdf(2.0, 1), 4)
+    (0.05, 0.8524)
+    """
+    if math.isinf(value):
+        return 0.0 if value < 0 else 1.0
+    if freedom > _MANY:
+        return _NORMAL.cdf(value)
+    angle, cosine = math.atan(value / math.sqrt(freedom)), freedom / (freedom + value * value)
+    # Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.3 and 26.7.4.
+    odd = freedom % 2
+    term = math.sqrt(cosine) if odd else 1.0
+    total = 0.0
+    for step in range(1 + odd, freedom, 2):
+        total += term
+        term *= cosine * step / (step + 1)
+    area = math.sin(angle) * total
+    if odd:
+        area = 2 / math.pi * (angle + area)
+    return (1 + area) / 2
+
+
+def student_quantile(share: float, freedom: int) -> float:
+    """Where the distribution function of Student's t has that value.
+
+    >>> round(student_quantile(0.95, 9), 3), round(student_quantile(0.975, 100_000), 3)
+    (1.833, 1.96)
+    """
+    if freedom > _MANY:
+        return _NORMAL.inv_cdf(share)
+    low, high = -1e6, 1e6
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if student_cdf(middle, freedom) < share else (low, middle)
+    return high
