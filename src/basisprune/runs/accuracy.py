@@ -15,7 +15,7 @@ from basisprune.data.reading import Reading
 from basisprune.errors import ConfigError, DataError
 from basisprune.listener import Listener
 from basisprune.results import Interval
-from basisprune.runs.load import Loaded
+from basisprune.runs.load import Loaded, refuse_other_tasks
 from basisprune.runs.output import is_loadable, same_data
 from basisprune.training.intervals import wilson_interval
 from basisprune.training.predict import predict
@@ -53,6 +53,7 @@ def accuracy_on(
     ConfigError for an unknown part, and DataError for a class that the network does not know, and for images of the run
     that are missing or replaced.
     """
+    refuse_other_tasks(loaded, "evaluate")
     own = loaded.settings.get("data")
     source = data if data is not None else _own_data(own)
     wanted: Part = part or ("test" if same_data(source, own) else "all")

@@ -289,10 +289,8 @@ def certifiable_here(promise: Promise, data: Splits) -> str:
     images, budget = len(confirm), promise.budget
     if promise.metric != "accuracy" or budget.max_drop is None:
         if isinstance(promise.metric, Task):
-            return (
-                f"The budget ({in_words(promise.metric)}) will be tested with {sure} confidence on {images:,} examples, "
-                f"by {promise.metric.test_name}."
-            )
+            where = f"{images:,} examples, by {promise.metric.test_name}"
+            return f"The budget ({in_words(promise.metric)}) will be tested with {sure} confidence on {where}."
         if promise.reachable(confirm.labels):
             return (
                 f"The budget ({in_words(promise.metric)}) will be tested with {sure} confidence on {images:,} images."

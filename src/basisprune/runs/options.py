@@ -8,7 +8,7 @@ from typing import TypedDict, cast, get_args, get_type_hints
 
 from pydantic import JsonValue
 
-from basisprune.budget import Budget, Goal, Optimize, Ratios
+from basisprune.budget import Budget, Goal, MetricBudget, Optimize, Ratios
 from basisprune.budget.certify import Promise, check_confidence
 from basisprune.data.arguments import LARGEST_SEED as LARGEST_LIMIT
 from basisprune.data.arguments import LARGEST_SIDE, whole
@@ -16,10 +16,11 @@ from basisprune.data.load import TEST_FRACTION, VAL_FRACTION
 from basisprune.deploy.export.runtime import has_onnx
 from basisprune.errors import ConfigError, nearest
 from basisprune.frameworks import Axis, Framework, FrameworkName, find_framework
-from basisprune.recipes import Recipe
+from basisprune.recipes import Recipe, for_task
 from basisprune.runs.output import IN_PYTHON
 from basisprune.runs.validating import faults_of, recipe_of, search_of
 from basisprune.search import SearchConfig
+from basisprune.tasks import CLASSIFICATION, Task, find_task
 from basisprune.training.config import LARGEST_SEED
 from basisprune.training.metrics import Metric, check_metric, metric_name
 
@@ -39,6 +40,10 @@ class Options(TypedDict, total=False):
     "balanced", "macro-f1", "worst-class" or a function(labels, predictions), the more the better) and certified with
     `confidence` on images that nothing else looks at; with `require_certified` a result that is only estimated counts
     as a failure.
+
+    `task` is what the network is for: "classification", "segmentation", "multilabel", "regression", a `Task` of your
+    own, or "package.module:task", which refers to one. Accuracies are then those of its metric, and budgets in units of
+    it; `metric` chooses among those of a built-in one: "iou" or "dice", "ap" or "f1", "r2", "mae" or "mse".
     """
 
     max_drop: float | None
@@ -65,6 +70,7 @@ class Options(TypedDict, total=False):
     confidence: float
     metric: str | Callable[..., float]
     require_certified: bool
+    task: str | Task
     onnx: bool | None
     int8: bool
     seed: int
@@ -94,6 +100,7 @@ class PromiseOptions:
     confidence: float = 0.95
     metric: Metric = "accuracy"
     require_certified: bool = False
+    chosen_metric: str | None = None  # the name of a built-in task's metric
 
 
 @dataclass(frozen=True)
@@ -112,6 +119,8 @@ class RunConfig:
     trust_code: bool = False
     optimize: Optimize = "params"
     device: str | None = None
+    task: Task = CLASSIFICATION
+    task_name: str = "classification"
 
     @property
     def framework(self) -> Framework:
@@ -145,6 +154,8 @@ class RunConfig:
             "metric": metric if isinstance(self.promise.metric, str) else f"{metric}{IN_PYTHON}",
             "require_certified": self.promise.require_certified,
         }
+        if not self.task.is_classification:
+            promise |= {"task": self.task_name, "metric": self.promise.chosen_metric}
         stages: dict[str, JsonValue] = {"recipe": asdict(self.recipe), "search": asdict(self.search)}
         return {**goal, **asdict(self.images), **promise, **rest, **stages}
 
@@ -162,13 +173,16 @@ def configure(options: Options) -> RunConfig:
     for name, value in given.items():
         if name not in hints:
             faults.append(f"{name}: no such setting.{nearest(name, hints)}")
-        elif name not in ("recipe", "search", "metric"):
+        elif name not in ("recipe", "search", "metric", "task"):
             faults += faults_of(value, hints[name], name)
     faults += _out_of_range(given)
     if faults:
         raise ConfigError.of("compress", faults)
-    recipe, search, goal = _recipe_of(given, faults), _search_of(given, faults), _goal_of(given, faults)
-    faults += check_metric(given.get("metric", "accuracy")) + check_confidence(given.get("confidence", 0.95))
+    task = _task_of(given, faults)
+    recipe, search, goal = _recipe_of(given, task, faults), _search_of(given, faults), _goal_of(given, task, faults)
+    if task.is_classification:
+        faults += check_metric(given.get("metric", "accuracy"))
+    faults += check_confidence(given.get("confidence", 0.95))
     optimize = _optimize_of(given, goal, recipe, search, faults)
     if recipe is not None and search is not None and isinstance(goal, Ratios):
         faults += _without_a_move(goal, find_framework(search.framework or recipe.framework))
@@ -176,6 +190,9 @@ def configure(options: Options) -> RunConfig:
         raise ConfigError.of("compress", faults)
     images = ImageOptions(**{each.name: given[each.name] for each in fields(ImageOptions) if each.name in given})  # type: ignore[literal-required]
     promise = PromiseOptions(**{each.name: given[each.name] for each in fields(PromiseOptions) if each.name in given})  # type: ignore[literal-required]
+    if not task.is_classification:
+        chosen = given.get("metric")
+        promise = replace(promise, metric=task, chosen_metric=chosen if isinstance(chosen, str) else None)
     return RunConfig(
         goal,
         recipe,
@@ -189,7 +206,34 @@ def configure(options: Options) -> RunConfig:
         trust_code=given.get("trust_code", False),
         optimize=optimize,
         device=given.get("device"),
+        task=task,
+        task_name=_task_name(given, task),
     )
+
+
+def _task_of(given: Options, faults: list[str]) -> Task:
+    """What the network is for; classification if that is wrong."""
+    wanted = given.get("task", CLASSIFICATION)
+    if not isinstance(wanted, str | Task):
+        faults.append(f"task: {wanted!r} given; a name or a Task is needed")
+        return CLASSIFICATION
+    try:
+        task = find_task(wanted)
+        metric = given.get("metric")
+        if task.is_classification or metric is None:
+            return task
+        if not isinstance(metric, str):
+            faults.append(f"metric: a function given, but the task {task.name} has its own; pass a Task with another")
+            return task
+        return find_task(wanted, metric)
+    except ConfigError as error:
+        faults += error.faults
+        return CLASSIFICATION
+
+
+def _task_name(given: Options, task: Task) -> str:
+    wanted = given.get("task", task.name)
+    return wanted if isinstance(wanted, str) else f"{task.name}{IN_PYTHON}"
 
 
 def _optimize_of(
@@ -224,7 +268,7 @@ def _out_of_range(given: Options) -> list[str]:
     return [fault for fault in found if fault is not None]
 
 
-def _goal_of(given: Mapping[str, object], faults: list[str]) -> Goal | None:
+def _goal_of(given: Mapping[str, object], task: Task, faults: list[str]) -> Goal | None:
     limits = [name for name in (*BUDGETS, *RATIOS) if name in given]
     fixed = [name for name in limits if name in RATIOS]
     if len(limits) > max(len(fixed), 1):
@@ -233,7 +277,8 @@ def _goal_of(given: Mapping[str, object], faults: list[str]) -> Goal | None:
     try:
         if fixed:
             return Ratios(*(float(str(given.get(name, 0.0))) for name in RATIOS))
-        return Budget(**{name: given[name] for name in limits} or {"max_drop": 0.01})  # type: ignore[arg-type]
+        budget = Budget if task.is_share else MetricBudget
+        return budget(**{name: given[name] for name in limits} or {"max_drop": 0.01})  # type: ignore[arg-type]
     except ConfigError as error:
         faults += error.faults
         return None
@@ -249,8 +294,8 @@ def _without_a_move(ratios: Ratios, framework: Framework) -> list[str]:
     ]
 
 
-def _recipe_of(given: Options, faults: list[str]) -> Recipe | None:
-    """The recipe, with the requested epochs and seed."""
+def _recipe_of(given: Options, task: Task, faults: list[str]) -> Recipe | None:
+    """The recipe, with the requested epochs and seed, and without what is for classes only."""
     try:
         recipe = recipe_of(given.get("recipe", "quick"))
         # 0, the default, leaves the seeds of the recipe as they are.
@@ -258,7 +303,7 @@ def _recipe_of(given: Options, faults: list[str]) -> Recipe | None:
         if (epochs := given.get("epochs")) is not None:
             changes["epochs"] = epochs
         train, finetune = (replace(each, **changes) for each in (recipe.train, recipe.finetune))  # type: ignore[arg-type]
-        return replace(recipe, train=train, finetune=finetune)
+        return for_task(replace(recipe, train=train, finetune=finetune), task)
     except ConfigError as error:
         faults += [f"recipe: {fault}" if error.where == "recipe" else fault for fault in error.faults]
         return None

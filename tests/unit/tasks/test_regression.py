@@ -34,7 +34,7 @@ def test_errors_are_those_of_each_example():
 
 def test_a_column_of_outputs_fits_single_targets_and_nothing_else_does():
     assert float(regression().loss(torch.ones(3, 1), torch.zeros(3))) == 1.0
-    with pytest.raises(DataError, match=r"outputs \(3, 2\), the targets are \(3,\)"):
+    with pytest.raises(DataError, match=r"outputs \(3, 2\), the targets are \(3, 1\)"):
         regression().loss(torch.ones(3, 2), torch.zeros(3))
     with pytest.raises(ConfigError, match="'rmse' given; allowed are r2, mae, mse"):
         regression("rmse")

@@ -79,7 +79,7 @@ def test_masks_that_do_not_fit_are_refused():
     with pytest.raises(DataError, match=r"masks \(4, 4, 5\) given for scores \(4, 3, 5, 5\)"):
         segmentation().loss(scores, masks[:, :4])
     with pytest.raises(DataError, match=r"class 7 in a mask; 0\.\.2 is allowed"):
-        segmentation().outcome(scores, masks + 7)
+        segmentation().outcome(scores, 0 * masks + 7)
     with pytest.raises(ConfigError, match=r"'diice' given; allowed are iou, dice\. Did you mean 'dice'"):
         segmentation("diice")
 
