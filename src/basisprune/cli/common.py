@@ -275,7 +275,10 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else
 Model = Annotated[
     str, typer.Option(help="A timm model name, package.module:factory, or a model/ folder written by train.")
 ]
-Data = Annotated[str, typer.Option(help="A folder of class folders, an .npz file, or torchvision:NAME.")]
+Data = Annotated[
+    str,
+    typer.Option(help="A folder of class folders, an .npz file, torchvision:NAME, or package.module:loaders."),
+]
 Output = Annotated[Path, typer.Option(help="The output folder; an unfinished run in it resumes.")]
 RecipeOption = Annotated[
     Any,

@@ -135,8 +135,7 @@ class Certifier:
             return files
         target, standard = source.with_name(INT8), Standard(self.promise, len(tests.images))
         try:
-            networks = found.trials[0].deployed, found.trials[found.chosen].deployed
-            made = self.exporter.quantise(source, target, networks, standard)
+            made = self.exporter.quantise(source, target, found.trials[0].deployed, standard)
         except BasisPruneError as error:
             self.listener.say(f"the int8 file is not made: {error}")
             return files

@@ -17,14 +17,16 @@ from basisprune.budget.certify import Standard
 from basisprune.data import LabelledImages, Splits
 from basisprune.deploy.bundle import save_pretrained
 from basisprune.deploy.bundle.files import TENSORS
+from basisprune.deploy.bundle.graph import as_graph
 from basisprune.deploy.export import evaluate_onnx
 from basisprune.deploy.export.onnx import ONNX_RUNTIME
 from basisprune.deploy.export.runtime import has_onnx
 from basisprune.deploy.export.runtimes import RUNTIMES
 from basisprune.deploy.export.speed import measure_files
 from basisprune.deploy.export.writing import INT8_STEM, STEM
+from basisprune.deploy.folded import FoldedModel
 from basisprune.deploy.latency import LatencyReport, measure_latency
-from basisprune.errors import BasisPruneError, CheckpointError, MissingExtraError
+from basisprune.errors import BasisPruneError, CheckpointError, LayerError, MissingExtraError
 from basisprune.files import atomic, file_digest
 from basisprune.listener import Listener
 from basisprune.report.html import write_report
@@ -234,13 +236,23 @@ def _save_bundle(summary: RunSummary, delivery: Delivery, folder: Path, sums: Ma
     if sums:
         metrics[CHECKSUMS] = dict(sums)
     return save_pretrained(
-        delivery.model,
+        _without_its_class(delivery),
         folder,
         classes=list(summary.classes) or None,
         metrics=_plain(metrics),
         plans=delivery.plans,
         factory=delivery.factory,
     )
+
+
+def _without_its_class(delivery: Delivery) -> nn.Module:
+    """The network, as a graph of plain layers if nobody could build it by a name."""
+    if isinstance(delivery.model, FoldedModel) or delivery.factory is not None:
+        return delivery.model
+    try:
+        return as_graph(delivery.model, spec_of(delivery.model))
+    except LayerError:
+        return delivery.model
 
 
 def _plain(value: object) -> dict[str, JsonValue]:
@@ -263,8 +275,7 @@ def _int8_file(delivery: Delivery, source: Path) -> DeliveredFile:
     small, files = source.with_name(INT8), delivery.files
     try:
         if files.int8 is None or files.made is None:
-            networks = delivery.original, delivery.model
-            made = delivery.exporter.quantise(source, small, networks, delivery.standard)
+            made = delivery.exporter.quantise(source, small, delivery.original, delivery.standard)
         else:
             made = files.made
             with atomic(small) as file:

@@ -13,7 +13,7 @@ from basisprune.deploy.export import OnnxReport, export_onnx
 from basisprune.deploy.export.evaluating import as_pixels, judge_onnx, predict_onnx
 from basisprune.deploy.export.quantise import Quantised, quantise_within
 from basisprune.tasks import CLASSIFICATION, Task
-from basisprune.training.metrics import Answers, answers_of, in_words, shown_as, value_of
+from basisprune.training.metrics import Answers, answers_of, in_words, value_of
 from basisprune.transfer.model import spec_of
 from basisprune.types import InputSpec
 
@@ -25,14 +25,14 @@ _CALIBRATION = 256
 class Made:
     """An int8 file: which of its layers stay in float, and whether it keeps to the budget on the images that search.
 
-    `values` are the metric of the unpruned network and of the file on these, as text, where there is a budget of
-    accuracy.
+    `values` are the metric of the unpruned network and of the file on these, where there is a budget of accuracy.
     """
 
     layers: Quantised
     within: bool = True
     metric: str = "accuracy"
-    values: tuple[str, str] | None = None
+    values: tuple[float, float] | None = None
+    is_share: bool = True
 
     @property
     def what(self) -> str:
@@ -46,7 +46,7 @@ class Made:
         """How it breaks the budget, in a clause; empty if it does not."""
         if self.within or self.values is None:
             return ""
-        before, after = self.values
+        before, after = (f"{value:.1%}" if self.is_share else f"{value:.4g}" for value in self.values)
         return (
             f"it breaks the budget even with {self.layers.in_float} of {self.layers.layers} layers in float: "
             f"{self.metric} on the images that search is {after}, and {before} for the unpruned model"
@@ -66,7 +66,7 @@ class Exporter:
         return answers_of(model, images, self.task, prepared=self.prepared)
 
     def file_answers(self, path: Path, model: nn.Module, images: LabelledImages) -> Answers:
-        """What the ONNX file of the network says of them."""
+        """What the ONNX file says of them; its output has the structure of that of the network, pruned or not."""
         if self.task.is_classification:
             return predict_onnx(path, images, prepared=self.prepared)
         return judge_onnx(path, model, images, self.task, prepared=self.prepared)
@@ -83,27 +83,24 @@ class Exporter:
             input_spec=spec,
         )
 
-    def quantise(
-        self, source: Path, target: Path, networks: tuple[nn.Module, nn.Module], standard: Standard | None
-    ) -> Made:
+    def quantise(self, source: Path, target: Path, reference: nn.Module, standard: Standard | None) -> Made:
         """What came of the int8 file of a float one: within the standard, as the validation images tell.
 
-        `networks` are the unpruned one and that of the file. Without a standard every file is good enough.
+        `reference` is the unpruned network. Without a standard every file is good enough.
         """
-        reference, network = networks
         spec, val = spec_of(reference), self.data.val
         if standard is None or val is None:
             return Made(quantise_within(source, target, self._calibration(spec), lambda _path: True))
         before = self.answers(reference, val)
 
         def accepts(path: Path) -> bool:
-            return standard.passes(before, self.file_answers(path, network, val))
+            return standard.passes(before, self.file_answers(path, reference, val))
 
         found = quantise_within(source, target, self._calibration(spec), accepts)
-        after = self.file_answers(target, network, val)
+        after = self.file_answers(target, reference, val)
         metric = standard.promise.metric
-        values = shown_as(metric, value_of(metric, before)), shown_as(metric, value_of(metric, after))
-        return Made(found, standard.within(before, after), in_words(metric), values)
+        values = value_of(metric, before), value_of(metric, after)
+        return Made(found, standard.within(before, after), in_words(metric), values, self.task.is_share)
 
     def _calibration(self, spec: InputSpec) -> list[Tensor]:
         """Batches of training images as the exported graph expects them: uint8 pixels (N, H, W, C), or prepared."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from typing import cast
 
 import torch
 from pydantic import JsonValue
@@ -16,8 +17,9 @@ from torch.nn import functional as F
 from basisprune.deploy.bundle.config import Step
 from basisprune.deploy.bundle.structure import class_name
 from basisprune.deploy.bundle.values import decode, encode, is_plain
-from basisprune.deploy.folded import FoldedModel, folded
+from basisprune.deploy.folded import FoldedModel, about, folded
 from basisprune.errors import BundleError, LayerError
+from basisprune.types import InputSpec
 
 _OF_TENSORS = (
     *("abs", "add", "cat", "chunk", "clamp", "concat", "div", "exp", "flatten", "log", "matmul", "max", "maximum"),
@@ -74,6 +76,18 @@ def plain_steps(model: FoldedModel) -> tuple[nn.Module, list[Step]]:
     parts._modules, parts._parameters, parts._buffers = found._modules, found._parameters, found._buffers
     parts._non_persistent_buffers_set = found._non_persistent_buffers_set
     return parts.eval(), steps
+
+
+def as_graph(model: nn.Module, spec: InputSpec) -> FoldedModel:
+    """A folded network of any class as a graph down to plain layers, which are shared: no class is needed to load it.
+
+    Raises LayerError if it cannot be traced.
+    """
+    try:
+        graph = _PlainTracer().trace(model)
+    except Exception as error:
+        raise LayerError("", f"{type(model).__name__} cannot be traced ({error})") from error
+    return cast(FoldedModel, folded(model, graph, about(spec, None, getattr(model, "classes", None))).eval())
 
 
 class _Careful(fx.Interpreter):
