@@ -2,8 +2,8 @@
 
     python examples/signals.py [OUTPUT]
 
-The signals are sums of two sines and noise; the network tells the frequency of each. Replace `signals` by your own loader,
-which may yield anything: here batches are dicts, and `read` says what is what.
+The signals are sums of two sines and noise; the network tells the frequency of each. Replace `Signals` by your own
+loader, which may yield anything: here batches are dicts, and `read` says what is what.
 """
 
 from __future__ import annotations
