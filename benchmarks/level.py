@@ -3,8 +3,8 @@
     python benchmarks/level.py [--draws 1000]
 
 Answers of pairs of networks are simulated, of which the true loss is known, with rare classes too, and tested against
-that loss with 95 % confidence. Writes results/level.json, which experiments/promise_summary.py shows in docs/promise.md,
-and results/level_tasks.json for other tasks than classification.
+that loss with 95 % confidence. Writes results/level.json, which experiments/promise_summary.py shows in
+docs/promise.md, and results/level_tasks.json for other tasks than classification.
 """
 
 from __future__ import annotations

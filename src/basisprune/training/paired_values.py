@@ -1,8 +1,9 @@
 """How far the loss in the metric of any task can be trusted: a paired t-test of what each example says.
 
-Where the metric is a mean, that is the example's own number; elsewhere its jackknife value (see `Outcomes.each`). A few
-examples without a change do not prove that there is none: to the variance of the mean, that of a single example as far
-off as the farthest one is added, as score intervals do it (Agresti and Coull, American Statistician 52, 1998).
+Where the metric is a mean, that is the example's own number; elsewhere its jackknife value (see `Outcomes.each`).
+Examples that hardly change do not prove that none would: to the variance of the mean, that of a single example is added
+which changes by as much as the farthest one is off, of either network or of the loss (as score intervals add examples;
+Agresti and Coull, American Statistician 52, 1998). Without it, rare classes that are rarely hurt pass far too often.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _Z = 1.645  # of the added variance, whatever the confidence
 
 @dataclass(frozen=True, eq=False)
 class PairedValues:
-    """A loss in a metric: `drop`, what each of the examples says of it, and by how much one may be off at least."""
+    """A loss in a metric: `drop`, what each of the examples says of it, and by how much one more may be off."""
 
     drop: float
     values: Rows
@@ -37,9 +38,9 @@ class PairedValues:
         """The loss from one network to the other; without `before`, the metric itself, negated."""
         values = -after.each if before is None else before.each - after.each
         drop = -after.value if before is None else before.value - after.value
-        # Without any change, nothing tells how large one would be.
-        own = 1.0 if after.task.is_share else float(np.std((before or after).each))
-        return cls(drop, values, float(np.abs(values - values.mean()).max(initial=0.0)) or own)
+        known = [values, after.each] if before is None else [values, before.each, after.each]
+        farthest = max(float(np.abs(each - each.mean()).max()) for each in known)
+        return cls(drop, values, farthest or float(after.task.is_share))
 
     @cached_property
     def spread(self) -> float:
