@@ -15,6 +15,7 @@ TITLES = {
     "budget": "Budgets",
     "results": "Results",
     "data": "Images",
+    "tasks": "Tasks",
     "transfer": "Models for your classes",
     "basis": "Decomposing",
     "importance": "Scores",
