@@ -17,7 +17,7 @@ from basisprune.budget import Budget, Goal
 from basisprune.budget.certify import Certificate
 from basisprune.budget.planning import CostPlanner
 from basisprune.candidates import Found, share
-from basisprune.data import LabelledImages
+from basisprune.data import LabelledImages, LoaderPart
 from basisprune.deploy.export.runtime import has_onnx
 from basisprune.deploy.latency import measure_latency
 from basisprune.deploy.layer_costs import layer_reports, weight_bytes
@@ -374,7 +374,12 @@ def _matrix(predictions: Predictions, classes: int) -> tuple[tuple[int, ...], ..
 def _changed(
     before: Predictions, after: Predictions, test: LabelledImages, classes: Sequence[str]
 ) -> tuple[ChangedImage, ...]:
-    """Some of the images that the two networks classify differently; first those that are wrong only now."""
+    """Some of the images that the two networks classify differently; first those that are wrong only now.
+
+    None of somebody's own loader, whose inputs may be anything.
+    """
+    if isinstance(test, LoaderPart):
+        return ()
     changed = np.flatnonzero(before.classes != after.classes)
     lost = before.hits[changed] & ~after.hits[changed]
     places = np.concatenate([changed[lost], changed[~lost]])[:_CHANGED_IMAGES].tolist()

@@ -49,18 +49,45 @@ class PairedValues:
         variance = float(np.var(self.values, ddof=1)) / count if count > 1 else math.inf
         return math.sqrt(variance + (_Z * self.farthest / count) ** 2)
 
+    @cached_property
+    def _skew(self) -> float:
+        """How much longer the tail of large losses is than the other; 0 if it is not."""
+        apart = self.values - self.values.mean()
+        size = float(np.square(apart).mean())
+        return max(float((apart**3).mean()) / size**1.5, 0.0) if size > 0 else 0.0
+
     def p_value(self, margin: float) -> float:
-        """The chance of a loss as small as this if the true one is `margin`."""
-        return student_cdf(deviations(self.drop - margin, self.spread), max(len(self.values) - 1, 1))
+        """The chance of a loss as small as this if the true one is `margin`.
+
+        A few large losses make a mean look smaller than it is as often as not, for which Hall's transformation makes up
+        (Journal of the Royal Statistical Society B 54, 1992).
+        """
+        score, bend, shift = deviations(self.drop - margin, self.spread), *self._bend
+        if bend and math.isfinite(score):
+            score = ((1 + bend * score) ** 3 - 1) / (3 * bend) + shift
+        return student_cdf(score, self._freedom)
 
     def upper(self, confidence: float) -> float:
         """The loss that the true one does not exceed, with this one-sided confidence."""
-        return self.drop + student_quantile(confidence, max(len(self.values) - 1, 1)) * self.spread
+        score, bend, shift = -student_quantile(confidence, self._freedom), *self._bend
+        if bend:
+            score = (float(np.cbrt(1 + 3 * bend * (score - shift))) - 1) / bend
+        return self.drop - score * self.spread
+
+    @property
+    def _bend(self) -> tuple[float, float]:
+        root = math.sqrt(len(self.values))
+        return self._skew / (3 * root), self._skew / (6 * root)
+
+    @property
+    def _freedom(self) -> int:
+        return max(len(self.values) - 1, 1)
 
     def interval(self, confidence: float = 0.95) -> tuple[float, float]:
         """The two-sided interval of the loss."""
-        half = self.upper((1 + confidence) / 2) - self.drop
-        return self.drop - half, self.drop + half
+        one_sided = (1 + confidence) / 2
+        gain = PairedValues(-self.drop, -self.values, self.farthest)
+        return -gain.upper(one_sided), self.upper(one_sided)
 
     def expected_score(self, margin: float, times: float) -> float:
         """How many standard deviations the loss is expected to be above the margin on `times` as many examples."""
