@@ -165,7 +165,8 @@ class LoaderPart(LabelledImages):
 
     @cached_property
     def _scan(self) -> _Scan:
-        steps, labels, hashes, shape = 0, [], [], ()
+        steps, labels, hashes = 0, [], []
+        shape: tuple[int, ...] = ()
         with random_numbers_kept():
             for batch in self.loader:
                 inputs, targets = self.task.inputs_and_targets(batch)

@@ -99,4 +99,5 @@ def _squared(said: Tensor, are: Tensor) -> Tensor:
 
 def _errors(rows: Rows) -> Rows:
     said, are = np.split(rows, 2, axis=1)
-    return np.abs(said - are).mean(1)
+    errors: Rows = np.abs(said - are).mean(1)
+    return errors

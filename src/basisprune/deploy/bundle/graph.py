@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import cast
 
 import torch
 from pydantic import JsonValue
@@ -87,7 +86,7 @@ def as_graph(model: nn.Module, spec: InputSpec) -> FoldedModel:
         graph = _PlainTracer().trace(model)
     except Exception as error:
         raise LayerError("", f"{type(model).__name__} cannot be traced ({error})") from error
-    return cast(FoldedModel, folded(model, graph, about(spec, None, getattr(model, "classes", None))).eval())
+    return folded(model, graph, about(spec, None, getattr(model, "classes", None))).eval()
 
 
 class _Careful(fx.Interpreter):
