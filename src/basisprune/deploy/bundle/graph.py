@@ -164,6 +164,8 @@ def _written(value: object, numbers: dict[fx.Node, int]) -> JsonValue:
         return items if isinstance(value, list) else {"tuple": items}
     if isinstance(value, slice):
         return {"slice": [_written(item, numbers) for item in (value.start, value.stop, value.step)]}
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return {"dict": [[key, _written(item, numbers)] for key, item in value.items()]}
     if value is ...:
         return {"ellipsis": True}
     if not is_plain(value):
@@ -181,6 +183,15 @@ def _read(value: JsonValue, nodes: list[fx.Node]) -> object:
             return tuple(_read(item, nodes) for item in items)
         case {"slice": [start, stop, step]}:
             return slice(*(_read(item, nodes) for item in (start, stop, step)))
+        case {"dict": [*pairs]}:
+            return dict(_pair(pair, nodes) for pair in pairs)
         case {"ellipsis": True}:
             return ...
     return decode(value)
+
+
+def _pair(pair: JsonValue, nodes: list[fx.Node]) -> tuple[str, object]:
+    match pair:
+        case [str(key), item]:
+            return key, _read(item, nodes)
+    raise BundleError("graph: a dict in it has an entry that is not a name and a value")
