@@ -10,14 +10,15 @@ import onnxruntime
 import pytest
 import torch
 from commands import invoke
-from tiny import tiny_recipe, tiny_training
+from tiny import tiny_images, tiny_model, tiny_recipe, tiny_training
 from torch import Tensor, nn
 
-from basisprune.data import Loaders
+from basisprune.data import Loaders, load_data
 from basisprune.deploy.bundle import load_bundle
 from basisprune.errors import ConfigError, DataError, ModelError
 from basisprune.results import RunSummary
 from basisprune.runs.compress import compress
+from basisprune.runs.exporting import Exporter
 from basisprune.runs.load import load_any, refuse_other_tasks
 from basisprune.search import SearchConfig
 from basisprune.tasks import Task, multilabel, regression, segmentation
@@ -212,8 +213,36 @@ def test_the_command_line_takes_a_network_loaders_and_a_task_by_name(tmp_path, m
         assert "test mean Dice" in done.output
         summary = RunSummary.read(tmp_path / "out" / "summary.json")
         assert summary.config["task"] == "own_segmenter:task"
+        planned = invoke("compress", *names, *options, "--dry-run", "--output", str(tmp_path / "none"))
+        assert planned.exit_code == 0, planned.output
+        assert "train: 32 examples" in planned.output
         refused = invoke("compress", *names[:4], "--task", "own_segmenter:loaders", "--output", str(tmp_path / "other"))
         assert refused.exit_code == 1
         assert "a Task, or a function that returns one, is needed" in refused.output
     finally:
         sys.modules.pop("own_segmenter", None)
+
+
+def test_a_loss_and_a_metric_of_ones_own_work_on_images_that_are_read_here(tmp_path):
+    def focal(logits, labels):
+        each = nn.functional.cross_entropy(logits, labels, reduction="none")
+        return ((1 - torch.exp(-each)) ** 2 * each).mean()
+
+    task = Task(
+        "rare things",
+        focal,
+        lambda logits, labels: logits.softmax(1).gather(1, labels[:, None]),
+        metric_name="trust",
+        is_share=True,
+    )
+    data = load_data(tiny_images(90), val_fraction=0.3, test_fraction=0.2, confirm_fraction=0.5)
+    training = tiny_training(epochs=2)
+    options = {"recipe": tiny_recipe(training), "basis_ratio": 0.3, "framework": "basis", "onnx": True}
+    found = compress(tiny_model(), data, task=task, output=tmp_path / "out", **options)
+    assert (found.summary.metric, found.summary.classes) == ("trust", ("0", "1", "2"))
+    assert 0 < found.summary.test.after.accuracy < 1
+    exporter = Exporter(data, prepared=False, task=task)
+    in_torch = exporter.answers(found.model, data.test)
+    in_file = exporter.file_answers(tmp_path / "out" / "model.onnx", found.model, data.test)
+    assert in_file.rows == pytest.approx(in_torch.rows, abs=0.02)  # pixels are rounded for the file
+    assert in_torch.value == pytest.approx(found.summary.test.after.accuracy)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import cast
 
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from basisprune.data.arguments import check, of_type, whole
@@ -43,11 +45,12 @@ class PreparedBatches:
         self.spec, self.prepared = spec, prepared
         self.limit = math.inf if limit is None else limit
 
-    def __iter__(self) -> Iterator[ReadBatch]:
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         seen = 0
         own = isinstance(self.loader, LoaderPart)  # whose inputs are what the network reads
         for images, labels in self.loader:
-            yield ReadBatch(images if own else prepare(images, self.spec, prepared=self.prepared), labels)
+            ready = images if own else prepare(images, self.spec, prepared=self.prepared)
+            yield cast("tuple[Tensor, Tensor]", ReadBatch(ready, labels))  # the targets of a task may be anything
             seen += len(images)
             if seen >= self.limit:
                 return

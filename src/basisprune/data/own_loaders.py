@@ -205,14 +205,26 @@ def _none(inputs: Tensor) -> Labels:
 def own_part(data: object, task: Task, batch_size: int, *, shuffle: bool = False, seed: int = 0) -> LoaderPart | None:
     """The data as a part of somebody's own batches; None for images that are read and prepared here.
 
-    Those are datasets of ours, and with classification all datasets and DataLoaders. A map-style dataset of any other
-    task is put into batches as PyTorch does it.
+    Those are datasets of ours, and with classification all datasets and DataLoaders, and whatever else has single images
+    with their labels. A map-style dataset of any other task is put into batches as PyTorch does it.
     """
     if isinstance(data, LoaderPart):
         return data
-    if isinstance(data, LabelledImages) or (task.is_classification and isinstance(data, Dataset | DataLoader)):
+    if isinstance(data, LabelledImages) or (task.is_classification and _is_of_images(data)):
         return None
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
         generator = torch.Generator().manual_seed(seed)
         data = DataLoader(data, batch_size, shuffle=shuffle, generator=generator)
     return LoaderPart(data, task)  # type: ignore[arg-type]  # which is looked at there
+
+
+def _is_of_images(data: object) -> bool:
+    """Whether it is a dataset or DataLoader, or like one: with a length, and items that are no batches."""
+    if isinstance(data, Dataset | DataLoader):
+        return True
+    if not (hasattr(data, "__getitem__") and hasattr(data, "__len__")) or len(data) == 0:
+        return False
+    match data[0]:
+        case (Tensor() as inputs, Tensor() as labels, *_):
+            return labels.ndim != 1 or len(labels) != len(inputs)
+    return True

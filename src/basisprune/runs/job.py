@@ -61,7 +61,7 @@ class Job:
 
 def prepare_job(
     model: ModelSource,
-    data: Source,
+    data: Source | Loaders,
     config: RunConfig,
     *,
     output: Path | None = None,
@@ -88,7 +88,7 @@ def prepare_job(
         (listener or Silence()).say("the images have the roles that they had when the model was trained")
     images = config.images
     reading = Reading(groups=images.groups, strict=images.strict, manifest=manifest, listener=listener)
-    read = partial(load_images, data, config=config, reading=reading, divides=of_model is None)
+    read = partial(load_images, cast("Source", data), config=config, reading=reading, divides=of_model is None)
     if isinstance(model, os.PathLike):
         model = str(model)
     if isinstance(model, str) and _is_folder_of_a_model(Path(model)):

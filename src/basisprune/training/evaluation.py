@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import torch
 import torch.nn.functional as F
@@ -58,7 +58,8 @@ def evaluate(
         with accelerator.autocast():
             return _evaluated(model.to(accelerator.device), data, task, batch_size, prepared)
     spec = spec_of(model)
-    loader = accelerator.prepare_data_loader(make_loader(data, batch_size, size=spec.image_size))
+    images_of_data = cast("Dataset[object]", data)
+    loader = accelerator.prepare_data_loader(make_loader(images_of_data, batch_size, size=spec.image_size))
     device = accelerator.device
     accuracy = MulticlassAccuracy(classes_of(model), average="micro", sync_on_compute=False).to(device)
     loss = MeanMetric(sync_on_compute=False).to(device)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
+from torch.utils.data import Dataset
 
 from basisprune.data import PreparedBatches, own_part
 from basisprune.errors import DataError
@@ -76,7 +78,10 @@ def task_batches(
     own = own_part(data, task, batch_size)
     if own is not None:
         return own
-    return PreparedBatches(data, spec_of(model), batch_size=batch_size, prepared=prepared)  # type: ignore[arg-type]
+    images = cast("Dataset[object]", data)  # which is looked at there
+    return cast(
+        "Iterable[ReadBatch]", PreparedBatches(images, spec_of(model), batch_size=batch_size, prepared=prepared)
+    )
 
 
 def answers(model: nn.Module, batches: Iterable[ReadBatch], task: Task) -> Iterator[tuple[object, ReadBatch]]:

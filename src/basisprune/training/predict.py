@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from basisprune.data import PreparedBatches
 from basisprune.errors import DataError
+from basisprune.tasks import CLASSIFICATION
 from basisprune.torchkit.running import mode, placed
 from basisprune.training.evaluation import Data
-from basisprune.transfer.model import spec_of
+from basisprune.training.outcomes import task_batches
 
 
 @dataclass(frozen=True)
@@ -41,11 +42,11 @@ def predict(model: nn.Module, data: Data, *, batch_size: int = 128, prepared: bo
     """The model's predictions for all images of the data, in order, in eval mode; the model is not changed."""
     classes, probabilities, labels = [], [], []
     with mode(model, training=False):
-        for images, given in PreparedBatches(data, spec_of(model), batch_size=batch_size, prepared=prepared):
+        for images, given in task_batches(data, model, CLASSIFICATION, batch_size=batch_size, prepared=prepared):
             certainty, best = model(placed(images, model)).float().softmax(1).max(1)
             classes.append(best.cpu())
             probabilities.append(certainty.double().cpu())
-            labels.append(given)
+            labels.append(cast(Tensor, given))
     if not labels:
         raise DataError("predict: the data contains no images")
     return Predictions(

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils.data import Dataset
 
 from basisprune.data import own_part, prepare
 from basisprune.data.loaders import make_loader
@@ -65,7 +67,7 @@ def judge_onnx(
     says how they belong together.
     """
     require_onnx()
-    session = open_session(path)
+    session = open_session(Path(path))
     own, structure, rows = own_part(data, task, batch_size), None, []
     wanted = None if own is not None else read_facts(Path(path), notes_in(session)).input
     batches = own if wanted is None else make_loader(data, batch_size, size=wanted.spec.image_size)  # type: ignore[arg-type]
@@ -92,7 +94,7 @@ def _scores(path: Path, data: Data, batch_size: int, prepared: bool) -> Iterator
     require_onnx()
     session = open_session(path)
     wanted = read_facts(path, notes_in(session)).input
-    for images, labels in make_loader(data, batch_size, size=wanted.spec.image_size):
+    for images, labels in make_loader(cast("Dataset[object]", data), batch_size, size=wanted.spec.image_size):
         yield run_session(session, _inputs(images, wanted, prepared)).float(), labels
 
 
