@@ -205,8 +205,8 @@ def _none(inputs: Tensor) -> Labels:
 def own_part(data: object, task: Task, batch_size: int, *, shuffle: bool = False, seed: int = 0) -> LoaderPart | None:
     """The data as a part of somebody's own batches; None for images that are read and prepared here.
 
-    Those are datasets of ours, and with classification all datasets and DataLoaders, and whatever else has single images
-    with their labels. A map-style dataset of any other task is put into batches as PyTorch does it.
+    Those are datasets of ours, and with classification all datasets and DataLoaders, and whatever else has single
+    images with their labels. A map-style dataset of any other task is put into batches as PyTorch does it.
     """
     if isinstance(data, LoaderPart):
         return data
