@@ -16,6 +16,7 @@ TITLES = {
     "budget": "Budgets",
     "results": "Results",
     "data": "Images",
+    "tasks": "Tasks",
     "transfer": "Models for your classes",
     "basis": "Decomposing",
     "importance": "Scores",

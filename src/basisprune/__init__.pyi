@@ -16,6 +16,7 @@ from .coupling import trace_coupling as trace_coupling
 from .coupling.blocks import drop_blocks as drop_blocks
 from .coupling.blocks import find_blocks as find_blocks
 from .data import Augment as Augment
+from .data import Loaders as Loaders
 from .data import PreparedBatches as PreparedBatches
 from .data import Splits as Splits
 from .data import load_data as load_data
@@ -69,6 +70,11 @@ from .sweeps.running import Resources as Resources
 from .sweeps.running import Running as Running
 from .sweeps.sweep import SweepResult as SweepResult
 from .sweeps.sweep import run_sweep as run_sweep
+from .tasks import Task as Task
+from .tasks import classification as classification
+from .tasks import multilabel as multilabel
+from .tasks import regression as regression
+from .tasks import segmentation as segmentation
 from .training.config import TrainConfig as TrainConfig
 from .training.evaluation import evaluate as evaluate
 from .training.loop import Session as Session

@@ -9,13 +9,15 @@ from typing import TypeAlias
 from torch import nn
 
 from basisprune.budget import Budget, Optimize
-from basisprune.budget.certify import Certificate, Standard
+from basisprune.budget.certify import Certificate, Evidence, Standard
 from basisprune.deploy.latency import Backend
 from basisprune.frameworks import POLISHED, Axis, Steps
 from basisprune.states import State
 from basisprune.training.history import EpochRecord
 from basisprune.training.intervals import Paired, wilson_interval
 from basisprune.training.metrics import value_of
+from basisprune.training.outcomes import Outcomes
+from basisprune.training.paired_values import PairedValues, interval_of
 from basisprune.types import BasisPlan, BlockPlan
 
 Shares: TypeAlias = Mapping[Axis, float]
@@ -42,7 +44,8 @@ class Candidate:
     budget, whose value is `score`. Its paired 95 % interval is that of a network that was not selected: all candidates
     are judged on the same images, so that it is too narrow for those that look best. A candidate is `undecided` if it
     contains the limit. `chance` is how likely it is to be certified on the confirming images, where there are enough.
-    `branches` is the number of residual branches that went as a whole.
+    `branches` is the number of residual branches that went as a whole. For another task than classification, `accuracy`
+    is its metric, whose name is `metric`, and `shown` the value as text.
     """
 
     steps: Steps
@@ -61,20 +64,22 @@ class Candidate:
     score: float | None = None
     chance: float | None = None
     branches: int = 0
+    metric: str = "accuracy"
+    shown: str = ""
 
     @classmethod
     def of(cls, state: State, reference: State, size: Size, asked: Shares = ALL) -> Candidate:
         """The candidate for a state, assumed to pass until it is judged; `asked` are the requested shares."""
         kept = really_kept(state, asked)
-        pair = Paired.of(reference.hits, state.hits)
+        value, interval, loss = _judged(reference, state)
         return cls(
             steps=state.steps,
             basis_ratio=1 - kept["basis"],
             filter_ratio=1 - kept["filters"],
-            accuracy=float(state.hits.mean()),
-            interval=wilson_interval(int(state.hits.sum()), len(state.hits)),
-            drop=pair.drop,
-            drop_interval=pair.interval(),
+            accuracy=value,
+            interval=interval,
+            drop=loss.drop,
+            drop_interval=loss.interval(),
             passed=True,
             undecided=False,
             parameters=size.parameters,
@@ -82,6 +87,8 @@ class Candidate:
             history=_history(state),
             latency_ms=size.latency_ms,
             branches=state.branches,
+            metric=metric_of(state),
+            shown=shown_value(state),
         )
 
     def judged(self, budget: Budget) -> Candidate:
@@ -129,7 +136,8 @@ class Candidate:
         name = self.label if self.label == "unpruned" else f"without {self.label}"
         outcome = "passed" if self.passed else "failed"
         doubt = ", but there are too few images to be sure" if self.undecided else ""
-        return f"{name}: accuracy {self.accuracy:.1%}, {self.parameters:,} parameters, {outcome}{doubt}"
+        value = self.shown or f"{self.accuracy:.1%}"
+        return f"{name}: {self.metric} {value}, {self.parameters:,} parameters, {outcome}{doubt}"
 
 
 @dataclass(frozen=True)
@@ -171,6 +179,27 @@ class Found:
     def reference(self) -> State:
         """The unpruned network as trained."""
         return self.trials[0].state
+
+
+def _judged(reference: State, state: State) -> tuple[float, tuple[float, float], Evidence]:
+    """How good a network is on the images that search, with its 95 % interval, and what it lost."""
+    before, after = reference.answers, state.answers
+    if isinstance(before, Outcomes) and isinstance(after, Outcomes):
+        return after.value, interval_of(after), PairedValues.of(before, after)
+    hits = state.hits
+    return float(hits.mean()), wilson_interval(int(hits.sum()), len(hits)), Paired.of(reference.hits, hits)
+
+
+def metric_of(state: State) -> str:
+    """The name of what a state's `accuracy` is."""
+    answers = state.answers
+    return answers.task.metric_name if isinstance(answers, Outcomes) else "accuracy"
+
+
+def shown_value(state: State) -> str:
+    """The metric of a task as text; empty for an accuracy."""
+    answers = state.answers
+    return answers.task.shown(answers.value) if isinstance(answers, Outcomes) else ""
 
 
 def _history(state: State) -> tuple[EpochRecord, ...]:

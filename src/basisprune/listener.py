@@ -11,7 +11,7 @@ class TrainingStep:
     """The progress of a training: in `epoch`, counted from 0, of `epochs`, with `done` of all `steps` done.
 
     `share` and `epochs_here` refer only to the work since this start, which has taken `seconds` so far. Loss and
-    accuracy are those of the current epoch up to now.
+    accuracy are those of the current epoch up to now; the latter is None for tasks whose metric takes longer to tell.
     """
 
     epoch: int
@@ -23,7 +23,7 @@ class TrainingStep:
     seconds: float
     images: int
     loss: float
-    accuracy: float
+    accuracy: float | None
 
 
 class Tried(Protocol):

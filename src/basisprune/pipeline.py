@@ -15,7 +15,7 @@ from basisprune.budget import Ratios
 from basisprune.budget.goal import step_ratio
 from basisprune.budget.planning import CostPlanner, Scored
 from basisprune.costs import measure
-from basisprune.data import LabelledImages, load_data
+from basisprune.data import LabelledImages, Loaders, Splits, load_data
 from basisprune.errors import ConfigError, TooMuchError
 from basisprune.frameworks import (
     DECOMPOSED,
@@ -39,12 +39,13 @@ from basisprune.recipes import Recipe, find_recipe
 from basisprune.scoring import ScoredFilters, Scoring, judging_and_scoring, precision
 from basisprune.stage_store import StageStore, fingerprint
 from basisprune.states import FULLY, NOT_AT_ALL, Plan, Pruned, Stage, State, Tuning
+from basisprune.tasks import CLASSIFICATION, Task
 from basisprune.torchkit.processes import Processes
 from basisprune.training.config import TrainConfig
 from basisprune.training.evaluation import evaluate, validation_images
 from basisprune.training.history import EpochRecord, out_of_patience
 from basisprune.training.loop import Session, fit
-from basisprune.training.predict import Predictions, predict
+from basisprune.training.metrics import Answers, answers_of, hits_of, value_of
 from basisprune.training.trainable import set_trainable
 from basisprune.transfer.model import spec_of
 from basisprune.types import OUTPUT, BlockPlan, FilterPlan
@@ -54,11 +55,12 @@ from basisprune.types import OUTPUT, BlockPlan, FilterPlan
 class Pipeline:
     """Runs frameworks on one model and one dataset, and trains what they share only once.
 
-    `model` comes from `transfer_model` and is not modified; `data` is anything that `load_data` takes. With
-    `checkpoints`, a folder, a run that was killed resumes where it stopped. `listener` is notified of each step;
+    `model` comes from `transfer_model` and is not modified; `data` is anything that `load_data` takes, or `Loaders`.
+    With `checkpoints`, a folder, a run that was killed resumes where it stopped. `listener` is notified of each step;
     without one, training shows a progress bar, with `progress=None` only in a terminal. With a `planner`, `prune`
     removes a fraction of what that counts, instead of the same fraction of all that the move prunes. A model that is
-    `trained` for these classes already is pruned as it is; only what is pruned from it is trained.
+    `trained` for these classes already is pruned as it is; only what is pruned from it is trained. `task` is what the
+    network is for; accuracies are those of its metric.
     """
 
     model: nn.Module
@@ -69,6 +71,7 @@ class Pipeline:
     listener: Listener | None = None
     planner: CostPlanner | None = None
     trained: bool = False
+    task: Task = CLASSIFICATION
     _known: dict[Steps, State] = field(default_factory=dict, init=False, repr=False)
     _last_scored: tuple[Steps, str, ScoredFilters] | None = field(default=None, init=False, repr=False)
     _last_frontier: tuple[Steps, Move, Scored, PlanFrontier] | None = field(default=None, init=False, repr=False)
@@ -77,10 +80,15 @@ class Pipeline:
         self.settings = find_recipe(self.recipe)
         self.hearer: Listener = self.listener or Silence()
         self.spec = spec_of(self.model)
-        self.splits = load_data(self.data, size=self.spec.size)
-        val = validation_images(self.model, self.splits)
+        if isinstance(self.data, Loaders):
+            self.splits = self.data.splits(self.task)
+        else:
+            self.splits = (
+                self.data if isinstance(self.data, Splits) else load_data(self.data, size=self.spec.image_size)
+            )
+        val = validation_images(self.model, self.splits, self.task)
         self.val, scored_on = judging_and_scoring(val, self.splits.train, self.settings)
-        self.scoring = Scoring(self.settings, self.spec, self.splits.train, scored_on, self.hearer.say)
+        self.scoring = Scoring(self.settings, self.spec, self.splits.train, scored_on, self.hearer.say, self.task)
         root = None if self.checkpoints is None else Path(self.checkpoints)
         self.store = StageStore(root, self.hearer.say) if self.listener is not None else StageStore(root)
 
@@ -124,7 +132,7 @@ class Pipeline:
             self.hearer.say("the network is taken as it is given, without training")
             model = copy.deepcopy(self.model)
             stage, said = self._stage(named(steps), model)
-            self._known[steps] = State(steps, model, (stage,), hits=said.hits, predictions=said)
+            self._known[steps] = State(steps, model, (stage,), hits=hits_of(said), predictions=said)
         return self._known[steps]
 
     def given(self) -> State:
@@ -132,7 +140,7 @@ class Pipeline:
         steps = (GIVEN,)
         if steps not in self._known:
             stage, said = self._stage(named(steps), copy.deepcopy(self.model))
-            self._known[steps] = State(steps, self.model, (stage,), hits=said.hits, predictions=said)
+            self._known[steps] = State(steps, self.model, (stage,), hits=hits_of(said), predictions=said)
         return self._known[steps]
 
     def decomposed(self) -> State:
@@ -149,7 +157,7 @@ class Pipeline:
         if steps not in self._known:
             split = self.scoring.split(dense.model)
             stage, said = self._stage(named(steps), split)
-            self._known[steps] = State(steps, split, (*dense.stages, stage), hits=said.hits, predictions=said)
+            self._known[steps] = State(steps, split, (*dense.stages, stage), hits=hits_of(said), predictions=said)
         return self._known[steps]
 
     def adopt(self, state: State) -> None:
@@ -236,7 +244,8 @@ class Pipeline:
             # What is left of the basis is worth something else without those filters, so it is planned anew.
             thinned = (self.store.plan(state.after(Step(f"{planner.optimize} filters first", ratio)), plan.filters),)
             model = self.scoring.in_basis(scored.thinned(*thinned, self.settings.filter_compensate))
-            scored = Scored.of(model, traced(model), self.scoring.basis_batches(), ("basis",))
+            batches, loss = self.scoring.basis_batches(), self.scoring.loss
+            scored = Scored.of(model, traced(model), batches, ("basis",), loss=loss)
             plan = planner.frontier(scored, self.settings.plan, self.spec, self.hearer.say).plan_within(plan.cost_left)
         plan = self.store.plan(steps, plan)
         self.hearer.say(planner.told(plan, *thinned))
@@ -253,7 +262,8 @@ class Pipeline:
             model = self.scoring.in_basis(state.model) if "basis" in move.axes else state.model
             self.hearer.say("scoring all that can go on the training images")
             refit = self.settings.filter_compensate == "refit"
-            scored = Scored.of(model, traced(model), self.scoring.basis_batches(), move.axes, refit=refit)
+            batches, loss = self.scoring.basis_batches(), self.scoring.loss
+            scored = Scored.of(model, traced(model), batches, move.axes, refit=refit, loss=loss)
             frontier = planner.frontier(scored, self.settings.plan, self.spec, self.hearer.say)
             self._last_frontier = state.steps, move, scored, frontier
         return self._last_frontier[2:]
@@ -306,7 +316,7 @@ class Pipeline:
         """The state after pruning, tuned; `steps` and `plans` say how it was pruned."""
         pruned = Processes.here().agree(pruned)
         untuned, said = self._stage(f"{named(steps)}, not tuned", pruned)
-        after = State(steps, pruned, (*state.stages, untuned), (*state.plans, *plans), said.hits, said)
+        after = State(steps, pruned, (*state.stages, untuned), (*state.plans, *plans), hits_of(said), said)
         if tuning.may_end(0, untuned.accuracy):
             return after
         return self._train(after, self.settings.finetune, tuning)
@@ -327,22 +337,28 @@ class Pipeline:
             config,
             checkpoint=self.store.path(state.steps, ".pt"),
             progress=self.progress,
-            session=Session(teacher=None if start is None else start.model, stop=stop, listener=self.listener),
+            session=Session(
+                teacher=None if start is None else start.model, stop=stop, listener=self.listener, task=self.task
+            ),
         )
         stage, said = self._stage(state.name, result.model, result.history)
-        return State(state.steps, result.model, (*state.stages, stage), state.plans, said.hits, said)
+        return State(state.steps, result.model, (*state.stages, stage), state.plans, hits_of(said), said)
 
-    def _stage(self, name: str, model: nn.Module, history: tuple[EpochRecord, ...] = ()) -> tuple[Stage, Predictions]:
+    def _stage(self, name: str, model: nn.Module, history: tuple[EpochRecord, ...] = ()) -> tuple[Stage, Answers]:
         tuning = self.settings.finetune
         set_trainable(model, scales=tuning.train_scales, train=tuning.train)
         report = measure(model)
         with precision(model, self.settings):
-            said = predict(model, self.val, prepared=self.settings.train.prepared)
-        accuracy = float(said.hits.mean())
+            said = self.answers(model, self.val)
+        accuracy = value_of("accuracy", said)
         return Stage(name, accuracy, report.parameters, report.trainable, report.macs, history), said
 
     def _accuracy(self, model: nn.Module, data: LabelledImages) -> float:
-        return evaluate(model, data, prepared=self.settings.train.prepared).accuracy
+        return evaluate(model, data, prepared=self.settings.train.prepared, task=self.task).accuracy
+
+    def answers(self, model: nn.Module, data: LabelledImages) -> Answers:
+        """What the model says of each image, or what comes of each example of another task."""
+        return answers_of(model, data, self.task, prepared=self.settings.train.prepared)
 
     def claim_folder(self) -> None:
         """Records the common settings of runs in the folder; raises CheckpointError if they differ."""

@@ -11,6 +11,7 @@ from basisprune.errors import ConfigError, nearest
 from basisprune.frameworks import FrameworkName, Move
 from basisprune.plan import PlanConfig
 from basisprune.prune import Compensation
+from basisprune.tasks import Task
 from basisprune.training.config import TrainConfig
 
 BasisScores: TypeAlias = Literal["taylor", "loss"]
@@ -142,6 +143,31 @@ RECIPES = {
 }
 """The presets: the paper's protocol; a short one, with scores in units of the loss and all weights trained
 (docs/method.md); and one with ten times the training and the unpruned network as teacher."""
+
+
+def for_task(recipe: Recipe, task: Task) -> Recipe:
+    """The recipe without what is for classes of images only: smoothed labels, blended images and, where the task does
+    not say how far two outputs are apart, a teacher.
+    """
+    if task.is_classification:
+        return recipe
+
+    def changed(config: TrainConfig) -> TrainConfig:
+        changes = replace(config.augmentation, mixup=0.0, cutmix=0.0)
+        distill = 0.0 if task.distance is None else config.distill
+        return replace(config, label_smoothing=0.0, augmentation=changes, distill=distill)
+
+    return replace(recipe, train=changed(recipe.train), finetune=changed(recipe.finetune))
+
+
+def for_own_inputs(recipe: Recipe) -> Recipe:
+    """The recipe for inputs that come from somebody's own loader: taken as they are, without augmentation."""
+
+    def changed(config: TrainConfig) -> TrainConfig:
+        blends = Augment(mixup=config.augmentation.mixup, cutmix=config.augmentation.cutmix)
+        return replace(config, augmentation=blends, prepared=True)
+
+    return replace(recipe, train=changed(recipe.train), finetune=changed(recipe.finetune))
 
 
 def find_recipe(recipe: str | Recipe) -> Recipe:

@@ -81,6 +81,25 @@ class ChangedImage:
 
 
 @dataclass(frozen=True)
+class ShownMask:
+    """An image as a data URL, and its true mask, the one before and the one after pruning, likewise."""
+
+    image: str
+    truth: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True)
+class Errors:
+    """The error of each of some examples, of the unpruned and of the chosen network, on a part of the data."""
+
+    part: str
+    before: tuple[float, ...]
+    after: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class ClassLoss:
     """What a class lost: its images, its accuracy before and after, and the paired 95 % interval of the loss.
 
@@ -249,7 +268,11 @@ class Limit:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """All results of a run. The test images were used once, for `test`, `confusion` and `changed`."""
+    """All results of a run. The test images were used once, for `test`, `confusion` and `changed`.
+
+    Where the `task` is not classification, every accuracy is its `metric`, which is shown in percent if it is a share;
+    `masks` and `errors` are there if they suit the task.
+    """
 
     title: str
     command: str
@@ -279,6 +302,11 @@ class RunSummary:
     require_certified: bool = False
     runtimes: tuple[RuntimeRow, ...] = ()
     portfolio: Portfolio | None = None
+    task: str = "classification"
+    metric: str = "accuracy"
+    metric_is_share: bool = True
+    masks: tuple[ShownMask, ...] = ()
+    errors: Errors | None = None
 
     @property
     def fulfilled(self) -> bool:

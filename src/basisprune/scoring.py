@@ -9,12 +9,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from basisprune.basis.decompose import decompose
 from basisprune.basis.layers import BasisPair
 from basisprune.basis.refit import Axes, basis_statistics, rebase
-from basisprune.data import LabelledImages, PreparedBatches, take
+from basisprune.data import LabelledImages, LoaderPart, PreparedBatches, take
 from basisprune.errors import DataError, TooMuchError
 from basisprune.importance import score_filters, taylor_scores
 from basisprune.importance.basis_loss import basis_loss
@@ -22,9 +23,10 @@ from basisprune.importance.filter_loss import filter_loss, filter_statistics
 from basisprune.importance.layer_access import first_images
 from basisprune.plan import PlanConfig, traced
 from basisprune.recipes import Recipe
+from basisprune.tasks import CLASSIFICATION, Task
 from basisprune.torchkit.moments import OutputStatistics
 from basisprune.torchkit.processes import Processes
-from basisprune.torchkit.running import idle_modules
+from basisprune.torchkit.running import Loss, idle_modules
 from basisprune.torchkit.surgery import TORCH_CONVS, find_layers
 from basisprune.types import Coupling, InputSpec, Scores
 
@@ -44,6 +46,7 @@ class Scoring:
     train: LabelledImages
     images: LabelledImages
     say: Callable[[str], None]
+    task: Task = CLASSIFICATION
 
     def split(self, model: nn.Module) -> nn.Module:
         """The model with every conv as a pair that takes part, and linear layers too if the recipe says so."""
@@ -58,6 +61,7 @@ class Scoring:
             scale_init=recipe.scale_init,
             basis=recipe.basis,
             batches=batches,
+            loss=self.loss,
             ignored_layers=idle,
             linear=recipe.linear,
         )
@@ -72,7 +76,7 @@ class Scoring:
                 raise TooMuchError("basis: no conv is left that is large enough to be split; remove fewer filters")
         elif recipe.rebase:
             axes: Axes = "loss" if recipe.basis == "loss" else "outputs"
-            model = Processes.here().agree(rebase(model, self.basis_batches(), basis=axes))
+            model = Processes.here().agree(rebase(model, self.basis_batches(), basis=axes, loss=self.loss))
         return model
 
     def basis(self, model: nn.Module) -> tuple[nn.Module, Scores, Statistics]:
@@ -81,11 +85,11 @@ class Scoring:
         model = self.in_basis(model)
         if recipe.scores == "loss":
             self.say("scoring the basis vectors on the training images")
-            found = basis_loss(model, self.basis_batches())
+            found = basis_loss(model, self.basis_batches(), loss=self.loss)
             return model, found.scores, found.statistics if refits else None
         self.say("scoring the basis vectors on the validation images")
         with precision(model, self.recipe):
-            scores = taylor_scores(model, self.batches())
+            scores = taylor_scores(model, self.batches(), loss=self.loss)
         return model, scores, basis_statistics(model, self.basis_batches()) if refits else None
 
     def filters(self, model: nn.Module, method: str) -> ScoredFilters:
@@ -94,14 +98,19 @@ class Scoring:
         coupling = traced(model)
         compensates = self.recipe.filter_compensate != "none"
         if method == "loss":
-            found = filter_loss(model, coupling, self.basis_batches())
+            found = filter_loss(model, coupling, self.basis_batches(), loss=self.loss)
             return coupling, found.scores, found.statistics if compensates else None
         # Only Taylor scores depend on the batch size; for the others, large batches are faster.
         by_batch = method in ("taylor", "taylor_behind")
         batches = self.batches() if by_batch else self._prepared(self.images)
         with precision(model, self.recipe):
-            scores = score_filters(model, method, coupling.layers, batches)
+            scores = score_filters(model, method, coupling.layers, batches, loss=self.loss)
         return coupling, scores, filter_statistics(model, coupling, self.basis_batches()) if compensates else None
+
+    @property
+    def loss(self) -> Loss:
+        """The loss that scores are in units of."""
+        return F.cross_entropy if self.task.is_classification else self.task
 
     def filter_plan(self, method: str) -> PlanConfig:
         """The settings for filter plans; scores in units of the loss are comparable across layers as they are."""
@@ -125,6 +134,8 @@ def judging_and_scoring(
     val: LabelledImages, train: LabelledImages, recipe: Recipe
 ) -> tuple[LabelledImages, LabelledImages]:
     """The images that judge, and those for scores: training images if the recipe ranks by the loss."""
+    if isinstance(val, LoaderPart) or isinstance(train, LoaderPart):  # which are not divided
+        return val, train if recipe.scores == "loss" else val
     if recipe.score_images is None and recipe.scores == "loss":
         return val, take(train, np.random.default_rng(0).permutation(len(train))[: recipe.basis_images])
     if recipe.score_images is None:

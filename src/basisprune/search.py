@@ -22,6 +22,7 @@ from basisprune.frameworks import DECOMPOSED, Framework, FrameworkName, Move, fi
 from basisprune.pipeline import Pipeline
 from basisprune.states import FULLY, NOT_AT_ALL, State, Tuning
 from basisprune.stepping import Attempt, Stepping
+from basisprune.tasks import Task
 from basisprune.torchkit.processes import Processes
 from basisprune.training.metrics import value_of
 
@@ -132,7 +133,8 @@ class Search:
         if not isinstance(self.goal, Budget) or not self.goal.is_about_accuracy:
             return None
         if promise is None:
-            return Standard(Promise(self.goal))
+            task = self.pipeline.task
+            return Standard(Promise(self.goal, metric="accuracy" if task.is_classification else task))
         confirm = self.pipeline.splits.confirm
         if confirm is None or not promise.reachable(confirm.labels):
             return Standard(promise)
@@ -230,13 +232,16 @@ class Search:
         """Candidates are tuned until they are good enough or hopeless.
 
         If they are to be certified, good enough is no loss at all: one that merely passes may have been lucky, and is
-        tuned on. Other metrics than accuracy are not followed while training, so that all epochs are trained.
+        tuned on. Other metrics of classes than accuracy are not followed while training: all epochs are trained.
         """
-        if self.config.tune_fully or self.standard is None or self.standard.promise.metric != "accuracy":
+        metric = None if self.standard is None else self.standard.promise.metric
+        if self.config.tune_fully or self.standard is None or not (metric == "accuracy" or isinstance(metric, Task)):
             return FULLY
         reference = self.trials[0].candidate.accuracy
         limit = budget.least_accuracy(reference)
         enough = limit if self.standard.confirming is None else max(limit, reference)
+        if isinstance(metric, Task) and not metric.is_share:
+            return Tuning(enough=enough - EQUAL)  # how far is hopeless, nobody knows
         return Tuning(enough=enough - EQUAL, hopeless=limit - self.config.give_up_margin)
 
     def _reach_size(self, start: State, budget: Budget) -> None:
@@ -303,15 +308,16 @@ class Search:
         planner, shape = self.pipeline.planner, self.pipeline.spec.shape
         if planner is not None and planner.elsewhere and planner.table is not None:
             return table_milliseconds(deployed, shape, planner.table)
-        self._timed_in = backend = self._timed_in or self._program(deployed)
+        self._timed_in = backend = self._timed_in or self.program(deployed)
+        return self.pipeline.store.number(state.steps, f"latency-{backend}", lambda: self.measured(deployed, backend))
 
-        def seconds() -> float:
-            report = measure_latency({"model": deployed}, shape, batch_sizes=(1,), backends=(backend,))
-            return report.rows[0].seconds
+    def measured(self, deployed: nn.Module, backend: Backend) -> float:
+        """Milliseconds per image in that program, on this machine."""
+        shape = self.pipeline.spec.shape
+        report = measure_latency({"model": deployed}, shape, batch_sizes=(1,), backends=(backend,))
+        return 1000 * report.rows[0].seconds
 
-        return 1000 * self.pipeline.store.number(state.steps, f"seconds-{backend}", seconds)
-
-    def _program(self, deployed: nn.Module) -> Backend:
+    def program(self, deployed: nn.Module) -> Backend:
         """What all networks are timed in: ONNX Runtime if it is installed and can run this first one, or PyTorch."""
         if not has_onnx():
             return "eager"

@@ -10,6 +10,7 @@ from torch import nn
 
 from basisprune.frameworks import Step, Steps, named
 from basisprune.training.history import EpochRecord
+from basisprune.training.metrics import Answers
 from basisprune.training.predict import Predictions
 from basisprune.types import BasisPlan, BlockPlan, FilterPlan
 
@@ -40,7 +41,7 @@ FULLY, NOT_AT_ALL = Tuning(), Tuning(skip=True)
 
 @dataclass(frozen=True)
 class Stage:
-    """A network at one stage: its accuracy on held-out images, and what it costs."""
+    """A network at one stage: its accuracy on held-out images, or the metric of its task, and what it costs."""
 
     name: str
     accuracy: float
@@ -68,7 +69,8 @@ class Pruned:
 class State:
     """A network under way: the steps that led to it, their stages and plans, and what it gets right.
 
-    `hits` are the validation images that it classifies correctly, `predictions` what it says of each.
+    `hits` are the validation images that it classifies correctly, `predictions` what it says of each; of other tasks,
+    the outcomes, and no hits.
     """
 
     steps: Steps
@@ -76,7 +78,7 @@ class State:
     stages: tuple[Stage, ...] = ()
     plans: tuple[Plan, ...] = ()
     hits: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
-    predictions: Predictions | None = None
+    predictions: Answers | None = None
 
     @property
     def branches(self) -> int:
@@ -84,7 +86,7 @@ class State:
         return sum(plan.removed for plan in self.plans if isinstance(plan, BlockPlan))
 
     @property
-    def answers(self) -> Predictions:
+    def answers(self) -> Answers:
         """What it says of the validation images; of a state that only knows its hits, 1 for a hit."""
         ones = np.ones(len(self.hits), dtype=np.int64)
         return self.predictions or Predictions(self.hits.astype(np.int64), ones.astype(np.float64), ones)

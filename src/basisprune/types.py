@@ -75,6 +75,8 @@ def _are_finite(values: object) -> bool:
 class InputSpec(JsonValue):
     """How a network wants its images: a float tensor (N, channels, *size), `(pixel / 255 - mean) / std`.
 
+    Inputs other than images may have one side, as signals do, or three, as volumes do; those are prepared elsewhere.
+
     `white` is the value that counts as white in image files of more than 8 bits, which are scaled by it to 0..255; None
     where the network has seen no such files.
 
@@ -82,7 +84,7 @@ class InputSpec(JsonValue):
     (3, 224, 224)
     """
 
-    size: tuple[int, int]
+    size: tuple[int, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
     interpolation: str = "bilinear"
@@ -93,7 +95,9 @@ class InputSpec(JsonValue):
         if self.white is not None and not (isinstance(self.white, int) and 1 <= self.white <= _WHITEST):
             faults.append(f"white: {self.white!r} given; None or a whole number from 1 to {_WHITEST} is needed")
         sides = self.size if _are_finite(self.size) else ()
-        if [isinstance(side, int) and 0 < side <= _LARGEST_SIDE for side in sides] != [True, True]:
+        if len(sides) not in (1, 2, 3) or not all(
+            isinstance(side, int) and 0 < side <= _LARGEST_SIDE for side in sides
+        ):
             faults.append(f"size: {self.size} given; (height, width) of 1 to {_LARGEST_SIDE} pixels is needed")
         for name, values in (("mean", self.mean), ("std", self.std)):
             if not _are_finite(values):
@@ -113,9 +117,27 @@ class InputSpec(JsonValue):
         return len(self.mean)
 
     @property
-    def shape(self) -> tuple[int, int, int]:
+    def shape(self) -> tuple[int, ...]:
         """The shape of one prepared image: (channels, height, width)."""
         return (self.channels, *self.size)
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """Its height and width; raises ConfigError for inputs that are no images."""
+        if len(self.size) != 2:
+            raise ConfigError(
+                f"InputSpec: size {self.size} is that of inputs which are no images; pass loaders of them"
+            )
+        return self.size[0], self.size[1]
+
+    @classmethod
+    def as_it_is(cls, shape: tuple[int, ...]) -> InputSpec:
+        """The spec of inputs of that shape, (channels, *size), which are prepared already.
+
+        >>> InputSpec.as_it_is((2, 100)).shape
+        (2, 100)
+        """
+        return cls(tuple(shape[1:]), (0.0,) * shape[0], (1.0,) * shape[0])
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,15 @@ def test_the_page_on_the_python_api_runs_as_written(tmp_path, capsys):
     assert {path.name for path in (tmp_path / "out").iterdir()} >= {"report.html", "model", "model.onnx"}
 
 
+@pytest.mark.usefixtures("one_thread", "tiny_default")
+def test_the_page_on_tasks_runs_as_written(capsys):
+    names = run_blocks("docs/tasks.md")
+    assert "mean IoU" in capsys.readouterr().out
+    assert names["result"].summary.task == "segmentation"
+    assert names["found"].summary.metric == "points found"
+    assert names["found"].summary.chosen.parameters < names["found"].summary.reference.parameters
+
+
 def test_every_link_and_make_target_exists():
     readme = (ROOT / "README.md").read_text()
     for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):

@@ -25,6 +25,7 @@ from basisprune.search import Search, SearchConfig
 from basisprune.stage_store import StageStore
 from basisprune.states import FULLY, NOT_AT_ALL, Stage, State, Tuning
 from basisprune.stepping import Stepping
+from basisprune.tasks import CLASSIFICATION, Task
 from basisprune.training.metrics import value_of
 from basisprune.training.predict import Predictions
 from basisprune.types import BasisPlan, Block, BlockPlan, LayerPlan
@@ -50,6 +51,7 @@ class FakePipeline:
     foresees: bool = False
     scale: float = 0.05
     planner: CostPlanner | None = None
+    task: Task = CLASSIFICATION
 
     def start(self, framework: Framework) -> State:
         return self._state((Step(framework.start),), 1.0, 1.0)
@@ -336,7 +338,14 @@ def test_a_network_that_cannot_be_exported_is_timed_in_pytorch(monkeypatch):
     monkeypatch.setattr("basisprune.search.has_onnx", lambda: True)
     notes = Notes()
     spec = SimpleNamespace(shape=(3, 8, 8))
-    pipeline = SimpleNamespace(spec=spec, hearer=notes, settings=RECIPES["paper"], planner=None, store=StageStore(None))
+    pipeline = SimpleNamespace(
+        spec=spec,
+        hearer=notes,
+        settings=RECIPES["paper"],
+        planner=None,
+        store=StageStore(None),
+        task=CLASSIFICATION,
+    )
     search = Search(pipeline, Budget(target_latency=1.0))
     for steps in ((DENSE,), (DECOMPOSED,)):
         assert search._milliseconds(State(steps, nn.Identity()), nn.Identity()) == 250

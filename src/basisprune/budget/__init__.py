@@ -1,5 +1,5 @@
 """What may be lost: the goal of a run, and how the promise to keep to it is certified."""
 
-from basisprune.budget.goal import Budget, Goal, Optimize, Ratios
+from basisprune.budget.goal import Budget, Goal, MetricBudget, Optimize, Ratios
 
-__all__ = ["Budget", "Goal", "Optimize", "Ratios"]
+__all__ = ["Budget", "Goal", "MetricBudget", "Optimize", "Ratios"]

@@ -12,9 +12,22 @@ import numpy as np
 
 from basisprune.budget import Budget
 from basisprune.errors import ConfigError
+from basisprune.tasks.base import Task
 from basisprune.training.bootstrap import resample
 from basisprune.training.intervals import Paired, deviations, lower_accuracy, tail, wilson_interval
-from basisprune.training.metrics import Classes, Metric, check_metric, in_words, metric_name, value_of
+from basisprune.training.metrics import (
+    Answers,
+    Classes,
+    Metric,
+    check_metric,
+    in_words,
+    loss_in_words,
+    metric_name,
+    shown_as,
+    value_of,
+)
+from basisprune.training.outcomes import Outcomes
+from basisprune.training.paired_values import PairedValues
 from basisprune.training.predict import Predictions
 from basisprune.training.worst_class import WorstHits, WorstLoss
 
@@ -85,7 +98,8 @@ class Test:
 
     `before` and `after` are the metric of the unpruned network and of this one. `bound` is the most that the true loss
     may be, with the one-sided confidence of the promise; for a budget of a least value, the least that it may be.
-    `lost` and `won` count the images that only the unpruned network or only this one gets right.
+    `lost` and `won` count the images that only the unpruned network or only this one gets right; of tasks with a number
+    for each example, those that get worse or better.
     """
 
     index: int
@@ -157,8 +171,13 @@ class Promise:
         """The loss that is allowed; for a budget of a least value, that value negated."""
         return self.budget.value if self.is_a_drop else -self.budget.value
 
-    def evidence(self, before: Predictions, after: Predictions) -> Evidence:
+    def evidence(self, before: Answers, after: Answers) -> Evidence:
         """What the answers of the unpruned network and of another on the same images say of the loss."""
+        if isinstance(before, Outcomes) and isinstance(after, Outcomes):
+            return PairedValues.of(before if self.is_a_drop else None, after)
+        assert isinstance(before, Predictions)
+        assert isinstance(after, Predictions)
+        assert not isinstance(self.metric, Task)
         if self.metric == "accuracy" and self.is_a_drop:
             return Paired.of(before.hits, after.hits)
         if self.metric == "accuracy":
@@ -179,18 +198,21 @@ class Promise:
     def reachable(self, labels: Classes) -> bool:
         """Whether a network that gets all images of these labels right is certified on them.
 
-        If not, there are too few of them for any network.
+        If not, there are too few of them for any network. Other tasks than classification
+        need several examples; how many are enough depends on how much they differ.
         """
+        if isinstance(self.metric, Task):
+            return len(labels) > 1
         perfect = Predictions(labels, np.ones(len(labels)), labels)
         try:
             return self.keeps(self.evidence(perfect, perfect))
         except ConfigError:  # a function that cannot be computed for perfect answers
             return True
 
-    def test(self, index: int, name: str, before: Predictions, after: Predictions) -> Test:
+    def test(self, index: int, name: str, before: Answers, after: Answers) -> Test:
         """The test of a candidate on the confirming images."""
         evidence = self.evidence(before, after)
-        bound, pair = evidence.upper(self.confidence), Paired.of(before.hits, after.hits)
+        bound, (lost, won) = evidence.upper(self.confidence), _lost_and_won(before, after)
         passed = self.keeps(evidence)
         # Bounds are found in steps, which must not contradict the test.
         bound = min(bound, self.margin) if passed else max(bound, self.margin)
@@ -201,10 +223,20 @@ class Promise:
             value_of(self.metric, after),
             bound if self.is_a_drop else -bound,
             evidence.p_value(self.margin),
-            int(pair.lost),
-            int(pair.won),
+            lost,
+            won,
             passed,
         )
+
+
+def _lost_and_won(before: Answers, after: Answers) -> tuple[int, int]:
+    """How many images only the first gets right, and only the second; of other tasks, how many get worse or better."""
+    if isinstance(before, Predictions) and isinstance(after, Predictions):
+        pair = Paired.of(before.hits, after.hits)
+        return int(pair.lost), int(pair.won)
+    if not (isinstance(before, Outcomes) and isinstance(after, Outcomes) and before.task.metric is None):
+        return 0, 0  # examples of a metric of all of them are not better or worse by themselves
+    return int((before.each > after.each).sum()), int((before.each < after.each).sum())
 
 
 def check_confidence(confidence: float) -> list[str]:
@@ -225,21 +257,25 @@ class Standard:
     promise: Promise
     confirming: int | None = None
 
-    def chance(self, before: Predictions, after: Predictions) -> float | None:
+    def chance(self, before: Answers, after: Answers) -> float | None:
         """The chance to be certified; None where nothing will be."""
         if self.confirming is None:
             return None
-        return self.promise.chance(self.promise.evidence(before, after), len(after.labels), self.confirming)
+        return self.promise.chance(self.promise.evidence(before, after), _count(after), self.confirming)
 
-    def passes(self, before: Predictions, after: Predictions) -> bool:
+    def passes(self, before: Answers, after: Answers) -> bool:
         """Whether the candidate passes."""
         chance = self.chance(before, after)
         return self.within(before, after) if chance is None else chance >= LIKELY
 
-    def within(self, before: Predictions, after: Predictions) -> bool:
+    def within(self, before: Answers, after: Answers) -> bool:
         """Whether the candidate is within the budget by the estimate."""
         value = value_of(self.promise.metric, after)
         return value >= self.promise.budget.least_accuracy(value_of(self.promise.metric, before)) - EQUAL
+
+
+def _count(answers: Answers) -> int:
+    return len(answers) if isinstance(answers, Outcomes) else len(answers.labels)
 
 
 @dataclass(frozen=True)
@@ -289,16 +325,12 @@ def certify(promise: Promise, images: int, candidates: Iterable[T], test: Callab
 def failure(promise: Promise, test: Test, images: int) -> str:
     """Why a test did not pass, in a clause."""
     what, sure = in_words(promise.metric), f"{100 * promise.confidence:.3g} % confidence"
+    on = f"on the {images:,} confirming {'examples' if isinstance(promise.metric, Task) else 'images'}"
     if promise.is_a_drop:
-        lost = 100 * (test.before - test.after)
-        return (
-            f"on the {images:,} confirming images it loses {lost:.1f} points of {what}, and the true loss may be up to "
-            f"{100 * test.bound:.1f} with {sure}"
-        )
-    return (
-        f"on the {images:,} confirming images its {what} is {test.after:.1%}, and the true one may be as low as "
-        f"{test.bound:.1%} with {sure}"
-    )
+        lost, bound = (loss_in_words(promise.metric, loss) for loss in (test.before - test.after, test.bound))
+        return f"{on} it loses {lost} of {what}, and the true loss may be up to {bound.split()[0]} with {sure}"
+    value, bound = (shown_as(promise.metric, each) for each in (test.after, test.bound))
+    return f"{on} its {what} is {value}, and the true one may be as low as {bound} with {sure}"
 
 
 def certifiable(images: int, differing: float = TYPICAL, confidence: float = 0.95) -> float:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 from basisprune.errors import ConfigError
 from basisprune.frameworks import Axis
@@ -27,6 +28,9 @@ class Budget:
     target_macs: int | None = None
     target_latency: float | None = None
 
+    is_of_shares: ClassVar[bool] = True
+    """Whether what is limited lies between 0 and 1, as accuracies do."""
+
     def __post_init__(self) -> None:
         given = {name: value for name, value in vars(self).items() if value is not None}
         faults = []
@@ -35,8 +39,14 @@ class Budget:
         faults += [
             f"{name}: {given[name]} given; it is a fraction, 0 <= {name} < 1 (1 % is 0.01)"
             for name in ("max_drop", "min_accuracy")
-            if name in given and not 0 <= given[name] < 1
+            if self.is_of_shares and name in given and not 0 <= given[name] < 1
         ]
+        if not self.is_of_shares and not (
+            math.isfinite(given.get("max_drop", 0.0)) and given.get("max_drop", 0.0) >= 0
+        ):
+            faults.append(f"max_drop: {given['max_drop']} given; it is a loss in units of the metric, at least 0")
+        if not math.isfinite(given.get("min_accuracy", 0.0)):
+            faults.append(f"min_accuracy: {given['min_accuracy']} given; a finite number is needed")
         faults += [
             f"{name}: {given[name]} given; at least 1 is needed"
             for name in ("target_params", "target_macs")
@@ -71,6 +81,17 @@ class Budget:
         if self.target_latency is not None:
             return latency is not None and latency <= self.target_latency
         return parameters <= (self.target_params or parameters) and macs <= (self.target_macs or macs)
+
+
+@dataclass(frozen=True)
+class MetricBudget(Budget):
+    """A budget for a task whose metric is no share: `max_drop` and `min_accuracy` are in units of the metric.
+
+    >>> MetricBudget(max_drop=2.5).least_accuracy(-10.0)
+    -12.5
+    """
+
+    is_of_shares: ClassVar[bool] = False
 
 
 @dataclass(frozen=True)

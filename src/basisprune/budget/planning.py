@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch.nn.functional as F
 from torch import nn
 
 from basisprune.basis.decompose import recompose
@@ -21,6 +22,7 @@ from basisprune.joint_plan import Costs, PlanFrontier, plan_frontier
 from basisprune.joint_plan.times import TimeTable
 from basisprune.plan import Per, PlanConfig
 from basisprune.prune import Compensation, prune_filters, prune_together
+from basisprune.torchkit.running import Loss
 from basisprune.torchkit.watching import example_input
 from basisprune.transfer.model import spec_of
 from basisprune.types import Coupling, FilterPlan, InputSpec, JointPlan, Scores
@@ -40,14 +42,21 @@ class Scored:
 
     @classmethod
     def of(
-        cls, model: nn.Module, coupling: Coupling, batches: Batches, axes: tuple[str, ...], *, refit: bool = False
+        cls,
+        model: nn.Module,
+        coupling: Coupling,
+        batches: Batches,
+        axes: tuple[str, ...],
+        *,
+        refit: bool = False,
+        loss: Loss = F.cross_entropy,
     ) -> Scored:
         """The scores of what is pruned on these axes, from one pass over the images; `refit` as in `filter_loss`."""
         if "filters" not in axes:
-            return cls(model, coupling, basis_loss(model, batches), _NO_FILTERS)
+            return cls(model, coupling, basis_loss(model, batches, loss=loss), _NO_FILTERS)
         if "basis" not in axes:
-            return cls(model, coupling, _NO_BASIS, filter_loss(model, coupling, batches, refit=refit))
-        return cls(model, coupling, *joint_loss(model, coupling, batches, refit=refit))
+            return cls(model, coupling, _NO_BASIS, filter_loss(model, coupling, batches, refit=refit, loss=loss))
+        return cls(model, coupling, *joint_loss(model, coupling, batches, refit=refit, loss=loss))
 
     def thinned(self, plan: FilterPlan, compensate: Compensation) -> nn.Module:
         """The network without the filters that the plan removes, every pair as the one layer that it stands for."""

@@ -321,7 +321,11 @@ Interpolation = Annotated[
     str | None, typer.Option(help="How images are resized: bilinear, bicubic or nearest (default: the model's).")
 ]
 Data = Annotated[
-    str, typer.Option(help="A folder of class folders, an .npz file, torchvision:NAME, wds:a-{00..99}.tar or hf:NAME.")
+    str,
+    typer.Option(
+        help="A folder of class folders, an .npz file, torchvision:NAME, wds:a-{00..99}.tar, hf:NAME, or "
+        "package.module:loaders."
+    ),
 ]
 Output = Annotated[Path, typer.Option(help="The output folder; an unfinished run in it resumes.")]
 RecipeOption = Annotated[

@@ -131,8 +131,18 @@ def compress(
         float, typer.Option(parser=fraction, metavar="PERCENT", help="How surely an accuracy budget is to be kept.")
     ] = 0.95,
     metric: Annotated[
-        str, typer.Option(help="What accuracy budgets are counted in: accuracy, balanced, macro-f1 or worst-class.")
-    ] = "accuracy",
+        str | None,
+        typer.Option(
+            help="What accuracy budgets are counted in: accuracy, balanced, macro-f1 or worst-class; for other tasks "
+            "iou or dice, ap or f1, r2, mae or mse."
+        ),
+    ] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(
+            help="What the model is for: classification, segmentation, multilabel, regression, or package.module:task."
+        ),
+    ] = None,
     require_certified: Annotated[
         bool, typer.Option("--require-certified", help="Exit with code 3 if the budget is only estimated to be kept.")
     ] = False,
@@ -218,10 +228,14 @@ def finish(summary: RunSummary, output: Path, *, as_json: bool, images: Path = P
         if (output / "report.html").exists():  # needs an extra
             typer.echo(f"{output / 'report.html'}: the report, for a browser")
         for name, about in summary.files.items():
-            measured = "" if about.accuracy is None else f", accuracy {about.accuracy:.1%}"
+            form = ".1%" if summary.metric_is_share else ".4g"
+            measured = "" if about.accuracy is None else f", {summary.metric} {about.accuracy:{form}}"
             measured += {"certified": ", certified", "estimated": ", estimated, not certified", None: ""}[about.promise]
             typer.echo(f"{output / name}: {amount_of(about.bytes, 'bytes')}, {about.what}{measured}")
-        typer.echo(f"next: basisprune predict {output} {images}")
+        if summary.classes:
+            typer.echo(f"next: basisprune predict {output} {images}")
+        elif "model" in summary.files:
+            typer.echo(f"next, in Python: basisprune.from_pretrained({str(output / 'model')!r})")
     if summary.interrupted:
         tell("interrupted; this is the best result so far; run the same command again to resume")
         raise typer.Exit(INTERRUPTED)

@@ -61,7 +61,7 @@ def show_plan(job: Job, output: Path, *, as_json: bool) -> None:
     wanted = ", ".join(f"{name} {value:g}" for name, value in limits.items())
     train, tune = recipe.train, recipe.finetune
     lines = [
-        f"model    {size.parameters:,} parameters, {size.macs:,} multiply-adds at {spec.size[0]}x{spec.size[1]}",
+        f"model    {size.parameters:,} parameters, {size.macs:,} multiply-adds at {'x'.join(map(str, spec.size))}",
         *(f"data     {line}" for line in data.describe().splitlines()),
         f"goal     {wanted}, with {job.config.framework.name}",
         *([] if certifiable is None else [f"promise  {certifiable}"]),

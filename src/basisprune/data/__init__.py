@@ -5,6 +5,7 @@ turns a batch of pixels into the network's input, changed at random by `Augment`
 
     folders, npz, builtin, wrapped -> datasets     what there is
     shards, hub -> stored                          what there is in files larger than memory
+    own_loaders                                    batches that somebody else makes
     opening, looks, decode                         every image once, before anything is trained
     groups, split                                  which images go to which part
     roles, manifest                                the parts written down, and found again
@@ -18,6 +19,7 @@ from basisprune.data.datasets import ArrayImages, FolderImages, LabelledImages, 
 from basisprune.data.listing import image_files
 from basisprune.data.load import Splits, load_data
 from basisprune.data.loaders import make_loader
+from basisprune.data.own_loaders import LoaderPart, Loaders, own_part
 from basisprune.data.prepare import prepare
 from basisprune.data.reading import Reading
 from basisprune.data.wrapped import WrappedDataset
@@ -27,6 +29,8 @@ __all__ = [
     "Augment",
     "FolderImages",
     "LabelledImages",
+    "LoaderPart",
+    "Loaders",
     "PreparedBatches",
     "Reading",
     "Splits",
@@ -36,6 +40,7 @@ __all__ = [
     "image_files",
     "load_data",
     "make_loader",
+    "own_part",
     "prepare",
     "take",
 ]

@@ -12,8 +12,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from basisprune.data.arguments import check, of_type, whole
 from basisprune.data.loaders import make_loader
+from basisprune.data.own_loaders import LoaderPart
 from basisprune.data.prepare import prepare
 from basisprune.torchkit.processes import Processes
+from basisprune.torchkit.running import ReadBatch
 from basisprune.types import InputSpec
 
 
@@ -42,7 +44,8 @@ class PreparedBatches:
             None if limit is None else whole("limit", limit, 1, 1 << 40),
         )
         check("PreparedBatches", faults)
-        self.loader = make_loader(data, batch_size, shuffle=shuffle, seed=seed, size=spec.size)
+        size = None if isinstance(data, LoaderPart) else spec.image_size
+        self.loader = make_loader(data, batch_size, shuffle=shuffle, seed=seed, size=size)
         self.spec, self.prepared = spec, prepared
         self.limit = math.inf if limit is None else limit
         self._spans: list[range] | None = None
@@ -72,8 +75,10 @@ class PreparedBatches:
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         seen = 0
+        own = isinstance(self.loader, LoaderPart)  # whose inputs are what the network reads
         for images, labels in self.loader:
-            yield prepare(images, self.spec, prepared=self.prepared), labels
+            ready = images if own else prepare(images, self.spec, prepared=self.prepared)
+            yield cast("tuple[Tensor, Tensor]", ReadBatch(ready, labels))  # the targets of a task may be anything
             seen += len(images)
             if seen >= self.limit:
                 return

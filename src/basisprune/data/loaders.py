@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from basisprune.data.arguments import LARGEST_SEED, check, image_size, whole
 from basisprune.data.datasets import Item, LabelledImages
+from basisprune.data.own_loaders import LoaderPart
 from basisprune.data.wrapped import WrappedDataset
 from basisprune.errors import DataError
 
@@ -27,7 +29,8 @@ def make_loader(
     workers: int = 0,
     size: tuple[int, int] | None = None,
 ) -> DataLoader[object]:
-    """A loader of (images, labels): tensors (N, C, H, W) and int64 (N,). A DataLoader is returned unchanged.
+    """A loader of (images, labels): tensors (N, C, H, W) and int64 (N,). A DataLoader, or a
+    user's own batches, are returned unchanged.
 
     The order is a function of (seed, epoch) alone and no global random state is touched. PIL images of somebody else's
     dataset are resized to `size` (height, width) if that is given. Batch normalisation
@@ -43,6 +46,8 @@ def make_loader(
     """
     if isinstance(dataset, DataLoader):
         return dataset
+    if isinstance(dataset, LoaderPart):
+        return cast("DataLoader[object]", dataset)  # which yields batches too
     faults = (
         whole("batch_size", batch_size, 1, _MOST_IMAGES),
         whole("seed", seed, 0, LARGEST_SEED),

@@ -58,7 +58,8 @@ class Manifest(JsonValue):
         if not self.parts.get("train"):
             faults.append("parts: no training images")
         for role, entries in self.parts.items():
-            wrong = [each for each in entries if not 0 <= each.label < len(self.classes)]
+            # Examples of a task without classes all have the label 0.
+            wrong = [each for each in entries if not 0 <= each.label < max(len(self.classes), 1)]
             faults += [f"{role}: {each.name}: label {each.label} for {len(self.classes)} classes" for each in wrong[:3]]
         if faults:
             raise ConfigError.of("Manifest", faults)

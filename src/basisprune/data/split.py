@@ -43,7 +43,9 @@ class Splits:
         return Splits(parts["train"], parts.get("val"), parts.get("test"), self.classes, parts.get("confirm"))
 
     def describe(self) -> str:
-        """One line for each part: its name, its number of images, its smallest and largest class."""
+        """One line for each part: its name, its number of images, its smallest and largest class if it has any."""
+        if not self.classes:
+            return "\n".join(f"{name}: {len(part)} examples" for name, part in self.parts.items())
         return "\n".join(self._describe(name, part) for name, part in self.parts.items())
 
     def _describe(self, name: str, part: LabelledImages) -> str:

@@ -123,13 +123,14 @@ def _check_settings(prefer: str, runtime: str) -> None:
 
 
 def deploy(model: nn.Module, spec: InputSpec, classes: Sequence[str], times: TimeTable | None = None) -> nn.Module:
-    """The model as it is deployed: folded, and knowing its classes.
+    """The model as it is deployed: folded, and knowing its classes if it has any.
 
     A split layer becomes whichever form is smaller or, with the `times` of a device, faster there.
     """
     example = example_input(model, spec.shape)
     folded = fold(model, example, "params") if times is None else fold(model, example, "latency", times=times)
-    folded.classes = tuple(classes)  # type: ignore[assignment]
+    if classes:
+        folded.classes = tuple(classes)  # type: ignore[assignment]
     return folded
 
 

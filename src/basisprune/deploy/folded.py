@@ -22,7 +22,7 @@ LAYER_ATTRIBUTES = (
 
 
 class _Spec(TypedDict):
-    size: tuple[int, int]
+    size: tuple[int, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
     interpolation: str

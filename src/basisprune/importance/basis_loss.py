@@ -26,7 +26,7 @@ class BasisLoss:
     statistics: Mapping[str, LossStatistics]
 
 
-def loss_scores(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], *, loss: Loss = F.cross_entropy) -> Scores:
+def loss_scores(model: nn.Module, batches: Iterable[object], *, loss: Loss = F.cross_entropy) -> Scores:
     """var(z) v^T G v of every basis vector: twice what the loss is expected to rise when it goes, up to its mean.
 
     z is the feature along the vector, v its column of the second factor, scale included, and G the second moment of
@@ -40,9 +40,7 @@ def loss_scores(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], *, l
     return basis_loss(model, batches, loss=loss).scores
 
 
-def basis_loss(
-    model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], *, loss: Loss = F.cross_entropy
-) -> BasisLoss:
+def basis_loss(model: nn.Module, batches: Iterable[object], *, loss: Loss = F.cross_entropy) -> BasisLoss:
     """`loss_scores` and the statistics for `prune_basis(compensate="refit")`, from the same single pass."""
     pairs = basis_pairs(model)
     with watched(model, pairs) as watches:

@@ -17,18 +17,16 @@ from basisprune.torchkit.surgery import Layer, has_channels_last, is_transposed
 from basisprune.types import LayerScores, Scores
 
 
-def taylor_scores(
-    model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], *, loss: Loss = F.cross_entropy
-) -> Scores:
+def taylor_scores(model: nn.Module, batches: Iterable[object], *, loss: Loss = F.cross_entropy) -> Scores:
     """(g s)^2 of every basis scaling factor s, with g the gradient of the loss on `batches` in eval mode.
 
     As in Molchanov et al. (2019) the square is taken batch by batch and averaged, so that gradients of
-    opposite sign do not cancel over the data. `batches` are prepared images with labels, as a rule the
-    validation data. The mean features along each basis vector are gathered in the same pass, and what a
-    vector costs: the weights of its filter in the basis and of its column in the scaling (its scale merges
-    into these), and as multiply-adds each of them times the positions it works at, summed over all calls of
-    a layer that runs more than once. Those are the positions of the output; for the filter of a transposed
-    conv, whose weights meet every input once, those of the input.
+    opposite sign do not cancel over the data. `batches` are prepared images with labels, or whatever the `loss` reads
+    (a function of output and labels, or a `Task`), as a rule the validation data. The mean features along each basis
+    vector are gathered in the same pass, and what a vector costs: the weights of its filter in the basis and of its
+    column in the scaling (its scale merges into these), and as multiply-adds each of them times the positions it works
+    at, summed over all calls of a layer that runs more than once. Those are the positions of the output; for the filter
+    of a transposed conv, whose weights meet every input once, those of the input.
 
     Linear layers that were never called, because the attention around them reads their dense weight, are left out.
     In a distributed run every process gets the mean over the batches of all. The model is not changed.

@@ -45,7 +45,8 @@ def filter_loss(
     that no such layer reads gets the highest score of all. With `refit`, the scores are for `compensate="refit"`: what
     the other filters of its group can make up for does not count (see `refit_worth`).
 
-    `batches` are prepared training images with labels, seen once. The model is not changed.
+    `batches` are prepared training images with labels, or whatever the `loss` reads, seen once. The model is not
+    changed.
     """
     found = input_statistics(model, list(unit_inputs(model, coupling)), batches, loss=loss)
     return _filter_loss(model, coupling, found, refit=refit)
@@ -114,8 +115,10 @@ def filter_statistics(model: nn.Module, coupling: Coupling, batches: Iterable[ob
     return input_statistics(model, list(unit_inputs(model, coupling)), batches)
 
 
-def loss_values(model: nn.Module, layers: Sequence[str], batches: Batches, _seed: int) -> dict[str, Tensor]:
+def loss_values(
+    model: nn.Module, layers: Sequence[str], batches: Batches, _seed: int, *, loss: Loss = F.cross_entropy
+) -> dict[str, Tensor]:
     """The scores of `filter_loss` for these layers, with the coupling traced on the first of the batches."""
     coupling = trace_coupling(model, first_images(model, batches)[:2])
-    scores = filter_loss(model, coupling, batches).scores
+    scores = filter_loss(model, coupling, batches, loss=loss).scores
     return {name: torch.tensor(scores.layers[name].values, dtype=torch.float64) for name in layers}

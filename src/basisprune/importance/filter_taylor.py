@@ -18,11 +18,13 @@ from basisprune.importance.layer_access import (
     first_images,
     norms_behind,
 )
-from basisprune.torchkit.running import hooked
+from basisprune.torchkit.running import Loss, hooked
 from basisprune.torchkit.surgery import has_channels_last
 
 
-def gate_taylor(model: nn.Module, layers: Sequence[str], batches: Batches, _seed: int) -> dict[str, Tensor]:
+def gate_taylor(
+    model: nn.Module, layers: Sequence[str], batches: Batches, _seed: int, *, loss: Loss = F.cross_entropy
+) -> dict[str, Tensor]:
     """The squared first-order effect of a gate behind each filter, averaged over batches.
 
     That is (g_gamma gamma + g_beta beta)^2 of the norm right behind the layer, or that of a gate on the layer's own
@@ -33,12 +35,14 @@ def gate_taylor(model: nn.Module, layers: Sequence[str], batches: Batches, _seed
     with _gates(model, bare) as gates:
         pairs = {name: [norm.weight, norm.bias] for name, norm in norms.items()}
         pairs |= {name: [gate] for name, gate in gates.items()}
-        sums = mean_square_products(model, list(pairs.values()), batches, F.cross_entropy)
+        sums = mean_square_products(model, list(pairs.values()), batches, loss)
     values = dict(zip(pairs, sums, strict=True))
     return {name: values[name] for name in layers}
 
 
-def gate_behind(model: nn.Module, layers: Sequence[str], batches: Batches, _seed: int) -> dict[str, Tensor]:
+def gate_behind(
+    model: nn.Module, layers: Sequence[str], batches: Batches, _seed: int, *, loss: Loss = F.cross_entropy
+) -> dict[str, Tensor]:
     """The same for gates behind norm, activation and depthwise convs, one for all filters that are coupled.
 
     A gate before the activation says that a channel at the ceiling of a ReLU6 can go, because no gradient passes; yet
@@ -51,7 +55,7 @@ def gate_behind(model: nn.Module, layers: Sequence[str], batches: Batches, _seed
     sizes = {group: len(index) for parts in readers.values() for group, index in parts.items()}
     gates = {group: torch.ones(size, device=like.device, dtype=like.dtype) for group, size in sizes.items()}
     with _read_through(model, readers, gates):
-        sums = mean_square_products(model, [[gate] for gate in gates.values()], batches, F.cross_entropy)
+        sums = mean_square_products(model, [[gate] for gate in gates.values()], batches, loss)
     return filter_values(model, coupling, dict(zip(gates, sums, strict=True)), layers)
 
 

@@ -1,6 +1,7 @@
 """Scores of filters by any method, under one interface (the paper's Section 3.4 and 4.2).
 
-A new score is a file with a function `(model, layers, batches, seed) -> {layer: scores}` and a line in `FILTER_SCORES`.
+A new score is a file with a function `(model, layers, batches, seed) -> {layer: scores}` and a line in `FILTER_SCORES`;
+one that needs labels takes the `loss` by its name too.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from basisprune.errors import ConfigError, DataError, nearest
@@ -17,6 +19,7 @@ from basisprune.importance.filter_taylor import gate_behind, gate_taylor
 from basisprune.importance.hrank import mean_ranks
 from basisprune.importance.layer_access import Batches
 from basisprune.importance.magnitude import bn_scale, l1, random
+from basisprune.torchkit.running import Loss, ReadBatches
 from basisprune.types import LayerScores, Scores
 
 FilterMethod: TypeAlias = str
@@ -27,7 +30,7 @@ FilterMethod: TypeAlias = str
 class FilterScore:
     """A way to score filters: one value, not negative, per output channel of each layer, and what that takes."""
 
-    values: Callable[[nn.Module, Sequence[str], Batches, int], dict[str, Tensor]]
+    values: Callable[..., dict[str, Tensor]]
     needs_images: bool = False
     needs_labels: bool = False
 
@@ -50,6 +53,7 @@ def score_filters(
     batches: Batches | None = None,
     *,
     seed: int = 0,
+    loss: Loss = F.cross_entropy,
 ) -> Scores:
     """The importance of every filter (output channel) of the layers named; the model is not changed.
 
@@ -65,8 +69,8 @@ def score_filters(
     - "bn_scale": the absolute scale of the norm right behind the layer; the L1 norm where there is none.
     - "random": the control.
 
-    All but "l1" and "random" need `batches` of prepared images, the Taylor scores and "loss" with labels. No layers
-    have no scores.
+    All but "l1" and "random" need `batches` of prepared images, the Taylor scores and "loss" with labels, or whatever
+    the `loss` reads: a function of output and labels, or a `Task`. No layers have no scores.
     """
     score = FILTER_SCORES.get(method)
     if score is None:
@@ -77,5 +81,7 @@ def score_filters(
     if batches is None and (score.needs_images or score.needs_labels):
         what = "images with labels" if score.needs_labels else "images"
         raise DataError(f"method {method!r} needs {what}; pass batches of prepared images, such as PreparedBatches")
-    values = score.values(model, layers, () if batches is None else batches, seed)
+    given: Batches = () if batches is None else batches if callable(loss) else ReadBatches(batches, loss)
+    with_loss = {"loss": loss} if score.needs_labels else {}
+    values = score.values(model, layers, given, seed, **with_loss)
     return Scores(method, {name: LayerScores(tuple(value.double().cpu().tolist())) for name, value in values.items()})

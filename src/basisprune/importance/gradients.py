@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from basisprune.errors import DataError, TrainingError
 from basisprune.torchkit.processes import Processes
-from basisprune.torchkit.running import Loss, cut_graphs, labelled, mode, placed
+from basisprune.torchkit.running import Loss, cut_graphs, loss_on, mode, placed, read_batch
 
 
 def mean_square_products(
     model: nn.Module,
     groups: Sequence[Sequence[Tensor]],
-    batches: Iterable[tuple[Tensor, Tensor]],
+    batches: Iterable[object],
     loss: Loss,
 ) -> list[Tensor]:
     """For each group of tensors of one shape the mean over the batches of (sum of g * tensor)^2, in float64.
@@ -27,12 +27,11 @@ def mean_square_products(
     """
     tensors = [tensor for group in groups for tensor in group]
     totals = [torch.zeros_like(group[0], dtype=torch.float64, requires_grad=False) for group in groups]
-    device = next(model.parameters()).device
     count = 0
     with mode(model, training=False), _requiring_grad(tensors):
         for batch in batches:
-            images, labels = labelled(batch)
-            value = loss(model(placed(images, model)), labels.to(device))
+            images, labels = read_batch(batch, loss)
+            value = loss_on(model, placed(images, model), labels, loss)
             if not bool(value.isfinite()):
                 raise TrainingError(f"the loss of batch {count} is {value.item()}; check the model and the images")
             gradients = iter(torch.autograd.grad(value, tensors, allow_unused=True))

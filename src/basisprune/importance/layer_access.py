@@ -17,8 +17,8 @@ from basisprune.torchkit.running import images_of, placed
 from basisprune.torchkit.surgery import is_norm
 from basisprune.types import Coupling
 
-Batches: TypeAlias = Iterable[tuple[Tensor, Tensor]]
-"""Prepared images with their labels."""
+Batches: TypeAlias = Iterable[object]
+"""Prepared images with their labels, or what a `Task` reads as inputs and targets."""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -12,7 +13,7 @@ from typing import Any, TypeAlias
 
 from basisprune.costs import LayerReport
 from basisprune.errors import MissingExtraError
-from basisprune.results import CandidateRow, FrontPoint, LayerImportance, RunSummary, Side
+from basisprune.results import CandidateRow, Errors, FrontPoint, LayerImportance, RunSummary, Side
 
 Trace: TypeAlias = dict[str, object]
 """A trace in plotly's format."""
@@ -88,23 +89,27 @@ def search_plots(summary: RunSummary) -> list[Plot]:
     points = [Point("unpruned", "reference", summary.reference)]
     points += [Point(candidate.name, candidate.status, candidate) for candidate in summary.candidates]
     limited, bound = summary.budget.quantity, summary.budget.bound(summary.reference.accuracy)
-    low, high, below = _accuracy_range(points, bound if limited == "accuracy" else None)
-    note = f"Not shown: {below} below {low:.0%}; the table lists all." if below else ""
+    least = 0.0 if summary.metric_is_share else -math.inf
+    low, high, below = _accuracy_range(points, bound if limited == "accuracy" else None, least)
+    share, name = summary.metric_is_share, summary.metric
+    note = f"Not shown: {below} below {format(low, '.0%' if share else '.4g')}; the table lists all." if below else ""
     plots = []
     for cost, label in COSTS.items():
         measured = [point for point in points if point.cost(cost) is not None]
         if len(measured) < 2:
             continue
-        figure = _figure([_points(status, measured, cost) for status in _MARKERS], height=320)
+        figure = _figure([_points(status, measured, cost, summary) for status in _MARKERS], height=320)
         figure.update_xaxes(
             rangemode="tozero", title_text=f"{label}{', ms' if cost == 'latency_ms' else ''}", tickformat="~s", nticks=6
         )
-        figure.update_yaxes(tickformat=".0%" if high - low > 0.05 else ".1%", range=[low, high])
+        shown = (".0%" if high - low > 0.05 else ".1%") if share else ".4~g"
+        figure.update_yaxes(tickformat=shown, range=[low, high])
         if limited in ("accuracy", cost):
             line = figure.add_hline if limited == "accuracy" else figure.add_vline
             line(bound, line={"color": light("accent"), "width": 1, "dash": "dot"})
-        alt = f"Accuracy against {label} of {len(measured)} models; the table of candidates has the numbers."
-        plots.append(_plot(f"search-{cost}", f"Accuracy against {label}", alt, figure, note))
+        title = f"{name[:1].upper()}{name[1:]} against {label}"
+        alt = f"{title} of {len(measured)} models; the table of candidates has the numbers."
+        plots.append(_plot(f"search-{cost}", title, alt, figure, note))
     return plots
 
 
@@ -171,9 +176,28 @@ def importance_plots(importance: Mapping[str, LayerImportance]) -> list[Plot]:
     return plots
 
 
-def training_plots(candidates: Sequence[CandidateRow]) -> list[Plot]:
+def error_plot(errors: Errors) -> Plot:
+    """The errors of examples after pruning against those before; below the line they became smaller."""
+    most = max((*errors.before, *errors.after, 1e-12))
+    dots: Trace = {
+        "type": "scatter",
+        "mode": "markers",
+        "x": list(errors.before),
+        "y": list(errors.after),
+        "marker": {"color": light("accent"), "size": 5, "opacity": 0.6},
+        "hoverinfo": "x+y",
+    }
+    figure = _figure([_line("unchanged", [0, most], [0, most], "faint", dash="dot"), dots], height=320)
+    figure.update_xaxes(title_text="error before", rangemode="tozero", nticks=6)
+    figure.update_yaxes(title_text="error after", rangemode="tozero", nticks=6)
+    alt = f"The errors of {len(errors.before)} examples after pruning against those before."
+    return _plot("errors", "Errors before and after", alt, figure)
+
+
+def training_plots(summary: RunSummary) -> list[Plot]:
     """Validation accuracy of every candidate by epoch, and the losses of the chosen one; empty without training."""
-    trained = [candidate for candidate in candidates if candidate.history]
+    name = summary.metric
+    trained = [candidate for candidate in summary.candidates if candidate.history]
     if not trained:
         return []
     chosen = next((candidate for candidate in trained if candidate.chosen), None)
@@ -187,9 +211,9 @@ def training_plots(candidates: Sequence[CandidateRow]) -> list[Plot]:
             _line("validation", epochs, [record.val_accuracy for record in chosen.history], "accent", width=2.5)
         )
     accuracy = _figure(lines, height=300, legend=True)
-    accuracy.update_yaxes(tickformat=".0%")
-    alt = f"Validation accuracy by epoch of {len(trained)} candidates."
-    plots = [_plot("training-accuracy", "Accuracy by epoch", alt, accuracy)]
+    accuracy.update_yaxes(tickformat=".0%" if summary.metric_is_share else ".4~g")
+    alt = f"Validation {name} by epoch of {len(trained)} candidates."
+    plots = [_plot("training-accuracy", f"{name[:1].upper()}{name[1:]} by epoch", alt, accuracy)]
     if chosen:
         pair = [
             _line("training", epochs, [record.train_loss for record in chosen.history], "accent", dash="dot"),
@@ -204,12 +228,12 @@ def training_plots(candidates: Sequence[CandidateRow]) -> list[Plot]:
     return plots
 
 
-def _points(status: str, points: Iterable[Point], cost: str) -> Trace:
+def _points(status: str, points: Iterable[Point], cost: str, summary: RunSummary) -> Trace:
     """One trace: the networks with that status, with confidence intervals as error bars."""
     style = _MARKERS[status]
     shown = [point for point in points if point.status == status]
     networks = [point.network for point in shown]
-    colour = light(str(style["color"]))
+    colour, form = light(str(style["color"])), ".1%" if summary.metric_is_share else ".4g"
     return {
         "type": "scatter",
         "mode": "markers",
@@ -230,8 +254,9 @@ def _points(status: str, points: Iterable[Point], cost: str) -> Trace:
             "line": {"width": style["line"], "color": colour},
         },
         "hovertext": [
-            f"<b>{escape(point.name, quote=False)}</b> ({status})<br>accuracy {point.network.accuracy:.1%}, "
-            f"{point.network.interval[0]:.1%} to {point.network.interval[1]:.1%}<br>{COSTS[cost]} {point.cost(cost):,}"
+            f"<b>{escape(point.name, quote=False)}</b> ({status})<br>{escape(summary.metric, quote=False)} "
+            f"{point.network.accuracy:{form}}, {point.network.interval[0]:{form}} to {point.network.interval[1]:{form}}"
+            f"<br>{COSTS[cost]} {point.cost(cost):,}"
             for point in shown
         ],
         "hoverinfo": "text",
@@ -284,7 +309,7 @@ def _front_marks(points: Sequence[FrontPoint], group: str, place: int, cost: str
     }
 
 
-def _accuracy_range(points: Sequence[Point], limit: float | None) -> tuple[float, float, int]:
+def _accuracy_range(points: Sequence[Point], limit: float | None, least: float = 0.0) -> tuple[float, float, int]:
     """The accuracy range to show, and the number of failed candidates below it.
 
     A hopeless candidate would otherwise compress the points that matter.
@@ -298,7 +323,7 @@ def _accuracy_range(points: Sequence[Point], limit: float | None) -> tuple[float
         ends.append(limit)
     span = max(max(ends) - min(ends), 0.01)
     lowest = min([*ends, *(network.accuracy for network in failed)])
-    low = max(lowest - 0.1 * span, min(ends) - 0.4 * span, 0)
+    low = max(lowest - 0.1 * span, min(ends) - 0.4 * span, least)
     return low, max(ends) + 0.1 * span, sum(network.accuracy < low for network in failed)
 
 

@@ -17,6 +17,7 @@ from basisprune.report.figures import (
     FONT,
     PALETTE,
     Plot,
+    error_plot,
     front_plots,
     graph_objects,
     importance_plots,
@@ -85,6 +86,7 @@ def render_report(summary: RunSummary) -> str:
         confusion=_matrices(summary),
         too_many_classes=too_many,
         speeds=_speeds(summary),
+        metric_key=metric_key(summary),
         tiles=_tiles(rows),
         settings=[(name, _as_text(value)) for name, value in dotted(summary.config)],
         palette=PALETTE,
@@ -99,9 +101,9 @@ def comparison(summary: RunSummary) -> list[Row]:
     test, chosen, reference = summary.test, summary.chosen, summary.reference
     rows = []
     if test:
-        rows.append(_accuracy_row("test accuracy", test.before, test.after))
+        rows.append(_accuracy_row(summary, "test", test.before, test.after))
     if chosen or not test:
-        rows.append(_accuracy_row("validation accuracy", reference, chosen))
+        rows.append(_accuracy_row(summary, "validation", reference, chosen))
     before, after = (test.before, test.after) if test else (reference, chosen)
     rows += _latency_rows(summary)
     for cost, label in COSTS.items():
@@ -127,10 +129,16 @@ def _latency_rows(summary: RunSummary) -> list[Row]:
     return [Row("latency_ms", f"one image, {speed.backend}, {on}", speed.before, speed.after) for speed in singles]
 
 
-def _accuracy_row(label: str, before: Side, after: Side | CandidateRow | None) -> Row:
+def _accuracy_row(summary: RunSummary, part: str, before: Side, after: Side | CandidateRow | None) -> Row:
+    key, label = metric_key(summary), f"{part} {summary.metric}"
     if after is None:
-        return Row("accuracy", label, before.accuracy, None, (before.interval, None))
-    return Row("accuracy", label, before.accuracy, after.accuracy, (before.interval, after.interval))
+        return Row(key, label, before.accuracy, None, (before.interval, None))
+    return Row(key, label, before.accuracy, after.accuracy, (before.interval, after.interval))
+
+
+def metric_key(summary: RunSummary) -> str:
+    """Which kind of value the metric has: shares are shown as accuracies are."""
+    return "accuracy" if summary.metric_is_share else "number"
 
 
 def _plots(summary: RunSummary) -> dict[str, list[Plot]]:
@@ -140,7 +148,8 @@ def _plots(summary: RunSummary) -> dict[str, list[Plot]]:
         "search": search_plots(summary),
         "ranks": [ranks] if ranks else [],
         "importance": importance_plots(summary.importance),
-        "training": training_plots(summary.candidates),
+        "training": training_plots(summary),
+        "errors": [] if summary.errors is None else [error_plot(summary.errors)],
     }
 
 
@@ -218,7 +227,7 @@ def environment() -> Any:
     # Keys keep the order of the result; tojson escapes anything that could end a script element.
     environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":")}
     environment.filters.update(amount=amount, exact=exact, change=change, points=points)
-    environment.filters.update(limit=_limit)
+    environment.filters.update(limit=_limit, number=number)
     return environment
 
 
@@ -240,6 +249,15 @@ def points(value: float) -> str:
     return f"{100 * value:.1f}".replace("-", _MINUS)
 
 
+def number(value: float) -> str:
+    """A number that is no share, with four digits.
+
+    >>> number(12.34567)
+    '12.35'
+    """
+    return f"{value:.4g}".replace("-", _MINUS)
+
+
 def amount(value: float | None, key: str) -> str:
     """A value of that kind, short enough to read at a glance.
 
@@ -250,8 +268,8 @@ def amount(value: float | None, key: str) -> str:
     """
     if value is None:
         return "\u2013"
-    if key == "accuracy":
-        return percent(value)
+    if key in ("accuracy", "number"):
+        return percent(value) if key == "accuracy" else number(value)
     if key == "latency_ms":
         return f"{_three_digits(value)} ms"
     if key == "bytes":
@@ -282,6 +300,8 @@ def change(row: Row) -> str:
     True
     """
     before, after = row.before, row.after
+    if after is not None and before is not None and row.key == "number":
+        return f"{after - before:+.3g}".replace("-", _MINUS)
     if after is None or not before:
         return ""
     if row.key == "accuracy":
@@ -291,7 +311,7 @@ def change(row: Row) -> str:
 
 def _metric(summary: RunSummary) -> str:
     """What the budget is counted in, in words."""
-    return "accuracy" if summary.certificate is None else in_words(summary.certificate.metric)
+    return summary.metric if summary.certificate is None else in_words(summary.certificate.metric)
 
 
 def _limit(summary: RunSummary) -> str:
@@ -299,6 +319,8 @@ def _limit(summary: RunSummary) -> str:
     kind, value, quantity = summary.budget.kind, summary.budget.value, summary.budget.quantity
     if quantity is None or value is None:
         return "The ratios were fixed."
+    if quantity == "accuracy" and not summary.metric_is_share:
+        return f"Limit: {'lose at most' if kind == 'max_drop' else 'at least'} {number(value)} of {_metric(summary)}."
     if kind == "max_drop":
         unit = "point" if value == 0.01 else "points"
         return f"Limit: lose at most {100 * value:.3g} {unit} of {_metric(summary)}."

@@ -15,7 +15,7 @@ from basisprune.data.reading import Reading
 from basisprune.errors import ConfigError, DataError
 from basisprune.listener import Listener
 from basisprune.results import Interval
-from basisprune.runs.load import Loaded
+from basisprune.runs.load import Loaded, refuse_other_tasks
 from basisprune.runs.output import is_loadable, same_data
 from basisprune.training.intervals import wilson_interval
 from basisprune.training.predict import predict
@@ -53,6 +53,7 @@ def accuracy_on(
     ConfigError for an unknown part, and DataError for a class that the network does not know, and for images of the run
     that are missing or replaced.
     """
+    refuse_other_tasks(loaded, "evaluate")
     own = loaded.settings.get("data")
     source = data if data is not None else _own_data(own)
     wanted: Part = part or ("test" if same_data(source, own) else "all")
@@ -85,7 +86,7 @@ def parts_of(loaded: Loaded, source: Source, wanted: Part, reading: Reading) -> 
     """The images of that part, or all; a part of the run's own data is what the run wrote down."""
     if wanted != "all" and same_data(source, loaded.settings.get("data")):
         return [_as_in_the_run(loaded, source, wanted, reading)]
-    parts = read_parts(source, loaded.spec.size, reading, loaded.spec.white).parts
+    parts = read_parts(source, loaded.spec.image_size, reading, loaded.spec.white).parts
     if wanted == "all":
         return list(parts.values())
     if wanted not in parts or len(parts) == 1:
@@ -106,7 +107,7 @@ def _as_in_the_run(loaded: Loaded, source: Source, wanted: Role, reading: Readin
     manifest = read_manifest(path)
     if wanted not in manifest.parts:
         raise DataError(f"{source}: has no {wanted} part; pass --part {' or '.join(manifest.parts)}, or all")
-    return recall(source, loaded.spec.size, manifest, [wanted], reading)[wanted]
+    return recall(source, loaded.spec.image_size, manifest, [wanted], reading)[wanted]
 
 
 def _hits(loaded: Loaded, images: LabelledImages) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:

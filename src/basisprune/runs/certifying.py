@@ -25,15 +25,14 @@ from basisprune.budget.certify import (
 from basisprune.candidates import Found
 from basisprune.data import LabelledImages, Splits
 from basisprune.data.roles import manifest_of
-from basisprune.deploy.export.evaluating import predict_onnx
 from basisprune.errors import BasisPruneError, CheckpointError
 from basisprune.files import file_digest
 from basisprune.listener import Listener
 from basisprune.runs.exporting import Exporter, Made
 from basisprune.runs.output import INT8, ONNX
 from basisprune.runs.tested import FileTest, Tested, identity, promised, read_tested, write_tested
-from basisprune.training.metrics import in_words, metric_name
-from basisprune.training.predict import Predictions, predict
+from basisprune.tasks import Task
+from basisprune.training.metrics import Answers, in_words, metric_name
 
 ONNX_RUNTIME, PYTORCH = "ONNX Runtime", "PyTorch"
 
@@ -172,11 +171,11 @@ class _Tests:
     def __init__(self, certifier: Certifier, found: Found, tested: Tested, scratch: Path) -> None:
         self.certifier, self.found, self.tested, self.scratch = certifier, found, tested, scratch
         self.images = cast("LabelledImages", certifier.data.confirm)
-        self._known: tuple[str, Predictions] | None = None
+        self._known: tuple[str, Answers] | None = None
         self._ran: dict[int, str] = {}  # by candidate, the checksum of the file that was tested
 
     @property
-    def _reference(self) -> Predictions:
+    def _reference(self) -> Answers:
         """What the unpruned network says, as the same program computes it."""
         if self._known is None or self._known[0] != self.tested.computed_by:
             said = self._answers(self.found.trials[0].deployed, "reference")
@@ -211,7 +210,8 @@ class _Tests:
         if known is None and self.tested.has_failed:
             return False
         if known is None:
-            said = partial(predict_onnx, path, self.images, prepared=self.certifier.exporter.prepared)
+            network = self.found.trials[index].deployed
+            said = partial(self.certifier.exporter.file_answers, path, network, self.images)
             known = FileTest(content, self._test(index, name, said))
             self._note(self.tested.with_file(name, known))
         return known.test.passed and known.sha256 == content
@@ -230,7 +230,7 @@ class _Tests:
             self.certifier.listener.say(f"the network cannot be exported, and is tested in PyTorch: {error}")
             return None
 
-    def _test(self, index: int, name: str, answers: Callable[[], Predictions]) -> Test:
+    def _test(self, index: int, name: str, answers: Callable[[], Answers]) -> Test:
         if self._known is None:
             count, is_first = f"{len(self.images):,}", not self.tested.tests
             where = f"on {count} images that nothing has seen" if is_first else f"what is new on {count} images"
@@ -239,14 +239,13 @@ class _Tests:
         said = answers()
         return self.certifier.promise.test(index, name, self._reference, said)
 
-    def _answers(self, model: nn.Module, name: str) -> Predictions:
-        prepared = self.certifier.exporter.prepared
+    def _answers(self, model: nn.Module, name: str) -> Answers:
         if self.tested.computed_by == ONNX_RUNTIME:
             path = self.exported(model, name)
             if path is not None:
-                return predict_onnx(path, self.images, prepared=prepared)
+                return self.certifier.exporter.file_answers(path, model, self.images)
             self.tested = replace(self.tested, computed_by=PYTORCH)
-        return predict(model, self.images, prepared=prepared)
+        return self.certifier.exporter.answers(model, self.images)
 
     def _note(self, tested: Tested) -> None:
         write_tested(self.certifier.folder, tested)
@@ -288,6 +287,9 @@ def certifiable_here(promise: Promise, data: Splits) -> str:
         )
     images, budget = len(confirm), promise.budget
     if promise.metric != "accuracy" or budget.max_drop is None:
+        if isinstance(promise.metric, Task):
+            where = f"{images:,} examples, by {promise.metric.test_name}"
+            return f"The budget ({in_words(promise.metric)}) will be tested with {sure} confidence on {where}."
         if promise.reachable(confirm.labels):
             return (
                 f"The budget ({in_words(promise.metric)}) will be tested with {sure} confidence on {images:,} images."

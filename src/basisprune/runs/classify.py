@@ -13,7 +13,7 @@ from basisprune.data import image_files as list_images
 from basisprune.data.decode import EXTENSIONS, decode
 from basisprune.data.prepare import prepare
 from basisprune.errors import DataError
-from basisprune.runs.load import Loaded
+from basisprune.runs.load import Loaded, refuse_other_tasks
 
 _BATCH = 32
 
@@ -45,11 +45,12 @@ def image_files(paths: Iterable[str | Path]) -> list[Path]:
 
 
 def classify_files(loaded: Loaded, files: Iterable[Path]) -> Iterator[Answer]:
-    """One answer for each file, in order."""
+    """One answer for each file, in order; raises ModelError for a network that is no classifier."""
+    refuse_other_tasks(loaded, "predict")
     batch: list[tuple[Path, Tensor | str]] = []
     for file in files:
         try:
-            batch.append((file, decode(file, loaded.spec.size, loaded.spec.white)))
+            batch.append((file, decode(file, loaded.spec.image_size, loaded.spec.white)))
         except DataError as error:
             batch.append((file, str(error)))
         if len(batch) == _BATCH:

@@ -13,7 +13,7 @@ from basisprune.budget import Budget
 from basisprune.budget.certify import Promise, Standard
 from basisprune.budget.planning import CostPlanner
 from basisprune.candidates import Candidate, Found
-from basisprune.data import Splits
+from basisprune.data import Loaders, Splits
 from basisprune.data.load import Source
 from basisprune.data.roles import keep_images
 from basisprune.deploy.export.runtime import has_onnx
@@ -26,7 +26,7 @@ from basisprune.results import RunSummary
 from basisprune.runs.certifying import NO_FILES, Certified, Certifier, Files, certifiable_here
 from basisprune.runs.deliver import Delivery, deliver
 from basisprune.runs.exporting import Exporter
-from basisprune.runs.job import Job, ModelSource, prepare_job
+from basisprune.runs.job import Job, ModelSource, factory_of, prepare_job
 from basisprune.runs.options import Options, configure
 from basisprune.runs.output import OutputFolder
 from basisprune.runs.start import check_start
@@ -34,6 +34,7 @@ from basisprune.runs.summary import summarise
 from basisprune.search import Search
 from basisprune.stage_store import StageStore
 from basisprune.states import State
+from basisprune.tasks import CLASSIFICATION, Task
 from basisprune.torchkit.processes import Processes
 
 
@@ -47,6 +48,8 @@ class Compressed:
     prepared: bool
     files: Files = NO_FILES
     promise: Promise | None = None
+    task: Task = CLASSIFICATION
+    factory: str | None = None
 
     @property
     def model(self) -> nn.Module:
@@ -113,12 +116,14 @@ class Compressed:
             self.files,
             standard,
             interrupted=self.found.interrupted,
+            task=self.task,
+            factory=self.factory,
         )
 
 
 def compress(
     model: ModelSource,
-    data: Source,
+    data: Source | Loaders,
     budget: Budget | None = None,
     *,
     output: str | Path | None = None,
@@ -127,10 +132,12 @@ def compress(
 ) -> Compressed:
     """The smallest model within the budget, by default 1 % accuracy (`max_drop=0.01`).
 
-    `model` is a transfer model, the folder of a saved one, or anything that `transfer_model` takes; `data` is
-    anything that `load_data` takes. Candidates are judged on the validation images; a budget of accuracy is then
-    certified on images that nothing has looked at before, with `confidence`, and `summary.certificate` says whether
-    it could be. The test images are used once, at the end. The options are those of the command line (see `Options`).
+    `model` is a transfer model, the folder of a saved one, or anything that `transfer_model` takes; `data` is anything
+    that `load_data` takes. With `Loaders` of your own, the model is a network that is ready for them, and stays whole;
+    with `task`, it may be for anything (see `Task`). Candidates are judged on the validation images; a budget of
+    accuracy is then certified on images that nothing has looked at before, with `confidence`, and
+    `summary.certificate` says whether it could be. The test images are used once, at the end. The options are those of
+    the command line (see `Options`).
     With `basis_ratio` or `filter_ratio`, the fractions of basis vectors and filters to remove, there is no search.
 
     With `keep_head`, `model` is your own network, or a factory or name with `weights`, trained for these classes: it
@@ -188,6 +195,7 @@ def _run(job: Job, folder: OutputFolder | None, listener: Listener, command: str
         listener=listener,
         planner=planner,
         trained=config.start.is_trained,
+        task=config.task,
     )
     found = Search(pipeline, config.goal, config.search, promise=promise).run()
     mine: list[Compressed] = []
@@ -209,7 +217,16 @@ def _concluded(job: Job, pipeline: Pipeline, found: Found, folder: OutputFolder 
     found = certified.found
     listener.say("measuring the result")
     summary = summarise(job, pipeline, found, command)
-    result = Compressed(summary, found, job.splits, config.recipe.train.prepared, certified.files, promise)
+    result = Compressed(
+        summary,
+        found,
+        job.splits,
+        config.recipe.train.prepared,
+        certified.files,
+        promise,
+        config.task,
+        factory_of(job),
+    )
     if folder is None:
         return result
     return result.delivered(folder.path, onnx=config.onnx, int8=config.int8, listener=listener)
@@ -230,6 +247,6 @@ def certify_job(
     """The search with its certificate; by ONNX Runtime if the run writes an ONNX file."""
     config = job.config
     onnx = folder is not None and (has_onnx() if config.onnx is None else config.onnx)
-    exporter = Exporter(job.splits, config.recipe.train.prepared)
+    exporter = Exporter(job.splits, config.recipe.train.prepared, config.task)
     certifier = Certifier(promise, job.splits, exporter, listener, onnx, onnx and config.int8, folder)
     return certifier.run(found)

@@ -13,29 +13,34 @@ from pydantic import JsonValue
 from torch import nn
 
 from basisprune.budget.certify import Standard
-from basisprune.data import Splits
+from basisprune.data import LabelledImages, Splits
 from basisprune.deploy.bundle import save_pretrained
 from basisprune.deploy.bundle.files import TENSORS
+from basisprune.deploy.bundle.graph import as_graph
 from basisprune.deploy.export import evaluate_onnx
 from basisprune.deploy.export.onnx import ONNX_RUNTIME
 from basisprune.deploy.export.runtime import has_onnx
 from basisprune.deploy.export.runtimes import RUNTIMES
 from basisprune.deploy.export.speed import measure_files
 from basisprune.deploy.export.writing import INT8_STEM, STEM
+from basisprune.deploy.folded import FoldedModel
 from basisprune.deploy.latency import LatencyReport, measure_latency
-from basisprune.errors import BasisPruneError, CheckpointError, MissingExtraError
+from basisprune.errors import BasisPruneError, CheckpointError, LayerError, MissingExtraError
 from basisprune.files import atomic, file_digest
 from basisprune.listener import Listener
 from basisprune.report.html import write_report
-from basisprune.results import DeliveredFile, RunSummary
+from basisprune.results import DeliveredFile, Interval, RunSummary
 from basisprune.runs.certifying import NO_FILES, Files
 from basisprune.runs.exporting import Exporter
 from basisprune.runs.output import BUNDLE, CHECKSUMS, INT8, ONNX, REPORT, SUMMARY
 from basisprune.runs.summary import rounds
 from basisprune.runs.verdict import ONNX_FILES, promise_of, with_promises
 from basisprune.states import Plan
+from basisprune.tasks import CLASSIFICATION, Task
 from basisprune.torchkit.processes import Processes
 from basisprune.training.intervals import wilson_interval
+from basisprune.training.metrics import value_of
+from basisprune.training.paired_values import interval_of
 from basisprune.transfer.model import spec_of
 
 _BATCHES = (1, 32)
@@ -58,7 +63,7 @@ class Delivery:
     `prepared` means that the images are already normalised floats. With `onnx=None`, the ONNX file is written if
     its packages are installed. `files` are those that were tested already, which are delivered as they are, and
     `standard` is what an int8 file that was not has to keep to. The test images of a run that was `interrupted` are not
-    looked at, because it may go on.
+    looked at, because it may go on. `factory` is the function that builds the network, if it is known by name.
     """
 
     model: nn.Module
@@ -71,11 +76,13 @@ class Delivery:
     files: Files = NO_FILES
     standard: Standard | None = None
     interrupted: bool = False
+    task: Task = CLASSIFICATION
+    factory: str | None = None
 
     @property
     def exporter(self) -> Exporter:
         """What writes ONNX files."""
-        return Exporter(self.data, self.prepared)
+        return Exporter(self.data, self.prepared, self.task)
 
     @property
     def with_onnx(self) -> bool:
@@ -141,7 +148,8 @@ def _with_bundle(summary: RunSummary, delivery: Delivery, folder: Path, listener
 def _write_onnx(delivery: Delivery, folder: Path, listener: Listener) -> dict[str, DeliveredFile]:
     files: dict[str, DeliveredFile] = {}
     if delivery.with_onnx and (size := _written(ONNX, listener, lambda: _float_file(delivery, folder / ONNX))):
-        what, test = "for ONNX Runtime and others; takes pixels", delivery.files.onnx_test
+        takes = "prepared inputs" if delivery.prepared else "pixels"
+        what, test = f"for ONNX Runtime and others; takes {takes}", delivery.files.onnx_test
         files[ONNX] = DeliveredFile(size, what, test=test)
         if delivery.int8 and (about := _written(INT8, listener, lambda: _int8_file(delivery, folder / ONNX))):
             files[INT8] = about
@@ -219,6 +227,8 @@ def _save_bundle(summary: RunSummary, delivery: Delivery, folder: Path, sums: Ma
     """The folder of the bundle, which also knows the checksums of the files beside it."""
     chosen = summary.chosen
     metrics: dict[str, object] = {"verdict": summary.verdict, "reference": asdict(summary.reference)}
+    if not delivery.task.is_classification:
+        metrics = {"task": delivery.task.name, "metric": delivery.task.metric_name, **metrics}
     if summary.test is not None:
         metrics["test"] = asdict(summary.test)
     if chosen is not None:
@@ -226,8 +236,23 @@ def _save_bundle(summary: RunSummary, delivery: Delivery, folder: Path, sums: Ma
     if sums:
         metrics[CHECKSUMS] = dict(sums)
     return save_pretrained(
-        delivery.model, folder, classes=list(summary.classes), metrics=_plain(metrics), plans=delivery.plans
+        _without_its_class(delivery),
+        folder,
+        classes=list(summary.classes) or None,
+        metrics=_plain(metrics),
+        plans=delivery.plans,
+        factory=delivery.factory,
     )
+
+
+def _without_its_class(delivery: Delivery) -> nn.Module:
+    """The network, as a graph of plain layers if nobody could build it by a name."""
+    if isinstance(delivery.model, FoldedModel) or delivery.factory is not None:
+        return delivery.model
+    try:
+        return as_graph(delivery.model, spec_of(delivery.model))
+    except LayerError:
+        return delivery.model
 
 
 def _plain(value: object) -> dict[str, JsonValue]:
@@ -256,13 +281,21 @@ def _int8_file(delivery: Delivery, source: Path) -> DeliveredFile:
             with atomic(small) as file:
                 file.write(files.int8)
         data = (None if delivery.interrupted else delivery.data.test) or delivery.data.val or delivery.data.train
-        found = evaluate_onnx(small, data, prepared=delivery.prepared)
+        value, interval = _value_of_file(delivery, small, data)
     except BasisPruneError:
         small.unlink(missing_ok=True)
         raise
-    interval = wilson_interval(round(found.accuracy * found.count), found.count)
     size, fault = small.stat().st_size, "" if INT8 in files.certified else made.fault
-    return DeliveredFile(size, made.what, found.accuracy, interval, test=files.int8_test, fault=fault)
+    return DeliveredFile(size, made.what, value, interval, test=files.int8_test, fault=fault)
+
+
+def _value_of_file(delivery: Delivery, path: Path, data: LabelledImages) -> tuple[float, Interval]:
+    """The accuracy of an ONNX file, or the metric of its task, with the 95 % interval."""
+    if not delivery.task.is_classification:
+        found = delivery.exporter.file_answers(path, delivery.model, data)
+        return value_of(delivery.task, found), interval_of(found)
+    known = evaluate_onnx(path, data, prepared=delivery.prepared)
+    return known.accuracy, wilson_interval(round(known.accuracy * known.count), known.count)
 
 
 def _latency(delivery: Delivery, folder: Path, listener: Listener) -> LatencyReport:

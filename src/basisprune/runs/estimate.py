@@ -12,7 +12,7 @@ from torch import nn
 from basisprune.basis.decompose import decompose
 from basisprune.budget import Budget
 from basisprune.budget.certify import Promise, certifiable
-from basisprune.data import LabelledImages, PreparedBatches, Splits, take
+from basisprune.data import LabelledImages, LoaderPart, PreparedBatches, Splits, take
 from basisprune.frameworks import DECOMPOSED
 from basisprune.importance.gradients import mean_square_products
 from basisprune.recipes import Recipe
@@ -20,9 +20,10 @@ from basisprune.runs.job import Job
 from basisprune.runs.options import RunConfig
 from basisprune.search import SearchConfig, axis_tolerance
 from basisprune.stepping import most_steps
+from basisprune.tasks import CLASSIFICATION, Task
 from basisprune.training.config import TrainConfig
 from basisprune.training.evaluation import evaluate
-from basisprune.training.loop import fit
+from basisprune.training.loop import Session, fit
 from basisprune.transfer.model import spec_of
 
 _STEPS = 3
@@ -113,8 +114,9 @@ def estimate(job: Job) -> Estimate:
         else job.network
     )
     before = time.perf_counter() - start
-    training = seconds_per_pass(split, data, recipe.train)
-    tuning = training if recipe.finetune == recipe.train else seconds_per_pass(split, data, recipe.finetune)
+    task = job.config.task
+    training = seconds_per_pass(split, data, recipe.train, task)
+    tuning = training if recipe.finetune == recipe.train else seconds_per_pass(split, data, recipe.finetune, task)
     # What is decomposed before it is trained is compared with the network that was not, which is trained too.
     trainings = 2 if split is not job.network and recipe.basis != "loss" else 1
     trainings -= job.config.start.is_trained  # one of them is that of the network itself
@@ -124,12 +126,12 @@ def estimate(job: Job) -> Estimate:
     return Estimate(
         reference=before + trainings * recipe.train.epochs * training,
         candidates=expected,
-        candidate=seconds_to_plan(split, data, recipe) + recipe.finetune.epochs * tuning,
+        candidate=seconds_to_plan(split, data, recipe, task) + recipe.finetune.epochs * tuning,
         most=most,
     )
 
 
-def seconds_to_plan(model: nn.Module, data: Splits, recipe: Recipe) -> float:
+def seconds_to_plan(model: nn.Module, data: Splits, recipe: Recipe, task: Task = CLASSIFICATION) -> float:
     """The seconds for all scores, measured on a few batches, and for a refit or new axes on the basis images."""
     val, basis_images = data.val or data.train, min(recipe.basis_images, len(data.train))
     images = len(val) if recipe.score_images is None else min(recipe.score_images, len(val) // 2)
@@ -138,27 +140,39 @@ def seconds_to_plan(model: nn.Module, data: Splits, recipe: Recipe) -> float:
     some = _first(val, _STEPS * recipe.score_batch)
     batches = PreparedBatches(some, spec_of(model), batch_size=recipe.score_batch, prepared=recipe.train.prepared)
     start = time.perf_counter()
-    mean_square_products(model, [[next(model.parameters())]], batches, F.cross_entropy)
+    loss = F.cross_entropy if task.is_classification else task
+    mean_square_products(model, [[next(model.parameters())]], batches, loss)
     seconds = (time.perf_counter() - start) / len(some)
     passes = (recipe.compensate == "refit") + recipe.rebase
     return seconds * (images + passes * basis_images)
 
 
-def seconds_per_pass(model: nn.Module, data: Splits, config: TrainConfig) -> float:
+def seconds_per_pass(model: nn.Module, data: Splits, config: TrainConfig, task: Task = CLASSIFICATION) -> float:
     """The seconds for one training epoch and one evaluation, measured on a few batches of each."""
     one = replace(config, epochs=1, tracker=None, distill=0.0)
-    fit(model, _first(data.train, config.batch_size), None, one, progress=False)  # the first batch is slow
+    session = Session(task=task)
+    first = _first(data.train, config.batch_size)
+    fit(model, first, None, one, progress=False, session=session)  # the first batch is slow
     some = _first(data.train, _STEPS * config.batch_size)
     start = time.perf_counter()
-    fit(model, some, None, one, progress=False)
+    fit(model, some, None, one, progress=False, session=session)
     seconds = (time.perf_counter() - start) * len(data.train) / len(some)
     if data.val is not None:
         some = _first(data.val, _STEPS * config.batch_size)
         start = time.perf_counter()
-        evaluate(model, some, batch_size=config.batch_size, prepared=config.prepared)
+        evaluate(model, some, batch_size=config.batch_size, prepared=config.prepared, task=task)
         seconds += (time.perf_counter() - start) * len(data.val) / len(some)
     return seconds
 
 
 def _first(data: LabelledImages, count: int) -> LabelledImages:
+    """So many of the first images, or the batches of a loader that have them."""
+    if isinstance(data, LoaderPart):
+        batches, seen = [], 0
+        for batch in data:
+            batches.append(batch)
+            seen += len(batch.inputs)
+            if seen >= count:
+                break
+        return LoaderPart(batches, data.task, data.name)
     return take(data, range(min(count, len(data))))

@@ -162,7 +162,7 @@ class _Work:
         path = (self.loaded.folder or Path()) / IMAGES
         if self.own:
             return read_manifest(path).parts.keys() if path.exists() else ()
-        parts = read_parts(source, self.loaded.spec.size, self.reading, self.loaded.spec.white).parts
+        parts = read_parts(source, self.loaded.spec.image_size, self.reading, self.loaded.spec.white).parts
         return parts.keys() if len(parts) > 1 else ()
 
     def _images(self, part: Part) -> LabelledImages:

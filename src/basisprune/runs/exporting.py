@@ -8,12 +8,12 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from basisprune.budget.certify import Standard
-from basisprune.data import LabelledImages, Splits, make_loader, prepare
+from basisprune.data import LabelledImages, LoaderPart, Splits, make_loader, prepare
 from basisprune.deploy.export import OnnxReport, export_onnx
-from basisprune.deploy.export.evaluating import as_pixels, predict_onnx
+from basisprune.deploy.export.evaluating import as_pixels, judge_onnx, predict_onnx
 from basisprune.deploy.export.quantise import Quantised, quantise_within
-from basisprune.training.metrics import in_words, value_of
-from basisprune.training.predict import predict
+from basisprune.tasks import CLASSIFICATION, Task
+from basisprune.training.metrics import Answers, answers_of, in_words, value_of
 from basisprune.transfer.model import spec_of
 from basisprune.types import InputSpec
 
@@ -32,6 +32,7 @@ class Made:
     within: bool = True
     metric: str = "accuracy"
     values: tuple[float, float] | None = None
+    is_share: bool = True
 
     @property
     def what(self) -> str:
@@ -45,10 +46,10 @@ class Made:
         """How it breaks the budget, in a clause; empty if it does not."""
         if self.within or self.values is None:
             return ""
-        before, after = self.values
+        before, after = (f"{value:.1%}" if self.is_share else f"{value:.4g}" for value in self.values)
         return (
             f"it breaks the budget even with {self.layers.in_float} of {self.layers.layers} layers in float: "
-            f"{self.metric} on the images that search is {after:.1%}, and {before:.1%} for the unpruned model"
+            f"{self.metric} on the images that search is {after}, and {before} for the unpruned model"
         )
 
 
@@ -58,6 +59,17 @@ class Exporter:
 
     data: Splits
     prepared: bool
+    task: Task = CLASSIFICATION
+
+    def answers(self, model: nn.Module, images: LabelledImages) -> Answers:
+        """What the network says of the images, as PyTorch computes it."""
+        return answers_of(model, images, self.task, prepared=self.prepared)
+
+    def file_answers(self, path: Path, model: nn.Module, images: LabelledImages) -> Answers:
+        """What the ONNX file says of them; its output has the structure of that of the network, pruned or not."""
+        if self.task.is_classification:
+            return predict_onnx(path, images, prepared=self.prepared)
+        return judge_onnx(path, model, images, self.task, prepared=self.prepared)
 
     def export(self, model: nn.Module, path: Path) -> OnnxReport:
         """The float file, which takes pixels unless the images are prepared."""
@@ -66,7 +78,7 @@ class Exporter:
             model,
             path,
             check_inputs=self._calibration(spec)[:1],
-            classes=list(self.data.classes),
+            classes=list(self.data.classes) or None,
             preprocess=not self.prepared,
             input_spec=spec,
         )
@@ -79,22 +91,25 @@ class Exporter:
         spec, val = spec_of(reference), self.data.val
         if standard is None or val is None:
             return Made(quantise_within(source, target, self._calibration(spec), lambda _path: True))
-        before = predict(reference, val, prepared=self.prepared)
+        before = self.answers(reference, val)
 
         def accepts(path: Path) -> bool:
-            return standard.passes(before, predict_onnx(path, val, prepared=self.prepared))
+            return standard.passes(before, self.file_answers(path, reference, val))
 
         found = quantise_within(source, target, self._calibration(spec), accepts)
-        after = predict_onnx(target, val, prepared=self.prepared)
+        after = self.file_answers(target, reference, val)
         metric = standard.promise.metric
         values = value_of(metric, before), value_of(metric, after)
-        return Made(found, standard.within(before, after), in_words(metric), values)
+        return Made(found, standard.within(before, after), in_words(metric), values, self.task.is_share)
 
     def _calibration(self, spec: InputSpec) -> list[Tensor]:
         """Batches of training images as the exported graph expects them: uint8 pixels (N, H, W, C), or prepared."""
+        batches = calibration_batches(self.data.train)
+        if isinstance(self.data.train, LoaderPart):
+            return [inputs.float().contiguous() for inputs in batches if tuple(inputs.shape[1:]) == spec.shape]
         return [
             prepare(images, spec, prepared=True).contiguous() if self.prepared else as_pixels(images, spec)
-            for images in calibration_batches(self.data.train)
+            for images in batches
         ]
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import timm
 import torch
@@ -15,8 +16,8 @@ from pydantic import JsonValue
 from torch import nn
 
 from basisprune.budget import Budget
-from basisprune.data import Splits, load_data
-from basisprune.data.load import Source, fetch
+from basisprune.data import LoaderPart, Loaders, Splits, load_data
+from basisprune.data.load import PREFIXES, Source, fetch
 from basisprune.data.looks import random_numbers_kept
 from basisprune.data.manifest import IMAGES, Manifest, read_manifest
 from basisprune.data.opening import reread, white_of
@@ -26,19 +27,22 @@ from basisprune.data.split import set_aside
 from basisprune.deploy.bundle import holds_bundle, load_bundle
 from basisprune.deploy.folded import FoldedModel
 from basisprune.deploy.timing import table_digest
-from basisprune.errors import CheckpointError, ConfigError, ModelError
+from basisprune.errors import CheckpointError, ConfigError, DataError, ModelError
 from basisprune.files import user_path
 from basisprune.listener import Listener, Silence
+from basisprune.recipes import for_own_inputs
 from basisprune.results import Settings
 from basisprune.runs.given import check_classes
 from basisprune.runs.options import ImageOptions, RunConfig
 from basisprune.runs.output import CONFIG, DEVICE_DIGEST, IN_PYTHON, same_data, settings_of
 from basisprune.torchkit.processes import Processes
-from basisprune.transfer.backbones import is_known_name
+from basisprune.torchkit.references import called, named_object
+from basisprune.transfer.backbones import build_backbone, is_known_name
 from basisprune.transfer.checkpoints import fill, read_checkpoint, told
 from basisprune.transfer.hints import NO_HINTS, Hints
 from basisprune.transfer.kept import KeptModel, kept_model, kept_with_facts
-from basisprune.transfer.model import TransferModel, spec_of, transfer_model
+from basisprune.transfer.model import TransferModel, known_spec, spec_of, transfer_model
+from basisprune.types import InputSpec
 
 ModelSource = str | os.PathLike[str] | nn.Module
 _Read = Callable[[tuple[int, int] | None], Splits]
@@ -63,7 +67,7 @@ class Job:
 
 def prepare_job(
     model: ModelSource,
-    data: Source,
+    data: Source | Loaders,
     config: RunConfig,
     *,
     output: Path | None = None,
@@ -86,6 +90,9 @@ def prepare_job(
         processes.on_main(lambda: fetch(name))
     torch.manual_seed(config.seed)
     names = _called(model), _called(data)
+    loaders = loaders_of(data)
+    if loaders is not None:
+        return own_job(model, loaders, config, names)
     folder = None if output is None else user_path(output, "output")
     chosen = None if folder is None else _chosen_before(folder, {"data": names[1], **config.noted()})
     of_model = _manifest_of_model(names)
@@ -94,7 +101,19 @@ def prepare_job(
         (listener or Silence()).say("the images have the roles that they had when the model was trained")
     images = config.images
     reading = Reading(groups=images.groups, strict=images.strict, manifest=manifest, listener=listener)
-    read = partial(load_images, data, config=config, reading=reading, divides=of_model is None)
+    read = partial(load_images, cast("Source", data), config=config, reading=reading, divides=of_model is None)
+    model = _opened(model, config)
+    if config.start.keep_head:
+        network, splits = _kept_network(model, read, config, listener or Silence())
+    elif isinstance(model, nn.Module) and hasattr(model, "input_spec"):
+        network, splits = _known_network(_with_weights(model, config, listener or Silence()), read, config)
+    else:
+        network, splits = _new_network(model, read, config)
+    return Job(network, splits, config, *names)
+
+
+def _opened(model: ModelSource, config: RunConfig) -> str | nn.Module:
+    """The model of a folder, or what was given."""
     if isinstance(model, os.PathLike):
         model = str(model)
     if isinstance(model, str) and _is_folder_of_a_model(Path(model)):
@@ -105,13 +124,51 @@ def prepare_job(
             )
         if not isinstance(model, TransferModel) and not config.start.keep_head:
             model = kept_model(model)  # as it was trained there
-    if config.start.keep_head:
-        network, splits = _kept_network(model, read, config, listener or Silence())
-    elif isinstance(model, nn.Module) and hasattr(model, "input_spec"):
-        network, splits = _known_network(_with_weights(model, config, listener or Silence()), read, config)
-    else:
-        network, splits = _new_network(model, read, config)
+    return model
+
+
+def loaders_of(data: object) -> Loaders | None:
+    """The loaders that were given, or that 'package.module:loaders' refers to; None for other data."""
+    if isinstance(data, Loaders):
+        return data
+    if not isinstance(data, str) or ":" not in data or data.startswith(PREFIXES) or Path(data).exists():
+        return None
+    module, _, name = data.partition(":")
+    if not name.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
+        return None  # a path, or a kind of data that has a prefix
+    found = called(data, named_object(data, "loaders", DataError), DataError)
+    if not isinstance(found, Loaders):
+        raise DataError(f"{data!r} is a {type(found).__name__}; Loaders, or a function that returns them, are needed")
+    return found
+
+
+def own_job(model: ModelSource, loaders: Loaders, config: RunConfig, names: tuple[str, str]) -> Job:
+    """The job of a network of the user's own, which stays whole, on loaders of their own."""
+    config = replace(config, recipe=for_own_inputs(config.recipe))
+    if loaders.val is None:
+        raise DataError("Loaders: val is missing, which networks are judged on; pass val=...")
+    splits = loaders.splits(config.task)
+    shape = cast("LoaderPart", splits.train).shape
+    network = _whole_network(model, shape, config)
     return Job(network, splits, config, *names)
+
+
+def _whole_network(model: ModelSource, shape: tuple[int, ...], config: RunConfig) -> nn.Module:
+    """The network as it is, with its head, which knows the shape of its inputs; a copy of the one that is given."""
+    if isinstance(model, os.PathLike):
+        model = str(model)
+    if isinstance(model, str) and _is_folder_of_a_model(Path(model)):
+        model = load_bundle(model, trust_remote_code=config.trust_code).model
+    if isinstance(model, str) and ":" not in model:
+        raise ConfigError(
+            f"model: {model!r} given with loaders of your own; pass a network that is ready for them, a module or "
+            "'package.module:factory'"
+        )
+    network = build_backbone(model)
+    known = known_spec(network)
+    if known is None or known.shape != shape:
+        network.input_spec = InputSpec.as_it_is(shape)  # type: ignore[assignment]
+    return network
 
 
 def _is_folder_of_a_model(path: Path) -> bool:
@@ -125,7 +182,7 @@ def _known_network(model: nn.Module, read: _Read, config: RunConfig) -> tuple[nn
     if size is not None and (size, size) != spec.size:
         height, width = spec.size
         raise ConfigError(f"size: {size} given, but the model takes {height}x{width} images; omit it")
-    splits = read(spec.size)
+    splits = read(spec.image_size)
     if spec.white is not None:
         return model, reread(splits, white=spec.white)
     return _with_white(model, splits), splits
@@ -150,7 +207,7 @@ def _kept_network(
         for line in facts.said:
             listener.say(line)
         names = facts.classes
-        splits = read(network.input_spec.size)
+        splits = read(network.input_spec.image_size)
         white = network.input_spec.white
         splits = splits if white is None else reread(splits, white=white)
         network = _with_white(network, splits)
@@ -170,7 +227,7 @@ def _with_weights(model: nn.Module, config: RunConfig, listener: Listener) -> nn
     if given == NO_HINTS:
         return model
     other = copy.copy(model)  # its layers are the same
-    own = Hints(spec.size, spec.mean, spec.std, spec.interpolation)
+    own = Hints(spec.image_size, spec.mean, spec.std, spec.interpolation)
     vars(other)["input_spec"] = replace(given.over(own).spec(spec.channels), white=spec.white)
     return other
 
@@ -186,7 +243,7 @@ def _new_network(model: str | nn.Module, read: _Read, config: RunConfig) -> tupl
         model, splits.num_classes, pretrained=pretrained, weights=start.weights, input_size=side
     )
     network = _with_weights(network, replace(config, start=replace(start, weights=None)), Silence())
-    return _with_white(network, splits), reread(splits, size=spec_of(network).size)
+    return _with_white(network, splits), reread(splits, size=spec_of(network).image_size)
 
 
 def _with_white(network: nn.Module, splits: Splits) -> nn.Module:
@@ -223,6 +280,12 @@ def _chosen_before(output: Path, settings: Settings) -> Manifest | None:
     names = ("data", "seed", *(each.name for each in fields(ImageOptions)))
     same = all(old.get(name, settings.get(name)) == settings.get(name) for name in names)
     return read_manifest(output / IMAGES) if same else None
+
+
+def factory_of(job: Job) -> str | None:
+    """The function that builds a network which is not from `transfer_model`, if the job knows it by name."""
+    by_name = ":" in job.model and not job.model.endswith(IN_PYTHON) and not isinstance(job.network, TransferModel)
+    return job.model if by_name else None
 
 
 def load_images(

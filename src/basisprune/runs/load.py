@@ -32,7 +32,7 @@ _READ = (ONNX_RUNTIME, OPENVINO)  # formats that are data; reading a program of 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A network in eval mode, with its preprocessing and the names of its classes.
+    """A network in eval mode, with its preprocessing and the names of its classes, which are none for other tasks.
 
     `settings` are those of the run, empty if it is not in a run's folder, and `folder` is that folder.
     """
@@ -92,6 +92,15 @@ def load_any(path: str | Path, *, trust_remote_code: bool = False) -> Loaded:
     )
 
 
+def refuse_other_tasks(loaded: Loaded, command: str) -> None:
+    """Raises ModelError for a network that is not for classes, of which the command knows nothing."""
+    if not loaded.classes:
+        raise ModelError(
+            f"{command}: this network is no classifier, so its outputs cannot be told as classes; load it with "
+            "basisprune.from_pretrained, and judge it with basisprune.evaluate(model, loader, task=...)"
+        )
+
+
 def _settings_beside(path: Path) -> Settings:
     """The settings of the run that wrote this file or folder, empty if unknown."""
     path = path.resolve()
@@ -140,13 +149,21 @@ def _from_bundle(folder: Path, settings: Settings, trust_remote_code: bool) -> L
     bundle = load_bundle(folder, trust_remote_code=trust_remote_code)
     if bundle.input_spec is None:
         raise BundleError(f"{folder}: does not define how images are preprocessed; save a network with an input_spec")
-    classes = _names(bundle.classes, bundle.model, bundle.input_spec, str(folder))
+    is_of_a_task = "task" in bundle.metrics
+    classes = _names(bundle.classes, bundle.model, bundle.input_spec, str(folder), is_of_a_task=is_of_a_task)
     return Loaded(bundle.model, classes, bundle.input_spec, settings, folder.resolve().parent)
 
 
 @torch.no_grad()
-def _names(classes: Sequence[str] | None, model: nn.Module, spec: InputSpec, where: str) -> tuple[str, ...]:
-    """The names of the classes, or their numbers if they have none; raises ModelError if there are too many or few."""
+def _names(
+    classes: Sequence[str] | None, model: nn.Module, spec: InputSpec, where: str, *, is_of_a_task: bool = False
+) -> tuple[str, ...]:
+    """The names of the classes, or their numbers if they have none; raises ModelError if there are too many or few.
+
+    A network of another task than classification has none.
+    """
+    if classes is None and is_of_a_task:
+        return ()
     shape = model(torch.zeros(1, *spec.shape)).shape
     if len(shape) != 2 or (classes is not None and len(classes) != shape[1]):
         names = "class numbers" if classes is None else f"{len(classes)} classes"

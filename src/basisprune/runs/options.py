@@ -8,7 +8,7 @@ from typing import TypedDict, cast, get_args, get_type_hints
 
 from pydantic import JsonValue
 
-from basisprune.budget import Budget, Goal, Optimize, Ratios
+from basisprune.budget import Budget, Goal, MetricBudget, Optimize, Ratios
 from basisprune.budget.certify import Promise, check_confidence
 from basisprune.data.arguments import LARGEST_SEED as LARGEST_LIMIT
 from basisprune.data.arguments import LARGEST_SIDE, whole
@@ -16,10 +16,11 @@ from basisprune.data.load import TEST_FRACTION, VAL_FRACTION
 from basisprune.deploy.export.runtime import has_onnx
 from basisprune.errors import ConfigError, nearest
 from basisprune.frameworks import Axis, Framework, FrameworkName, find_framework
-from basisprune.recipes import Recipe
+from basisprune.recipes import Recipe, for_task
 from basisprune.runs.output import IN_PYTHON
 from basisprune.runs.validating import faults_of, recipe_of, search_of
 from basisprune.search import SearchConfig
+from basisprune.tasks import CLASSIFICATION, Task, find_task
 from basisprune.training.config import LARGEST_SEED
 from basisprune.training.metrics import Metric, check_metric, metric_name
 from basisprune.transfer.hints import Hints, Interpolation
@@ -45,6 +46,9 @@ class Options(TypedDict, total=False):
     network is one that was trained for these classes: it keeps its head, is the reference, and is not trained before
     it is pruned, unless with `tune_first`. `mean`, `std` (of each channel, of values from 0 to 1) and `interpolation`
     say how its images are prepared, where neither it nor its checkpoint does.
+    `task` is what the network is for: "classification", "segmentation", "multilabel", "regression", a `Task` of your
+    own, or "package.module:task", which refers to one. Accuracies are then those of its metric, and budgets in units of
+    it; `metric` chooses among those of a built-in one: "iou" or "dice", "ap" or "f1", "r2", "mae" or "mse".
     """
 
     max_drop: float | None
@@ -78,6 +82,7 @@ class Options(TypedDict, total=False):
     confidence: float
     metric: str | Callable[..., float]
     require_certified: bool
+    task: str | Task
     onnx: bool | None
     int8: bool
     seed: int
@@ -150,6 +155,7 @@ class PromiseOptions:
     confidence: float = 0.95
     metric: Metric = "accuracy"
     require_certified: bool = False
+    chosen_metric: str | None = None  # the name of a built-in task's metric
 
 
 @dataclass(frozen=True)
@@ -169,6 +175,8 @@ class RunConfig:
     optimize: Optimize = "params"
     device: str | None = None
     start: StartOptions = field(default_factory=StartOptions)
+    task: Task = CLASSIFICATION
+    task_name: str = "classification"
 
     @property
     def framework(self) -> Framework:
@@ -202,6 +210,8 @@ class RunConfig:
             "metric": metric if isinstance(self.promise.metric, str) else f"{metric}{IN_PYTHON}",
             "require_certified": self.promise.require_certified,
         }
+        if not self.task.is_classification:
+            promise |= {"task": self.task_name, "metric": self.promise.chosen_metric}
         stages: dict[str, JsonValue] = {"recipe": asdict(self.recipe), "search": asdict(self.search)}
         return {**goal, **asdict(self.images), **promise, **rest, **self.start.noted(), **stages}
 
@@ -219,13 +229,16 @@ def configure(options: Options) -> RunConfig:
     for name, value in given.items():
         if name not in hints:
             faults.append(f"{name}: no such setting.{nearest(name, hints)}")
-        elif name not in ("recipe", "search", "metric"):
+        elif name not in ("recipe", "search", "metric", "task"):
             faults += faults_of(value, hints[name], name)
     faults += _out_of_range(given)
     if faults:
         raise ConfigError.of("compress", faults)
-    recipe, search, goal = _recipe_of(given, faults), _search_of(given, faults), _goal_of(given, faults)
-    faults += check_metric(given.get("metric", "accuracy")) + check_confidence(given.get("confidence", 0.95))
+    task = _task_of(given, faults)
+    recipe, search, goal = _recipe_of(given, task, faults), _search_of(given, faults), _goal_of(given, task, faults)
+    if task.is_classification:
+        faults += check_metric(given.get("metric", "accuracy"))
+    faults += check_confidence(given.get("confidence", 0.95))
     optimize = _optimize_of(given, goal, recipe, search, faults)
     start = StartOptions.of(given, faults)
     if recipe is not None and search is not None and isinstance(goal, Ratios):
@@ -234,6 +247,9 @@ def configure(options: Options) -> RunConfig:
         raise ConfigError.of("compress", faults)
     images = ImageOptions(**{each.name: given[each.name] for each in fields(ImageOptions) if each.name in given})  # type: ignore[literal-required]
     promise = PromiseOptions(**{each.name: given[each.name] for each in fields(PromiseOptions) if each.name in given})  # type: ignore[literal-required]
+    if not task.is_classification:
+        chosen = given.get("metric")
+        promise = replace(promise, metric=task, chosen_metric=chosen if isinstance(chosen, str) else None)
     return RunConfig(
         goal,
         recipe,
@@ -248,7 +264,34 @@ def configure(options: Options) -> RunConfig:
         optimize=optimize,
         device=given.get("device"),
         start=start,
+        task=task,
+        task_name=_task_name(given, task),
     )
+
+
+def _task_of(given: Options, faults: list[str]) -> Task:
+    """What the network is for; classification if that is wrong."""
+    wanted = given.get("task", CLASSIFICATION)
+    if not isinstance(wanted, str | Task):
+        faults.append(f"task: {wanted!r} given; a name or a Task is needed")
+        return CLASSIFICATION
+    try:
+        task = find_task(wanted)
+        metric = given.get("metric")
+        if task.is_classification or metric is None:
+            return task
+        if not isinstance(metric, str):
+            faults.append(f"metric: a function given, but the task {task.name} has its own; pass a Task with another")
+            return task
+        return find_task(wanted, metric)
+    except ConfigError as error:
+        faults += error.faults
+        return CLASSIFICATION
+
+
+def _task_name(given: Options, task: Task) -> str:
+    wanted = given.get("task", task.name)
+    return wanted if isinstance(wanted, str) else f"{task.name}{IN_PYTHON}"
 
 
 def _optimize_of(
@@ -283,7 +326,7 @@ def _out_of_range(given: Options) -> list[str]:
     return [fault for fault in found if fault is not None]
 
 
-def _goal_of(given: Mapping[str, object], faults: list[str]) -> Goal | None:
+def _goal_of(given: Mapping[str, object], task: Task, faults: list[str]) -> Goal | None:
     limits = [name for name in (*BUDGETS, *RATIOS) if name in given]
     fixed = [name for name in limits if name in RATIOS]
     if len(limits) > max(len(fixed), 1):
@@ -292,7 +335,8 @@ def _goal_of(given: Mapping[str, object], faults: list[str]) -> Goal | None:
     try:
         if fixed:
             return Ratios(*(float(str(given.get(name, 0.0))) for name in RATIOS))
-        return Budget(**{name: given[name] for name in limits} or {"max_drop": 0.01})  # type: ignore[arg-type]
+        budget = Budget if task.is_share else MetricBudget
+        return budget(**{name: given[name] for name in limits} or {"max_drop": 0.01})  # type: ignore[arg-type]
     except ConfigError as error:
         faults += error.faults
         return None
@@ -308,8 +352,8 @@ def _without_a_move(ratios: Ratios, framework: Framework) -> list[str]:
     ]
 
 
-def _recipe_of(given: Options, faults: list[str]) -> Recipe | None:
-    """The recipe, with the requested epochs and seed."""
+def _recipe_of(given: Options, task: Task, faults: list[str]) -> Recipe | None:
+    """The recipe, with the requested epochs and seed, and without what is for classes only."""
     try:
         recipe = recipe_of(given.get("recipe", "quick"))
         # 0, the default, leaves the seeds of the recipe as they are.
@@ -317,7 +361,7 @@ def _recipe_of(given: Options, faults: list[str]) -> Recipe | None:
         if (epochs := given.get("epochs")) is not None:
             changes["epochs"] = epochs
         train, finetune = (replace(each, **changes) for each in (recipe.train, recipe.finetune))  # type: ignore[arg-type]
-        return replace(recipe, train=train, finetune=finetune)
+        return for_task(replace(recipe, train=train, finetune=finetune), task)
     except ConfigError as error:
         faults += [f"recipe: {fault}" if error.where == "recipe" else fault for fault in error.faults]
         return None

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 import numpy as np
@@ -19,7 +17,7 @@ from basisprune.budget import Budget, Goal
 from basisprune.budget.certify import Certificate
 from basisprune.budget.planning import CostPlanner
 from basisprune.candidates import Found, share
-from basisprune.data import LabelledImages
+from basisprune.data import LabelledImages, LoaderPart
 from basisprune.deploy.latency import measure_latency
 from basisprune.deploy.layer_costs import layer_reports, weight_bytes
 from basisprune.importance import taylor_scores
@@ -31,18 +29,24 @@ from basisprune.results import (
     ClassLoss,
     ClassLosses,
     Confusion,
+    Errors,
     LayerImportance,
     Limit,
     RunSummary,
+    ShownMask,
     Side,
 )
 from basisprune.runs.certifying import ONNX_RUNTIME, PYTORCH
 from basisprune.runs.job import Job
 from basisprune.runs.output import versions
+from basisprune.runs.shown import picture_url, shown_errors, shown_masks
+from basisprune.tasks import Task
 from basisprune.torchkit.surgery import find_layers
 from basisprune.training.intervals import Bools, Paired, wilson_interval
-from basisprune.training.metrics import Metric, in_words, value_of
-from basisprune.training.predict import Predictions, predict
+from basisprune.training.metrics import ClassMetric, in_words, value_of
+from basisprune.training.outcomes import Outcomes
+from basisprune.training.paired_values import interval_of
+from basisprune.training.predict import Predictions
 
 _CHANGED_IMAGES = 24
 _FIGURE_LAYERS = 6
@@ -61,9 +65,7 @@ def summarise(job: Job, pipeline: Pipeline, found: Found, command: str) -> RunSu
         for index, (trial, latency) in enumerate(zip(found.trials, latencies, strict=True))
     )
     sides = tuple(_side(rows[index], found.trials[index].deployed) for index in (0, found.chosen))
-    seen = _held_out(found, pipeline)
-    test, confusion, changed = _on_test(seen, pipeline, sides)
-    losses = class_losses(seen, pipeline.splits.classes, job.config.goal, job.config.promise.metric)
+    shown = _shown(job, found, pipeline, sides)
     return RunSummary(
         title=f"{job.model}, {job.data}",
         command=command,
@@ -73,7 +75,7 @@ def summarise(job: Job, pipeline: Pipeline, found: Found, command: str) -> RunSu
         device=f"{platform.machine()}, {torch.get_num_threads()} threads",
         created=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         headline=headline(job, found),
-        verdict=" ".join([verdict(job, found), *warnings(losses)]),
+        verdict=" ".join([verdict(job, found), *warnings(shown.losses)]),
         interrupted=found.interrupted,
         kept_to_budget=kept_to_budget(job, found),
         budget=Limit.of(job.config.goal),
@@ -83,13 +85,56 @@ def summarise(job: Job, pipeline: Pipeline, found: Found, command: str) -> RunSu
         latency_by=latency_by(found, pipeline.planner),
         layers=tuple(layer_reports(found.state.model, found.trials[found.chosen].deployed)),
         importance=_importance(pipeline.start(job.config.framework).model, pipeline),
-        test=test,
-        confusion=confusion,
-        changed=changed,
+        test=shown.test,
+        confusion=shown.confusion,
+        changed=shown.changed,
         certificate=found.certificate,
-        class_losses=losses,
+        class_losses=shown.losses,
         require_certified=job.config.promise.require_certified,
+        task=job.config.task.name,
+        metric=job.config.task.metric_name,
+        metric_is_share=job.config.task.is_share,
+        masks=shown.masks,
+        errors=shown.errors,
     )
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What was seen on images that were not trained on, as far as it suits the task."""
+
+    test: BeforeAndAfter | None = None
+    confusion: Confusion | None = None
+    changed: tuple[ChangedImage, ...] = ()
+    losses: ClassLosses | None = None
+    masks: tuple[ShownMask, ...] = ()
+    errors: Errors | None = None
+
+
+def _shown(job: Job, found: Found, pipeline: Pipeline, sides: Sequence[Side]) -> Shown:
+    part, images = _held_out(found, pipeline)
+    networks = [found.trials[index].deployed for index in (0, found.chosen)]
+    before, after = (pipeline.answers(network, images) for network in networks)
+    if isinstance(before, Predictions) and isinstance(after, Predictions):
+        seen = HeldOut(part, images, before, after)
+        losses = class_losses(seen, pipeline.splits.classes, job.config.goal, _class_metric(job))
+        return Shown(*_on_test(seen, pipeline, sides), losses)
+    assert isinstance(before, Outcomes)
+    assert isinstance(after, Outcomes)
+    rows = [
+        replace(side, accuracy=each.value, interval=interval_of(each))
+        for side, each in zip(sides, (before, after), strict=True)
+    ]
+    return Shown(
+        test=BeforeAndAfter(*rows) if part == "test" else None,
+        masks=shown_masks(pipeline.task, networks, images, prepared=pipeline.settings.train.prepared),
+        errors=shown_errors(part, before, after),
+    )
+
+
+def _class_metric(job: Job) -> ClassMetric:
+    metric = job.config.promise.metric
+    return "accuracy" if isinstance(metric, Task) else metric
 
 
 def kept_to_budget(job: Job, found: Found) -> bool:
@@ -110,12 +155,15 @@ def verdict(job: Job, found: Found) -> str:
         none = "" if early else "No candidate is smaller and within the budget. "
         return f"{early}{none}The model is unpruned."
     metric, (before, after), images = _measured(job, found)
-    sentence = f"{early}{_saved(found)} removed; {metric} on {images} went from {before:.1%} to {after:.1%}."
+    values = f"{_as_text(job, before)} to {_as_text(job, after)}"
+    sentence = f"{early}{_saved(found)} removed; {metric} on {images} went from {values}."
     if found.certificate is not None:
         sentence += f" {promised(job, found.certificate)}"
     if not chosen.passed:
         sentence += " This is the smallest candidate, and it is still larger than requested."
     guess = _largest_share(job)
+    if guess is None:
+        return sentence
     if first.interval[0] <= guess:
         sentence += (
             f" The unpruned model is hardly better than always answering the largest class ({guess:.0%}), so this "
@@ -138,13 +186,26 @@ def _promised(job: Job) -> str:
     """What a certified result keeps to, in words."""
     limit, metric = Limit.of(job.config.goal), in_words(job.config.promise.metric)
     value = limit.value or 0.0
+    if not job.config.task.is_share:
+        most = "a loss of at most" if limit.kind == "max_drop" else "at least"
+        return f"{most} {_as_text(job, value)} {'of ' if limit.kind == 'max_drop' else ''}{metric}"
     if limit.kind == "max_drop":
         return f"a loss of at most {100 * value:.3g} point{'' if value == 0.01 else 's'} of {metric}"
     return f"at least {value:.1%} {metric}"
 
 
-def _largest_share(job: Job) -> float:
-    """The share of the largest class among the images that judge: the accuracy of always answering it."""
+def _as_text(job: Job, value: float) -> str:
+    """A value of the metric."""
+    return job.config.task.shown(value)
+
+
+def _largest_share(job: Job) -> float | None:
+    """The share of the largest class among the images that judge: the accuracy of always answering it.
+
+    None where there are no classes.
+    """
+    if not job.config.task.is_classification:
+        return None
     images = job.splits.val or job.splits.train
     return float(np.bincount(images.labels).max() / len(images))
 
@@ -159,20 +220,18 @@ class HeldOut:
     after: Predictions
 
 
-def _held_out(found: Found, pipeline: Pipeline) -> HeldOut:
-    """The test images; without any, the confirming ones or those that searched.
+def _held_out(found: Found, pipeline: Pipeline) -> tuple[str, LabelledImages]:
+    """The test images, with the name of their part; without any, the confirming ones or those that searched.
 
     Of a run that was stopped, only the last: it may go on, and the others are looked at once, at its end.
     """
-    splits, prepared = pipeline.splits, pipeline.settings.train.prepared
+    splits = pipeline.splits
     parts = {"val": splits.val} if found.interrupted else {"test": splits.test, "confirm": splits.confirm}
     parts |= {"val": splits.val}
-    part, images = next((name, images) for name, images in parts.items() if images is not None)
-    networks = [found.trials[index].deployed for index in (0, found.chosen)]
-    return HeldOut(part, images, *(predict(network, images, prepared=prepared) for network in networks))
+    return next((name, images) for name, images in parts.items() if images is not None)
 
 
-def class_losses(seen: HeldOut, classes: Sequence[str], goal: Goal, metric: Metric = "accuracy") -> ClassLosses:
+def class_losses(seen: HeldOut, classes: Sequence[str], goal: Goal, metric: ClassMetric = "accuracy") -> ClassLosses:
     """What each class lost.
 
     A class that lost more than the whole may, or does where the budget is about size, is marked if chance does not
@@ -199,9 +258,9 @@ def _class_loss(name: str, before: Bools, after: Bools, allowed: float, classes:
     return ClassLoss(name, len(before), *values, pair.interval(), beyond=chance <= 0.05 / classes)
 
 
-def warnings(losses: ClassLosses) -> list[str]:
+def warnings(losses: ClassLosses | None) -> list[str]:
     """A sentence if classes lost more than the budget, beyond chance."""
-    if not losses.beyond:
+    if losses is None or not losses.beyond:
         return []
     some = ", ".join(f"{each.name!r} from {each.before:.0%} to {each.after:.0%}" for each in losses.beyond[:3])
     rest = f" and {len(losses.beyond) - 3} more" if len(losses.beyond) > 3 else ""
@@ -217,8 +276,9 @@ def headline(job: Job, found: Found) -> str:
     if found.certificate is not None and found.certificate.certified:
         return f"{early}{_saved(found)} removed, certified: {_promised(job)}"
     metric, (before, after), _ = _measured(job, found)
-    lost = 100 * (before - after)
-    price = f"for {lost:.1f} points of {metric}" if lost > 0 else f"with no loss of {metric}"
+    lost = before - after
+    said = f"{100 * lost:.1f} points" if job.config.task.is_share else _as_text(job, lost)
+    price = f"for {said} of {metric}" if lost > 0 else f"with no loss of {metric}"
     large = "" if chosen.passed else ", and still larger than requested"
     return f"{early}{_saved(found)} removed {price}{large}"
 
@@ -232,7 +292,7 @@ def _measured(job: Job, found: Found) -> tuple[str, tuple[float, float], str]:
     first, chosen = found.candidates[0], found.candidates[found.chosen]
     if first.score is not None and chosen.score is not None:
         return in_words(job.config.promise.metric), (first.score, chosen.score), "the validation images"
-    return "accuracy", (first.accuracy, chosen.accuracy), "the validation images"
+    return job.config.task.metric_name, (first.accuracy, chosen.accuracy), "the validation images"
 
 
 def _saved(found: Found) -> str:
@@ -277,7 +337,7 @@ def _importance(model: nn.Module, pipeline: Pipeline) -> dict[str, LayerImportan
     pairs = dict(find_layers(model, BasisPair))
     if not pairs:
         return {}
-    scores = taylor_scores(model, pipeline.scoring.batches())
+    scores = taylor_scores(model, pipeline.scoring.batches(), loss=pipeline.scoring.loss)
     names = list(pairs)
     places = np.unique(np.linspace(0, len(names) - 1, min(_FIGURE_LAYERS, len(names))).round().astype(int))
     return {
@@ -313,7 +373,12 @@ def _matrix(predictions: Predictions, classes: int) -> tuple[tuple[int, ...], ..
 def _changed(
     before: Predictions, after: Predictions, test: LabelledImages, classes: Sequence[str]
 ) -> tuple[ChangedImage, ...]:
-    """Some of the images that the two networks classify differently; first those that are wrong only now."""
+    """Some of the images that the two networks classify differently; first those that are wrong only now.
+
+    None of somebody's own loader, whose inputs may be anything.
+    """
+    if isinstance(test, LoaderPart):
+        return ()
     changed = np.flatnonzero(before.classes != after.classes)
     lost = before.hits[changed] & ~after.hits[changed]
     places = np.concatenate([changed[lost], changed[~lost]])[:_CHANGED_IMAGES].tolist()
@@ -337,8 +402,4 @@ def picture_of(image: Tensor) -> Image.Image:
 
 def _as_png(image: Tensor) -> str:
     """A thumbnail as a data URL."""
-    picture = picture_of(image)
-    picture.thumbnail((64, 64))
-    buffer = io.BytesIO()
-    picture.save(buffer, format="PNG")
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+    return picture_url(picture_of(image), 64, Image.Resampling.BICUBIC)

@@ -18,8 +18,7 @@ from basisprune.errors import CheckpointError, PlanError
 from basisprune.files import read_checked, write_checked
 from basisprune.frameworks import named
 from basisprune.torchkit.processes import Processes
-from basisprune.training.metrics import metric_name, value_of
-from basisprune.training.predict import Predictions
+from basisprune.training.metrics import Answers, metric_name, value_of
 from basisprune.types import JsonValue
 
 TESTS = "tests.json"
@@ -79,7 +78,7 @@ def identity(trial: Trial) -> str:
     return f"{named(trial.state.steps)}, sha256 {found.hexdigest()}"
 
 
-def promised(promise: Promise, reference: Predictions, images: str) -> str:
+def promised(promise: Promise, reference: Answers, images: str) -> str:
     """A name for a promise on these confirming images, which `images` is the digest of.
 
     Functions have no content to compare, so that a metric is also known by its value for the unpruned network, whose

@@ -17,7 +17,6 @@ from basisprune.budget.planning import CostPlanner
 from basisprune.candidates import ALL, Found
 from basisprune.data.roles import keep_images, manifest_of
 from basisprune.deploy.export.runtime import has_onnx
-from basisprune.deploy.latency import measure_latency
 from basisprune.files import read_checked, user_path, write_checked
 from basisprune.listener import Listener
 from basisprune.pipeline import Pipeline
@@ -244,10 +243,7 @@ class Among(Search):
 
     def file_milliseconds(self, model: nn.Module) -> float:
         """Milliseconds per image of the file that would be delivered; of PyTorch where there is none."""
-        if self.has_file:
-            return self._milliseconds(model)
-        shape = self.pipeline.spec.shape
-        return 1000 * measure_latency({"model": model}, shape, batch_sizes=(1,), backends=("eager",)).rows[0].seconds
+        return self.measured(model, self.program(model) if self.has_file else "eager")
 
 
 def _found(cell: Cell, job: Job, pipeline: Pipeline, listener: Listener, given: Given) -> tuple[Among, Found]:

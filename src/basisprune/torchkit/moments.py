@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from basisprune.errors import DataError, LayerError, ModelError, TrainingError
 from basisprune.torchkit.processes import Processes
-from basisprune.torchkit.running import Loss, cut_graphs, hooked, images_of, labelled, mode, placed
+from basisprune.torchkit.running import Loss, cut_graphs, hooked, images_of, loss_on, mode, placed, read_batch
 from basisprune.torchkit.surgery import has_channels_last
 
 _WIDEST = 4096
@@ -206,14 +206,13 @@ def _run(model: nn.Module, batches: Iterable[object]) -> int:
 
 def _run_backward(model: nn.Module, batches: Iterable[object], loss: Loss) -> int:
     """The number of images, after the gradients of each image's own loss have passed all layers."""
-    device = next(model.parameters()).device
     count = 0
     with mode(model, training=False), torch.inference_mode(False), torch.enable_grad():
         for number, batch in enumerate(batches):
-            images, labels = labelled(batch)
+            images, labels = read_batch(batch, loss)
             # A path for gradients even where all parameters are frozen; the copy may be changed in place.
             source = placed(images, model).detach().clone().requires_grad_(True)
-            value = loss(model(source.clone()), labels.to(device, copy=True))
+            value = loss_on(model, source.clone(), labels, loss)
             if not bool(value.isfinite()):
                 raise TrainingError(f"the loss of batch {number} is {value.item()}; check the model and the images")
             if not value.requires_grad:

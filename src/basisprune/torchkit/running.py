@@ -5,18 +5,29 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.hooks import RemovableHandle
 
 from basisprune.errors import DataError
 
-Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-"""(the network's output, labels) -> the mean loss of the images, such as `F.cross_entropy`."""
+
+class BatchLoss(Protocol):
+    """What knows how a batch is read and what the loss of a network on it is, such as a `Task`."""
+
+    def inputs_and_targets(self, batch: object) -> tuple[Tensor, object]:
+        """The prepared inputs (N, ...) of a batch, and what is wanted for them."""
+
+    def mean_loss(self, model: nn.Module, inputs: Tensor, targets: object) -> Tensor:
+        """The mean loss of the model on inputs where it is, a scalar."""
+
+
+Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor] | BatchLoss
+"""(the network's output, labels) -> the mean loss of the images, such as `F.cross_entropy`; or a `Task`."""
 
 
 @contextmanager
@@ -104,6 +115,37 @@ def labelled(batch: object) -> tuple[Tensor, Tensor]:
     if not isinstance(batch, tuple | list) or len(batch) < 2:
         raise DataError(f"batches: (images, labels) are needed, {type(batch).__name__} given")
     return images_of(batch), batch[1]
+
+
+class ReadBatch(NamedTuple):
+    """A batch that was read before: prepared inputs (N, ...), and what is wanted for them."""
+
+    inputs: Tensor
+    targets: object
+
+
+class ReadBatches:
+    """Batches of any kind, read as the loss reads them; can be gone through as often as they can."""
+
+    def __init__(self, batches: Iterable[object], loss: Loss) -> None:
+        self.batches, self.loss = batches, loss
+
+    def __iter__(self) -> Iterator[ReadBatch]:
+        return (read_batch(batch, self.loss) for batch in self.batches)
+
+
+def read_batch(batch: object, loss: Loss) -> ReadBatch:
+    """The inputs and the targets of a batch, read as the loss reads them if it knows how."""
+    if isinstance(batch, ReadBatch):
+        return batch
+    return ReadBatch(*(labelled(batch) if callable(loss) else loss.inputs_and_targets(batch)))
+
+
+def loss_on(model: nn.Module, inputs: Tensor, targets: object, loss: Loss) -> Tensor:
+    """The mean loss of the model on inputs that lie where it does; the targets are brought there, as copies."""
+    device = next(model.parameters()).device
+    there = tree_map(lambda leaf: leaf.to(device, copy=True) if isinstance(leaf, Tensor) else leaf, targets)
+    return loss(model(inputs), there) if callable(loss) else loss.mean_loss(model, inputs, there)
 
 
 def tensors_in(value: object) -> Iterator[Tensor]:

@@ -15,7 +15,7 @@ from statistics import NormalDist
 import numpy as np
 
 from basisprune.training.intervals import deviations
-from basisprune.training.metrics import Classes, Counts, Metric, gradient_of, of_counts, value_of
+from basisprune.training.metrics import Classes, ClassMetric, Counts, gradient_of, of_counts, value_of
 from basisprune.training.predict import Predictions
 
 _DRAWS, _CALLS = 2000, 500  # for the named metrics, and for a function, which is called twice for each
@@ -36,7 +36,7 @@ class Resampled:
     -1 it is a gain.
     """
 
-    metric: Metric
+    metric: ClassMetric
     drop: float
     cells: Classes
     weights: Counts
@@ -139,7 +139,7 @@ class Resampled:
         return self.sign * lost
 
 
-def resample(metric: Metric, before: Predictions | None, after: Predictions) -> Resampled:
+def resample(metric: ClassMetric, before: Predictions | None, after: Predictions) -> Resampled:
     """The loss in the metric from one network to the other; without `before`, the metric itself, negated.
 
     Images are drawn within each class, both networks' answers together. To each class, half an image that only the
@@ -173,7 +173,7 @@ def _mistaken_for(label: int, after: Predictions, first: Classes) -> int:
     return next((int(other) for other in np.unique(after.labels) if other != label), label + 1)
 
 
-def _values(metric: Metric, labels: Classes, answers: Classes, counts: Counts) -> Counts:
+def _values(metric: ClassMetric, labels: Classes, answers: Classes, counts: Counts) -> Counts:
     """The metric for each row of counts."""
     if isinstance(metric, str):
         return of_counts(metric, labels, answers, counts)

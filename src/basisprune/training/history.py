@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class EpochRecord:
-    """What one pass over the training images showed; the accuracies are fractions.
+    """What one pass over the training images showed; the accuracies are fractions, or the metric of the task.
 
     Where images are blended, the training accuracy counts the class that has most of an image.
     """
@@ -16,7 +16,7 @@ class EpochRecord:
     epoch: int
     learning_rate: float
     train_loss: float
-    train_accuracy: float
+    train_accuracy: float | None
     val_loss: float | None
     val_accuracy: float | None
 

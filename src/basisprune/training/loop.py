@@ -12,29 +12,27 @@ from pathlib import Path
 from typing import TypeAlias
 
 import torch
-import torch.nn.functional as F
 from accelerate import Accelerator
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 from torchmetrics import MeanMetric
-from torchmetrics.classification import MulticlassAccuracy
 
-from basisprune.data import blend, make_loader, prepare
 from basisprune.errors import ConfigError, DataError, TrainingError
 from basisprune.listener import Listener
+from basisprune.tasks import CLASSIFICATION, Task
 from basisprune.torchkit.kinds import refuse_untrainable
 from basisprune.torchkit.processes import Processes, answering
-from basisprune.torchkit.running import mode, placed
+from basisprune.torchkit.running import mode
 from basisprune.torchkit.weight_norms import copied
 from basisprune.training.accelerating import as_shown, make_accelerator, wrapped
 from basisprune.training.checkpoint import Past, load_checkpoint, save_checkpoint, set_damaged_aside
 from basisprune.training.config import TrainConfig, learning_rate, weights_ramp
 from basisprune.training.evaluation import Data, evaluate
 from basisprune.training.history import EpochRecord, best_epoch, out_of_patience
-from basisprune.training.precision import in_full_precision, single_at_least
+from basisprune.training.lessons import Feed, Pupil, make_lesson
+from basisprune.training.precision import in_full_precision
 from basisprune.training.progress import TrainingClock, hearing
-from basisprune.training.trainable import classes_of, make_optimizer, project_scales
-from basisprune.transfer.model import spec_of
+from basisprune.training.trainable import make_optimizer, project_scales
+from basisprune.transfer.model import known_spec
 
 logger = logging.getLogger(__name__)
 
@@ -55,13 +53,15 @@ class Session:
 
     `teacher` is another network for the same images and classes, `stop` is asked after each epoch, with the
     records so far, whether to end early, and `accelerator` is the one that carries the training (None: a new
-    one by the configuration). `listener` hears of each step; without one, `fit` draws a bar.
+    one by the configuration). `listener` hears of each step; without one, `fit` draws a bar. `task` is what is
+    trained for, by default classes of images.
     """
 
     teacher: nn.Module | None = None
     stop: Stop | None = None
     accelerator: Accelerator | None = None
     listener: Listener | None = None
+    task: Task = CLASSIFICATION
 
     def ends(self, past: Past, config: TrainConfig) -> bool:
         """Whether the training is over after the epochs in the past."""
@@ -84,11 +84,12 @@ def fit(
 ) -> FitResult:
     """The model trained as `config` says: norms, basis scales and classifier, and with `train="all"` all weights.
 
-    `train` and `val` are datasets (or loaders) of pixels; the model's `input_spec` tells how they are
-    prepared. With `checkpoint`, the state is written there after each epoch, and a run that was killed goes
-    on from it and ends in the same weights. `progress=None` shows a bar in a terminal only. Accelerate carries
-    the training: run it under `accelerate launch` or `torchrun` for several GPUs or nodes, which divide each batch
-    among them, and all see the folder of the checkpoint.
+    `train` and `val` are datasets (or loaders) of pixels; the model's `input_spec` tells how they are prepared. With
+    another task in the session, they are any iterables of batches that the task reads, whose inputs are taken as they
+    are, and "accuracy" is its metric. With `checkpoint`, the state is written there after each epoch, and a run that
+    was killed goes on from it and ends in the same weights. `progress=None` shows a bar in a terminal only. Accelerate
+    carries the training: run it under `accelerate launch` or `torchrun` for several GPUs or nodes, which divide each
+    batch among them, and all see the folder of the checkpoint.
 
     With `config.patience`, the training ends when this many epochs brought no better accuracy on `val`, and the
     model has the weights of the best one. With `config.distill`, it also learns what the `teacher` of the
@@ -120,7 +121,7 @@ def _fitted(
     progress: bool | None,
 ) -> FitResult:
     accelerator = session.accelerator or make_accelerator(config, path)
-    run = _Run(model, *data, config, accelerator, _checked_teacher(session.teacher, model, config))
+    run = _Run(model, *data, config, accelerator, session)
     say = logger.warning if session.listener is None else session.listener.say
     past = Past() if path is None else run.resume(path, say)
     show = progress if accelerator.is_main_process else False
@@ -141,8 +142,8 @@ def _checked_teacher(teacher: nn.Module | None, model: nn.Module, config: TrainC
         raise ConfigError(
             f"distill: {config.distill} given, but no teacher; pass session=Session(teacher=...) to fit, or distill=0"
         )
-    spec, wanted = spec_of(model), getattr(teacher, "input_spec", None)
-    if wanted not in (None, spec):
+    spec, wanted = known_spec(model), getattr(teacher, "input_spec", None)
+    if spec is not None and wanted not in (None, spec):
         raise ConfigError(f"teacher: it wants images as {wanted}, the model as {spec}; both are shown the same")
     return teacher
 
@@ -157,38 +158,27 @@ class _Run:
         val: Data | None,
         config: TrainConfig,
         accelerator: Accelerator,
-        teacher: nn.Module | None,
+        session: Session,
     ) -> None:
-        self.config, self.accelerator, self.train, self.val = config, accelerator, train, val
-        self.spec, self.processes = spec_of(model), Processes.here()
-        if config.channels_last:
+        self.config, self.accelerator, self.val, self.task = config, accelerator, val, session.task
+        self.processes = Processes.here()
+        self.feed = Feed(train, session.task, model, config, accelerator)
+        teacher = _checked_teacher(session.teacher, model, config)
+        if config.channels_last and not _has_volumes(model):
             model = model.to(memory_format=torch.channels_last)
         self.optimizer = accelerator.prepare_optimizer(make_optimizer(model, config))
         self.model = model.to(accelerator.device)
-        self.teacher = None if teacher is None else teacher.to(accelerator.device)
-        self.wrapped = wrapped(model, accelerator)
-        # Only the main process shows them on the way, so they must not wait for the others.
-        self.classes = classes_of(model)
-        self.accuracy = MulticlassAccuracy(self.classes, average="micro", sync_on_compute=False)
+        teacher = None if teacher is None else teacher.to(accelerator.device)
+        self.lesson = make_lesson(
+            Pupil(self.model, wrapped(model, accelerator), config, accelerator, teacher), session.task
+        )
+        # Only the main process shows it on the way, so it must not wait for the others.
         self.loss = MeanMetric(sync_on_compute=False)
-        self.accuracy.to(accelerator.device), self.loss.to(accelerator.device)
+        self.loss.to(accelerator.device)
         self.waiting = False
-        self.steps = len(self._loader(0))
+        self.steps = self.feed.steps
         if self.steps == 0:
             raise DataError("fit: the training data contains no batches")
-
-    def _loader(self, epoch: int) -> DataLoader[tuple[Tensor, Tensor]]:
-        config = self.config
-        loader = make_loader(
-            self.train,
-            math.ceil(config.batch_size / self.accelerator.num_processes),
-            shuffle=True,
-            seed=config.seed,
-            epoch=epoch,
-            workers=config.workers,
-            size=self.spec.size,
-        )
-        return self.accelerator.prepare_data_loader(loader)  # type: ignore[no-any-return]
 
     @contextmanager
     def tracked(self) -> Iterator[None]:
@@ -235,24 +225,20 @@ class _Run:
         config = self.config
         seed = (config.seed * 100_003 + epoch) * 1_009 + self.accelerator.process_index
         generator = torch.Generator().manual_seed(seed)
-        self.accuracy.reset()
+        self.lesson.reset()
         self.loss.reset()
         rate = config.lr
         with _seeded(seed), self._training_mode():
-            for step, (images, labels) in enumerate(self._loader(epoch)):
+            for step, (inputs, targets) in enumerate(self.feed.epoch(epoch, generator)):
                 rate = self._set_rates((epoch * self.steps + step) / (config.epochs * self.steps))
-                value = self._step(images, labels, generator)
+                value = self._step(inputs, targets, generator)
                 if not math.isfinite(value):
                     raise TrainingError(
                         f"epoch {epoch}, step {step}: the loss is {value} at learning rate {rate:.3g}; lower "
                         "lr, or check the images. The last checkpoint, if any, is untouched"
                     )
-                clock.step(
-                    epoch,
-                    len(labels) * self.accelerator.num_processes,
-                    self.loss.compute().item(),
-                    self.accuracy.compute().item(),
-                )
+                seen = len(inputs) * self.accelerator.num_processes
+                clock.step(epoch, seen, self.loss.compute().item(), self.lesson.so_far())
         if not all(bool(parameter.isfinite().all()) for parameter in self._parameters()):
             raise TrainingError(
                 f"epoch {epoch}: weights are no longer finite after learning rate {rate:.3g}; lower lr. The last "
@@ -267,12 +253,19 @@ class _Run:
                 batch_size=config.batch_size,
                 prepared=config.prepared,
                 accelerator=self.accelerator,
+                task=self.task,
                 workers=config.workers,
             )
             held_out = found.loss, found.accuracy
-        local = torch.stack([self.loss.compute(), self.accuracy.compute()])
-        loss, accuracy = self.accelerator.reduce(local, reduction="mean").tolist()
-        return EpochRecord(epoch, rate, loss, accuracy, *held_out)
+        return EpochRecord(epoch, rate, *self._of_all_processes(), *held_out)
+
+    def _of_all_processes(self) -> tuple[float, float | None]:
+        """The loss and the metric of the epoch's training images."""
+        metric = self.lesson.value()
+        loss = self.loss.compute()
+        local = torch.stack([loss, loss.new_tensor(0.0 if metric is None else metric)])
+        mean_loss, mean_metric = self.accelerator.reduce(local, reduction="mean").tolist()
+        return mean_loss, None if metric is None else mean_metric
 
     def _set_rates(self, done: float) -> float:
         """The learning rate after the fraction `done` of all steps; each group has its share of it from now on."""
@@ -294,20 +287,9 @@ class _Run:
         groups = self.optimizer.param_groups
         return [each for group in groups if not heavy or group.get("heavy") for each in group["params"]]
 
-    def _step(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> float:
+    def _step(self, inputs: Tensor, targets: object, generator: torch.Generator) -> float:
         config = self.config
-        batch = prepare(
-            images, self.spec, prepared=config.prepared, augmentation=config.augmentation, generator=generator
-        )
-        truth = labels
-        if config.augmentation.blends:
-            batch, truth = blend(batch, labels, config.augmentation, classes=self.classes, generator=generator)
-            labels = truth.argmax(1)
-        with self.accelerator.autocast():
-            logits = self.wrapped(placed(batch, self.model))
-        loss = F.cross_entropy(single_at_least(logits), truth, label_smoothing=config.label_smoothing)
-        if self.teacher is not None:
-            loss = (1 - config.distill) * loss + config.distill * self._distance(self.teacher, batch, logits)
+        loss = self.lesson.loss(inputs, targets, generator)
         value = loss.item()
         if math.isfinite(value):
             self.accelerator.backward(loss)
@@ -320,21 +302,9 @@ class _Run:
             self.optimizer.zero_grad()
             if config.train_scales:
                 project_scales(self.model)
-            self.accuracy.update(logits.detach(), labels)
-            self.loss.update(value, len(labels))
+            self.lesson.note()
+            self.loss.update(value, len(inputs))
         return value
-
-    def _distance(self, teacher: nn.Module, batch: Tensor, logits: Tensor) -> Tensor:
-        """How far the model's classes, softened, are from what the teacher says of the batch."""
-        with torch.no_grad(), mode(teacher, training=False), self.accelerator.autocast():
-            taught: Tensor = teacher(placed(batch, teacher))
-        if taught.shape != logits.shape:
-            shapes = f"{tuple(taught.shape)} where the model outputs {tuple(logits.shape)}"
-            raise ConfigError(f"teacher: outputs {shapes}; it must distinguish the same classes")
-        heat = self.config.distill_temperature
-        student, goal = (F.log_softmax(single_at_least(values) / heat, dim=-1) for values in (logits, taught))
-        # The square keeps the gradient as large as that of the labels, whatever the temperature.
-        return heat**2 * F.kl_div(student, goal, reduction="batchmean", log_target=True)
 
     @contextmanager
     def _training_mode(self) -> Iterator[None]:
@@ -344,6 +314,11 @@ class _Run:
                     if isinstance(module, nn.modules.batchnorm._NormBase):
                         module.eval()
             yield
+
+
+def _has_volumes(model: nn.Module) -> bool:
+    """Whether it has weights of 3d convs, for which PyTorch has another layout."""
+    return any(weight.dim() > 4 for weight in model.parameters())
 
 
 @contextmanager

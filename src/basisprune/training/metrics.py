@@ -7,15 +7,23 @@ from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
+from torch import nn
 
 from basisprune.errors import ConfigError
-from basisprune.training.predict import Predictions
+from basisprune.tasks.base import Task
+from basisprune.training.evaluation import Data
+from basisprune.training.outcomes import Outcomes, judge
+from basisprune.training.predict import Predictions, predict
 
 Classes: TypeAlias = npt.NDArray[np.int64]
 Counts: TypeAlias = npt.NDArray[np.float64]
 MetricName: TypeAlias = Literal["accuracy", "balanced", "macro-f1", "worst-class"]
-Metric: TypeAlias = MetricName | Callable[[Classes, Classes], float]
+ClassMetric: TypeAlias = MetricName | Callable[[Classes, Classes], float]
 """A name, or f(labels, predictions) -> float, of which more is better."""
+Metric: TypeAlias = ClassMetric | Task
+"""A metric of classes, or any other task, which has a metric of its own."""
+Answers: TypeAlias = Predictions | Outcomes
+"""What a network says of images: classes, or the outcomes of any other task."""
 
 
 def metric_name(metric: Metric | str) -> str:
@@ -24,6 +32,8 @@ def metric_name(metric: Metric | str) -> str:
     >>> metric_name("macro-f1"), metric_name(max)
     ('macro-f1', 'max')
     """
+    if isinstance(metric, Task):
+        return metric.metric_name
     return metric if isinstance(metric, str) else getattr(metric, "__name__", type(metric).__name__)
 
 
@@ -38,12 +48,35 @@ def in_words(metric: Metric | str) -> str:
     return words.get(name, name)
 
 
-def value_of(metric: Metric, predictions: Predictions) -> float:
-    """The metric of these predictions; classes without images do not count.
+def shown_as(metric: Metric | str, value: float) -> str:
+    """A value of the metric as text.
+
+    >>> shown_as("accuracy", 0.934)
+    '93.4%'
+    """
+    return metric.shown(value) if isinstance(metric, Task) else f"{value:.1%}"
+
+
+def loss_in_words(metric: Metric | str, loss: float) -> str:
+    """A loss of the metric, in points if it is a share.
+
+    >>> loss_in_words("accuracy", 0.021)
+    '2.1 points'
+    """
+    if isinstance(metric, Task) and not metric.is_share:
+        return metric.shown(loss)
+    return f"{100 * loss:.1f} points"
+
+
+def value_of(metric: Metric, predictions: Answers) -> float:
+    """The metric of these predictions, or outcomes of a task; classes without images do not count.
 
     "balanced" is the mean of the accuracies of all classes, "macro-f1" that of their F1 scores, and "worst-class" the
     accuracy of the class that is worst off. Raises ConfigError if a function returns anything but a finite number.
     """
+    if isinstance(predictions, Outcomes):
+        return predictions.value
+    assert not isinstance(metric, Task)
     if metric == "accuracy":
         return float(predictions.hits.mean())
     labels, classes = predictions.labels, predictions.classes
@@ -68,7 +101,7 @@ def of_counts(metric: MetricName, labels: Classes, answers: Classes, counts: Cou
     return result
 
 
-def gradient_of(metric: Metric, labels: Classes, answers: Classes, counts: Counts) -> Counts:
+def gradient_of(metric: ClassMetric, labels: Classes, answers: Classes, counts: Counts) -> Counts:
     """How much the metric grows with an image of each pair of a label and an answer, of which `counts` are there.
 
     What is the same for all answers of a class may be left out. Of a function, it is what one image more changes.
@@ -122,13 +155,25 @@ def _sums(places: Classes, counts: Counts, size: int) -> Counts:
     return found
 
 
+def answers_of(model: nn.Module, data: Data, task: Task, *, prepared: bool = False) -> Answers:
+    """What the model says of all images of the data, in order: classes, or the outcomes of another task."""
+    if task.is_classification:
+        return predict(model, data, prepared=prepared)
+    return judge(model, data, task, prepared=prepared)
+
+
+def hits_of(answers: Answers) -> npt.NDArray[np.bool_]:
+    """Which images are classified correctly; none of another task than classification."""
+    return np.zeros(0, dtype=np.bool_) if isinstance(answers, Outcomes) else answers.hits
+
+
 def check_metric(metric: object) -> list[str]:
     """What is wrong with a metric, for a list of faults.
 
     >>> check_metric("f2")
     ["metric: 'f2' given; allowed are accuracy, balanced, macro-f1, worst-class, or a function(labels, predictions)"]
     """
-    if callable(metric) or metric in get_args(MetricName):
+    if isinstance(metric, Task) or callable(metric) or metric in get_args(MetricName):
         return []
     allowed = ", ".join(get_args(MetricName))
     return [f"metric: {metric!r} given; allowed are {allowed}, or a function(labels, predictions)"]

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from basisprune.data import PreparedBatches
 from basisprune.errors import DataError
+from basisprune.tasks import CLASSIFICATION
 from basisprune.torchkit.running import mode, placed
 from basisprune.training.evaluation import Data
-from basisprune.transfer.model import spec_of
+from basisprune.training.outcomes import task_batches
 
 
 @dataclass(frozen=True)
@@ -43,14 +45,15 @@ def predict(model: nn.Module, data: Data, *, batch_size: int = 128, prepared: bo
     The processes of a distributed run share the images, and each gets all predictions.
     """
     classes, probabilities, labels = [], [], []
-    batches = PreparedBatches(data, spec_of(model), batch_size=batch_size, prepared=prepared, shared=True)
+    batches = task_batches(data, model, CLASSIFICATION, batch_size=batch_size, prepared=prepared, shared=True)
     with mode(model, training=False):
         for images, given in batches:
             certainty, best = model(placed(images, model)).float().softmax(1).max(1)
             classes.append(best.cpu())
             probabilities.append(certainty.double().cpu())
-            labels.append(given)
+            labels.append(cast(Tensor, given))
     if not labels:
         raise DataError("predict: the data contains no images")
-    named, sure, true = (batches.gathered(each) for each in (classes, probabilities, labels))
+    gathered = batches.gathered if isinstance(batches, PreparedBatches) else torch.cat
+    named, sure, true = (gathered(each) for each in (classes, probabilities, labels))
     return Predictions(named.numpy(), sure.numpy(), true.to(torch.int64).numpy())

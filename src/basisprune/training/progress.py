@@ -137,11 +137,12 @@ class _TrainingTask:
             self.remove()
             self.task = self.progress.add_task("", total=step.steps, info="", left="")
         rate = step.images / max(step.seconds, 1e-9)
+        known = "" if step.accuracy is None else f"accuracy {step.accuracy:.3f}  "
         self.progress.update(
             self.task,
             completed=step.done,
             description=f"epoch {step.epoch + 1}/{step.epochs}",
-            info=f"loss {step.loss:.3f}  accuracy {step.accuracy:.3f}  {rate:.0f} images/s",
+            info=f"loss {step.loss:.3f}  {known}{rate:.0f} images/s",
             left=_left(_rest(step)) if step.share > 0 else "",
         )
         self.last = step.done
@@ -198,7 +199,7 @@ class TrainingClock:
         self.done = self.images = 0
         self.start = clock()
 
-    def step(self, epoch: int, images: int, loss: float, accuracy: float) -> None:
+    def step(self, epoch: int, images: int, loss: float, accuracy: float | None) -> None:
         """One more batch of `images` is done; loss and accuracy are those of the epoch so far."""
         self.done += 1
         self.images += images

@@ -138,7 +138,7 @@ def _own_hints(network: str | nn.Module, built: nn.Module) -> Hints:
     classes = tuple(names) if is_named and isinstance(network, nn.Module) else None  # type: ignore[arg-type]
     if spec is None:
         return Hints(classes=classes)
-    return Hints(spec.size, spec.mean, spec.std, spec.interpolation, classes)
+    return Hints(spec.image_size, spec.mean, spec.std, spec.interpolation, classes)
 
 
 def _output(network: nn.Module, spec: InputSpec) -> tuple[str | None, int]:

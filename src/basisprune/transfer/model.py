@@ -125,7 +125,7 @@ def transfer_model(
     _check_settings(num_classes, pretrained, weights, dropout, input_size, input_spec)
     size = (input_size, input_size) if isinstance(input_size, int) else input_size
     if input_spec is not None:
-        size = input_spec.size
+        size = input_spec.image_size
     body = build_backbone(backbone, pretrained=pretrained, size=size)
     spec = input_spec or _input_spec(backbone, body, size)
     name = architecture_name(backbone, body)

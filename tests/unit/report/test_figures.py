@@ -52,7 +52,8 @@ def test_what_was_not_measured_is_not_drawn():
     assert keys == ["search-parameters", "search-macs", "search-latency_ms"]  # no candidate has a file
     assert rank_plot([]) is None
     assert importance_plots({}) == []
-    assert training_plots([replace(each, history=()) for each in summary().candidates]) == []
+    untrained = tuple(replace(each, history=()) for each in summary().candidates)
+    assert training_plots(replace(summary(), candidates=untrained)) == []
 
 
 def test_importance_is_drawn_by_its_maximum_whatever_its_sign_and_gaps_stay_gaps():

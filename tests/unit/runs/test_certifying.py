@@ -19,7 +19,7 @@ from basisprune.deploy.export.quantise import Quantised
 from basisprune.errors import ModelError
 from basisprune.frameworks import DENSE, Step
 from basisprune.listener import Silence
-from basisprune.runs import certifying
+from basisprune.runs import exporting
 from basisprune.runs.certifying import Certified, Certifier, certifiable_here
 from basisprune.runs.exporting import Exporter, Made
 from basisprune.runs.tested import read_tested
@@ -76,12 +76,12 @@ def found(*sizes: int, to_test: tuple[int, ...], chosen: int) -> Found:
 def certified(monkeypatch, search: Found, lost: dict[int, int], confirming: int | None = 1000, **options) -> Found:
     """What is delivered if the networks lose so many of the confirming images."""
 
-    def predict(network, images, **_settings) -> Predictions:
+    def predict(network, images, _task, **_settings) -> Predictions:
         answers = images.labels.copy()
         answers[: lost.get(network.index, 0)] += 1
         return Predictions(answers, np.ones(len(answers)), images.labels)
 
-    monkeypatch.setattr(certifying, "predict", predict)
+    monkeypatch.setattr(exporting, "answers_of", predict)
     data = splits(confirming)
     return Certifier(PROMISE, data, Exporter(data, prepared=False), Silence(), **options).run(search).found
 
@@ -150,8 +150,12 @@ class Run:
 
     def __init__(self, monkeypatch, folder: Path, lost: dict[str, int]) -> None:
         self.folder, self.lost, self.looks = folder, lost, []
-        monkeypatch.setattr(certifying, "predict", lambda network, data, **_: self.said(str(network.index), data))
-        monkeypatch.setattr(certifying, "predict_onnx", lambda path, data, **_: self.said(path.read_text(), data))
+        said = {
+            "answers": lambda _, network, data: self.said(str(network.index), data),
+            "file_answers": lambda _, path, _network, data: self.said(path.read_text(), data),
+        }
+        for name, answer in said.items():
+            monkeypatch.setattr(Onnx, name, answer, raising=False)
 
     def said(self, name: str, images: ArrayImages) -> Predictions:
         self.looks.append(name)

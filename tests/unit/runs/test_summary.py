@@ -206,23 +206,21 @@ def test_there_are_enough_rounds_and_not_too_many():
         (("test", "confirm"), True, "val"),
     ],
 )
-def test_a_run_that_was_stopped_looks_only_at_images_that_search(parts, interrupted, part, monkeypatch):
+def test_a_run_that_was_stopped_looks_only_at_images_that_search(parts, interrupted, part):
     images = {name: tiny_images(12, seed=seed) for seed, name in enumerate(("train", "val", *parts))}
     splits = Splits(images["train"], images["val"], images.get("test"), ("r", "g", "b", "none"), images.get("confirm"))
-    pipeline = SimpleNamespace(splits=splits, settings=RunConfig().recipe)
     looked = []
 
-    def predict(network, data, **_settings) -> Predictions:
+    def predict(network, data) -> Predictions:
         looked.append(data)
         return answers(data.labels, np.arange(12) >= (3 if len(looked) % 2 == 0 else 0))
 
-    monkeypatch.setattr(summary, "predict", predict)
-    _, found = case(DROP, 95, 94, chosen=1, interrupted=interrupted)
-    seen = summary._held_out(found, pipeline)
-    assert (seen.part, [data is images[part] for data in looked]) == (part, [True, True])
-    test, confusion, changed = summary._on_test(seen, pipeline, (SIDE, SIDE))
-    assert (test is not None) == (confusion is not None) == (part == "test")
-    assert len(changed) == 3  # those that were right are shown, whatever the images are
+    pipeline = SimpleNamespace(splits=splits, settings=RunConfig().recipe, answers=predict)
+    job, found = case(DROP, 95, 94, chosen=1, interrupted=interrupted)
+    seen = summary._shown(job, found, pipeline, (SIDE, SIDE))
+    assert (seen.losses.part, [data is images[part] for data in looked]) == (part, [True, True])
+    assert (seen.test is not None) == (seen.confusion is not None) == (part == "test")
+    assert len(seen.changed) == 3  # those that were right are shown, whatever the images are
 
 
 def test_what_a_class_may_lose_is_counted_in_the_metric():

@@ -12,6 +12,7 @@ from tiny import differing, tiny_decomposed, tiny_images, tiny_model, tiny_train
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+import basisprune.training.lessons
 import basisprune.training.loop
 from basisprune.basis.decompose import decompose
 from basisprune.data import ArrayImages, Augment, blend
@@ -167,7 +168,7 @@ def test_blended_images_have_the_loss_of_their_shares(monkeypatch):
         seen.append(blend(*args, **kwargs))
         return seen[-1]
 
-    monkeypatch.setattr(basisprune.training.loop, "blend", spy)
+    monkeypatch.setattr(basisprune.training.lessons, "blend", spy)
     augmentation = Augment(mixup=1.0, cutmix=1.0)
     config = tiny_training(
         epochs=1, prepared=True, norm_statistics="fixed", label_smoothing=0.1, augmentation=augmentation

@@ -18,6 +18,8 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]()|~$@:]|(?<=www)\.)", re.IGNORECASE)  # wh
 _LICENCE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,60}")
 _DATASET = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?", re.ASCII)
 
+_KINDS = {"segmentation": "image-segmentation"}  # what the hub calls tasks that are no classification
+
 
 @dataclass(frozen=True)
 class Card:
@@ -105,14 +107,15 @@ def _front(config: Config, card: Card, repo_id: str) -> ModelCardData:
             metric_value=value,
             metric_args={"confidence": 0.95, "interval": list(interval)} if interval else None,
         )
-        for part, value, interval in accuracies(config.metrics)
+        for part, value, interval in (() if "task" in config.metrics else accuracies(config.metrics))
         for low, high in [interval or (0.0, 0.0)]
     ]
+    kind = _KINDS.get(str(config.metrics["task"])) if "task" in config.metrics else "image-classification"
     return ModelCardData(
         license=card.license,
         library_name="basisprune",
-        pipeline_tag="image-classification",
-        tags=["basisprune", "compression", "pruning", "image-classification"],
+        pipeline_tag=kind,
+        tags=["basisprune", "compression", "pruning", *([kind] if kind else [])],
         datasets=list(card.datasets) or None,
         metrics=["accuracy"] if results else None,
         model_name=repo_id.partition("/")[2] if results else None,

@@ -16,8 +16,9 @@ from torch.nn import functional as F
 from basisprune.deploy.bundle.config import Step
 from basisprune.deploy.bundle.structure import class_name
 from basisprune.deploy.bundle.values import decode, encode, is_plain
-from basisprune.deploy.folded import FoldedModel, folded
+from basisprune.deploy.folded import FoldedModel, about, folded
 from basisprune.errors import BundleError, LayerError
+from basisprune.types import InputSpec
 
 _OF_TENSORS = (
     *("abs", "add", "cat", "chunk", "clamp", "concat", "div", "exp", "flatten", "log", "matmul", "max", "maximum"),
@@ -74,6 +75,18 @@ def plain_steps(model: FoldedModel) -> tuple[nn.Module, list[Step]]:
     parts._modules, parts._parameters, parts._buffers = found._modules, found._parameters, found._buffers
     parts._non_persistent_buffers_set = found._non_persistent_buffers_set
     return parts.eval(), steps
+
+
+def as_graph(model: nn.Module, spec: InputSpec) -> FoldedModel:
+    """A folded network of any class as a graph down to plain layers, which are shared: no class is needed to load it.
+
+    Raises LayerError if it cannot be traced.
+    """
+    try:
+        graph = _PlainTracer().trace(model)
+    except Exception as error:
+        raise LayerError("", f"{type(model).__name__} cannot be traced ({error})") from error
+    return folded(model, graph, about(spec, None, getattr(model, "classes", None))).eval()
 
 
 class _Careful(fx.Interpreter):
@@ -151,6 +164,8 @@ def _written(value: object, numbers: dict[fx.Node, int]) -> JsonValue:
         return items if isinstance(value, list) else {"tuple": items}
     if isinstance(value, slice):
         return {"slice": [_written(item, numbers) for item in (value.start, value.stop, value.step)]}
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return {"dict": [[key, _written(item, numbers)] for key, item in value.items()]}
     if value is ...:
         return {"ellipsis": True}
     if not is_plain(value):
@@ -168,6 +183,15 @@ def _read(value: JsonValue, nodes: list[fx.Node]) -> object:
             return tuple(_read(item, nodes) for item in items)
         case {"slice": [start, stop, step]}:
             return slice(*(_read(item, nodes) for item in (start, stop, step)))
+        case {"dict": [*pairs]}:
+            return dict(_pair(pair, nodes) for pair in pairs)
         case {"ellipsis": True}:
             return ...
     return decode(value)
+
+
+def _pair(pair: JsonValue, nodes: list[fx.Node]) -> tuple[str, object]:
+    match pair:
+        case [str(key), item]:
+            return key, _read(item, nodes)
+    raise BundleError("graph: a dict in it has an entry that is not a name and a value")

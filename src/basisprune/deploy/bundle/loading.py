@@ -101,7 +101,7 @@ def fresh_network(architecture: Architecture, spec: InputSpec | None) -> nn.Modu
         return None
     with torch.random.fork_rng():
         if architecture.insert_norm is None:
-            network = build_backbone(architecture.builder, size=None if spec is None else spec.size)
+            network = build_backbone(architecture.builder, size=None if spec is None else spec.image_size)
             # A network that kept its head is the only part of what was traced.
             return KeptModel(network, spec, 0) if architecture.traced and spec is not None else network
         return transfer_model(architecture.builder, 1, input_spec=spec, insert_norm=architecture.insert_norm)

@@ -5,18 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils.data import Dataset
 
-from basisprune.data import prepare
+from basisprune.data import own_part, prepare
 from basisprune.data.loaders import make_loader
 from basisprune.deploy.export.common import PixelLayout
 from basisprune.deploy.export.facts import GraphInput, read_facts
-from basisprune.deploy.export.runtime import notes_in, open_session, require_onnx, run_session
-from basisprune.errors import DataError
+from basisprune.deploy.export.runtime import notes_in, open_session, require_onnx, run_all, run_session
+from basisprune.errors import DataError, ModelError
+from basisprune.tasks import Task
+from basisprune.torchkit.running import mode, placed
 from basisprune.training.evaluation import Data, Evaluation
+from basisprune.training.outcomes import Outcomes, joined
 from basisprune.training.predict import Predictions
 from basisprune.types import InputSpec
 
@@ -51,12 +57,44 @@ def predict_onnx(path: str | Path, data: Data, *, batch_size: int = 64, prepared
     )
 
 
+@torch.inference_mode()
+def judge_onnx(
+    path: str | Path, like: nn.Module, data: Data, task: Task, *, batch_size: int = 64, prepared: bool = False
+) -> Outcomes:
+    """The outcomes of an ONNX file of `export_onnx` on the data, in order, in onnxruntime on the CPU.
+
+    The file has the tensors that the network outputs one after the other; `like` is the network itself, whose output
+    says how they belong together.
+    """
+    require_onnx()
+    session = open_session(Path(path))
+    own, structure, rows = own_part(data, task, batch_size), None, []
+    wanted = None if own is not None else read_facts(Path(path), notes_in(session)).input
+    batches = own if wanted is None else make_loader(data, batch_size, size=wanted.spec.image_size)  # type: ignore[arg-type]
+    for images, targets in batches:  # type: ignore[union-attr]
+        inputs = images.float().contiguous() if wanted is None else _inputs(images, wanted, prepared)
+        if structure is None:
+            structure = _structure(like, images if wanted is None else prepare(images, wanted.spec, prepared=prepared))
+        output = tree_unflatten(run_all(session, inputs), structure)
+        rows.append(task.rows(task.output(output), targets, len(images)))
+    return joined(task, rows)
+
+
+def _structure(model: nn.Module, inputs: Tensor) -> TreeSpec:
+    """How the tensors that the model outputs belong together."""
+    with mode(model, training=False):
+        leaves, structure = tree_flatten(model(placed(inputs[:1], model)))
+    if not all(isinstance(leaf, Tensor) for leaf in leaves):
+        raise ModelError(f"{type(model).__name__} outputs other things than tensors, which no ONNX file has")
+    return structure
+
+
 def _scores(path: Path, data: Data, batch_size: int, prepared: bool) -> Iterator[tuple[Tensor, Tensor]]:
     """What the file says of each batch, with the labels; images are prepared as its metadata says."""
     require_onnx()
     session = open_session(path)
     wanted = read_facts(path, notes_in(session)).input
-    for images, labels in make_loader(data, batch_size, size=wanted.spec.size):
+    for images, labels in make_loader(cast("Dataset[object]", data), batch_size, size=wanted.spec.image_size):
         yield run_session(session, _inputs(images, wanted, prepared)).float(), labels
 
 

@@ -1,0 +1,230 @@
+"""Loaders of the user's own, any iterable of batches, as parts of a dataset like others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from basisprune.data.arrays import Labels, as_labels, read_only
+from basisprune.data.datasets import LabelledImages, numbered
+from basisprune.data.looks import Look, image_hash, random_numbers_kept
+from basisprune.data.split import Splits
+from basisprune.errors import ConfigError, DataError
+from basisprune.tasks.base import Task
+from basisprune.torchkit.running import ReadBatch
+
+_REPEATABLE = "a list, a DataLoader or an object whose __iter__ starts anew each time"
+
+
+@dataclass(frozen=True, eq=False)
+class Loaders:
+    """Your own loaders in place of a folder of images: anything that yields batches, again and again.
+
+    A batch is what the task reads: by default a pair of prepared inputs, a float tensor (N, ...), and targets. `train`
+    may come in any order; the others must yield the same examples in the same order each time, because networks are
+    compared example by example. `val` is what candidates are judged on, `confirm` are examples that nothing looks at
+    before the budget is certified on them, and `test` is used once, at the end. Without `confirm`, a budget is
+    estimated and not certified. `classes` are names for a classifier's classes.
+
+    >>> batches = [(torch.zeros(4, 3, 8, 8), torch.zeros(4, 8, 8))]
+    >>> list(Loaders(train=batches, val=batches).given)
+    ['train', 'val']
+    """
+
+    train: Iterable[object]
+    val: Iterable[object] | None = None
+    test: Iterable[object] | None = None
+    confirm: Iterable[object] | None = None
+    classes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        faults = [fault for name, loader in self.given.items() if (fault := _fault_of(name, loader))]
+        if "train" not in self.given:
+            faults.append("train: None given; a loader is needed")
+        if faults:
+            raise ConfigError.of("Loaders", faults)
+
+    @property
+    def given(self) -> dict[str, Iterable[object]]:
+        """The loaders that there are, by the name of their part."""
+        named = {"train": self.train, "val": self.val, "confirm": self.confirm, "test": self.test}
+        return {name: loader for name, loader in named.items() if loader is not None}
+
+    def splits(self, task: Task) -> Splits:
+        """The same as parts of a dataset, gone through once each; raises DataError for what the task cannot read."""
+        parts = {
+            name: LoaderPart(loader, task, name, fixed=name != "train", classes=tuple(self.classes))
+            for name, loader in self.given.items()
+        }
+        for name, part in parts.items():
+            if len(part) == 0:
+                raise DataError(f"Loaders: {name} yields no batches; if it is a generator, pass {_REPEATABLE}")
+        train = parts["train"]
+        classes = train.classes if task.is_classification else ()
+        return Splits(train, parts.get("val"), parts.get("test"), classes, parts.get("confirm"))
+
+
+def _fault_of(name: str, loader: object) -> str:
+    """Why this cannot be a loader; empty if it can."""
+    if hasattr(loader, "__next__"):
+        return f"{name}: a {type(loader).__name__} given, which can be gone through only once; pass {_REPEATABLE}"
+    if isinstance(loader, Dataset) and not isinstance(loader, IterableDataset | LoaderPart):
+        return f"{name}: a {type(loader).__name__} given, which yields single examples; wrap it in a DataLoader"
+    if isinstance(loader, str | bytes | Tensor) or not (hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")):
+        return f"{name}: a {type(loader).__name__} given; an iterable of batches is needed: {_REPEATABLE}"
+    return ""
+
+
+class _Scan(NamedTuple):
+    """What going through a loader once shows: its batches, the label of each example, and the hashes of inputs."""
+
+    steps: int
+    labels: Labels
+    hashes: tuple[str, ...]
+    shape: tuple[int, ...]
+
+
+class LoaderPart(LabelledImages):
+    """Somebody's loader as a part of a dataset: iterating yields its batches as the task reads them.
+
+    A part that is `fixed` yields the same inputs in the same order each time; raises DataError as soon as it does not.
+    """
+
+    in_parallel = False
+
+    def __init__(
+        self,
+        loader: Iterable[object],
+        task: Task,
+        name: str = "data",
+        *,
+        fixed: bool = False,
+        classes: tuple[str, ...] = (),
+    ) -> None:
+        fault = _fault_of(name, loader)
+        if fault:
+            raise DataError(fault)
+        self.loader, self.task, self.name, self.fixed = loader, task, name, fixed
+        self._names = classes
+
+    def __iter__(self) -> Iterator[ReadBatch]:
+        place = 0
+        for batch in self.loader:
+            read = self.task.inputs_and_targets(batch)
+            if self.fixed:
+                self._compare(read.inputs, place)
+            place += len(read.inputs)
+            yield read
+
+    def __len__(self) -> int:
+        return len(self._scan.labels)
+
+    @property
+    def steps(self) -> int:
+        """The number of batches."""
+        return self._scan.steps
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one input, that of the first."""
+        return self._scan.shape
+
+    @property
+    def labels(self) -> Labels:  # type: ignore[override]
+        """The class of each example; zeros where the task has no classes."""
+        return self._scan.labels
+
+    @cached_property
+    def classes(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The names that were given, or numbers up to the largest label; none where the task has no classes."""
+        return (self._names or numbered(self.labels, self.name)) if self.task.is_classification else ()
+
+    def look(self, index: int) -> Look:
+        """The hash of an input, where the order is fixed."""
+        return Look(self._scan.hashes[index] if self.fixed else "")
+
+    def content_hash(self, index: int) -> str:
+        """The same hash."""
+        return self.look(index).sha256
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        """The input of an example, found by going through the batches."""
+        place = 0
+        for inputs, _ in self:
+            if index < place + len(inputs):
+                return inputs[index - place], int(self.labels[index])
+            place += len(inputs)
+        raise IndexError(index)
+
+    @cached_property
+    def _scan(self) -> _Scan:
+        steps, labels, hashes = 0, [], []
+        shape: tuple[int, ...] = ()
+        with random_numbers_kept():
+            for batch in self.loader:
+                inputs, targets = self.task.inputs_and_targets(batch)
+                shape = shape or tuple(inputs.shape[1:])
+                labels.append(
+                    _labels(targets, len(inputs), self.name) if self.task.is_classification else _none(inputs)
+                )
+                hashes += [image_hash(each) for each in inputs] if self.fixed else []
+                steps += 1
+        found = np.concatenate(labels) if labels else np.zeros(0, dtype=np.int64)
+        return _Scan(steps, read_only(found), tuple(hashes), shape)
+
+    def _compare(self, inputs: Tensor, place: int) -> None:
+        known = self._scan.hashes[place : place + len(inputs)]
+        if tuple(image_hash(each) for each in inputs) != known:
+            raise DataError(
+                f"{self.name}: the loader yields other examples than before, or in another order (example {place} on); "
+                "networks are compared example by example, so pass one with shuffle=False and without random changes"
+            )
+
+
+def _labels(targets: object, count: int, name: str) -> Labels:
+    if isinstance(targets, Tensor) and targets.shape == (count,) and not targets.is_floating_point():
+        return as_labels(targets.cpu().numpy(), count, name)
+    given = f"{targets.dtype} {tuple(targets.shape)}" if isinstance(targets, Tensor) else type(targets).__name__
+    raise DataError(
+        f"{name}: targets {given} given for {count} examples; a classifier needs a class number for each. For other "
+        "targets pass task=..."
+    )
+
+
+def _none(inputs: Tensor) -> Labels:
+    return np.zeros(len(inputs), dtype=np.int64)
+
+
+def own_part(data: object, task: Task, batch_size: int, *, shuffle: bool = False, seed: int = 0) -> LoaderPart | None:
+    """The data as a part of somebody's own batches; None for images that are read and prepared here.
+
+    Those are datasets of ours, and with classification all datasets and DataLoaders, and whatever else has single
+    images with their labels. A map-style dataset of any other task is put into batches as PyTorch does it.
+    """
+    if isinstance(data, LoaderPart):
+        return data
+    if isinstance(data, LabelledImages) or (task.is_classification and _is_of_images(data)):
+        return None
+    if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
+        generator = torch.Generator().manual_seed(seed)
+        data = DataLoader(data, batch_size, shuffle=shuffle, generator=generator)
+    return LoaderPart(data, task)  # type: ignore[arg-type]  # which is looked at there
+
+
+def _is_of_images(data: object) -> bool:
+    """Whether it is a dataset or DataLoader, or like one: with a length, and items that are no batches."""
+    if isinstance(data, Dataset | DataLoader):
+        return True
+    if not (hasattr(data, "__getitem__") and hasattr(data, "__len__")) or len(data) == 0:
+        return False
+    match data[0]:
+        case (Tensor() as inputs, Tensor() as labels, *_):
+            return labels.ndim != 1 or len(labels) != len(inputs)
+    return True

@@ -1,0 +1,103 @@
+"""Numbers for each example: squared errors, R2 or the mean absolute error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from basisprune.errors import ConfigError, DataError, nearest
+from basisprune.tasks.base import Rows, Task
+
+RegressionMetric: TypeAlias = Literal["r2", "mae", "mse"]
+_NAMES = {"r2": "R2", "mae": "negative mean absolute error", "mse": "negative mean squared error"}
+
+
+def regression(
+    metric: RegressionMetric = "r2",
+    *,
+    loss: Callable[[Tensor, Tensor], Tensor] | None = None,
+    read: Callable[[Any], tuple[Tensor, Any]] | None = None,
+) -> Task:
+    """The task of one number, or several, for each example.
+
+    The network outputs (N, numbers) or (N,), the targets have the same shape; the loss is the mean squared error,
+    unless another one is given. "r2" is the share of the targets' variance that is explained, in the mean over the
+    numbers; "mae" and "mse" are the mean absolute and squared error, negated, because more has to be better.
+
+    >>> regression("mae").metric_name
+    'negative mean absolute error'
+    """
+    if metric not in _NAMES:
+        allowed = ", ".join(get_args(RegressionMetric))
+        raise ConfigError(f"regression: metric: {metric!r} given; allowed are {allowed}.{nearest(str(metric), _NAMES)}")
+    known = {} if read is None else {"read": read}
+    outcomes = {"r2": _both, "mae": _absolute, "mse": _squared}
+    errors = {"r2": _errors, "mae": lambda rows: -rows[:, 0], "mse": lambda rows: np.sqrt(-rows[:, 0])}
+    return Task(
+        "regression",
+        loss or _mean_squared,
+        outcomes[metric],
+        r2 if metric == "r2" else None,
+        metric_name=_NAMES[metric],
+        is_share=False,
+        distance=lambda said, taught: F.mse_loss(_flat(said), _flat(taught)),
+        errors=errors[metric],
+        **known,  # type: ignore[arg-type]
+    )
+
+
+def r2(rows: Rows) -> float:
+    """The coefficient of determination from predictions and targets side by side (n, 2 * numbers), in the mean.
+
+    Targets that do not vary are explained if they are met exactly.
+
+    >>> r2(np.array([[1.0, 1.0], [2.0, 2.0], [4.0, 3.0]]))
+    0.5
+    """
+    said, are = np.split(rows, 2, axis=1)
+    left, spread = np.square(said - are).sum(0), np.square(are - are.mean(0)).sum(0)
+    explained = np.where(spread > 0, 1 - left / np.where(spread > 0, spread, 1.0), np.where(left > 0, 0.0, 1.0))
+    return float(explained.mean())
+
+
+def _flat(values: Tensor) -> Tensor:
+    return values.reshape(len(values), -1)
+
+
+def _fitting(said: object, are: object) -> tuple[Tensor, Tensor]:
+    """Both as (N, numbers)."""
+    if isinstance(said, Tensor) and isinstance(are, Tensor) and len(said) == len(are):
+        said, are = _flat(said), _flat(are).to(said.dtype)
+        if said.shape == are.shape:
+            return said, are
+    given = [tuple(each.shape) if isinstance(each, Tensor) else type(each).__name__ for each in (said, are)]
+    raise DataError(f"task regression: the network outputs {given[0]}, the targets are {given[1]}; they must agree")
+
+
+def _mean_squared(said: Tensor, are: Tensor) -> Tensor:
+    return F.mse_loss(*_fitting(said, are))
+
+
+def _both(said: Tensor, are: Tensor) -> Tensor:
+    return torch.cat(_fitting(said, are), dim=1)
+
+
+def _absolute(said: Tensor, are: Tensor) -> Tensor:
+    one, other = _fitting(said, are)
+    return -(one - other).abs().mean(1, keepdim=True)
+
+
+def _squared(said: Tensor, are: Tensor) -> Tensor:
+    one, other = _fitting(said, are)
+    return -(one - other).square().mean(1, keepdim=True)
+
+
+def _errors(rows: Rows) -> Rows:
+    said, are = np.split(rows, 2, axis=1)
+    errors: Rows = np.abs(said - are).mean(1)
+    return errors

@@ -1,0 +1,147 @@
+"""One class for each pixel: cross entropy, mean IoU or Dice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from basisprune.errors import ConfigError, DataError, nearest
+from basisprune.tasks.base import Rows, Task
+
+SegmentationMetric: TypeAlias = Literal["iou", "dice"]
+_NAMES = {"iou": "mean IoU", "dice": "mean Dice"}
+
+
+def segmentation(
+    metric: SegmentationMetric = "iou",
+    *,
+    ignore_index: int = -100,
+    loss: Callable[[Tensor, Tensor], Tensor] | None = None,
+    read: Callable[[Any], tuple[Tensor, Any]] | None = None,
+) -> Task:
+    """The task of one class for each pixel, voxel or position.
+
+    The network outputs scores (N, classes, ...), or a dict with them under "out", as torchvision's do; with a single
+    channel, scores of the one class beside the background. Targets are classes (N, ...); pixels of `ignore_index` do
+    not count. The loss is the cross entropy, unless another one is given.
+
+    "iou" is the mean over the classes of intersection over union, "dice" that of twice the intersection over the sum;
+    both are counted over all examples, and classes that are neither there nor predicted do not count.
+
+    >>> segmentation("dice").metric_name
+    'mean Dice'
+    """
+    if metric not in _NAMES:
+        allowed = ", ".join(get_args(SegmentationMetric))
+        raise ConfigError(
+            f"segmentation: metric: {metric!r} given; allowed are {allowed}.{nearest(str(metric), _NAMES)}"
+        )
+    known = {} if read is None else {"read": read}
+    return Task(
+        "segmentation",
+        loss or partial(_cross_entropy, ignore_index=ignore_index),
+        partial(_counts, ignore_index=ignore_index),
+        mean_iou if metric == "iou" else mean_dice,
+        metric_name=_NAMES[metric],
+        is_share=True,
+        output=_scores,
+        distance=_distance,
+        mask=predicted_mask,
+        **known,  # type: ignore[arg-type]
+    )
+
+
+def mean_iou(rows: Rows) -> float:
+    """The mean IoU from each example's intersections, predicted and true pixels: (n, 3 * classes).
+
+    >>> mean_iou(np.array([[3.0, 1.0, 4.0, 2.0, 4.0, 2.0]])) == (3 / 5 + 1 / 3) / 2
+    True
+    """
+    both, said, are = rows.sum(0).reshape(3, -1)
+    union = said + are - both
+    return _mean_over_classes(both, union)
+
+
+def mean_dice(rows: Rows) -> float:
+    """The mean Dice score from the same numbers."""
+    both, said, are = rows.sum(0).reshape(3, -1)
+    return _mean_over_classes(2 * both, said + are)
+
+
+def predicted_mask(scores: Tensor) -> Tensor:
+    """The class (N, ...) of each pixel."""
+    return (scores[:, 0] > 0).long() if scores.shape[1] == 1 else scores.argmax(1)
+
+
+def _mean_over_classes(part: Rows, whole: Rows) -> float:
+    there = whole > 0
+    # Without any class there is nothing that could be wrong.
+    return float(np.mean(part[there] / whole[there])) if there.any() else 1.0
+
+
+def _scores(raw: Any) -> Tensor:
+    """The scores among what the network outputs."""
+    scores = raw.get("out") if isinstance(raw, dict) else raw
+    if not isinstance(scores, Tensor) or scores.ndim < 3:
+        given = f"shape {tuple(scores.shape)}" if isinstance(scores, Tensor) else type(raw).__name__
+        raise DataError(
+            f"task segmentation: the network outputs {given}; scores (N, classes, ...), or a dict with 'out', are "
+            "needed. Other networks need a Task of their own, with output=..."
+        )
+    return scores
+
+
+def _fitting(scores: Tensor, masks: object) -> Tensor:
+    """The true classes; raises DataError where they do not fit the scores."""
+    if isinstance(masks, Tensor) and masks.ndim == scores.ndim and masks.shape[1] == 1:
+        masks = masks[:, 0]
+    wanted = (len(scores), *scores.shape[2:])
+    if not isinstance(masks, Tensor) or tuple(masks.shape) != wanted:
+        given = tuple(masks.shape) if isinstance(masks, Tensor) else type(masks).__name__
+        raise DataError(f"task segmentation: masks {given} given for scores {tuple(scores.shape)}; {wanted} is needed")
+    return masks.long()
+
+
+def _cross_entropy(scores: Tensor, masks: Tensor, *, ignore_index: int) -> Tensor:
+    masks = _fitting(scores, masks)
+    counts = (masks != ignore_index).sum().clamp(min=1)
+    if scores.shape[1] > 1:
+        return F.cross_entropy(scores, masks, ignore_index=ignore_index, reduction="sum") / counts
+    wanted = (masks > 0).to(scores.dtype)
+    each = F.binary_cross_entropy_with_logits(scores[:, 0], wanted, reduction="none")
+    return (each * (masks != ignore_index)).sum() / counts
+
+
+def _counts(scores: Tensor, masks: Tensor, *, ignore_index: int) -> Tensor:
+    """For each example and class: the pixels that are both, that are said to be it, and that are it."""
+    masks = _fitting(scores, masks).flatten(1)
+    said, valid, classes = predicted_mask(scores).flatten(1), masks != ignore_index, max(scores.shape[1], 2)
+    wrong = valid & ((masks < 0) | (masks >= classes))
+    if bool(wrong.any()):
+        raise DataError(
+            f"task segmentation: class {int(masks[wrong][0])} in a mask; 0..{classes - 1} is allowed for {classes} "
+            "classes, and ignore_index for pixels that do not count"
+        )
+    ones = valid.double()
+
+    def per_class(found: Tensor, weights: Tensor) -> Tensor:
+        places = torch.where(valid, found, 0)
+        return torch.zeros(len(found), classes, dtype=torch.float64, device=found.device).scatter_add_(
+            1, places, weights
+        )
+
+    return torch.cat([per_class(masks, ones * (said == masks)), per_class(said, ones), per_class(masks, ones)], dim=1)
+
+
+def _distance(scores: Tensor, taught: Tensor) -> Tensor:
+    """The mean over pixels of the divergence from what the teacher says."""
+    if scores.shape[1] == 1:
+        return F.binary_cross_entropy_with_logits(scores, taught.sigmoid())
+    student, teacher = (F.log_softmax(each, dim=1) for each in (scores, taught))
+    return F.kl_div(student, teacher, reduction="none", log_target=True).sum(1).mean()

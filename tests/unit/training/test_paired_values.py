@@ -1,0 +1,130 @@
+"""Laws of the paired test for any task."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.metrics import r2_score
+
+from basisprune.budget import Budget, MetricBudget
+from basisprune.budget.certify import Promise, Standard
+from basisprune.errors import ConfigError
+from basisprune.tasks import Task, regression, segmentation
+from basisprune.training.outcomes import Outcomes
+from basisprune.training.paired_values import PairedValues, interval_of, student_cdf, student_quantile
+
+MEAN = Task("means", lambda a, b: a, lambda a, b: a, metric_name="Dice", is_share=True)
+
+
+def means(values) -> Outcomes:
+    return Outcomes(MEAN, np.asarray(values, dtype=np.float64)[:, None])
+
+
+def pixels(seed: int, count: int = 60, lost: float = 0.0) -> Outcomes:
+    random = np.random.default_rng(seed)
+    are = random.integers(20, 200, (count, 3)).astype(np.float64)
+    both = are * np.clip(random.beta(9, 1, (count, 3)) - lost, 0, 1)
+    said = both + random.integers(0, 20, (count, 3))
+    return Outcomes(segmentation(), np.concatenate([both, said, are], axis=1))
+
+
+@given(st.floats(-5, 5), st.integers(1, 60))
+def test_students_t_is_that_of_the_tables(value, freedom):
+    assert student_cdf(value, freedom) + student_cdf(-value, freedom) == pytest.approx(1)
+    assert student_cdf(student_quantile(0.95, freedom), freedom) == pytest.approx(0.95)
+    known = {1: 6.314, 5: 2.015, 10: 1.812, 30: 1.697}
+    for degrees, wanted in known.items():
+        assert student_quantile(0.95, degrees) == pytest.approx(wanted, abs=1e-3)
+
+
+def test_of_a_mean_each_example_says_its_own_number():
+    assert means([0.1, 0.5]).each.tolist() == [0.1, 0.5]
+
+
+def test_the_jackknife_values_of_a_mean_are_its_numbers():
+    random = np.random.default_rng(0)
+    by_metric = Task("means", MEAN.loss, MEAN.outcome, lambda rows: float(rows.mean()))
+    rows = random.random((50, 1))
+    assert Outcomes(by_metric, rows).each == pytest.approx(rows[:, 0])
+    many = Outcomes(by_metric, random.random((1000, 1)))
+    assert len(many.each) == 200  # in blocks, or it would take long
+    assert many.each.mean() == pytest.approx(many.value)
+
+
+@given(st.integers(0, 1000))
+def test_the_order_of_examples_changes_nothing(seed):
+    before, after = pixels(seed), pixels(seed, lost=0.02)
+    mixed = np.random.default_rng(seed).permutation(len(before))
+    one = PairedValues.of(before, after)
+    two = PairedValues.of(Outcomes(before.task, before.rows[mixed]), Outcomes(after.task, after.rows[mixed]))
+    assert one.drop == pytest.approx(two.drop)
+    assert one.spread == pytest.approx(two.spread)
+
+
+def test_the_bound_and_the_test_agree():
+    pair = PairedValues.of(pixels(0), pixels(0, lost=0.03))
+    assert pair.p_value(pair.upper(0.95)) == pytest.approx(0.05)
+    low, high = pair.interval()
+    assert low < pair.drop < high
+    assert pair.expected_score(0.1, 4) == pytest.approx(2 * pair.expected_score(0.1, 1))
+
+
+def test_a_few_examples_without_a_change_prove_little():
+    same = means(np.linspace(0.5, 1, 30))
+    assert PairedValues.of(same, same).upper(0.95) > 0.02
+    assert PairedValues.of(same, same).p_value(0.01) > 0.05
+    many = means(np.linspace(0.5, 1, 3000))
+    assert PairedValues.of(many, many).p_value(0.01) < 0.05
+
+
+def test_of_equal_networks_the_p_values_are_uniform():
+    random = np.random.default_rng(0)
+    found = []
+    for _ in range(400):
+        base = random.beta(9, 1, 2000)
+        one, two = (means(base + random.normal(0, 0.05, 2000)) for _ in range(2))
+        found.append(PairedValues.of(one, two).p_value(0.0))
+    shares = [np.mean(np.array(found) <= level) for level in (0.1, 0.25, 0.5, 0.75, 0.9)]
+    assert shares == pytest.approx([0.1, 0.25, 0.5, 0.75, 0.9], abs=0.07)
+
+
+def test_of_networks_at_the_limit_the_test_passes_at_most_one_in_twenty_or_so():
+    random, passed = np.random.default_rng(1), 0
+    promise = Promise(Budget(max_drop=0.02), metric=MEAN)
+    for _ in range(400):
+        before = random.beta(20, 2, 150)
+        hurt = (random.random(150) < 0.1) * random.uniform(0, 0.4, 150)  # 2 points in the mean
+        passed += promise.keeps(promise.evidence(means(before), means(before - hurt)))
+    assert passed / 400 <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 400)
+
+
+def test_the_value_of_one_network_has_an_interval():
+    random = np.random.default_rng(0)
+    are = random.normal(size=(200, 1))
+    rows = np.concatenate([are + random.normal(0, 0.3, (200, 1)), are], axis=1)
+    found = Outcomes(regression(), rows)
+    low, high = interval_of(found)
+    assert found.value == pytest.approx(r2_score(rows[:, 1], rows[:, 0]))
+    assert low < found.value < high < 1
+
+
+def test_a_promise_of_a_task_is_in_units_of_its_metric():
+    with pytest.raises(ConfigError, match="max_drop"):
+        Budget(max_drop=2.5)
+    with pytest.raises(ConfigError, match="max_drop: -1 given; it is a loss in units of the metric"):
+        MetricBudget(max_drop=-1)
+    task = regression("mae")
+    before = Outcomes(task, -np.abs(np.random.default_rng(0).normal(10, 1, (300, 1))))
+    after = Outcomes(task, before.rows - 0.5)
+    loose, tight = (Standard(Promise(MetricBudget(max_drop=drop), metric=task)) for drop in (2.5, 0.1))
+    assert loose.passes(before, after)
+    assert not tight.passes(before, after)
+    test = loose.promise.test(1, "half", before, after)
+    assert (test.passed, test.lost, test.won) == (True, 300, 0)
+    assert test.bound == pytest.approx(0.5, abs=0.1)
+    least = Promise(MetricBudget(min_accuracy=-11.0), metric=task)
+    assert least.test(1, "half", before, after).passed
