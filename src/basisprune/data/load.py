@@ -29,6 +29,7 @@ __all__ = ["DEFAULT_SIZE", "Source", "Splits", "load_data"]
 DEFAULT_SIZE = (224, 224)
 VAL_FRACTION, TEST_FRACTION = 0.2, 0.1
 _BUILTIN = "torchvision:"
+PREFIXES = (_BUILTIN,)
 
 Source = str | os.PathLike[str] | Splits | Dataset[object] | Sequence[Dataset[object] | None]
 

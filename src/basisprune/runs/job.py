@@ -17,7 +17,7 @@ from torch import nn
 
 from basisprune.budget import Budget
 from basisprune.data import LoaderPart, Loaders, Splits, load_data
-from basisprune.data.load import Source
+from basisprune.data.load import PREFIXES, Source
 from basisprune.data.looks import random_numbers_kept
 from basisprune.data.manifest import IMAGES, Manifest, read_manifest
 from basisprune.data.opening import reread, white_of
@@ -108,7 +108,7 @@ def loaders_of(data: object) -> Loaders | None:
     """The loaders that were given, or that 'package.module:loaders' refers to; None for other data."""
     if isinstance(data, Loaders):
         return data
-    if not isinstance(data, str) or ":" not in data or data.startswith("torchvision:") or Path(data).exists():
+    if not isinstance(data, str) or ":" not in data or data.startswith(PREFIXES) or Path(data).exists():
         return None
     module, _, name = data.partition(":")
     if not name.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
