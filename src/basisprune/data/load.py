@@ -31,8 +31,6 @@ DEFAULT_SIZE = (224, 224)
 VAL_FRACTION, TEST_FRACTION = 0.2, 0.1
 _BUILTIN = "torchvision:"
 PREFIXES = (_BUILTIN, shards.PREFIX, hub.PREFIX)
-"""What data may begin with that is no path."""
-PREFIXES = (_BUILTIN, shards.PREFIX, hub.PREFIX)
 """How the names of sources begin that are not paths."""
 
 Source = str | os.PathLike[str] | Splits | Dataset[object] | Sequence[Dataset[object] | None]
