@@ -16,18 +16,19 @@ from __future__ import annotations
 
 import argparse
 import io
+import json
 import os
 import statistics
+import subprocess
+import sys
 import tarfile
 import tempfile
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from itertools import islice
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -218,8 +219,9 @@ def run(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
         for name, count in counts.items():
             root = scratch / f"{source.replace(' ', '-')}-{name}"
             WRITERS[source](root, count, options.side)
-            with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-                found[name] = pool.submit(memory, str(root), options.size, options.batch).result()
+            command = [sys.executable, __file__, "--memory", str(root), "--size", str(options.size)]
+            command += ["--batch", str(options.batch)]
+            found[name] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
         ratio = found["many"]["peak"] / found["once"]["peak"]
         results["memory"][source] = {**found, "ratio": round(ratio, 3)}
         print(source, results["memory"][source], flush=True)
@@ -241,11 +243,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--model", default="efficientnet_lite0")
     parser.add_argument("--scratch", type=Path)
+    parser.add_argument("--memory", help="measures only that, of this source, and prints it")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.memory is not None:
+        print(json.dumps(memory(options.memory, options.size, options.batch)))
+        return
     with tempfile.TemporaryDirectory(dir=options.scratch) as scratch:
         results = run(options, Path(scratch))
-    config = {name: value for name, value in vars(options).items() if name != "scratch"}
+    config = {name: value for name, value in vars(options).items() if name not in ("scratch", "memory")}
     config["bytes per image"] = round(statistics.mean(map(len, pictures(options.side))))
     print(write_result("large_data", config, results))
 

@@ -85,9 +85,9 @@ def prepare_job(
     processes = Processes.joined()
     if not processes.is_main:
         listener = Silence()
-    if isinstance(data, str):
+    if processes.count > 1 and isinstance(data, str):
         name = data
-        processes.on_main(lambda: fetch(name))
+        processes.on_main(lambda: fetch(name))  # so that they do not all download it at once
     torch.manual_seed(config.seed)
     names = _called(model), _called(data)
     loaders = loaders_of(data)
