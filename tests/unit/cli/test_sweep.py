@@ -1,0 +1,85 @@
+"""Laws of `basisprune sweep`."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from commands import invoke
+
+from basisprune.files import unsealed
+from basisprune.sweeps.pools import Here
+from basisprune.sweeps.worker import perform_logged
+
+FILE = """
+models: [tiny:tiny_backbone]
+datasets: [{{name: photos, data: {photos}}}, {{name: nothing, data: {photos}/nothing}}]
+frameworks: [basis]
+options: {{target_params: 0.3k, size: 16, onnx: false}}
+"""
+
+
+@pytest.fixture
+def file(photos, tmp_path):
+    path = tmp_path / "sweep.yaml"
+    path.write_text(FILE.format(photos=photos))
+    return path
+
+
+@pytest.fixture
+def in_this_process(monkeypatch):
+    """Cells run here, as a worker runs them, because a process takes seconds to start."""
+    monkeypatch.setattr("basisprune.sweeps.sweep.Processes", lambda _: Here(lambda cell: perform_logged(cell, 1)))
+
+
+def test_a_dry_run_lists_the_cells_and_writes_nothing(file, tmp_path):
+    done = invoke("sweep", file, "--output", tmp_path / "out", "--dry-run")
+    assert done.exit_code == 0
+    assert "2 cells, 0 of them done; nothing was written" in done.stdout
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_a_cell_that_fails_for_good_is_recorded_and_the_exit_code_tells(file, tmp_path):
+    out = tmp_path / "out"
+    done = invoke("sweep", file, "--output", out, "--json")
+    assert done.exit_code == 1
+    good, bad = json.loads(done.stdout)
+    assert (good["status"], good["kept_to_budget"], good["attempts"]) == ("done", True, 1)
+    assert (bad["status"], bad["attempts"]) == ("failed", 1)  # wrong data stays wrong
+    assert "nothing" in bad["error"]
+    assert unsealed((out / "sweep.json").read_bytes())["cells"] == [good, bad]
+    assert "1 of 2 cells are done, 1 failed." in (out / "sweep.html").read_text()
+    listed = invoke("sweep", file, "--output", out, "--dry-run", "--json")
+    assert json.loads(listed.stdout) == {"tiny_backbone-photos-basis-0": True, "tiny_backbone-nothing-basis-0": False}
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_a_cell_whose_options_change_is_refused_and_others_may_be_added(file, tmp_path):
+    out = tmp_path / "out"
+    invoke("sweep", file, "--output", out)
+    before = file.read_text()
+    file.write_text(before.replace("0.3k", "0.4k"))
+    refused = invoke("sweep", file, "--output", out)
+    assert refused.exit_code == 1
+    assert "belongs to a sweep with other settings" in refused.stderr
+    assert "target_params: 300 -> 400" in refused.stderr
+    file.write_text(before.replace("[basis]", "[basis, baseline]"))
+    more = invoke("sweep", file, "--output", out, "--json")
+    rows = [(row["dataset"], row["framework"], row["attempts"]) for row in json.loads(more.stdout)]
+    assert rows[:2] == [("photos", "basis", 0), ("photos", "baseline", 1)]
+
+
+def test_a_bad_file_is_an_error_with_its_places(tmp_path):
+    path = tmp_path / "sweep.yaml"
+    path.write_text("models: [a]\ndatset: [x]\n")
+    done = invoke("sweep", path, "--output", tmp_path / "out")
+    assert done.exit_code == 1
+    assert "datset: no such setting. Did you mean 'datasets'?" in done.stderr
+
+
+def test_without_ray_the_extra_is_named(file, tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "ray", None)
+    done = invoke("sweep", file, "--output", tmp_path / "out", "--ray-address", "auto")
+    assert done.exit_code == 1
+    assert "basisprune[ray]" in done.stderr
