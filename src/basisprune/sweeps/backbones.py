@@ -107,7 +107,7 @@ def is_cached(name: str) -> bool:
         repository = known.hf_hub_id.partition("@")[0]
         return any(isinstance(huggingface_hub.try_to_load_from_cache(repository, file), str) for file in files)
     if known.url:
-        file = Path(torch.hub.get_dir()) / "checkpoints" / known.url.rpartition("/")[2]
+        file: Path = Path(torch.hub.get_dir()) / "checkpoints" / known.url.rpartition("/")[2]
     else:
         file = Path(known.file or "")
     return file.is_file()
