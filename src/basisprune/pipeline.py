@@ -15,7 +15,7 @@ from basisprune.budget import Ratios
 from basisprune.budget.goal import step_ratio
 from basisprune.budget.planning import CostPlanner, Scored
 from basisprune.costs import measure
-from basisprune.data import LabelledImages, Loaders, Splits, load_data
+from basisprune.data import LabelledImages, LoaderPart, Loaders, Splits, load_data
 from basisprune.errors import ConfigError, TooMuchError
 from basisprune.frameworks import (
     DECOMPOSED,
@@ -35,7 +35,7 @@ from basisprune.listener import Listener, Silence
 from basisprune.outlook import Outlook, expected_of_all, expected_of_basis, expected_of_filters
 from basisprune.plan import largest_ratio, plan_basis, plan_filters, traced
 from basisprune.prune import prune_basis, prune_filters
-from basisprune.recipes import Recipe, find_recipe
+from basisprune.recipes import Recipe, find_recipe, for_own_inputs, for_task
 from basisprune.scoring import ScoredFilters, Scoring, judging_and_scoring, precision
 from basisprune.stage_store import StageStore, fingerprint
 from basisprune.states import FULLY, NOT_AT_ALL, Plan, Pruned, Stage, State, Tuning
@@ -47,7 +47,7 @@ from basisprune.training.history import EpochRecord, out_of_patience
 from basisprune.training.loop import Session, fit
 from basisprune.training.metrics import Answers, answers_of, hits_of, value_of
 from basisprune.training.trainable import set_trainable
-from basisprune.transfer.model import spec_of
+from basisprune.transfer.model import spec_of, with_shape
 from basisprune.types import OUTPUT, BlockPlan, FilterPlan
 
 
@@ -77,15 +77,15 @@ class Pipeline:
     _last_frontier: tuple[Steps, Move, Scored, PlanFrontier] | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.settings = find_recipe(self.recipe)
+        self.settings = for_task(find_recipe(self.recipe), self.task)
         self.hearer: Listener = self.listener or Silence()
-        self.spec = spec_of(self.model)
         if isinstance(self.data, Loaders):
-            self.splits = self.data.splits(self.task)
-        else:
-            self.splits = (
-                self.data if isinstance(self.data, Splits) else load_data(self.data, size=self.spec.image_size)
-            )
+            self.data = self.data.splits(self.task)
+        if isinstance(self.data, Splits) and isinstance(self.data.train, LoaderPart):
+            self.settings = for_own_inputs(self.settings)
+            self.model = with_shape(self.model, self.data.train.shape)
+        self.spec = spec_of(self.model)
+        self.splits = self.data if isinstance(self.data, Splits) else load_data(self.data, size=self.spec.image_size)
         val = validation_images(self.model, self.splits, self.task)
         self.val, scored_on = judging_and_scoring(val, self.splits.train, self.settings)
         self.scoring = Scoring(self.settings, self.spec, self.splits.train, scored_on, self.hearer.say, self.task)
@@ -117,7 +117,8 @@ class Pipeline:
                 ratios = (step_ratio(ratio, step, iterations) for ratio in (basis_ratio, filter_ratio))
                 state = self.remove(state, move, Ratios(*ratios))
         accuracy = None if self.splits.test is None else self._accuracy(state.model, self.splits.test)
-        return Pruned(framework.name, state.model, state.stages, state.plans, accuracy)
+        shown = self.task.metric_name, self.task.is_share
+        return Pruned(framework.name, state.model, state.stages, state.plans, accuracy, *shown)
 
     def start(self, framework: Framework) -> State:
         """The trained network that the framework prunes."""

@@ -55,7 +55,8 @@ class Stage:
 class Pruned:
     """The result of a framework, with its plans; `stages` has the validation accuracy and size along the way.
 
-    `test_accuracy` is that of the final model on the test images, None if there are none.
+    `test_accuracy` is that of the final model on the test images, None if there are none. For another task than
+    classification, accuracies are its `metric`, which is shown in percent if it is a share.
     """
 
     framework: str
@@ -63,6 +64,8 @@ class Pruned:
     stages: tuple[Stage, ...]
     plans: tuple[Plan, ...]
     test_accuracy: float | None
+    metric: str = "accuracy"
+    is_share: bool = True
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from basisprune.data import Loaders, load_data
 from basisprune.deploy.bundle import load_bundle
 from basisprune.errors import ConfigError, DataError, ModelError
+from basisprune.pipeline import Pipeline
+from basisprune.report.text import framework_table
 from basisprune.results import RunSummary
 from basisprune.runs.compress import compress
 from basisprune.runs.exporting import Exporter
@@ -246,3 +248,13 @@ def test_a_loss_and_a_metric_of_ones_own_work_on_images_that_are_read_here(tmp_p
     in_file = exporter.file_answers(tmp_path / "out" / "model.onnx", found.model, data.test)
     assert in_file.rows == pytest.approx(in_torch.rows, abs=0.02)  # pixels are rounded for the file
     assert in_torch.value == pytest.approx(found.summary.test.after.accuracy)
+
+
+def test_a_pipeline_runs_frameworks_for_any_task():
+    torch.manual_seed(0)
+    model = Net()
+    pipeline = Pipeline(model, loaders(), settings()["recipe"], task=segmentation())
+    results = [pipeline.run(name, basis_ratio=0.3, filter_ratio=0.2) for name in ("baseline", "taylor")]
+    assert results[1].stages[-1].parameters < results[0].stages[-1].parameters
+    assert "mean IoU" in framework_table(results).splitlines()[0]
+    assert not hasattr(model, "input_spec")  # the one given is not changed

@@ -30,7 +30,7 @@ def layer_table(report: ModelReport) -> str:
 
 
 def framework_table(results: Sequence[Pruned]) -> str:
-    """A text table that compares the results of frameworks: test accuracy, parameters, multiply-adds.
+    """A text table that compares the results of frameworks: test accuracy or metric, parameters, multiply-adds.
 
     The share removed is relative to the first one.
     """
@@ -38,7 +38,10 @@ def framework_table(results: Sequence[Pruned]) -> str:
     rows = [
         (
             result.framework,
-            f"{final.accuracy if result.test_accuracy is None else result.test_accuracy:.1%}",
+            format(
+                final.accuracy if result.test_accuracy is None else result.test_accuracy,
+                ".1%" if result.is_share else ".4g",
+            ),
             f"{final.parameters / 1e6:.3f}M",
             f"{1 - final.parameters / finals[0].parameters:.1%}",
             f"{final.macs / 1e6:.2f}M",
@@ -46,7 +49,8 @@ def framework_table(results: Sequence[Pruned]) -> str:
         )
         for result, final in zip(results, finals, strict=True)
     ]
-    header = ("framework", "accuracy", "parameters", "removed", "multiply-adds", "removed")
+    metric = results[0].metric if results else "accuracy"
+    header = ("framework", metric, "parameters", "removed", "multiply-adds", "removed")
     return text_table(header, rows, left={0})
 
 

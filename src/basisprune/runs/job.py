@@ -41,8 +41,7 @@ from basisprune.transfer.backbones import build_backbone, is_known_name
 from basisprune.transfer.checkpoints import fill, read_checkpoint, told
 from basisprune.transfer.hints import NO_HINTS, Hints
 from basisprune.transfer.kept import KeptModel, kept_model, kept_with_facts
-from basisprune.transfer.model import TransferModel, known_spec, spec_of, transfer_model
-from basisprune.types import InputSpec
+from basisprune.transfer.model import TransferModel, spec_of, transfer_model, with_shape
 
 ModelSource = str | os.PathLike[str] | nn.Module
 _Read = Callable[[tuple[int, int] | None], Splits]
@@ -164,11 +163,7 @@ def _whole_network(model: ModelSource, shape: tuple[int, ...], config: RunConfig
             f"model: {model!r} given with loaders of your own; pass a network that is ready for them, a module or "
             "'package.module:factory'"
         )
-    network = build_backbone(model)
-    known = known_spec(network)
-    if known is None or known.shape != shape:
-        network.input_spec = InputSpec.as_it_is(shape)  # type: ignore[assignment]
-    return network
+    return with_shape(build_backbone(model), shape)
 
 
 def _is_folder_of_a_model(path: Path) -> bool:

@@ -119,7 +119,12 @@ class Task:
     def mean_loss(self, model: nn.Module, inputs: Tensor, targets: object) -> Tensor:
         """The mean loss of the model; raises ConfigError unless it is a number with a gradient, where one is formed."""
         if self.model_loss is not None:
-            return self.checked_loss(self.model_loss(model, inputs, targets))
+            modes = [(module, module.training) for module in model.modules()]
+            try:
+                return self.checked_loss(self.model_loss(model, inputs, targets))
+            finally:  # detectors of torchvision give their losses in training mode only
+                for module, was_training in modes:
+                    module.training = was_training
         return self.output_loss(self.output(model(inputs)), targets)
 
     def output_loss(self, output: Any, targets: object) -> Tensor:

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from basisprune.errors import ConfigError, TrainingError
 from basisprune.torchkit.watching import Shape, example_input, features_of, watch_run
+from basisprune.torchkit.weight_norms import copied
 from basisprune.transfer.backbones import architecture_name, build_backbone, hints_of_name
 from basisprune.transfer.body import extract_body
 from basisprune.transfer.checkpoints import load_weights
@@ -203,6 +204,16 @@ def known_spec(model: nn.Module) -> InputSpec | None:
     """How the model wants its images, if it says so."""
     spec = getattr(model, "input_spec", None)
     return spec if isinstance(spec, InputSpec) else None
+
+
+def with_shape(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
+    """The model, which knows that its inputs have this shape and are prepared already; a copy if it did not know."""
+    known = known_spec(model)
+    if known is not None and known.shape == shape:
+        return model
+    other = copied(model)
+    other.input_spec = InputSpec.as_it_is(shape)  # type: ignore[assignment]
+    return other
 
 
 def spec_of(model: nn.Module) -> InputSpec:

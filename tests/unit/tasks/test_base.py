@@ -90,6 +90,15 @@ def test_a_network_may_compute_its_loss_itself():
     assert torch.equal(own.mean_loss(model, INPUTS, TARGETS), F.l1_loss(model(INPUTS), TARGETS))
 
 
+def test_a_loss_that_changes_the_mode_of_the_network_leaves_it_as_it_was():
+    def switching(model, inputs, targets):
+        return F.l1_loss(model.train()(inputs), targets)
+
+    model = nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.5)).eval()
+    task(loss=None, model_loss=switching).mean_loss(model, INPUTS, TARGETS)
+    assert not any(module.training for module in model.modules())
+
+
 def test_what_counts_of_an_output_is_said_by_output():
     class Named(nn.Module):
         def forward(self, inputs):
