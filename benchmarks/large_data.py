@@ -1,6 +1,6 @@
 """Data larger than memory: how much of it a run holds, and whether reading keeps up with training.
 
-    python benchmarks/large_data.py [--images 400] [--times 8] [--side 256] [--size 128] [--rounds 3] [--scratch DIR]
+    python benchmarks/large_data.py [--images 300] [--times 8] [--side 256] [--size 128] [--rounds 3] [--scratch DIR]
 
 Writes JPEG files of random colours, as class folders, as WebDataset shards and as a Hugging Face dataset, once
 `--images` of them and once `--times` as many. `memory`: for each, in a process of its own, all images are opened and
@@ -9,7 +9,7 @@ worker held (anonymous and shared memory, what both share counted once; pages of
 and do not count, `mapped` has their peak), `megabytes` is what came on top of what was held before. `ratio` is the
 peak with `--times` as many images over that with `--images`. `speed`: images a second of the loader with 0, 1 and 2
 workers, and of training EfficientNet-Lite0 on a batch that is there already, in turns; the median of the rounds.
-Writes results/large_data.json.
+Writes results/large_data.json, cell by cell: the same command goes on where it was stopped.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from common import write_result
+from common import Cells
 from PIL import Image
 
 from basisprune import load_data, set_trainable, transfer_model
@@ -211,29 +211,35 @@ def speed(sources: dict[str, Path], options: argparse.Namespace) -> dict[str, fl
     return {name: round(statistics.median(each[name] for each in rounds), 1) for name in turns}
 
 
-def run(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
-    counts = {"once": options.images, "many": options.images * options.times}
-    results: dict[str, Any] = {"memory": {}, "speed": {}}
+def roots(scratch: Path, name: str) -> dict[str, Path]:
+    return {source: scratch / f"{source.replace(' ', '-')}-{name}" for source in SOURCES}
+
+
+def compared(source: str, options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
+    """The memory for few and for many images of a source, and its ratio."""
+    found: dict[str, Any] = {}
+    for name, count in (("once", options.images), ("many", options.images * options.times)):
+        root = roots(scratch, name)[source]
+        WRITERS[source](root, count, options.side)
+        command = [sys.executable, __file__, "--memory", str(root), "--size", str(options.size)]
+        command += ["--batch", str(options.batch)]
+        found[name] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return {**found, "ratio": round(found["many"]["peak"] / found["once"]["peak"], 3)}
+
+
+def run(cells: Cells, options: argparse.Namespace, scratch: Path) -> None:
     for source in SOURCES:
-        found = {}
-        for name, count in counts.items():
-            root = scratch / f"{source.replace(' ', '-')}-{name}"
-            WRITERS[source](root, count, options.side)
-            command = [sys.executable, __file__, "--memory", str(root), "--size", str(options.size)]
-            command += ["--batch", str(options.batch)]
-            found[name] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-        ratio = found["many"]["peak"] / found["once"]["peak"]
-        results["memory"][source] = {**found, "ratio": round(ratio, 3)}
-        print(source, results["memory"][source], flush=True)
-    roots = {source: scratch / f"{source.replace(' ', '-')}-once" for source in SOURCES}
-    results["speed"] = speed(roots, options)
-    print(results["speed"], flush=True)
-    return results
+        cells.run(source, lambda source=source: compared(source, options, scratch))  # type: ignore[misc]
+    sources = roots(scratch, "once")
+    for source, root in sources.items():
+        if not root.exists():  # its memory was measured by an earlier start
+            WRITERS[source](root, options.images, options.side)
+    cells.run("speed", lambda: speed(sources, options))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--images", type=int, default=400)
+    parser.add_argument("--images", type=int, default=300)
     parser.add_argument("--times", type=int, default=8)
     parser.add_argument("--side", type=int, default=256)
     parser.add_argument("--size", type=int, default=128)
@@ -249,11 +255,10 @@ def main() -> None:
     if options.memory is not None:
         print(json.dumps(memory(options.memory, options.size, options.batch)))
         return
-    with tempfile.TemporaryDirectory(dir=options.scratch) as scratch:
-        results = run(options, Path(scratch))
     config = {name: value for name, value in vars(options).items() if name not in ("scratch", "memory")}
     config["bytes per image"] = round(statistics.mean(map(len, pictures(options.side))))
-    print(write_result("large_data", config, results))
+    with tempfile.TemporaryDirectory(dir=options.scratch) as scratch:
+        run(Cells("large_data", config), options, Path(scratch))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from typing import cast
 
@@ -68,10 +69,16 @@ def make_loader(
         sampler=order.tolist(),
         num_workers=workers,
         collate_fn=collate,
+        worker_init_fn=_share_memory,
         pin_memory=torch.cuda.is_available(),
         # Workers draw their random numbers from it, other ones in each epoch.
         generator=torch.Generator().manual_seed(int(np.random.SeedSequence((seed, epoch)).generate_state(1)[0])),
     )
+
+
+def _share_memory(_worker: int) -> None:
+    """Keeps a worker from copying what it was forked with: a garbage collection would write to every object of it."""
+    gc.freeze()
 
 
 def collate(items: Sequence[Item]) -> tuple[Tensor, Tensor]:

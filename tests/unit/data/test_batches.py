@@ -8,6 +8,7 @@ from tiny import tiny_images
 from torch.utils.data import DataLoader, TensorDataset
 
 from basisprune.data import PreparedBatches
+from basisprune.torchkit.processes import Processes
 from basisprune.types import InputSpec
 
 SPEC = InputSpec((8, 8), (0.5,) * 3, (0.5,) * 3)
@@ -57,3 +58,15 @@ def test_images_that_are_prepared_already_are_taken_as_they_are():
     batches = PreparedBatches(TensorDataset(images, torch.zeros(6).long()), SPEC, prepared=True)
     ((found, _),) = list(batches)
     assert torch.equal(found, images)
+
+
+@pytest.mark.parametrize("limit", [None, 10])
+def test_processes_share_the_batches_of_one(monkeypatch, limit):
+    options = {"batch_size": 4, "limit": limit, "shuffle": True}
+    whole = [images.sum().item() for images, _ in PreparedBatches(tiny_images(23), SPEC, **options)]
+    shares = []
+    for rank in range(2):
+        monkeypatch.setattr(Processes, "here", lambda rank=rank: Processes(rank, 2))
+        mine = PreparedBatches(tiny_images(23), SPEC, shared=True, **options)
+        shares.append([images.sum().item() for images, _ in mine])
+    assert shares == [whole[0::2], whole[1::2]]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import random
 
 import numpy as np
@@ -120,3 +121,18 @@ def test_all_wrong_arguments_are_listed_at_once():
     with pytest.raises(ConfigError) as caught:
         make_loader(numbered(3), 0, seed=-1, epoch=-1, workers=-1)
     assert all(name in str(caught.value) for name in ("batch_size: 0", "seed: -1", "epoch: -1", "workers: -1"))
+
+
+class Frozen(Dataset):
+    """Says by its labels whether the garbage collector of its process leaves older objects alone."""
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return torch.zeros(3, 4, 4), int(gc.get_freeze_count() > 1000)
+
+
+def test_workers_leave_the_memory_alone_that_they_share():
+    frozen = WrappedDataset(Frozen(), classes=("no", "yes"))
+    assert next(iter(make_loader(frozen, 2, workers=1)))[1].tolist() == [1, 1]
