@@ -9,7 +9,8 @@ from basisprune.sweeps.table import HEADER, SweepRow, as_cells, as_csv, as_text,
 
 DONE = SweepRow(
     "resnet18", "birds", "basis", 0, "done", attempts=1, accuracy_before=0.9, accuracy=0.89, interval=(0.8, 0.95),
-    parameters_before=1_000_000, parameters=250_000, macs_before=10, macs=5, ms=2.0, kept_to_budget=True, certified=True,
+    parameters_before=1_000_000, parameters=250_000, macs_before=10, macs=5, ms=2.0, kept_to_budget=True,
+    certified=True,
 )  # fmt: skip
 FAILED = SweepRow("resnet50", "birds", "basis", 0, "failed", "no memory\nat all", attempts=3)
 
