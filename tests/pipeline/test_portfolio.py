@@ -17,8 +17,11 @@ from basisprune.listener import Silence
 from basisprune.results import RunSummary
 from basisprune.runs.tested import read_tested
 from basisprune.sweeps import stages
+from basisprune.sweeps.cells import Cell
+from basisprune.sweeps.pools import Here
 from basisprune.sweeps.portfolio import PortfolioConfig, compress_portfolio
 from basisprune.sweeps.running import Running
+from basisprune.sweeps.work import perform
 from basisprune.transfer.model import transfer_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -156,6 +159,22 @@ def test_a_second_start_repeats_nothing_and_a_lost_result_is_made_again(finished
     assert {path.name.partition(".")[0] for path in changed if path.parent.name == "backbones"} == {
         lost.name.partition(".")[0]
     }
+
+
+def test_backbones_go_through_the_runner_of_sweeps_as_cells_that_are_json(finished, settings, tmp_path, monkeypatch):
+    """In processes of their own, or on Ray, cells arrive as text; here they do so without a process."""
+
+    def elsewhere(cell):
+        kinds.append(cell.kind)
+        perform(Cell.from_json(cell.to_json()), Silence())
+
+    kinds: list[str] = []
+    monkeypatch.setattr("basisprune.sweeps.portfolio.Processes", lambda running: Here(elsewhere))
+    words = ("--models", ",".join(MODELS[:2]), "--framework", "basis", "--jobs", 2, "--json")
+    done = invoke("compress", "--config", settings, *words, "--output", tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    assert kinds == ["start", "start", "search", "search", "deliver"]
+    assert json.loads(done.stdout)["certificate"]["status"] == "certified"
 
 
 def test_other_settings_are_refused(finished, settings):

@@ -107,10 +107,8 @@ def is_cached(name: str) -> bool:
         repository = known.hf_hub_id.partition("@")[0]
         return any(isinstance(huggingface_hub.try_to_load_from_cache(repository, file), str) for file in files)
     if known.url:
-        file: Path = Path(torch.hub.get_dir()) / "checkpoints" / known.url.rpartition("/")[2]
-    else:
-        file = Path(known.file or "")
-    return file.is_file()
+        return Path(torch.hub.get_dir(), "checkpoints", str(known.url).rpartition("/")[2]).is_file()
+    return known.file is not None and Path(str(known.file)).is_file()
 
 
 def common_size(backbones: Sequence[Backbone], side: int | None) -> int | None:

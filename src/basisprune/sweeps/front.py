@@ -26,21 +26,6 @@ def with_front(points: Sequence[FrontPoint]) -> tuple[FrontPoint, ...]:
     )
 
 
-def layers(points: Sequence[tuple[float, ...]]) -> list[int]:
-    """For each point, of values that are the better the less they are, how many fronts lie before its own.
-
-    >>> layers([(1, 1), (2, 2), (0, 3), (3, 3)])
-    [0, 1, 0, 2]
-    """
-    found: dict[int, int] = {}
-    while len(found) < len(points):
-        left = [index for index in range(len(points)) if index not in found]
-        level = max(found.values(), default=-1) + 1
-        first = [one for one in left if not any(_dominates(points[other], points[one]) for other in left)]
-        found |= dict.fromkeys(first, level)
-    return [found[index] for index in range(len(points))]
-
-
 def _costs(point: FrontPoint, *, timed: bool) -> tuple[float, ...]:
     return (-point.accuracy, float(point.parameters), *([point.latency_ms or 0.0] if timed else []))
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from basisprune.errors import ConfigError
-from basisprune.sweeps.front import layers
 
 
 @dataclass(frozen=True)
@@ -50,14 +49,9 @@ class Probed:
 
 
 def best_of(probed: Sequence[Probed], count: int) -> list[str]:
-    """The names of so many that go on, the most promising first.
+    """The names of so many that go on: the most accurate first, and of two that are equally accurate the smaller.
 
-    First those that no other beats, being as accurate and as small; among them, and among those that come next, the
-    more accurate first. So the most accurate always goes on, and of two that are equally accurate the smaller.
-
-    >>> best_of([Probed("a", 0.90, 50), Probed("b", 0.89, 80), Probed("c", 0.80, 5), Probed("d", 0.95, 99)], 3)
-    ['d', 'a', 'c']
+    >>> best_of([Probed("a", 0.90, 50), Probed("b", 0.95, 80), Probed("c", 0.80, 5), Probed("d", 0.95, 99)], 3)
+    ['b', 'd', 'a']
     """
-    level = layers([(-each.accuracy, each.size) for each in probed])
-    order = sorted(range(len(probed)), key=lambda index: (level[index], -probed[index].accuracy, probed[index].size))
-    return [probed[index].name for index in order[:count]]
+    return [each.name for each in sorted(probed, key=lambda each: (-each.accuracy, each.size))[:count]]

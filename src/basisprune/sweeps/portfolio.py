@@ -174,7 +174,7 @@ class _Coordinator:
         probed = [Probed(each.name, about.value, about.size) for each, about in found.items()]
         going = best_of(probed, count)
         for each, about in found.items():
-            said = "" if each.name in going else "others were more accurate, or as accurate and smaller"
+            said = "" if each.name in going else "others were more accurate, or equally accurate and smaller"
             status = "compressed" if each.name in going else "dropped"
             row = BackboneRow(each.name, status, said, epochs, about.accuracy, about.parameters)  # type: ignore[arg-type]
             self.rows[each.name] = row

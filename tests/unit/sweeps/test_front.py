@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from basisprune.results import FrontPoint
-from basisprune.sweeps.front import layers, with_front
+from basisprune.sweeps.front import with_front
 
 points = st.builds(
     lambda accuracy, size, ms: FrontPoint("a", "", accuracy / 10, (0.0, 1.0), size, 1, float(ms)),
@@ -38,15 +38,3 @@ def test_milliseconds_that_are_not_known_do_not_count():
     fast = FrontPoint("b", "", 0.8, (0.0, 1.0), 200, 1, None)
     assert [point.front for point in with_front([large, fast])] == [True, False]
     assert [point.front for point in with_front([large, replace(fast, latency_ms=0.5)])] == [True, True]
-
-
-@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=10))
-def test_each_layer_is_beaten_by_the_one_before(costs):
-    found = layers(costs)
-    for index, level in enumerate(found):
-        better = [
-            found[other]
-            for other, cost in enumerate(costs)
-            if cost != costs[index] and all(a <= b for a, b in zip(cost, costs[index], strict=True))
-        ]
-        assert level == max(better, default=-1) + 1
