@@ -22,6 +22,7 @@ OPTIONAL = {
     *("headline", "interrupted", "kept_to_budget", "latency_by", "importance"),
     *("test", "confusion", "changed", "latency", "files", "certificate", "class_losses", "require_certified"),
     "runtimes",
+    *("task", "metric", "metric_is_share", "masks", "errors"),
 }
 WHOLE = {each.name for each in fields(RunSummary)}
 
