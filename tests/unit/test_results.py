@@ -23,6 +23,7 @@ OPTIONAL = {
     *("test", "confusion", "changed", "latency", "files", "certificate", "class_losses", "require_certified"),
     "runtimes",
     "portfolio",
+    *("task", "metric", "metric_is_share", "masks", "errors"),
 }
 WHOLE = {each.name for each in fields(RunSummary)}
 

@@ -109,4 +109,5 @@ def test_images_that_are_read_here_are_not_taken_for_batches():
     assert own_part(data, CLASSIFICATION, 2) is None
     assert own_part(DataLoader(data), CLASSIFICATION, 2) is None
     assert own_part(data, regression(), 2).steps == 3  # put into batches
-    assert own_part(batches(), CLASSIFICATION, 2) is not None
+    assert own_part([(torch.zeros(3, 1, 4, 4), torch.arange(3))], CLASSIFICATION, 2).steps == 1
+    assert own_part([(torch.zeros(1, 4, 4), 0), (torch.zeros(1, 4, 4), 1)], CLASSIFICATION, 2) is None  # single images
