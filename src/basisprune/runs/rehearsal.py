@@ -59,6 +59,7 @@ def refuse_unprunable(network: nn.Module, recipe: Recipe, framework: Framework, 
 
     >>> from basisprune.frameworks import find_framework
     >>> from basisprune.recipes import find_recipe
+    >>> from basisprune.types import InputSpec
     >>> net = nn.Sequential(nn.Flatten(), nn.Linear(12, 2))
     >>> net.input_spec = InputSpec((2, 2), (0.5,) * 3, (0.5,) * 3)
     >>> refuse_unprunable(net, find_recipe("paper"), find_framework("basis"))
