@@ -111,7 +111,7 @@ def kill_in_the_middle(cells: Path, victim: str, killed: list[int], over: thread
 
 def test_a_sweep_on_ray_survives_a_worker_that_is_killed_in_the_middle(colours, tmp_path):
     pytest.importorskip("ray")
-    file, out, notes = written(tmp_path / "sweep.yaml", colours, seeds="0, 1", epochs=40), tmp_path / "out", Notes()
+    file, out, notes = written(tmp_path / "sweep.yaml", colours, seeds="0, 1", epochs=20), tmp_path / "out", Notes()
     victim, killed, over = "tiny_backbone-colours-basis-1", [], threading.Event()
     watcher = threading.Thread(target=kill_in_the_middle, args=(out / "cells", victim, killed, over))
     watcher.start()
@@ -128,4 +128,4 @@ def test_a_sweep_on_ray_survives_a_worker_that_is_killed_in_the_middle(colours, 
     assert (len(first), len(second)) == (1, 2)  # the finished cell was not repeated, the other one was resumed
     assert second[0] == killed[0] != second[1]
     epochs = RunSummary.read(out / "cells" / victim / "summary.json").candidates[0].history
-    assert [record.epoch for record in epochs] == list(range(40))
+    assert [record.epoch for record in epochs] == list(range(20))
