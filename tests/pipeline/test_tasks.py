@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from basisprune.data import Loaders, load_data
 from basisprune.deploy.bundle import load_bundle
-from basisprune.errors import ConfigError, DataError, ModelError
+from basisprune.errors import CheckpointError, ConfigError, DataError, ModelError
 from basisprune.pipeline import Pipeline
 from basisprune.report.text import framework_table
 from basisprune.results import RunSummary
@@ -118,6 +118,8 @@ def test_a_second_start_gives_the_same_result_and_other_examples_are_refused(seg
     again = compress(Net(), loaders(confirm=masks(3, 6)), output=folder, **options)
     assert again.history == result.history
     assert again.summary.certificate == result.summary.certificate
+    with pytest.raises(CheckpointError, match="its run uses other images"):
+        compress(Net(), loaders(confirm=masks(4, 6)), output=folder, **options)
 
 
 def test_without_confirming_examples_the_result_is_estimated():
