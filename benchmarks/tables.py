@@ -297,7 +297,7 @@ def runtimes_section() -> str:
 
 
 def large_data_section() -> str:
-    record = load("large_data")
+    record = load("large_data") if (RESULTS / "large_data.json").exists() else {"results": {}, "config": {}}
     found, config = record["results"], record["config"]
     if "speed" not in found:
         return "Not measured yet: `python benchmarks/large_data.py` does that."

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import platform
 from collections.abc import Sequence
 from typing import cast
 
@@ -18,6 +20,7 @@ from basisprune.data.wrapped import WrappedDataset
 from basisprune.errors import DataError
 
 _MOST_IMAGES = 1 << 40
+_MMAP_THRESHOLD, _LARGE = -3, 1 << 14  # a setting of glibc's malloc, and bytes
 
 
 def make_loader(
@@ -69,16 +72,19 @@ def make_loader(
         sampler=order.tolist(),
         num_workers=workers,
         collate_fn=collate,
-        worker_init_fn=_share_memory,
+        worker_init_fn=_prepare_worker,
         pin_memory=torch.cuda.is_available(),
         # Workers draw their random numbers from it, other ones in each epoch.
         generator=torch.Generator().manual_seed(int(np.random.SeedSequence((seed, epoch)).generate_state(1)[0])),
     )
 
 
-def _share_memory(_worker: int) -> None:
-    """Keeps a worker from copying what it was forked with: a garbage collection would write to every object of it."""
-    gc.freeze()
+def _prepare_worker(_worker: int) -> None:
+    """Keeps the memory of a worker flat, however many images it reads."""
+    gc.freeze()  # a collection would write to all objects that it was forked with, and so copy them
+    if platform.libc_ver()[0] == "glibc":
+        # Its heap would grow by half of every image, in pieces that fit nothing; so large blocks go back at once.
+        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _LARGE)
 
 
 def collate(items: Sequence[Item]) -> tuple[Tensor, Tensor]:
