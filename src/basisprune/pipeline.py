@@ -380,6 +380,8 @@ class Pipeline:
         }
         if self.trained:
             common["trained"] = True
+        if not self.task.is_classification:
+            common["task"] = f"{self.task.name}, {self.task.metric_name}"
         self.store.claim(common | fingerprint(self.model, self.splits, with_head=self.trained))
 
 
