@@ -366,7 +366,7 @@ class Pipeline:
         if self.store.root is None:
             return  # fingerprints are slow
         recipe = self.settings
-        common = {
+        common: dict[str, object] = {
             "basis": recipe.basis,
             "scale_init": recipe.scale_init,
             "compensate": recipe.compensate,
