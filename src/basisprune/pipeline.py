@@ -366,7 +366,7 @@ class Pipeline:
         if self.store.root is None:
             return  # fingerprints are slow
         recipe = self.settings
-        common = {
+        common: dict[str, object] = {
             "basis": recipe.basis,
             "scale_init": recipe.scale_init,
             "compensate": recipe.compensate,
@@ -380,6 +380,8 @@ class Pipeline:
         }
         if self.trained:
             common["trained"] = True
+        if not self.task.is_classification:
+            common["task"] = f"{self.task.name}, {self.task.metric_name}"
         self.store.claim(common | fingerprint(self.model, self.splits, with_head=self.trained))
 
 

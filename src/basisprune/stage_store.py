@@ -13,14 +13,14 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from basisprune.data import Splits
+from basisprune.data import LoaderPart, Splits
 from basisprune.data.roles import manifest_of
 from basisprune.errors import CheckpointError, ConfigError, PlanError
 from basisprune.files import Json, clear_leftovers, parse_json, read_checked, sound_or_aside, write_checked
 from basisprune.frameworks import Steps
 from basisprune.joint_plan.times import TimeTable
 from basisprune.torchkit.processes import Processes
-from basisprune.transfer.model import spec_of
+from basisprune.transfer.model import TransferModel, spec_of
 from basisprune.types import BasisPlan, FilterPlan, JointPlan, dotted
 
 logger = logging.getLogger(__name__)
@@ -138,18 +138,21 @@ def _shown(value: object) -> str:
 def fingerprint(model: nn.Module, splits: Splits, *, with_head: bool = False) -> dict[str, object]:
     """What identifies a run's network and images: input, classes, weights and the split.
 
-    The weights of a classifier count only `with_head`: a new one is drawn at each start.
+    The classifier of a transfer model counts only `with_head`: a new one is drawn at each start.
     """
-    return {
+    found: dict[str, object] = {
         "input": asdict(spec_of(model)),
         "classes": list(splits.classes),
         "weights": _weights_digest(model, with_head=with_head),
         "images": manifest_of(splits).digest,
     }
+    targets = {name: part.targets_hash for name, part in splits.parts.items() if isinstance(part, LoaderPart)}
+    return found | ({"targets": targets} if targets else {})
 
 
 def _weights_digest(model: nn.Module, *, with_head: bool) -> str:
     """A fingerprint of the initial weights; without the classifier, if that may be reinitialised."""
+    with_head = with_head or not isinstance(model, TransferModel)  # all others have their own
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         if with_head or not name.startswith("classifier."):

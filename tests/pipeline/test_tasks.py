@@ -194,10 +194,13 @@ def test_the_command_line_takes_a_network_loaders_and_a_task_by_name(tmp_path, m
     from torch import nn
     import basisprune as bp
 
+    class Net(nn.Sequential):
+        pass
+
     def network():
         torch.manual_seed(0)
         wide = nn.Conv2d(16, 32, 3, padding=1)
-        return nn.Sequential(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), wide, nn.ReLU(), nn.Conv2d(32, 2, 1))
+        return Net(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), wide, nn.ReLU(), nn.Conv2d(32, 2, 1))
 
     def batches(seed):
         generator = torch.Generator().manual_seed(seed)
@@ -217,6 +220,7 @@ def test_the_command_line_takes_a_network_loaders_and_a_task_by_name(tmp_path, m
         assert "test mean Dice" in done.output
         summary = RunSummary.read(tmp_path / "out" / "summary.json")
         assert summary.config["task"] == "own_segmenter:task"
+        assert load_bundle(tmp_path / "out" / "model").model(torch.zeros(1, 1, 8, 8)).shape == (1, 2, 8, 8)  # untrusted
         planned = invoke("compress", *names, *options, "--dry-run", "--output", str(tmp_path / "none"))
         assert planned.exit_code == 0, planned.output
         assert "train: 32 examples" in planned.output

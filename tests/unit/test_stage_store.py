@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 import pytest
+import torch
 from tables import invented
 from tiny import tiny_images, tiny_model
+from torch import nn
 
-from basisprune.data import ArrayImages, load_data
+from basisprune.data import ArrayImages, Loaders, load_data
 from basisprune.deploy.layer_models import Wanted
 from basisprune.errors import CheckpointError
 from basisprune.files import write_checked
@@ -14,7 +18,8 @@ from basisprune.frameworks import DECOMPOSED, DENSE, POLISHED, Step
 from basisprune.joint_plan.times import LayerShape
 from basisprune.plan import plan_basis
 from basisprune.stage_store import StageStore, fingerprint
-from basisprune.types import BasisPlan, LayerScores, Scores
+from basisprune.tasks import segmentation
+from basisprune.types import BasisPlan, InputSpec, LayerScores, Scores
 
 HALF = (DECOMPOSED, Step("basis", 0.5))
 
@@ -136,3 +141,29 @@ def test_a_fingerprint_tells_every_image_apart():
     assert fingerprint(tiny_model(), load_data(images, seed=1)) != expected
     pixels[45, 0, 0, 0] ^= 1
     assert fingerprint(tiny_model(), load_data(ArrayImages(pixels, images.labels))) != expected
+
+
+def test_a_fingerprint_tells_the_head_of_a_network_of_ones_own_apart():
+    model, other = (
+        nn.Sequential(OrderedDict(body=nn.Conv2d(3, 3, 1), classifier=nn.Conv2d(3, 2, 1))) for _ in range(2)
+    )
+    other.body.load_state_dict(model.body.state_dict())
+    for each in (model, other):
+        each.input_spec = InputSpec.as_it_is((3, 16, 16))
+    images = load_data(tiny_images(30))
+    assert fingerprint(model, images)["weights"] != fingerprint(other, images)["weights"]
+    drawn = tiny_model()
+    nn.init.zeros_(drawn.classifier.weight)  # which is new at each start
+    assert fingerprint(drawn, images) == fingerprint(tiny_model(), images)
+
+
+def test_a_fingerprint_tells_targets_apart_and_not_the_size_of_batches():
+    def targets(masks: torch.Tensor, size: int) -> object:
+        part = list(zip(torch.arange(4.0).view(4, 1, 1, 1).split(size), masks.split(size), strict=True))
+        splits = Loaders(train=[(torch.ones(1, 1, 1, 1), masks[:1])], val=part).splits(segmentation())
+        model = nn.Conv2d(1, 2, 1)
+        model.input_spec = InputSpec.as_it_is((1, 1, 1))
+        return fingerprint(model, splits)["targets"]
+
+    masks = torch.zeros(4, 1, 1).long()
+    assert targets(masks, 1) == targets(masks, 4) != targets(1 - masks, 4)

@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperGroup
 
 from basisprune.listener import Silence
-from basisprune.runs.units import AMOUNT, FRACTION, TIME, Unit
+from basisprune.runs.units import AMOUNT, FRACTION, LEVEL, TIME, Unit
 
 if TYPE_CHECKING:
     from torch import nn
@@ -164,6 +164,15 @@ def fraction(text: object) -> float:
     (0.01, 0.5)
     """
     return _number(text, FRACTION)
+
+
+def level(text: object) -> float:
+    """A value of a metric, of which some are negative: a percentage or a number.
+
+    >>> level("90%"), level("-3.2")
+    (0.9, -3.2)
+    """
+    return _number(text, LEVEL)
 
 
 def amount(text: object) -> int:

@@ -39,6 +39,7 @@ from basisprune.cli.common import (
     as_given,
     command_line,
     fraction,
+    level,
     milliseconds,
     tell,
     told_errors,
@@ -80,7 +81,7 @@ def compress(
         float | None, typer.Option(parser=fraction, metavar="PERCENT", help="Accuracy you can lose (default: 1%).")
     ] = None,
     min_accuracy: Annotated[
-        float | None, typer.Option(parser=fraction, metavar="PERCENT", help="Minimum accuracy, such as 95%.")
+        float | None, typer.Option(parser=level, metavar="PERCENT", help="Minimum accuracy, such as 95%.")
     ] = None,
     target_params: Annotated[
         int | None, typer.Option(parser=amount, metavar="NUMBER", help="Maximum number of parameters, such as 1.5M.")

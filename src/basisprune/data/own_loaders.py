@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -10,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from basisprune.data.arrays import Labels, as_labels, read_only
@@ -66,9 +68,26 @@ class Loaders:
         for name, part in parts.items():
             if len(part) == 0:
                 raise DataError(f"Loaders: {name} yields no batches; if it is a generator, pass {_REPEATABLE}")
+        self._refuse_seen(parts)
         train = parts["train"]
         classes = train.classes if task.is_classification else ()
         return Splits(train, parts.get("val"), parts.get("test"), classes, parts.get("confirm"))
+
+    def _refuse_seen(self, parts: Mapping[str, LoaderPart]) -> None:
+        """Raises DataError if examples that nothing may have looked at are those that train or judge networks."""
+        for name in ("confirm", "test"):
+            loader, part = self.given.get(name), parts.get(name)
+            if part is None:
+                continue
+            if loader is self.train:
+                raise DataError(f"Loaders: {name} is the loader of train; it must be one of other examples")
+            known = set(parts["val"].hashes) if "val" in parts else set()
+            both = sum(each in known for each in part.hashes)
+            if both:
+                raise DataError(
+                    f"Loaders: {both} of {len(part)} examples of {name} are also in val, whose examples judge "
+                    f"candidates, so that {name} would promise too much; pass one of other examples"
+                )
 
 
 def _fault_of(name: str, loader: object) -> str:
@@ -83,12 +102,13 @@ def _fault_of(name: str, loader: object) -> str:
 
 
 class _Scan(NamedTuple):
-    """What going through a loader once shows: its batches, the label of each example, and the hashes of inputs."""
+    """What going through a loader once shows: its batches, labels and hashes of inputs, and the hash of all targets."""
 
     steps: int
     labels: Labels
     hashes: tuple[str, ...]
     shape: tuple[int, ...]
+    targets: str
 
 
 class LoaderPart(LabelledImages):
@@ -132,6 +152,16 @@ class LoaderPart(LabelledImages):
         return self._scan.steps
 
     @property
+    def hashes(self) -> tuple[str, ...]:
+        """The hash of each input; none where the order is not fixed."""
+        return self._scan.hashes
+
+    @property
+    def targets_hash(self) -> str:
+        """The hash of all targets, however they are divided into batches; empty where the order is not fixed."""
+        return self._scan.targets if self.fixed else ""
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one input, that of the first."""
         return self._scan.shape
@@ -167,6 +197,7 @@ class LoaderPart(LabelledImages):
     def _scan(self) -> _Scan:
         steps, labels, hashes = 0, [], []
         shape: tuple[int, ...] = ()
+        digest = hashlib.sha256()
         with random_numbers_kept():
             for batch in self.loader:
                 inputs, targets = self.task.inputs_and_targets(batch)
@@ -174,10 +205,12 @@ class LoaderPart(LabelledImages):
                 labels.append(
                     _labels(targets, len(inputs), self.name) if self.task.is_classification else _none(inputs)
                 )
-                hashes += [image_hash(each) for each in inputs] if self.fixed else []
+                if self.fixed:
+                    hashes += [image_hash(each) for each in inputs]
+                    _add(digest, targets)
                 steps += 1
         found = np.concatenate(labels) if labels else np.zeros(0, dtype=np.int64)
-        return _Scan(steps, read_only(found), tuple(hashes), shape)
+        return _Scan(steps, read_only(found), tuple(hashes), shape, digest.hexdigest())
 
     def _compare(self, inputs: Tensor, place: int) -> None:
         known = self._scan.hashes[place : place + len(inputs)]
@@ -198,23 +231,34 @@ def _labels(targets: object, count: int, name: str) -> Labels:
     )
 
 
+def _add(digest: hashlib._Hash, targets: object) -> None:
+    """Adds the numbers and texts among the targets; other objects have no content that could be compared."""
+    for leaf in tree_leaves(targets):
+        if isinstance(leaf, Tensor):
+            digest.update(leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        elif isinstance(leaf, np.ndarray):
+            digest.update(leaf.tobytes())
+        elif isinstance(leaf, str | int | float):
+            digest.update(repr(leaf).encode())
+
+
 def _none(inputs: Tensor) -> Labels:
     return np.zeros(len(inputs), dtype=np.int64)
 
 
-def own_part(data: object, task: Task, batch_size: int, *, shuffle: bool = False, seed: int = 0) -> LoaderPart | None:
+def own_part(data: object, task: Task, batch_size: int, *, shuffle: bool = False) -> LoaderPart | None:
     """The data as a part of somebody's own batches; None for images that are read and prepared here.
 
     Those are datasets of ours, and with classification all datasets and DataLoaders, and whatever else has single
-    images with their labels. A map-style dataset of any other task is put into batches as PyTorch does it.
+    images with their labels. A map-style dataset of any other task is put into batches as PyTorch does it; if they are
+    shuffled, by PyTorch's own random numbers, which a training sets anew for each epoch.
     """
     if isinstance(data, LoaderPart):
         return data
     if isinstance(data, LabelledImages) or (task.is_classification and _is_of_images(data)):
         return None
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
-        generator = torch.Generator().manual_seed(seed)
-        data = DataLoader(data, batch_size, shuffle=shuffle, generator=generator)
+        data = DataLoader(data, batch_size, shuffle=shuffle)
     return LoaderPart(data, task)  # type: ignore[arg-type]  # which is looked at there
 
 

@@ -238,7 +238,16 @@ def _as_told(summary: RunSummary, job: Job, found: Found) -> Compressed:
     trials = tuple(replace(trial, candidate=replace(trial.candidate, passed=row.passed)) for trial, row in rows)
     chosen = next(index for index, row in enumerate(summary.candidates) if row.chosen)
     found = replace(found, trials=trials, chosen=chosen, certificate=summary.certificate)
-    return Compressed(summary, found, job.splits, job.config.recipe.train.prepared, promise=job.config.promised)
+    config = job.config
+    return Compressed(
+        summary,
+        found,
+        job.splits,
+        config.recipe.train.prepared,
+        promise=config.promised,
+        task=config.task,
+        factory=factory_of(job),
+    )
 
 
 def certify_job(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypeVar
@@ -16,16 +17,15 @@ from basisprune.budget.certify import Standard
 from basisprune.data import LabelledImages, Splits
 from basisprune.deploy.bundle import save_pretrained
 from basisprune.deploy.bundle.files import TENSORS
-from basisprune.deploy.bundle.graph import as_graph
+from basisprune.deploy.bundle.graph import without_its_class
 from basisprune.deploy.export import evaluate_onnx
 from basisprune.deploy.export.onnx import ONNX_RUNTIME
 from basisprune.deploy.export.runtime import has_onnx
 from basisprune.deploy.export.runtimes import RUNTIMES
 from basisprune.deploy.export.speed import measure_files
 from basisprune.deploy.export.writing import INT8_STEM, STEM
-from basisprune.deploy.folded import FoldedModel
 from basisprune.deploy.latency import LatencyReport, measure_latency
-from basisprune.errors import BasisPruneError, CheckpointError, LayerError, MissingExtraError
+from basisprune.errors import BasisPruneError, BundleError, CheckpointError, LayerError, MissingExtraError
 from basisprune.files import atomic, file_digest
 from basisprune.listener import Listener
 from basisprune.report.html import write_report
@@ -235,24 +235,20 @@ def _save_bundle(summary: RunSummary, delivery: Delivery, folder: Path, sums: Ma
         metrics["validation"] = {"accuracy": chosen.accuracy, "interval": list(chosen.interval)}
     if sums:
         metrics[CHECKSUMS] = dict(sums)
-    return save_pretrained(
-        _without_its_class(delivery),
-        folder,
+    save = partial(
+        save_pretrained,
+        folder=folder,
         classes=list(summary.classes) or None,
         metrics=_plain(metrics),
         plans=delivery.plans,
-        factory=delivery.factory,
     )
-
-
-def _without_its_class(delivery: Delivery) -> nn.Module:
-    """The network, as a graph of plain layers if nobody could build it by a name."""
-    if isinstance(delivery.model, FoldedModel) or delivery.factory is not None:
-        return delivery.model
+    graph = without_its_class(delivery.model, spec_of(delivery.model))
+    if delivery.factory is None:
+        return save(graph)
     try:
-        return as_graph(delivery.model, spec_of(delivery.model))
-    except LayerError:
-        return delivery.model
+        return save(graph)  # which whoever loads it needs no code of others for
+    except (BundleError, LayerError):
+        return save(delivery.model, factory=delivery.factory)
 
 
 def _plain(value: object) -> dict[str, JsonValue]:

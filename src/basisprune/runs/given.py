@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import nn
 
-from basisprune.data import LabelledImages, Splits, take
+from basisprune.data import LabelledImages, LoaderPart, Splits, take
 from basisprune.errors import ModelError
 from basisprune.listener import Listener
 from basisprune.training.predict import Predictions, predict
@@ -116,9 +116,9 @@ class Outcome:
 
 
 def _some(images: LabelledImages) -> LabelledImages:
-    """As many images as tell whether a network knows anything, from everywhere."""
+    """As many images as tell whether a network knows anything, from everywhere; all of somebody's own loader."""
     step = max(1, math.ceil(len(images) / MOST_IMAGES))
-    return images if step == 1 else take(images, range(0, len(images), step))
+    return images if step == 1 or isinstance(images, LoaderPart) else take(images, range(0, len(images), step))
 
 
 def _why(outcome: Outcome, classes: Sequence[str]) -> str:

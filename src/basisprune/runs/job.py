@@ -91,7 +91,7 @@ def prepare_job(
     names = _called(model), _called(data)
     loaders = loaders_of(data)
     if loaders is not None:
-        return own_job(model, loaders, config, names)
+        return own_job(model, loaders, config, names, listener)
     folder = None if output is None else user_path(output, "output")
     chosen = None if folder is None else _chosen_before(folder, {"data": names[1], **config.noted()})
     of_model = _manifest_of_model(names)
@@ -141,18 +141,35 @@ def loaders_of(data: object) -> Loaders | None:
     return found
 
 
-def own_job(model: ModelSource, loaders: Loaders, config: RunConfig, names: tuple[str, str]) -> Job:
+def own_job(
+    model: ModelSource, loaders: Loaders, config: RunConfig, names: tuple[str, str], listener: Listener | None = None
+) -> Job:
     """The job of a network of the user's own, which stays whole, on loaders of their own."""
     config = replace(config, recipe=for_own_inputs(config.recipe))
     if loaders.val is None:
         raise DataError("Loaders: val is missing, which networks are judged on; pass val=...")
+    _refuse_changes(config)
     splits = loaders.splits(config.task)
     shape = cast("LoaderPart", splits.train).shape
-    network = _whole_network(model, shape, config)
+    network = _whole_network(model, shape, config, listener or Silence())
     return Job(network, splits, config, *names)
 
 
-def _whole_network(model: ModelSource, shape: tuple[int, ...], config: RunConfig) -> nn.Module:
+def _refuse_changes(config: RunConfig) -> None:
+    """Raises ConfigError for settings of images that are read here, of which loaders of one's own know nothing."""
+    images, start = config.images, config.start
+    given = {name: getattr(images, name) for name in ("size", "limit", "groups")}
+    given |= {name: getattr(start, name) for name in ("mean", "std", "interpolation")}
+    faults = [
+        f"{name}: {value!r} given with loaders of your own, whose inputs are taken as they are; omit it"
+        for name, value in given.items()
+        if value is not None
+    ]
+    if faults:
+        raise ConfigError.of("compress", faults)
+
+
+def _whole_network(model: ModelSource, shape: tuple[int, ...], config: RunConfig, listener: Listener) -> nn.Module:
     """The network as it is, with its head, which knows the shape of its inputs; a copy of the one that is given."""
     if isinstance(model, os.PathLike):
         model = str(model)
@@ -163,7 +180,10 @@ def _whole_network(model: ModelSource, shape: tuple[int, ...], config: RunConfig
             f"model: {model!r} given with loaders of your own; pass a network that is ready for them, a module or "
             "'package.module:factory'"
         )
-    return with_shape(build_backbone(model), shape)
+    pretrained = config.pretrained and config.start.weights is None and is_known_name(model)
+    network = build_backbone(model, pretrained=pretrained)
+    _fill(network, config, listener)
+    return with_shape(network, shape)
 
 
 def _is_folder_of_a_model(path: Path) -> bool:
@@ -215,9 +235,7 @@ def _with_weights(model: nn.Module, config: RunConfig, listener: Listener) -> nn
     start = config.start
     if start.weights is not None:
         model = copy.deepcopy(model)
-        found = read_checkpoint(start.weights, key=start.weights_key)
-        for line in told(found, fill(model, found)):
-            listener.say(line)
+        _fill(model, config, listener)
     given, spec = start.hints(None), spec_of(model)
     if given == NO_HINTS:
         return model
@@ -225,6 +243,14 @@ def _with_weights(model: nn.Module, config: RunConfig, listener: Listener) -> nn
     own = Hints(spec.image_size, spec.mean, spec.std, spec.interpolation)
     vars(other)["input_spec"] = replace(given.over(own).spec(spec.channels), white=spec.white)
     return other
+
+
+def _fill(network: nn.Module, config: RunConfig, listener: Listener) -> None:
+    """Gives the network the weights that the settings name, if any, in place."""
+    if config.start.weights is not None:
+        found = read_checkpoint(config.start.weights, key=config.start.weights_key)
+        for line in told(found, fill(network, found)):
+            listener.say(line)
 
 
 def _new_network(model: str | nn.Module, read: _Read, config: RunConfig) -> tuple[nn.Module, Splits]:

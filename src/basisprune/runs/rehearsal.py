@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +12,9 @@ from torch import Tensor, nn
 
 from basisprune.basis.decompose import check_layers, choose_layers
 from basisprune.budget import Ratios
+from basisprune.data.looks import random_numbers_kept
 from basisprune.deploy.bundle import refuse_unsaveable
+from basisprune.deploy.bundle.graph import without_its_class
 from basisprune.deploy.fold import deploy
 from basisprune.errors import BasisPruneError, BundleError, LayerError, ModelError
 from basisprune.frameworks import Framework
@@ -19,17 +22,48 @@ from basisprune.importance import score_filters
 from basisprune.listener import Listener
 from basisprune.plan import plan_filters, traced
 from basisprune.recipes import Recipe
-from basisprune.runs.job import Job
+from basisprune.runs.job import Job, factory_of
 from basisprune.scoring import idle_convs
+from basisprune.tasks import Task
 from basisprune.torchkit.moments import loss_statistics
+from basisprune.torchkit.running import Loss, ReadBatch, placed
 from basisprune.torchkit.surgery import named_tensors
 from basisprune.torchkit.watching import example_input
 from basisprune.training.config import TrainConfig
+from basisprune.training.outcomes import floats, moved, task_batches
 from basisprune.training.trainable import set_trainable
 from basisprune.transfer.model import spec_of
 from basisprune.types import OUTPUT, Coupling
 
-_LISTED = 3
+_LISTED, _IMAGES = 3, 8
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """A batch that a network is tried on, and what its loss is."""
+
+    batch: ReadBatch
+    loss: Loss
+
+    @classmethod
+    def of(cls, job: Job) -> Sample:
+        """Random images and a class for a classifier; of any other task the first batch of the training data."""
+        network, task = job.network, job.config.task
+        if task.is_classification:
+            return cls.of_classes(network)
+        prepared = job.config.recipe.train.prepared
+        with random_numbers_kept():
+            batches = task_batches(job.splits.train, network, task, batch_size=_IMAGES, prepared=prepared)
+            inputs, targets = next(iter(batches))
+        images = placed(inputs, network)
+        return cls(ReadBatch(images, moved(targets, images.device)), task)
+
+    @classmethod
+    def of_classes(cls, network: nn.Module) -> Sample:
+        """Random images of the size that the network takes, all of the first class."""
+        example = example_input(network, spec_of(network).shape)
+        labels = torch.zeros(len(example), dtype=torch.long, device=example.device)
+        return cls(ReadBatch(example, labels), F.cross_entropy)
 
 
 def rehearse(job: Job, *, prunes: bool, saves: bool, listener: Listener) -> None:
@@ -41,21 +75,46 @@ def rehearse(job: Job, *, prunes: bool, saves: bool, listener: Listener) -> None
     network = job.network
     _refuse_odd_numbers(network)
     _try("cannot be copied", network, lambda: copy.deepcopy(network))
-    _check_training(network, job.splits.num_classes)
+    sample = Sample.of(job)
+    if isinstance(sample.loss, Task):
+        _check_task(network, sample.loss, sample.batch)
+    else:
+        _check_training(network, sample.batch, job.splits.num_classes)
     deployed = network
     if prunes:
-        goal = job.config.goal
-        refuse_unprunable(network, job.config.recipe, job.config.framework, goal if isinstance(goal, Ratios) else None)
+        ratios = job.config.goal if isinstance(job.config.goal, Ratios) else None
+        refuse_unprunable(network, job.config.recipe, job.config.framework, ratios, sample)
         deployed = deploy(network, spec_of(network), job.splits.classes)
     if saves:
         try:
-            refuse_unsaveable(deployed)
+            if prunes:
+                _refuse_unsaveable(deployed, factory_of(job))
+            else:
+                refuse_unsaveable(network)
         except (BundleError, LayerError) as error:
             listener.say(f"model/ cannot be written for this network, only other formats can: {error}")
 
 
-def refuse_unprunable(network: nn.Module, recipe: Recipe, framework: Framework, goal: Ratios | None = None) -> None:
+def _refuse_unsaveable(deployed: nn.Module, factory: str | None) -> None:
+    """Raises the error that writing the bundle would cause: as a graph, or else by the function that builds it."""
+    try:
+        refuse_unsaveable(without_its_class(deployed, spec_of(deployed)))
+    except (BundleError, LayerError):
+        if factory is None:
+            raise
+        refuse_unsaveable(deployed, factory)
+
+
+def refuse_unprunable(
+    network: nn.Module,
+    recipe: Recipe,
+    framework: Framework,
+    goal: Ratios | None = None,
+    sample: Sample | None = None,
+) -> None:
     """Raises ModelError for a network that the framework cannot prune: with layers that cannot be split, or nothing.
+
+    Without a sample, the network is tried as a classifier.
 
     >>> from basisprune.frameworks import find_framework
     >>> from basisprune.recipes import find_recipe
@@ -70,12 +129,12 @@ def refuse_unprunable(network: nn.Module, recipe: Recipe, framework: Framework, 
     reasons: dict[str, str] = {}
     if "basis" in axes:
         choices = choose_layers(network, linear=recipe.linear)
-        example = example_input(network, spec_of(network).shape)
-        idle = dict.fromkeys(idle_convs(network, example), "it takes no part in what the network computes")
+        sample = sample or Sample.of_classes(network)
+        idle = dict.fromkeys(idle_convs(network, sample.batch.inputs), "it takes no part in what the network computes")
         names = [choice.name for choice in choices if choice.left_alone is None and choice.name not in idle]
         check_layers(network, names)
         if recipe.basis == "loss":
-            _check_statistics(network, names, example, recipe.finetune)
+            _check_statistics(network, names, sample, recipe.finetune)
         if not names:
             kept = {choice.name: str(choice.left_alone) for choice in choices} | idle
             told = f"no layer can be split ({_told(kept)})" if kept else "it has no conv or linear layer to split"
@@ -92,13 +151,16 @@ def refuse_unprunable(network: nn.Module, recipe: Recipe, framework: Framework, 
         raise ModelError(f"there is nothing to prune in {type(network).__name__}: {', and '.join(reasons.values())}")
 
 
-def _check_statistics(network: nn.Module, names: list[str], example: Tensor, tuning: TrainConfig) -> None:
+def _check_statistics(network: nn.Module, names: list[str], sample: Sample, tuning: TrainConfig) -> None:
     """Raises LayerError or ModelError where it cannot be told what the network's layers do to the loss."""
     linear = [name for name in names if isinstance(network.get_submodule(name), nn.Linear)]
-    batches = [(example, torch.zeros(len(example), dtype=torch.long))]
     twin = copy.deepcopy(network)
     set_trainable(twin, scales=tuning.train_scales, train=tuning.train)
-    _try("cannot be scored", network, lambda: loss_statistics(twin, names, batches, optional=linear))
+    _try(
+        "cannot be scored",
+        network,
+        lambda: loss_statistics(twin, names, [sample.batch], loss=sample.loss, optional=linear),
+    )
 
 
 def _frozen(coupling: Coupling) -> dict[str, str]:
@@ -119,26 +181,44 @@ def _refuse_odd_numbers(network: nn.Module) -> None:
             )
 
 
-def _check_training(network: nn.Module, classes: int) -> None:
+def _check_training(network: nn.Module, batch: ReadBatch, classes: int) -> None:
     """Raises ModelError unless the network gives scores of the classes in both modes, and can learn."""
-    example = example_input(network, spec_of(network).shape)
-    labels = torch.zeros(len(example), dtype=torch.long, device=example.device)
-    _scores(network, example, classes, training=False)
-    scores = _scores(network, example, classes, training=True)
+    _scores(network, batch.inputs, classes, training=False)
+    scores = _scores(network, batch.inputs, classes, training=True)
     if not scores.requires_grad:
         raise ModelError(
             f"{type(network).__name__} cannot be trained: its output does not depend on its weights by gradients; "
             "remove detach() or torch.no_grad() from its forward"
         )
+    labels = batch.targets
+    assert isinstance(labels, Tensor)
     _try("cannot be trained", network, lambda: F.cross_entropy(scores.float(), labels).backward())
+
+
+def _check_task(network: nn.Module, task: Task, batch: ReadBatch) -> None:
+    """Raises ModelError unless the task can judge the network's output, and the network learns from its loss."""
+    inputs, targets = batch
+    judged, taught = (_twin(network, training=training) for training in (False, True))
+    with torch.random.fork_rng(devices=[]):
+        with torch.no_grad():
+            raw = _try("does not run in eval mode", network, lambda: judged(inputs))
+            for_task = f"cannot be judged for the task {task.name}"
+            _try(for_task, network, lambda: task.rows(floats(task.output(raw)), targets, len(inputs)))
+        for_task = f"cannot be trained for the task {task.name}"
+        _try(for_task, network, lambda: task.mean_loss(taught, inputs, targets).backward())
+
+
+def _twin(network: nn.Module, *, training: bool) -> nn.Module:
+    """A copy of the network in that mode, with gradients for all of its weights."""
+    twin = copy.deepcopy(network).train(training)
+    for parameter in twin.parameters():
+        parameter.requires_grad_(parameter.is_floating_point())
+    return twin
 
 
 def _scores(network: nn.Module, example: Tensor, classes: int, *, training: bool) -> Tensor:
     """What a copy of the network outputs in that mode; raises ModelError for anything but scores of the classes."""
-    words = "train" if training else "eval"
-    twin = copy.deepcopy(network).train(training)
-    for parameter in twin.parameters():
-        parameter.requires_grad_(parameter.is_floating_point())
+    words, twin = "train" if training else "eval", _twin(network, training=training)
     with torch.random.fork_rng(devices=[]):
         scores = _try(f"does not run in {words} mode", network, lambda: twin(example))
     if isinstance(scores, Tensor) and tuple(scores.shape) == (len(example), classes):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -33,7 +34,7 @@ def shown_masks(
         return ()
     batch = next(iter(task_batches(images, networks[0], task, batch_size=_MASKS, prepared=prepared)))
     inputs, truth = batch.inputs[:_MASKS], batch.targets
-    if not isinstance(truth, Tensor) or inputs.ndim != 4:
+    if not isinstance(truth, Tensor) or inputs.ndim != 4 or truth.numel() != len(truth) * math.prod(truth.shape[-2:]):
         return ()
     before, after = (_mask(task, network, inputs) for network in networks)
     truth = truth.reshape(len(truth), *truth.shape[-2:])[: len(inputs)].cpu()

@@ -46,7 +46,7 @@ def check_start(job: Job, output: OutputFolder | None, settings: Settings, liste
         _check_output(job, output, settings, listener)
     hears, prunes = listener or Silence(), command == "compress"
     rehearse(job, prunes=prunes, saves=output is not None, listener=hears)
-    if prunes and job.config.start.is_trained:
+    if prunes and job.config.start.is_trained and job.config.task.is_classification:
         refuse_guessing(job.network, job.splits, prepared=job.config.recipe.train.prepared, listener=hears)
 
 

@@ -17,6 +17,7 @@ class Unit:
     units: Mapping[str, float]
     wanted: str
     whole: bool = False
+    signed: bool = False
 
     def parse(self, text: object) -> float:
         """The number; raises ConfigError for what is none.
@@ -27,7 +28,8 @@ class Unit:
         Traceback (most recent call last):
         basisprune.errors.ConfigError: 'many' given; expected a number such as 250000, 300k or 1.5M
         """
-        match = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*([a-zA-Z%]*)\s*", str(text))
+        sign = "-?" if self.signed else ""
+        match = re.fullmatch(rf"\s*({sign}[0-9.]+(?:e[+-]?[0-9]+)?)\s*([a-zA-Z%]*)\s*", str(text))
         try:
             value = float(match[1]) * self.units[match[2]]  # type: ignore[index]
             if not math.isfinite(value):
@@ -38,13 +40,13 @@ class Unit:
 
 
 FRACTION = Unit({"": 1, "%": 0.01}, "a percentage such as 1% or a fraction such as 0.01")
+LEVEL = Unit({"": 1, "%": 0.01}, "a percentage such as 90% or a number such as 0.9 or -3.2", signed=True)
 AMOUNT = Unit({"": 1, "k": 1e3, "M": 1e6, "G": 1e9}, "a number such as 250000, 300k or 1.5M", whole=True)
 TIME = Unit({"": 1, "ms": 1, "s": 1000}, "a time such as 5ms or 0.1s")
 OPTION_UNITS = {
     **dict.fromkeys(
         (
             "max_drop",
-            "min_accuracy",
             "basis_ratio",
             "filter_ratio",
             "val_fraction",
@@ -54,6 +56,7 @@ OPTION_UNITS = {
         ),
         FRACTION,
     ),
+    "min_accuracy": LEVEL,
     **dict.fromkeys(("target_params", "target_macs"), AMOUNT),
     "target_latency": TIME,
 }

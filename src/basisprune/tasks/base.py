@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -119,12 +120,8 @@ class Task:
     def mean_loss(self, model: nn.Module, inputs: Tensor, targets: object) -> Tensor:
         """The mean loss of the model; raises ConfigError unless it is a number with a gradient, where one is formed."""
         if self.model_loss is not None:
-            modes = [(module, module.training) for module in model.modules()]
-            try:
+            with _left_alone(model):
                 return self.checked_loss(self.model_loss(model, inputs, targets))
-            finally:  # detectors of torchvision give their losses in training mode only
-                for module, was_training in modes:
-                    module.training = was_training
         return self.output_loss(self.output(model(inputs)), targets)
 
     def output_loss(self, output: Any, targets: object) -> Tensor:
@@ -184,6 +181,26 @@ class Task:
     def shown(self, value: float) -> str:
         """A value of the metric as text."""
         return f"{value:.1%}" if self.is_share else f"{value:.4g}"
+
+
+@contextmanager
+def _left_alone(model: nn.Module) -> Iterator[None]:
+    """Gives the modules the mode back that they had and, unless they are being trained, the statistics of their norms.
+
+    Detectors of torchvision give their losses in training mode only.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    norms = [module for module, _ in modes if isinstance(module, nn.modules.batchnorm._NormBase)]
+    kept = [] if model.training else [(norm._buffers, dict(norm._buffers)) for norm in norms]
+    for buffers, statistics in kept:  # others in their place, because a backward pass may need those that were used
+        buffers.update({name: None if each is None else each.clone() for name, each in statistics.items()})
+    try:
+        yield
+    finally:
+        for module, was_training in modes:
+            module.training = was_training
+        for buffers, statistics in kept:
+            buffers.update(statistics)
 
 
 def _kind(value: object) -> str:

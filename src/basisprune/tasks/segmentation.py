@@ -97,7 +97,7 @@ def _scores(raw: Any) -> Tensor:
     return scores
 
 
-def _fitting(scores: Tensor, masks: object) -> Tensor:
+def _fitting(scores: Tensor, masks: object, ignore_index: int) -> Tensor:
     """The true classes; raises DataError where they do not fit the scores."""
     if isinstance(masks, Tensor) and masks.ndim == scores.ndim and masks.shape[1] == 1:
         masks = masks[:, 0]
@@ -105,11 +105,18 @@ def _fitting(scores: Tensor, masks: object) -> Tensor:
     if not isinstance(masks, Tensor) or tuple(masks.shape) != wanted:
         given = tuple(masks.shape) if isinstance(masks, Tensor) else type(masks).__name__
         raise DataError(f"task segmentation: masks {given} given for scores {tuple(scores.shape)}; {wanted} is needed")
-    return masks.long()
+    masks, classes = masks.long(), max(scores.shape[1], 2)
+    wrong = (masks != ignore_index) & ((masks < 0) | (masks >= classes))
+    if bool(wrong.any()):
+        raise DataError(
+            f"task segmentation: class {int(masks[wrong][0])} in a mask; 0..{classes - 1} is allowed for {classes} "
+            "classes, and ignore_index for pixels that do not count: pass segmentation(ignore_index=...)"
+        )
+    return masks
 
 
 def _cross_entropy(scores: Tensor, masks: Tensor, *, ignore_index: int) -> Tensor:
-    masks = _fitting(scores, masks)
+    masks = _fitting(scores, masks, ignore_index)
     counts = (masks != ignore_index).sum().clamp(min=1)
     if scores.shape[1] > 1:
         return F.cross_entropy(scores, masks, ignore_index=ignore_index, reduction="sum") / counts
@@ -120,14 +127,8 @@ def _cross_entropy(scores: Tensor, masks: Tensor, *, ignore_index: int) -> Tenso
 
 def _counts(scores: Tensor, masks: Tensor, *, ignore_index: int) -> Tensor:
     """For each example and class: the pixels that are both, that are said to be it, and that are it."""
-    masks = _fitting(scores, masks).flatten(1)
+    masks = _fitting(scores, masks, ignore_index).flatten(1)
     said, valid, classes = predicted_mask(scores).flatten(1), masks != ignore_index, max(scores.shape[1], 2)
-    wrong = valid & ((masks < 0) | (masks >= classes))
-    if bool(wrong.any()):
-        raise DataError(
-            f"task segmentation: class {int(masks[wrong][0])} in a mask; 0..{classes - 1} is allowed for {classes} "
-            "classes, and ignore_index for pixels that do not count"
-        )
     ones = valid.double()
 
     def per_class(found: Tensor, weights: Tensor) -> Tensor:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
 
 from basisprune.errors import BasisPruneError
 
@@ -10,20 +13,36 @@ from basisprune.errors import BasisPruneError
 def named_object(reference: str, what: str, error: type[BasisPruneError]) -> object:
     """What 'package.module:name' refers to; importing the module runs its code, so only for what a user typed.
 
-    Raises the error, which says `what` is wanted, if there is nothing of that name or the module cannot be imported.
+    A module that is not installed is looked for in the current folder. Raises the error, which says `what` is wanted,
+    if there is nothing of that name or the module cannot be imported.
     """
     module_name, _, attribute = reference.partition(":")
     if not (attribute.isidentifier() and all(name.isidentifier() for name in module_name.split("."))):
         raise error(f"{reference!r} is not {what}; write 'package.module:name'")
     try:
-        found = getattr(importlib.import_module(module_name), attribute, None)
+        found = getattr(_imported(module_name), attribute, None)
     except ImportError as fault:
-        raise error(f"{reference!r}: cannot import {module_name}: {fault}; is it on the path?") from fault
+        raise error(
+            f"{reference!r}: cannot import {module_name}: {fault}; is it in this folder, or installed?"
+        ) from fault
     except (Exception, SystemExit) as fault:
         raise error(f"{reference!r}: cannot import {module_name}: {said_by(fault)}") from fault
     if found is None:
         raise error(f"{reference!r}: {module_name} has no {attribute!r}; write 'package.module:name' of {what}")
     return found
+
+
+def _imported(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        first = name.partition(".")[0]
+        here = Path.cwd()
+        if error.name != first or not ((here / f"{first}.py").is_file() or (here / first).is_dir()):
+            raise
+        sys.path.append(str(here))  # last, so that it hides nothing that is installed
+        importlib.invalidate_caches()
+        return importlib.import_module(name)
 
 
 def called(reference: str, function: object, error: type[BasisPruneError]) -> object:

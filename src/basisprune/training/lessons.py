@@ -183,7 +183,7 @@ class Feed:
         self, data: object, task: Task, model: nn.Module, config: TrainConfig, accelerator: Accelerator
     ) -> None:
         self.data, self.config, self.accelerator = data, config, accelerator
-        self.own = own_part(data, task, config.batch_size, shuffle=True, seed=config.seed)
+        self.own = own_part(data, task, config.batch_size, shuffle=True)
         self.spec = None if self.own is not None else spec_of(model)
         if self.own is not None and (config.augmentation.moves or config.augmentation.paints):
             raise ConfigError(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-
 import timm
 import torchvision
 from torch import nn
 
 from basisprune.errors import ModelError, nearest
 from basisprune.torchkit.kinds import refuse_odd
+from basisprune.torchkit.references import called, named_object
 from basisprune.torchkit.weight_norms import copied, plain_weights
 from basisprune.transfer.hints import NO_HINTS, Hints
 
@@ -155,26 +154,13 @@ def hints_of_name(backbone: object) -> Hints:
 
 def _from_factory(reference: str) -> nn.Module:
     """What the function makes; whatever goes wrong in the code of others, and even if it exits, is a ModelError."""
-    module_name, _, attribute = reference.partition(":")
-    if not (attribute.isidentifier() and all(name.isidentifier() for name in module_name.split("."))):
-        raise ModelError(f"{reference!r} is not a factory; write 'package.module:function'")
-    try:
-        module = importlib.import_module(module_name)
-        factory = getattr(module, attribute, None)
-    except ImportError as error:
-        raise ModelError(f"{reference!r}: cannot import {module_name}: {error}; is it on the path?") from error
-    except (Exception, SystemExit) as error:
-        raise ModelError(f"{reference!r}: cannot import {module_name}: {_said(error)}") from error
-    if not callable(factory):
-        raise ModelError(f"{reference!r}: {module_name} has no function {attribute!r}; write 'package.module:function'")
-    try:
-        model = factory()
-    except (Exception, SystemExit) as error:
-        raise ModelError(f"{reference!r}: calling it without arguments failed: {_said(error)}") from error
+    factory = named_object(reference, "a factory", ModelError)
+    if not callable(factory) or isinstance(factory, nn.Module):
+        raise ModelError(
+            f"{reference!r} is a {type(factory).__name__}; write 'package.module:function', of a function that builds "
+            "the network"
+        )
+    model = called(reference, factory, ModelError)
     if not isinstance(model, nn.Module):
         raise ModelError(f"{reference!r} returned {type(model).__name__}; it must return a torch.nn.Module")
     return model
-
-
-def _said(error: BaseException) -> str:
-    return "it ends the program" if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}"

@@ -111,3 +111,12 @@ def test_images_that_are_read_here_are_not_taken_for_batches():
     assert own_part(data, regression(), 2).steps == 3  # put into batches
     assert own_part([(torch.zeros(3, 1, 4, 4), torch.arange(3))], CLASSIFICATION, 2).steps == 1
     assert own_part([(torch.zeros(1, 4, 4), 0), (torch.zeros(1, 4, 4), 1)], CLASSIFICATION, 2) is None  # single images
+
+
+@pytest.mark.parametrize("name", ["confirm", "test"])
+def test_examples_that_were_looked_at_promise_nothing(name):
+    train, val = batches(seed=9), batches(seed=1)
+    with pytest.raises(DataError, match=f"{name} is the loader of train"):
+        Loaders(train=train, val=val, **{name: train}).splits(MASKS)
+    with pytest.raises(DataError, match=f"4 of 8 examples of {name} are also in val"):
+        Loaders(train=train, val=val, **{name: [val[2], *batches(1, 5)]}).splits(MASKS)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from tiny import NAMES, tiny_images
-from trained import HINTS, trained
+from trained import HINTS, SPEC, trained
 
-from basisprune.data import Splits, load_data
+from basisprune.data import Loaders, PreparedBatches, Splits, load_data
 from basisprune.errors import ModelError
 from basisprune.listener import Silence
 from basisprune.runs.given import Outcome, check_classes, refuse_guessing
+from basisprune.tasks import CLASSIFICATION
 from basisprune.training.predict import Predictions
 from basisprune.transfer.hints import Hints
 from basisprune.transfer.kept import KeptModel, kept_model
@@ -96,3 +97,20 @@ def test_too_few_images_decide_only_against_what_is_worse_than_guessing():
 def test_another_order_is_known_only_where_it_is_one():
     assert outcome([0, 0, 1, 1], [1, 1, 1, 1]).reordered is None
     assert outcome([0, 0, 1, 1], [1, 1, 0, 0]).fits_another_order
+
+
+def test_a_loader_of_ones_own_is_gone_through_as_it_is(monkeypatch):
+    class Counted(list):
+        passes = 0
+
+        def __iter__(self):
+            Counted.passes += 1
+            return super().__iter__()
+
+    known = list(PreparedBatches(tiny_images(60, seed=1), SPEC, batch_size=12))
+    data = Loaders(train=known, val=Counted(known)).splits(CLASSIFICATION)
+    len(data.val)
+    monkeypatch.setattr("basisprune.runs.given.MOST_IMAGES", 10)
+    Counted.passes = 0
+    refuse_guessing(network(), data, prepared=True, listener=Notes())
+    assert Counted.passes == 1

@@ -9,12 +9,15 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 from sources import write_images
 from tiny import NAMES, differing, tiny_backbone, tiny_images, tiny_model
 from torch import nn
 from torchvision.datasets import ImageFolder
+from trained import own_network, trained
 
-from basisprune.data import load_data
+import basisprune.runs.job
+from basisprune.data import Loaders, load_data
 from basisprune.data.roles import keep_images, names_of
 from basisprune.deploy.bundle import save_pretrained
 from basisprune.deploy.fold import deploy
@@ -188,3 +191,40 @@ def test_the_content_of_a_device_file_is_noted(tmp_path):
     path.unlink()
     with pytest.raises(ConfigError, match="cannot be read"):
         given.noted()
+
+
+def own_loaders() -> Loaders:
+    train, val = ([(torch.randn(6, 3, 16, 16), torch.arange(6) % 3)] for _ in range(2))
+    return Loaders(train=train, val=val)
+
+
+def test_a_network_on_loaders_of_ones_own_gets_the_weights_that_are_named(tmp_path):
+    save_file({f"model.{name}": value for name, value in trained().state_dict().items()}, tmp_path / "own.safetensors")
+    config = configure({"weights": str(tmp_path / "own.safetensors"), "keep_head": True})
+    job = prepare_job("trained:own_network", own_loaders(), config)
+    assert not differing(job.network, trained())
+    assert job.network.input_spec.shape == (3, 16, 16)
+    given = own_network()
+    before = copy.deepcopy(given)
+    assert not differing(prepare_job(given, own_loaders(), config).network, trained())
+    assert not differing(given, before)
+    with pytest.raises(ModelError, match=r"(?s)do not fit.*missing"):
+        prepare_job(nn.Sequential(nn.Conv2d(3, 3, 1)), own_loaders(), config)
+
+
+def test_loaders_of_ones_own_are_taken_as_they_are():
+    with pytest.raises(ConfigError, match=r"(?s)2 faults.*size: 32 given with loaders of your own.*mean: \(0.5,\)"):
+        prepare_job(own_network(), own_loaders(), configure({"size": 32, "mean": [0.5]}))
+
+
+def test_a_name_with_loaders_of_ones_own_has_its_pretrained_weights(monkeypatch):
+    asked = []
+
+    def build(name, *, pretrained):
+        asked.append((name, pretrained))
+        return own_network()
+
+    monkeypatch.setattr(basisprune.runs.job, "build_backbone", build)
+    for settings in ({}, {"pretrained": False}):
+        prepare_job("torchvision:fcn_resnet50", own_loaders(), configure(settings))
+    assert asked == [("torchvision:fcn_resnet50", True), ("torchvision:fcn_resnet50", False)]

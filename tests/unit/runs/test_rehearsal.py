@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ from tiny import differing, tiny_images, tiny_model, tiny_recipe, tiny_training
 from torch import Tensor, nn
 from trained import PREPARED, Own, trained
 
-from basisprune.errors import BasisPruneError, LayerError, ModelError, TooMuchError
+from basisprune.data import Loaders
+from basisprune.errors import BasisPruneError, DataError, LayerError, ModelError, TooMuchError
 from basisprune.frameworks import find_framework
 from basisprune.listener import Silence
 from basisprune.recipes import RECIPES
@@ -19,6 +21,8 @@ from basisprune.runs.compress import compress
 from basisprune.runs.job import Job, prepare_job
 from basisprune.runs.options import configure
 from basisprune.runs.rehearsal import refuse_unprunable, rehearse
+from basisprune.runs.start import check_start
+from basisprune.tasks import segmentation
 
 
 def job(network: nn.Module, **options) -> Job:
@@ -218,3 +222,49 @@ def test_the_network_stays_as_it_was():
     rehearse(given, prunes=True, saves=True, listener=Silence())
     assert not differing(given.network, twin)
     assert [p.requires_grad for p in given.network.parameters()] == [p.requires_grad for p in twin.parameters()]
+
+
+class Segmenter(nn.Sequential):
+    def __init__(self, classes: int = 2) -> None:
+        super().__init__(nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, classes, 1))
+
+
+def segmenting(network: nn.Module, largest: int = 1, **options) -> Job:
+    masks = torch.zeros(4, 8, 8, dtype=torch.long)
+    masks[:, 0] = largest
+    loaders = Loaders(train=[(torch.ones(4, 1, 8, 8), masks)], val=[(torch.zeros(4, 1, 8, 8), masks)])
+    return prepare_job(network, loaders, configure({"task": "segmentation", **options}))
+
+
+def test_a_network_of_another_task_is_tried_on_a_batch_of_its_own():
+    given = segmenting(Segmenter(), basis_ratio=0.3)
+    before = copy.deepcopy(given.network.state_dict())
+    said: list[str] = []
+    listener = Silence()
+    listener.say = said.append
+    rehearse(given, prunes=True, saves=True, listener=listener)
+    assert said == []  # it can be written as a graph, without its class
+    assert all(torch.equal(value, before[name]) for name, value in given.network.state_dict().items())
+    with pytest.raises(DataError, match="task segmentation: class 2 in a mask"):
+        rehearse(segmenting(Segmenter(), largest=2), prunes=True, saves=False, listener=Silence())
+    with pytest.raises(DataError, match="task segmentation: the network outputs shape"):
+        rehearse(
+            segmenting(nn.Sequential(nn.Flatten(), nn.Linear(64, 2))), prunes=True, saves=False, listener=Silence()
+        )
+
+
+def test_a_task_that_fails_on_the_network_is_refused_by_its_name():
+    def outcome(output, _targets):
+        return output["missing"]
+
+    for changes, said in (
+        ({"outcome": outcome}, "Segmenter cannot be judged for the task mine: "),
+        ({"loss": lambda output, targets: output["missing"]}, "Segmenter cannot be trained for the task mine: "),
+    ):
+        task = replace(segmentation(), name="mine", **changes)
+        with pytest.raises(ModelError, match=said):
+            rehearse(segmenting(Segmenter(), task=task), prunes=True, saves=False, listener=Silence())
+
+
+def test_a_network_of_another_task_that_is_trained_is_not_compared_with_guessing():
+    check_start(segmenting(Segmenter(), keep_head=True), None, {})

@@ -8,7 +8,7 @@ import pytest
 
 from basisprune.errors import ConfigError
 from basisprune.runs.options import Options
-from basisprune.runs.units import AMOUNT, FRACTION, OPTION_UNITS, TIME
+from basisprune.runs.units import AMOUNT, FRACTION, LEVEL, OPTION_UNITS, TIME
 
 
 def test_a_whole_number_stays_one():
@@ -21,6 +21,13 @@ def test_what_is_no_number_is_refused_with_examples(text):
     for unit in (FRACTION, AMOUNT, TIME):
         with pytest.raises(ConfigError, match="given; expected a"):
             unit.parse(text)
+
+
+def test_a_least_value_may_be_negative_because_errors_are_negated():
+    assert LEVEL.parse("-3.2") == -3.2
+    assert OPTION_UNITS["min_accuracy"] is LEVEL
+    with pytest.raises(ConfigError, match="expected a percentage such as 90%"):
+        LEVEL.parse("--3")
 
 
 def test_only_options_have_units():

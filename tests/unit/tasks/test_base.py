@@ -137,3 +137,13 @@ def test_without_a_metric_it_is_the_mean_and_the_test_is_said():
     assert task().value(np.array([[1.0], [2.0]])) == 1.5
     assert task().test_name == "a paired t-test of the examples"
     assert "jackknife" in task(metric=np.mean).test_name
+
+
+def test_a_loss_in_training_mode_leaves_the_statistics_of_the_network_unless_it_is_trained():
+    network = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)).eval()
+    mine = task(loss=None, model_loss=lambda model, inputs, targets: F.mse_loss(model.train()(inputs), targets))
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    mine.mean_loss(network, torch.randn(4, 3), TARGETS).backward()
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+    mine.mean_loss(network.train(), torch.randn(4, 3), TARGETS)
+    assert not torch.equal(network[1].running_mean, before["1.running_mean"])

@@ -88,3 +88,12 @@ def test_a_teacher_that_says_the_same_is_at_no_distance():
     scores, _ = drawn(0)
     assert float(segmentation().distance(scores, scores)) == pytest.approx(0, abs=1e-6)
     assert float(segmentation().distance(scores, -scores)) > 0
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_the_loss_refuses_classes_that_there_are_not_by_their_number(channels):
+    masks = torch.zeros(1, 2, 2).long()
+    masks[0, 0, 0] = 255
+    with pytest.raises(DataError, match=r"class 255 in a mask.*segmentation\(ignore_index"):
+        segmentation().output_loss(torch.zeros(1, channels, 2, 2, requires_grad=True), masks)
+    assert segmentation(ignore_index=255).output_loss(torch.zeros(1, channels, 2, 2, requires_grad=True), masks) > 0

@@ -17,6 +17,7 @@ import basisprune.training.loop
 from basisprune.basis.decompose import decompose
 from basisprune.data import ArrayImages, Augment, blend
 from basisprune.errors import ConfigError, DataError, TrainingError
+from basisprune.tasks import regression
 from basisprune.training.config import learning_rate
 from basisprune.training.evaluation import Evaluation, evaluate
 from basisprune.training.loop import Session, fit
@@ -364,3 +365,16 @@ def test_the_progress_bar_shows_loss_accuracy_and_speed(capsys):
 def test_nothing_is_shown_where_there_is_no_terminal(capsys):
     fit(tiny_decomposed(), tiny_images(), None, tiny_training(epochs=1))
     assert capsys.readouterr().err == ""
+
+
+def test_a_run_on_a_dataset_of_another_task_goes_on_to_the_same_weights(tmp_path):
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(4, 1))
+    network.input_spec = InputSpec.as_it_is((1, 4))
+    data = TensorDataset(torch.randn(32, 1, 4), torch.randn(32, 1))
+    config, task = tiny_training(epochs=3, train="all", batch_size=4), regression()
+    whole = fit(network, data, None, config, session=Session(task=task)).model
+    stopped = Session(task=task, stop=lambda history: len(history) == 1)
+    fit(network, data, None, config, checkpoint=tmp_path / "state.pt", session=stopped)
+    resumed = fit(network, data, None, config, checkpoint=tmp_path / "state.pt", session=Session(task=task)).model
+    assert not differing(resumed, whole)

@@ -121,7 +121,7 @@ def test_pretrained_is_for_timm_names() -> None:
 @pytest.fixture
 def zoo(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     module = ModuleType("a_zoo")
-    vars(module).update(tiny=Tiny, number=lambda: 3, wants=lambda size: size, constant=3, leave=sys.exit)
+    vars(module).update(tiny=Tiny, ready=Tiny(), number=lambda: 3, wants=lambda size: size, constant=3, leave=sys.exit)
     monkeypatch.setitem(sys.modules, "a_zoo", module)
     return module
 
@@ -136,8 +136,9 @@ def test_a_factory_is_called() -> None:
     ("reference", "message"),
     [
         ("a_zo:tiny", "cannot import a_zo: No module named"),
-        ("a_zoo:large", "a_zoo has no function 'large'"),
-        ("a_zoo:constant", "a_zoo has no function 'constant'"),
+        ("a_zoo:large", "a_zoo has no 'large'"),
+        ("a_zoo:constant", "'a_zoo:constant' is a int; write"),
+        ("a_zoo:ready", "'a_zoo:ready' is a Tiny; write .*a function that builds the network"),
         ("a_zoo:number", "returned int; it must return a torch.nn.Module"),
         ("a_zoo:wants", "calling it without arguments failed: TypeError"),
         (":tiny", "is not a factory; write"),

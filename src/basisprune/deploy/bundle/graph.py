@@ -89,6 +89,16 @@ def as_graph(model: nn.Module, spec: InputSpec) -> FoldedModel:
     return folded(model, graph, about(spec, None, getattr(model, "classes", None))).eval()
 
 
+def without_its_class(model: nn.Module, spec: InputSpec) -> nn.Module:
+    """The network as such a graph; the network itself if it is one, or cannot be traced."""
+    if isinstance(model, FoldedModel):
+        return model
+    try:
+        return as_graph(model, spec)
+    except LayerError:
+        return model
+
+
 class _Careful(fx.Interpreter):
     """Runs a graph out of a file for the first time: sums and products are of tensors and small numbers only.
 

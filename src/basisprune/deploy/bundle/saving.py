@@ -106,7 +106,7 @@ def save_pretrained(
     return _first_that_fits(_forms(model, factory, known.spec), write)
 
 
-def refuse_unsaveable(model: nn.Module) -> None:
+def refuse_unsaveable(model: nn.Module, factory: str | None = None) -> None:
     """Raises BundleError or LayerError for a network that `save_pretrained` could not write down; writes nothing."""
     spec = getattr(model, "input_spec", None)
 
@@ -114,7 +114,7 @@ def refuse_unsaveable(model: nn.Module) -> None:
         describe(form.stored, form.fresh)
         return Path()
 
-    _first_that_fits(_forms(model, None, spec if isinstance(spec, InputSpec) else None), try_out)
+    _first_that_fits(_forms(model, factory, spec if isinstance(spec, InputSpec) else None), try_out)
 
 
 def push_to_hub(
