@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, product
 from pathlib import Path, PurePosixPath
+from typing import BinaryIO, cast
 
 import numpy as np
 
@@ -31,6 +32,7 @@ PREFIX = "wds:"
 _SUFFIX, _LABEL = ".tar", ".cls"
 _MOST_SHARDS = 1_000_000
 _LONGEST_LABEL = 1000  # bytes
+_LONGEST_HEADER = 1 << 20  # bytes; names that are longer than usual have headers of their own
 _RANGE = re.compile(r"\{(\d{1,18})\.\.(\d{1,18})\}")
 _PART = {name: part for part, names in PARTS.items() for name in names}
 
@@ -187,7 +189,9 @@ def _index(shard: Path) -> list[Place]:
         images, labels = _members(shard)
     except OSError as error:
         raise DataError(f"{shard}: cannot be read ({error.strerror or error})") from error
-    except (tarfile.TarError, EOFError, OverflowError) as error:
+    except DataError:
+        raise
+    except (tarfile.TarError, EOFError, OverflowError, ValueError, RecursionError) as error:
         raise DataError(f"{shard}: is no tar file, or damaged ({error}); write it anew") from error
     if not images:
         raise DataError(f"{shard}: contains no images ({' '.join(EXTENSIONS)})")
@@ -205,9 +209,11 @@ def _members(shard: Path) -> tuple[dict[str, tuple[str, int, int]], dict[str, st
     """The name, first byte and size of each image, and the labels, both by what the name starts with."""
     images: dict[str, tuple[str, int, int]] = {}
     labels: dict[str, str] = {}
-    with open_file(shard) as file, tarfile.open(fileobj=file, mode="r:") as archive:
+    with open_file(shard) as file, tarfile.open(fileobj=cast("BinaryIO", _Bounded(file)), mode="r:") as archive:
         for member in archive:
             archive.members = []  # type: ignore[attr-defined]  # it would keep them all
+            if member.size < 0:  # from which it would go back, for ever
+                raise tarfile.ReadError(f"{member.name} has {member.size} bytes")
             key, suffix = _split_name(member.name)
             if not member.isreg() or member.issparse():
                 continue
@@ -218,6 +224,18 @@ def _members(shard: Path) -> tuple[dict[str, tuple[str, int, int]], dict[str, st
                     raise DataError(f"{shard}: {key} has several images, such as {member.name}; one is needed")
                 images[key] = member.name, member.offset_data, member.size
     return images, labels
+
+
+class _Bounded:
+    """A file of which only headers and labels are read, so that no header can fill the memory."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.seek, self.tell, self._read = file.seek, file.tell, file.read
+
+    def read(self, size: int) -> bytes:
+        if not 0 <= size <= _LONGEST_HEADER:
+            raise tarfile.ReadError(f"a header of {size:,} bytes")
+        return self._read(size)
 
 
 def _split_name(name: str) -> tuple[str, str]:

@@ -160,6 +160,31 @@ def test_what_is_no_tar_file_of_this_machine_is_refused(shards, tmp_path):
     refused("wds:{0..99999999}.tar", "are allowed")
 
 
+def header(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
+    """The header of a file, which may tell lies about its size."""
+    about = tarfile.TarInfo(name)
+    about.type = kind
+    block = bytearray(about.tobuf(tarfile.GNU_FORMAT))
+    block[124:136] = tarfile.itn(size, 12, tarfile.GNU_FORMAT)
+    block[148:156] = b" " * 8
+    block[148:156] = b"%06o\0 " % sum(block)
+    return bytes(block)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        header("a/0.png", 0) + header("a/back", -512) + bytes(1024),
+        header("a", 0, tarfile.XHDTYPE) * 2000 + bytes(1024),
+        header("long", 2 << 20, tarfile.GNUTYPE_LONGNAME) + b"a" * (2 << 20) + header("a/0.png", 0) + bytes(1024),
+    ],
+    ids=["goes back for ever", "headers of headers", "a header as long as you like"],
+)
+def test_headers_that_lie_are_refused(content, tmp_path):
+    (tmp_path / "trap.tar").write_bytes(content)
+    refused(tmp_path / "trap.tar", "trap.tar: is no tar file, or damaged")
+
+
 def test_ranges_keep_their_zeros():
     assert expanded("a{1..2}-{09..10}.tar") == ["a1-09.tar", "a1-10.tar", "a2-09.tar", "a2-10.tar"]
     assert expanded("a.tar") == ["a.tar"]
