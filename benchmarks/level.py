@@ -95,6 +95,10 @@ TASK_CASES = {
     "200 examples, 3 % hurt": TaskCase(200, 0.03),
     "200 examples, all a little": TaskCase(200, 1.0, 0.06, 0.03),
     "400 examples, 10 % hurt": TaskCase(400, 0.1, 0.3),
+    # The test was adjusted on the cases above; these were tried afterwards.
+    "60 examples, 15 % hurt": TaskCase(60, 0.15),
+    "150 examples, 1 % hurt badly": TaskCase(150, 0.01, 1.0),
+    "300 examples, 20 % hurt": TaskCase(300, 0.2, 0.2, 0.02),
 }
 
 

@@ -4,6 +4,8 @@ Where the metric is a mean, that is the example's own number; elsewhere its jack
 Examples that hardly change do not prove that none would: to the variance of the mean, that of a single example is added
 which changes by as much as the farthest one is off, of either network or of the loss (as score intervals add examples;
 Agresti and Coull, American Statistician 52, 1998). Without it, rare classes that are rarely hurt pass far too often.
+Where an example can lose everything, those that do may be so rare that none is seen: a loss is not ruled out while that
+is likely (for a small one, it takes three examples for each time that it goes into one).
 """
 
 from __future__ import annotations
@@ -27,11 +29,15 @@ _Z = 1.645  # of the added variance, whatever the confidence
 
 @dataclass(frozen=True, eq=False)
 class PairedValues:
-    """A loss in a metric: `drop`, what each of the examples says of it, and by how much one more may be off."""
+    """A loss in a metric: `drop`, what each of the examples says of it, and by how much one more may be off.
+
+    `worst` is the most that an example can lose, where that is known.
+    """
 
     drop: float
     values: Rows
     farthest: float
+    worst: float | None = None
 
     @classmethod
     def of(cls, before: Outcomes | None, after: Outcomes) -> PairedValues:
@@ -40,7 +46,9 @@ class PairedValues:
         drop = -after.value if before is None else before.value - after.value
         known = [values, after.each] if before is None else [values, before.each, after.each]
         farthest = max(float(np.abs(each - each.mean()).max()) for each in known)
-        return cls(drop, values, farthest or float(after.task.is_share))
+        bounded = after.task.is_share and after.task.metric is None
+        worst = None if not bounded else 0.0 if before is None else 1.0
+        return cls(drop, values, farthest or float(after.task.is_share), worst)
 
     @cached_property
     def spread(self) -> float:
@@ -65,14 +73,25 @@ class PairedValues:
         score, bend, shift = deviations(self.drop - margin, self.spread), *self._bend
         if bend and math.isfinite(score):
             score = ((1 + bend * score) ** 3 - 1) / (3 * bend) + shift
-        return student_cdf(score, self._freedom)
+        return max(student_cdf(score, self._freedom), self._unseen(margin))
+
+    def _unseen(self, margin: float) -> float:
+        """The chance that no example is seen that loses all, if there are so many that the true loss is `margin`."""
+        if self.worst is None or margin <= self.drop:
+            return 0.0
+        seen = max(self.worst - margin, 0.0) / max(self.worst - self.drop, 1e-12)
+        return float(min(seen, 1.0) ** len(self.values))
 
     def upper(self, confidence: float) -> float:
         """The loss that the true one does not exceed, with this one-sided confidence."""
         score, bend, shift = -student_quantile(confidence, self._freedom), *self._bend
         if bend:
             score = (float(np.cbrt(1 + 3 * bend * (score - shift))) - 1) / bend
-        return self.drop - score * self.spread
+        found = self.drop - score * self.spread
+        if self.worst is None:
+            return found
+        share: float = (1 - confidence) ** (1 / len(self.values))
+        return max(found, self.worst - (self.worst - self.drop) * share)
 
     @property
     def _bend(self) -> tuple[float, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -87,7 +88,7 @@ def test_of_equal_networks_the_p_values_are_uniform():
     for _ in range(400):
         base = random.beta(9, 1, 2000)
         one, two = (means(base + random.normal(0, 0.05, 2000)) for _ in range(2))
-        found.append(PairedValues.of(one, two).p_value(0.0))
+        found.append(replace(PairedValues.of(one, two), worst=None).p_value(0.0))
     shares = [np.mean(np.array(found) <= level) for level in (0.1, 0.25, 0.5, 0.75, 0.9)]
     assert shares == pytest.approx([0.1, 0.25, 0.5, 0.75, 0.9], abs=0.07)
 
@@ -128,3 +129,13 @@ def test_a_promise_of_a_task_is_in_units_of_its_metric():
     assert test.bound == pytest.approx(0.5, abs=0.1)
     least = Promise(MetricBudget(min_accuracy=-11.0), metric=task)
     assert least.test(1, "half", before, after).passed
+
+
+def test_losses_that_are_too_rare_to_be_seen_are_not_ruled_out():
+    """Of 1 in 100 examples that lose everything, 100 examples show none in a third of all cases."""
+    task = Task("means", lambda output, _: output.mean(), lambda scores, _: scores, metric_name="Dice", is_share=True)
+    for count, kept in ((100, False), (299, True)):
+        same = Outcomes(task, np.full((count, 1), 0.9))
+        found = PairedValues.of(same, same)
+        assert (found.p_value(0.01) <= 0.05) is kept
+        assert (found.upper(0.95) <= 0.01) is kept
