@@ -309,7 +309,12 @@ class Search:
         if planner is not None and planner.elsewhere and planner.table is not None:
             return table_milliseconds(deployed, shape, planner.table)
         self._timed_in = backend = self._timed_in or self.program(deployed)
-        return self.pipeline.store.number(state.steps, f"latency-{backend}", lambda: self.measured(deployed, backend))
+        file = self._times_file(state, backend)
+        return self.pipeline.store.number(state.steps, file, lambda: self.measured(deployed, backend))
+
+    def _times_file(self, state: State, backend: Backend) -> str:  # noqa: ARG002
+        """What the time of a network is stored as, beside its steps."""
+        return f"latency-{backend}"
 
     def measured(self, deployed: nn.Module, backend: Backend) -> float:
         """Milliseconds per image in that program, on this machine."""

@@ -14,10 +14,13 @@ from basisprune.data import load_data
 from basisprune.deploy.bundle import load_bundle
 from basisprune.errors import ConfigError, TrainingError
 from basisprune.listener import Silence
+from basisprune.pipeline import Pipeline
 from basisprune.results import RunSummary
+from basisprune.runs.job import prepare_job
+from basisprune.runs.options import configure
 from basisprune.runs.tested import read_tested
 from basisprune.sweeps import stages
-from basisprune.sweeps.cells import Cell
+from basisprune.sweeps.cells import Cell, slug
 from basisprune.sweeps.pools import Here
 from basisprune.sweeps.portfolio import PortfolioConfig, compress_portfolio
 from basisprune.sweeps.running import Running
@@ -149,7 +152,7 @@ def test_a_second_start_repeats_nothing_and_a_lost_result_is_made_again(finished
     assert "3 of 3" not in again.stderr  # no cell was run
     assert times(folder / "backbones") == before
     (folder / "summary.json").unlink()
-    (lost,) = (folder / "backbones").glob("*poor*.search.json")
+    (lost,) = (folder / "backbones").glob("*poor*.search-*.json")
     lost.unlink()
     resumed = invoke(*words)
     assert resumed.exit_code == 0, resumed.output
@@ -245,6 +248,79 @@ def test_what_cannot_be_done_is_refused_before_anything_is(tmp_path):
         python_run(tmp_path / "a", max_drop=None, basis_ratio=0.5)
     with pytest.raises(ConfigError, match="which another process cannot have"):
         python_run(tmp_path / "b", running=Running(jobs=2))
+    for option, said in [
+        ({"task": "segmentation"}, "task: segmentation given"),
+        ({"weights": "a.safetensors"}, "weights: given"),
+        ({"keep_head": True}, "keep_head: given"),
+    ]:
+        with pytest.raises(ConfigError, match=said):
+            compress_portfolio(["resnet18"], tiny_images(60), output=tmp_path / "b", **option)
+    with pytest.raises(ConfigError, match="'resnet18' is given twice"):
+        compress_portfolio(["resnet18", "resnet18"], tiny_images(60), output=tmp_path / "c")
     with pytest.raises(ConfigError, match="timm has no model 'resnet5000'"):
         compress_portfolio(["resnet5000"], tiny_images(60), output=tmp_path / "c")
     assert not list(tmp_path.iterdir())
+
+
+def let_fail(monkeypatch, name: str, error: BaseException, *, only: str = "") -> None:
+    """Lets a stage fail, of backbones with that in their names."""
+    stage = getattr(stages, name)
+
+    def fails(cell, *rest):
+        if only in cell.backbone.name:
+            raise error
+        stage(cell, *rest)
+
+    monkeypatch.setattr(stages, name, fails)
+
+
+def two_run(output: Path, listener: Notes | None = None):
+    models = [tiny_model(), transfer_model(smaller_backbone(), CLASSES, input_size=16)]
+    data = load_data(tiny_images(200), val_fraction=0.5, test_fraction=0.1, confirm_fraction=0.5)
+    options = {"max_drop": 0.1, "recipe": tiny_recipe(tiny_training(epochs=2)), "onnx": False, "framework": "basis"}
+    return compress_portfolio(models, data, output=output, running=Running(retries=0), listener=listener, **options)
+
+
+def test_a_backbone_whose_training_failed_may_be_the_best_of_a_run_that_resumes(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        let_fail(patch, "start", RuntimeError("no memory"), only="1")
+        let_fail(patch, "search", KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            two_run(tmp_path / "out")
+    assert [path.name for path in (tmp_path / "out" / "reference").iterdir()] == [slug("TransferModel 2")]
+    result = two_run(tmp_path / "out")
+    assert [row.status for row in result.portfolio.backbones] == ["compressed"] * 2
+
+
+def test_what_the_confirming_images_were_looked_at_for_stays_recommended_wherever_its_folder_is(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        let_fail(patch, "start", RuntimeError("no memory"), only="2")
+        first = two_run(tmp_path / "out")
+    assert first.summary.certificate.tests
+    notes = Notes()
+    second = two_run(tmp_path / "out", notes)
+    assert any("TransferModel 2 would be recommended now" in line for line in notes.lines)
+    assert second.summary == first.summary
+    (tmp_path / "out").rename(tmp_path / "moved")
+    (tmp_path / "moved" / "summary.json").unlink()
+    third = two_run(tmp_path / "moved")
+    assert third.summary.certificate == first.summary.certificate
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_times_of_the_best_backbone_are_not_those_of_another_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(stages.Among, "program", lambda *_: "eager")
+    monkeypatch.setattr(stages.Among, "measured", lambda _, model, backend: sum(p.numel() for p in model.parameters()))
+    data = load_data(tiny_images(60), val_fraction=0.5)
+    recipe = tiny_recipe(tiny_training(epochs=1))
+    config = configure({"target_latency": 1e6, "recipe": recipe, "optimize": "params", "framework": "basis"})
+
+    def among(model, folder, best=None):
+        job = prepare_job(model, data, config)
+        return stages.Among(Pipeline(job.network, data, recipe, checkpoints=tmp_path / folder), job, best)
+
+    best = among(tiny_model(), "best").unpruned()
+    found = among(transfer_model(smaller_backbone(), CLASSES, input_size=16), "own", best).run()
+    large, small = found.candidates
+    assert large.latency_ms > small.latency_ms
+    assert found.timed_in == "eager"

@@ -53,6 +53,7 @@ from basisprune.cli.portfolio import (
     choose,
     front_table,
     one_of,
+    refuse_for_one,
     show_portfolio,
 )
 from basisprune.cli.sweep import Jobs, RayAddress
@@ -192,6 +193,7 @@ def compress(
             summary = choose(several, data, output, _options(ctx), (jobs, ray_address))
         finish(summary, output, as_json=as_json)
         return
+    refuse_for_one(ctx)
     with told_errors():
         from basisprune.runs.compress import run_job
         from basisprune.runs.estimate import expected_candidates

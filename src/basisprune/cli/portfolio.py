@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from basisprune.cli.common import Teller, show_json
+from basisprune.cli.common import Teller, show_json, typed_here
 
 if TYPE_CHECKING:
     from basisprune.results import Portfolio, RunSummary
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from basisprune.sweeps.portfolio import PortfolioConfig
 
 AUTO = "auto"
+_OF_SEVERAL = ("keep", "probe_epochs", "weights_folder", "jobs", "ray_address")
 
 
 def names(given: Any) -> list[str]:
@@ -61,6 +62,16 @@ def one_of(
     return AUTO if models is None else list(models), PortfolioConfig(keep, probe_epochs, weights)
 
 
+def refuse_for_one(ctx: typer.Context) -> None:
+    """Raises BadParameter for what was typed and would do nothing, because one model is given."""
+    for name in _OF_SEVERAL:
+        if typed_here(ctx, name):
+            raise typer.BadParameter(
+                "given with one model; it is for --model auto, or for several --models",
+                param_hint=f"--{name.replace('_', '-')}",
+            )
+
+
 def choose(
     chosen: tuple[str | list[str], PortfolioConfig],
     data: str,
@@ -80,10 +91,11 @@ def choose(
 
 def show_portfolio(chosen: tuple[str | list[str], PortfolioConfig], *, as_json: bool) -> None:
     """Lists the backbones that would be tried, for --dry-run."""
-    from basisprune.sweeps.backbones import PORTFOLIO, is_cached, is_timm
+    from basisprune.sweeps.backbones import PORTFOLIO, is_cached, is_timm, refuse_unknown
 
     models, plan = chosen
     listed = PORTFOLIO if isinstance(models, str) else models
+    refuse_unknown(listed)
     there = {name: not is_timm(name) or is_cached(name) for name in listed}
     rungs = plan.halving.rungs(len(listed))
     if as_json:

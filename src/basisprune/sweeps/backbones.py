@@ -65,7 +65,7 @@ def available(
     from the caches of the hub and of torch, or else from the hub. A hub that does not answer is asked once, for a few
     seconds. Raises ConfigError for names that are not known, and ModelError if no backbone can be had.
     """
-    _refuse_unknown(names, given)
+    refuse_unknown(names, given)
     hub = _Hub()
     found: list[Backbone] = []
     missing: dict[str, str] = {}
@@ -206,7 +206,7 @@ def _local_file(name: str, folder: Path | None) -> Path | None:
     return next((path for stem in stems for end in _SUFFIXES if (path := folder / f"{stem}{end}").is_file()), None)
 
 
-def _refuse_unknown(names: Sequence[str], given: Collection[str]) -> None:
+def refuse_unknown(names: Sequence[str], given: Collection[str] = ()) -> None:
     """Raises ConfigError for names that are neither timm's, nor factories, nor folders, or come twice."""
     faults = [f"{name!r} is given twice" for name in dict.fromkeys(names) if names.count(name) > 1]
     odd = [name for name in names if name not in given and ":" not in name and not timm.is_model(name)]

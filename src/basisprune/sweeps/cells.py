@@ -64,8 +64,9 @@ class Cell(JsonValue):
 
     @property
     def result(self) -> Path:
-        """The file that a stage of a portfolio leaves when it is done."""
-        part = f"{self.kind}-{self.epochs}" if self.epochs else self.kind
+        """The file that a stage of a portfolio leaves when it is done; another one in relation to another best."""
+        part = f"{self.kind}-{self.epochs}" if self.epochs else str(self.kind)
+        part += "" if self.best is None else f"-against-{slug(self.best.name)}"
         return self.folder.with_name(f"{self.folder.name}.{part}.json")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -106,6 +107,7 @@ def read_sweep(path: str | Path, output: str | Path | None = None) -> Sweep:
         kind: Kind = "train" if framework == BASELINE else "compress"
         cells[place] = Cell(place.name, kind, backbone, str(data.data), options)
         faults += [f"{place.name}: {fault}" for fault in _faults_of(cells[place])]
+    faults += _same_names(list(cells))
     if faults:
         raise ConfigError.of(where, faults)
     return Sweep(cells, resources, given.retries, folder)
@@ -184,6 +186,13 @@ def _merged(*layers: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
             found = {name: value for name, value in found.items() if name not in goals}
         found |= layer
     return found
+
+
+def _same_names(places: Sequence[Coordinates]) -> list[str]:
+    """Faults for cells that would have one folder, such as those of a-b on c and of a on b-c."""
+    counts = Counter(place.name.casefold() for place in places)  # some file systems do not tell A from a
+    twice = [name for name, count in counts.items() if count > 1]
+    return [f"{name}: {counts[name]} cells have this name; name models and datasets otherwise" for name in twice]
 
 
 def _faults_of(cell: Cell) -> list[str]:

@@ -8,8 +8,10 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
+from basisprune.data.load import fetch
 from basisprune.errors import BasisPruneError
 from basisprune.files import read_checked
 from basisprune.sweeps.cells import Cell, Failure, write_cell
@@ -57,6 +59,7 @@ class Processes:
     def __init__(self, running: Running) -> None:
         self._running = running
         self._at_work: list[tuple[Cell, subprocess.Popen[bytes]]] = []
+        self._fetched: set[str] = set()
 
     @property
     def has_room(self) -> bool:
@@ -64,7 +67,11 @@ class Processes:
         return len(self._at_work) < self._running.jobs
 
     def start(self, cell: Cell) -> None:
-        """Starts a process for the cell."""
+        """Starts a process for the cell, whose images are here by then: two processes would download them at once."""
+        if self._running.jobs > 1 and cell.data not in self._fetched:
+            self._fetched.add(cell.data)
+            with suppress(BasisPruneError):  # of which the cell will tell
+                fetch(cell.data)
         job, failure = files(cell)
         write_cell(job, cell)
         failure.unlink(missing_ok=True)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TypeVar, Unpack, cast
 
 import pydantic
-from accelerate import PartialState
 from torch import nn
 
 from basisprune.budget import Budget
@@ -22,13 +21,14 @@ from basisprune.results import BackboneRow, Portfolio, RunSummary
 from basisprune.runs.job import ModelSource
 from basisprune.runs.options import Options, RunConfig, configure
 from basisprune.runs.output import BUNDLE, IN_PYTHON, SUMMARY, OutputFolder
+from basisprune.runs.tested import TESTS
 from basisprune.sweeps.backbones import AUTO, PORTFOLIO, available, common_size
-from basisprune.sweeps.cells import Backbone, Cell, Kind, absolute
+from basisprune.sweeps.cells import Backbone, Cell, Kind, absolute, slug
 from basisprune.sweeps.front import with_front
 from basisprune.sweeps.halving import Halving, Probed, best_of
 from basisprune.sweeps.pools import Here, Processes
 from basisprune.sweeps.ray_pool import OnRay
-from basisprune.sweeps.running import Pool, Running, closing, run_cells
+from basisprune.sweeps.running import Pool, Running, closing, run_cells, started_by_a_launcher
 from basisprune.sweeps.stages import PORTFOLIO as TOLD
 from basisprune.sweeps.stages import PortfolioFile, Searched, Trained, reference_of
 from basisprune.sweeps.work import Given, perform
@@ -166,7 +166,12 @@ class _Coordinator:
         for each, about in trained.items():
             self.rows[each.name] = BackboneRow(each.name, "compressed", "", epochs, about.accuracy, about.parameters)
         found = self._stage("search", list(trained), Searched, pool, best=reference)
-        return self._delivered(found, best if relative else None, reference, pool)
+        told = self._recommended(found, best if relative else None)
+        by_name = {each.name: each for each in known.backbones}
+        chosen = by_name[told.recommended]
+        if relative:
+            reference = reference_of(by_name[told.reference], self.root)
+        return self._delivered(told, self._cell("deliver", chosen, best=reference), pool)
 
     def _halved(self, left: list[Backbone], epochs: int, count: int, pool: Pool) -> list[Backbone]:
         """The backbones that go on after a short training."""
@@ -217,9 +222,8 @@ class _Coordinator:
         options: dict[str, pydantic.JsonValue] = {**self.config.noted(), "trust_code": self.config.trust_code}
         return Cell(backbone.name, kind, backbone, self.data, options, str(self.root), epochs, best)
 
-    def _delivered(
-        self, found: dict[Backbone, Searched], best: Backbone | None, reference: Backbone | None, pool: Pool
-    ) -> RunSummary:
+    def _recommended(self, found: dict[Backbone, Searched], best: Backbone | None) -> Portfolio:
+        """All that was found, with the network to deliver; the one that confirming images were looked at for stays."""
         able = {each: about for each, about in found.items() if about.best is not None}
         if not able:
             raise TrainingError("the search from the most accurate backbone failed, so that nothing can be recommended")
@@ -236,7 +240,16 @@ class _Coordinator:
             points=with_front(points),
             latency_by=next(iter(found.values())).latency_by,
         )
-        cell = self._cell("deliver", chosen, best=reference)
+        earlier = _decided(self.root)
+        if earlier is None or (earlier.recommended, earlier.reference) == (told.recommended, told.reference):
+            return told
+        self.listener.say(
+            f"{told.recommended} would be recommended now, but the confirming images have been looked at for "
+            f"{earlier.recommended}, which stays; use another folder for a new choice"
+        )
+        return earlier
+
+    def _delivered(self, told: Portfolio, cell: Cell, pool: Pool) -> RunSummary:
         if not _is_delivered(self.root, self.config, told):
             write_checked(self.root / TOLD, PortfolioFile(told).to_json().encode())
             (outcome,) = run_cells([cell], pool, self.retries, self.listener)
@@ -251,6 +264,14 @@ def _has(cell: Cell, result: type[JsonValue]) -> bool:
         return bool(result.from_json(read_checked(cell.result)))
     except (OSError, BasisPruneError):
         return False
+
+
+def _decided(root: Path) -> Portfolio | None:
+    """What an earlier start has recommended and tested on the confirming images; None if it has not come so far."""
+    try:
+        return PortfolioFile.from_json(read_checked(root / TOLD)).portfolio if (root / TESTS).exists() else None
+    except (OSError, BasisPruneError):
+        return None
 
 
 def _is_delivered(root: Path, config: RunConfig, told: Portfolio) -> bool:
@@ -270,21 +291,33 @@ def _named(
     listed = [models] if isinstance(models, str) and models != AUTO else models
     if listed == AUTO:
         listed = PORTFOLIO
-    called = {_model_name(model, place): model for place, model in enumerate(listed)}
-    unnamed = {name: model for name, model in called.items() if not isinstance(model, str | os.PathLike)}
+    names = [_model_name(model, place) for place, model in enumerate(listed)]
+    called = zip(names, listed, strict=True)
+    unnamed = {name: model for name, model in called if not isinstance(model, str | os.PathLike)}
     is_named = isinstance(data, str | os.PathLike)
-    faults = []
+    faults = _of_one_model(config)
     if not isinstance(config.goal, Budget):
         faults.append("basis_ratio or filter_ratio given; pass a budget, by which backbones can be compared")
-    if PartialState().num_processes > 1:
-        faults.append("started in several processes; start one, with jobs or ray_address")
+    faults += started_by_a_launcher()
     if running.jobs > 1 or running.ray_address is not None:
         what = [*unnamed, *([] if is_named else ["the images"])]
         what += [] if isinstance(config.promise.metric, str) else [metric_name(config.promise.metric)]
         faults += [f"{each} given in Python, which another process cannot have; pass names and paths" for each in what]
     if faults:
         raise ConfigError.of("compress_portfolio", faults)
-    return Given(unnamed, None if is_named else data), list(called)
+    return Given(unnamed, None if is_named else data), names
+
+
+def _of_one_model(config: RunConfig) -> list[str]:
+    """Faults for settings that only one model can have."""
+    faults = []
+    if not config.task.is_classification:
+        faults.append(f"task: {config.task_name} given; only classifiers are chosen from: pass one model")
+    if config.start.weights is not None:
+        faults.append("weights: given, which are those of one model; pass a folder of weights for several")
+    if config.start.keep_head:
+        faults.append("keep_head: given, but backbones get a head for these classes; pass one model to keep its own")
+    return faults
 
 
 def _model_name(model: ModelSource, place: int) -> str:
@@ -321,8 +354,10 @@ def _known(
     """The backbones of the run: those that could be had when it was first started."""
     path = root / _KNOWN
     if path.exists():
-        return _Known.from_json(read_checked(path))
-    weights = None if plan.weights is None else user_path(plan.weights, "weights")
+        known = _Known.from_json(read_checked(path))
+        here = (replace(each, folder=str(root / FOLDER / slug(each.name))) for each in known.backbones)
+        return replace(known, backbones=tuple(here))  # wherever the folder has been moved to
+    weights = None if plan.weights is None else user_path(plan.weights, "weights").resolve()
     if weights is not None and not weights.is_dir():
         raise ConfigError(f"weights: {weights} is no folder; pass one with files such as resnet50.safetensors")
     found = available(names, root / FOLDER, listener, weights=weights, pretrained=config.pretrained, given=given.models)

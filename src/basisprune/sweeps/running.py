@@ -12,6 +12,7 @@ from typing import Protocol
 from basisprune.errors import ConfigError
 from basisprune.listener import Listener
 from basisprune.sweeps.cells import Cell, Failure
+from basisprune.torchkit.processes import Processes
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,13 @@ def run_cells(
         how = "done" if failure is None else f"failed: {failure.error}"
         listener.say(f"{cell.name}: {how} ({len(found)} of {len(cells)})")
     return [found[cell.name] for cell in cells]
+
+
+def started_by_a_launcher() -> list[str]:
+    """The fault that several processes were started where one starts all others; none if it is so."""
+    if Processes.joined().count == 1:
+        return []
+    return ["started in several processes; start one, without a launcher, and pass jobs or ray_address"]
 
 
 @contextmanager

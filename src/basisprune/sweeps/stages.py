@@ -17,13 +17,14 @@ from basisprune.budget.planning import CostPlanner
 from basisprune.candidates import ALL, Found
 from basisprune.data.roles import keep_images, manifest_of
 from basisprune.deploy.export.runtime import has_onnx
+from basisprune.deploy.latency import Backend
 from basisprune.files import read_checked, user_path, write_checked
 from basisprune.listener import Listener
 from basisprune.pipeline import Pipeline
 from basisprune.results import FrontPoint, Portfolio, RunSummary
 from basisprune.runs.certifying import ONNX_RUNTIME, PYTORCH, Certified
 from basisprune.runs.compress import Compressed, certify_job
-from basisprune.runs.job import Job
+from basisprune.runs.job import Job, factory_of
 from basisprune.runs.output import OutputFolder
 from basisprune.runs.start import check_start
 from basisprune.runs.summary import summarise
@@ -122,7 +123,8 @@ def deliver(cell: Cell, listener: Listener, given: Given) -> None:
         summary = summarise(job, pipeline, certified.found, cell.command)
         summary = _of_portfolio(summary, told, certified.found.chosen, compared=among.best is not None)
         prepared = job.config.recipe.train.prepared
-        result = Compressed(summary, certified.found, job.splits, prepared, certified.files, promise)
+        factory = factory_of(job)
+        result = Compressed(summary, certified.found, job.splits, prepared, certified.files, promise, factory=factory)
         result.delivered(Path(cell.root), onnx=job.config.onnx, int8=job.config.int8, listener=listener)
 
 
@@ -172,7 +174,12 @@ class Among(Search):
         if self.best is not None:
             self._judge(own, ALL)
         self._try_candidates(self.pipeline.start(self.framework))
-        return Found(tuple(self.trials), self._best(), False, self._to_test())
+        return Found(tuple(self.trials), self._best(), False, self._to_test(), timed_in=self._timed_in)
+
+    def _times_file(self, state: State, backend: Backend) -> str:
+        """The best backbone's network has steps of the same names as this one's, but other times."""
+        own = super()._times_file(state, backend)
+        return f"{own}-reference" if state is self.best else own
 
     def is_within(self, state: State, best: State) -> bool:
         """Whether a network is within the budget, by the estimate, in relation to the best one."""
@@ -296,10 +303,13 @@ def _write(cell: Cell, result: Trained | Searched) -> None:
 
 
 def reference_of(backbone: Backbone, root: Path) -> Backbone:
-    """The backbone with a copy of its trained network in the root, which all others can read while it is searched."""
-    copy = root / "reference"
+    """The backbone with a copy of its trained network in the root, which all others can read while it is searched.
+
+    A run that resumes may find another one to be the best, because its training failed before.
+    """
+    copy = root / "reference" / Path(backbone.folder).name
     if not copy.exists():
-        partial = root / ".reference-partial"
+        partial = copy.with_name(".partial")
         shutil.rmtree(partial, ignore_errors=True)
         shutil.copytree(backbone.folder, partial, ignore=shutil.ignore_patterns(".*"))
         partial.rename(copy)

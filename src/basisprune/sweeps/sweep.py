@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from basisprune.errors import CheckpointError, MissingExtraError
+from basisprune.errors import CheckpointError, ConfigError, MissingExtraError
 from basisprune.files import locked, read_checked, sealed, write_checked, write_text
 from basisprune.listener import Listener, Silence
 from basisprune.report.fronts import Front, SweepPage, write_sweep_page
@@ -18,7 +18,7 @@ from basisprune.sweeps.cells import Cell
 from basisprune.sweeps.file import CELLS, Sweep, read_sweep
 from basisprune.sweeps.pools import Processes
 from basisprune.sweeps.ray_pool import OnRay
-from basisprune.sweeps.running import Running, closing, run_cells
+from basisprune.sweeps.running import Running, closing, run_cells, started_by_a_launcher
 from basisprune.sweeps.table import HEADER, SweepRow, as_cells, as_csv, as_json, points_of, row_of
 from basisprune.sweeps.work import is_done
 from basisprune.types import JsonValue as Value
@@ -66,6 +66,8 @@ def run_sweep(
     Raises ConfigError for faults of the file, and CheckpointError if the folder has cells with other options.
     """
     sweep = file if isinstance(file, Sweep) else read_sweep(file, output)
+    if faults := started_by_a_launcher():
+        raise ConfigError.of("run_sweep", faults)
     hears = listener or Silence()
     running = Running(jobs, ray_address, sweep.resources, sweep.retries)
     (sweep.output / CELLS).mkdir(parents=True, exist_ok=True)

@@ -20,6 +20,8 @@ def words(*more: object) -> tuple[object, ...]:
         ((), "a model is needed"),
         (("--model", "resnet18", "--models", "resnet50"), "--model resnet18 given too"),
         (("--models", ","), "expected names such as resnet18,resnet50"),
+        (("--model", "resnet18", "--jobs", 2), "it is for --model auto, or for several --models"),
+        (("--model", "resnet18", "--weights-folder", "x"), "--weights-folder: given with one model"),
     ],
 )
 def test_one_model_or_several_are_needed(more, said):
@@ -36,8 +38,10 @@ def test_a_dry_run_lists_the_backbones_and_the_rounds():
     assert "after 1 epochs: 1 go on" in said
 
 
-def test_unknown_backbones_are_told_before_anything_is_done(tmp_path):
-    done = invoke("compress", "--data", tmp_path, "--output", tmp_path / "out", "--models", "resnet18,resnet5000")
+@pytest.mark.parametrize("more", [(), ("--dry-run",)])
+def test_unknown_backbones_are_told_before_anything_is_done(more, tmp_path):
+    words = ("compress", "--data", tmp_path, "--output", tmp_path / "out", "--models", "resnet18,resnet5000")
+    done = invoke(*words, *more)
     assert done.exit_code == 1
     assert "timm has no model 'resnet5000'" in done.stderr
     assert not (tmp_path / "out").exists()

@@ -120,3 +120,9 @@ def test_the_papers_63_cells_are_a_file_that_follows_its_protocol():
         if cell.kind == "compress":
             assert config.framework.name == place.framework
             assert vars(config.search) | {"framework": None} == vars(full.search)
+
+
+def test_two_cells_never_share_a_folder(tmp_path):
+    models = "models: [{name: a, model: resnet18}, {name: a-b, model: resnet50}]\n"
+    said = faults(tmp_path, models + "datasets: [{name: b-c, data: x}, {name: c, data: y}]\n")
+    assert "a-b-c-0: 2 cells have this name" in said

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from basisprune.errors import DataError
 from basisprune.files import write_checked
 from basisprune.sweeps.cells import Backbone, Cell, Failure, read_cell
 from basisprune.sweeps.pools import Here, Processes, files
@@ -93,3 +94,19 @@ def test_ctrl_c_is_not_a_failure_of_the_cell_that_runs_here(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         Here(interrupted).start(cell(tmp_path))
+
+
+def test_images_are_fetched_once_before_two_processes_want_them(instead_of_python, tmp_path, monkeypatch):
+    instead_of_python("true")
+    fetched: list[str] = []
+
+    def fetch(name: str) -> None:
+        fetched.append(name)
+        raise DataError("not to be had")
+
+    monkeypatch.setattr("basisprune.sweeps.pools.fetch", fetch)
+    with closing(Processes(Running(jobs=2))) as pool:
+        for name in ("a", "b"):
+            pool.start(cell(tmp_path, name))
+        assert [pool.ended()[1] for _ in range(2)] == [None, None]
+    assert fetched == ["data"]

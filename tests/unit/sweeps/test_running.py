@@ -7,8 +7,11 @@ import pytest
 from basisprune.errors import ConfigError, DataError
 from basisprune.listener import Silence
 from basisprune.sweeps.cells import Backbone, Cell
+from basisprune.sweeps.file import Sweep
 from basisprune.sweeps.pools import Here
 from basisprune.sweeps.running import Resources, Running, cores, run_cells
+from basisprune.sweeps.sweep import run_sweep
+from basisprune.torchkit.processes import Processes
 
 
 def cell(name: str) -> Cell:
@@ -79,3 +82,11 @@ def test_cores_are_divided_unless_they_are_asked_for():
 def test_impossible_numbers_are_refused(make, said):
     with pytest.raises(ConfigError, match=said):
         make()
+
+
+def test_a_launcher_of_several_processes_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setattr("basisprune.sweeps.running.Processes.joined", lambda: Processes(0, 2))
+    sweep = Sweep({}, Resources(), 0, tmp_path / "out")
+    with pytest.raises(ConfigError, match="started in several processes; start one, without a launcher"):
+        run_sweep(sweep)
+    assert not (tmp_path / "out").exists()

@@ -7,7 +7,8 @@ from tiny import tiny_decomposed, tiny_images, tiny_model, tiny_training, with_i
 
 import basisprune.training.accelerating
 from basisprune.errors import ConfigError, MissingExtraError
-from basisprune.training.accelerating import has_idle_parameters, make_accelerator
+from basisprune.torchkit.processes import Processes
+from basisprune.training.accelerating import has_idle_parameters, make_accelerator, wrapped
 from basisprune.training.config import TrainConfig
 from basisprune.training.loop import fit
 
@@ -31,3 +32,20 @@ def test_a_tracker_that_is_not_installed_is_named_with_its_extra(tracker, monkey
 def test_only_a_network_with_parameters_that_take_no_part_has_idle_ones():
     assert has_idle_parameters(with_idle_norm())
     assert not has_idle_parameters(tiny_model())
+
+
+def test_all_processes_look_for_idle_parameters_if_one_of_them_has_some(monkeypatch):
+    class Shared:
+        num_processes, ddp_handler = 2, None
+
+        def prepare_model(self, model):
+            return model
+
+    shared, others = Shared(), [0]
+    monkeypatch.setattr(Processes, "here", lambda: Processes(0, 2))
+    monkeypatch.setattr(Processes, "total", lambda _, own: own + others[0])
+    wrapped(tiny_model(), shared)
+    assert shared.ddp_handler is None
+    others[0] = 1
+    wrapped(tiny_model(), shared)
+    assert shared.ddp_handler.find_unused_parameters
