@@ -136,6 +136,8 @@ class Candidate:
         name = self.label if self.label == "unpruned" else f"without {self.label}"
         outcome = "passed" if self.passed else "failed"
         doubt = ", but there are too few images to be sure" if self.undecided else ""
+        if self.undecided and self.chance is not None:  # which is what it passed or failed by
+            doubt = f" with a chance of {share(self.chance)} to be certified"
         value = self.shown or f"{self.accuracy:.1%}"
         return f"{name}: {self.metric} {value}, {self.parameters:,} parameters, {outcome}{doubt}"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -143,6 +145,11 @@ def test_whole_branches_that_went_are_said(plan, blocks, label):
 def test_a_failure_is_said():
     standard = Standard(Promise(Budget(max_drop=0.01)))
     assert candidate(500).judged_by(standard, state(500), state(900)).summary.endswith(", failed")
+
+
+def test_what_is_to_be_certified_is_judged_by_the_chance_of_that_and_says_so():
+    judged = replace(candidate(899), passed=False, undecided=True, chance=0.49)
+    assert judged.summary.endswith(", failed with a chance of 49% to be certified")
 
 
 def test_what_was_found_is_by_its_trials():

@@ -10,6 +10,7 @@ import typer
 from basisprune.budget import Budget
 from basisprune.cli.common import show_json
 from basisprune.costs import measure
+from basisprune.data import LabelledImages, LoaderPart
 from basisprune.deploy.fold import deploy
 from basisprune.files import user_path
 from basisprune.runs.certifying import certifiable_here
@@ -66,7 +67,7 @@ def show_plan(job: Job, output: Path, *, as_json: bool) -> None:
         f"goal     {wanted}, with {job.config.framework.name}",
         *([] if certifiable is None else [f"promise  {certifiable}"]),
         f"recipe   {_before(job)}, at most {tune.epochs} epochs per candidate, {train.optimizer}, "
-        f"batches of {train.batch_size}",
+        f"{_batches(data.train, train.batch_size)}",
         f"search   about {time.candidates} candidates{_at_most(time)}",
         f"time     about {duration(time.total)} on this machine{_longest(time)}: {duration(time.reference)} for the "
         f"unpruned model, at most {duration(time.candidate)} per candidate",
@@ -74,6 +75,16 @@ def show_plan(job: Job, output: Path, *, as_json: bool) -> None:
         "nothing was written",
     ]
     typer.echo("\n".join(lines))
+
+
+def _batches(train: LabelledImages, size: int) -> str:
+    """Whose batches these are.
+
+    >>> from basisprune.tasks import segmentation
+    >>> _batches(LoaderPart([], segmentation()), 32)
+    'batches of your loader'
+    """
+    return "batches of your loader" if isinstance(train, LoaderPart) else f"batches of {size}"
 
 
 def _before(job: Job) -> str:

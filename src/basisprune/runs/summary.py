@@ -179,7 +179,8 @@ def promised(job: Job, certificate: Certificate) -> str:
     if not certificate.certified:
         return f"This is estimated, not certified: {certificate.reason}."
     sure = f"{100 * certificate.confidence:.3g} % confidence"
-    return f"Certified with {sure}, on {certificate.images:,} images that nothing had seen: {_promised(job)}."
+    what = "images" if job.config.task.is_classification else "examples"
+    return f"Certified with {sure}, on {certificate.images:,} {what} that nothing had seen: {_promised(job)}."
 
 
 def _promised(job: Job) -> str:

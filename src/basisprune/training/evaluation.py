@@ -16,7 +16,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from basisprune.data import LabelledImages, Splits, make_loader, own_part, prepare
 from basisprune.errors import DataError
-from basisprune.tasks import CLASSIFICATION, Task
+from basisprune.tasks import CLASSIFICATION, Task, find_task
 from basisprune.torchkit.running import mode, placed
 from basisprune.training.outcomes import answers, joined, moved, task_batches
 from basisprune.training.trainable import classes_of
@@ -46,15 +46,15 @@ def evaluate(
     batch_size: int = 128,
     prepared: bool = False,
     accelerator: Accelerator | None = None,
-    task: Task = CLASSIFICATION,
+    task: str | Task = CLASSIFICATION,
     workers: int = 0,
 ) -> Evaluation:
     """The loss and accuracy of the model on the data, in eval mode; with another `task`, the loss and metric of that.
 
-    Its data is any iterable of batches that the task reads. The model is moved to the accelerator's device, and
-    otherwise not changed. `workers` processes read images.
+    That is a Task, or a name that `compress` takes. Its data is any iterable of batches that the task reads. The model
+    is moved to the accelerator's device, and otherwise not changed. `workers` processes read images.
     """
-    accelerator = accelerator or Accelerator()
+    accelerator, task = accelerator or Accelerator(), find_task(task)
     if not task.is_classification or own_part(data, task, batch_size) is not None:
         with accelerator.autocast():
             return _evaluated(model.to(accelerator.device), data, task, batch_size, prepared)

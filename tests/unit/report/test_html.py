@@ -275,6 +275,23 @@ def test_the_certificate_and_its_tests_are_on_the_page():
     assert "certificate" not in page.ids()
 
 
+def test_the_page_of_another_task_has_nothing_that_is_for_classifiers_only():
+    test = {"index": 3, "name": "half", "before": 0.93, "after": 0.92, "bound": 0.02, "p_value": 0.02, "passed": True}
+    given = {"confidence": 0.95, "metric": "mean IoU", "images": 100, "computed_by": "ONNX Runtime"}
+
+    def shown(lost: int, **parts: object) -> str:
+        certificate = {**given, "status": "certified", "tests": [test | {"lost": lost, "won": 0}]}
+        return Page(render_report(summary(certificate=certificate, **parts))).text
+
+    own = {"task": "segmentation", "classes": [], "confusion": None}
+    assert "basisprune predict" in shown(0)
+    assert "basisprune predict" not in shown(0, **own)
+    assert "95 % confidence on 100 examples" in shown(0, **own)
+    assert "only before right" in shown(0)
+    assert "worse" not in shown(0, **own)  # of a metric of all examples, none is worse by itself
+    assert "worse" in shown(3, **own)
+
+
 def test_what_each_class_lost_is_on_the_page():
     row = {"name": "rare", "images": 9, "before": 0.9, "after": 0.1, "loss_interval": [0.4, 0.9], "beyond": True}
     page = Page(render_report(summary(class_losses={"part": "test", "rival": 0.95, "classes": [row]})))

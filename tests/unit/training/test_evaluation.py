@@ -11,7 +11,8 @@ from tiny import differing, tiny_decomposed, tiny_images, tiny_model
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from basisprune.errors import DataError
+from basisprune.errors import ConfigError, DataError
+from basisprune.tasks import segmentation
 from basisprune.training.evaluation import evaluate
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -36,6 +37,14 @@ def test_the_accuracy_is_the_fraction_that_is_right():
     result = evaluate(model, tiny_images(48))
     assert result.accuracy == pytest.approx(1 / 3)
     assert result.loss == pytest.approx(math.log(2 + math.e) - 1 / 3, rel=1e-5)
+
+
+def test_a_task_is_given_by_its_name_or_as_a_value():
+    net, images = nn.Conv2d(1, 2, 1), torch.randn(4, 1, 6, 6)
+    batches = [(images, (images[:, 0] > 0).long())]
+    assert evaluate(net, batches, task="segmentation") == evaluate(net, batches, task=segmentation())
+    with pytest.raises(ConfigError, match="Did you mean 'segmentation'"):
+        evaluate(net, batches, task="segmentaton")
 
 
 def test_data_without_images_is_refused():

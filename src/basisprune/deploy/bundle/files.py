@@ -103,7 +103,7 @@ def for_timm(config: Config) -> dict[str, object]:
 
     timm builds the whole architecture of that name, not what pruning has left of it.
     """
-    spec, count = config.input.spec, config.fingerprint.shape[-1:]
+    spec, count = config.input.spec, config.fingerprint.shape[1:2]
     prepared: dict[str, object] = {"input_size": list(config.input.shape), "num_classes": sum(count)}
     if spec is not None:
         prepared |= {"mean": list(spec.mean), "std": list(spec.std), "interpolation": spec.interpolation}

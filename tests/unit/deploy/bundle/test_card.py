@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from bundles import NAMES
 from huggingface_hub import ModelCard
 from timm.data import create_transform, resolve_data_config
 from timm.models._hub import load_model_config_from_path
 from tiny import tiny_model
+from torch import nn
 
 from basisprune.deploy.bundle import Card, save_pretrained
 from basisprune.deploy.bundle.card import escaped, model_card
@@ -50,6 +53,12 @@ def test_timm_reads_the_classes_and_how_images_are_prepared(tmp_path):
     config = resolve_data_config(pretrained_cfg=known)
     assert (config["input_size"], config["mean"]) == ([3, 16, 16], list(model.input_spec.mean))
     assert create_transform(**config) is not None
+
+
+def test_the_classes_of_masks_are_channels_and_not_pixels(tmp_path):
+    folder = save_pretrained(nn.Sequential(nn.Conv2d(3, 5, 1)), tmp_path / "b", input_shape=(3, 8, 16))
+    known = json.loads((folder / "config.json").read_text())
+    assert (known["num_classes"], known["pretrained_cfg"]["num_classes"]) == (5, 5)
 
 
 def test_the_card_shows_names_letter_by_letter(tmp_path):
