@@ -115,9 +115,9 @@ def names_of_frameworks(sources: list[Source]) -> Count:
 
 
 def flat_files(sources: list[Source]) -> Count:
-    """The files that lie in no folder of the package, but for its __init__.py."""
+    """The files that lie in no folder of the package, but for those that Python asks for by name."""
     places = tuple(
-        str(source.path) for source in sources if len(source.path.parts) == 1 and source.path.stem != "__init__"
+        str(source.path) for source in sources if len(source.path.parts) == 1 and not source.path.stem.startswith("__")
     )
     return Count("files flat in the package", len(places), FLAT_FILES, places)
 
