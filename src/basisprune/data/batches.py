@@ -24,7 +24,7 @@ class PreparedBatches:
 
     `limit` stops after the first batches that hold that many images; `shuffle` draws them from all of the
     data by `seed`, so that a limit sees every class. With `shared`, each process of a distributed run goes through
-    some of the same batches; a loader that was given is not divided.
+    some of the same batches; a loader that was given is not divided. `copies` is how many processes go through each.
     """
 
     def __init__(
@@ -49,6 +49,7 @@ class PreparedBatches:
         self.spec, self.prepared = spec, prepared
         self.limit = math.inf if limit is None else limit
         self._spans: list[range] | None = None
+        self.copies = Processes.here().count
         if shared and self.loader is not data:
             self._divide(batch_size)
 
@@ -63,6 +64,7 @@ class PreparedBatches:
         batches = [places[span.start : span.stop] for span in mine]
         self.loader = DataLoader(self.loader.dataset, batch_sampler=batches, collate_fn=self.loader.collate_fn)
         self.limit, self._spans, self._images = math.inf, mine, count
+        self.copies = 1
 
     def gathered(self, found: Sequence[Tensor]) -> Tensor:
         """What all processes found for their batches (a number for each image), in the order of all images."""

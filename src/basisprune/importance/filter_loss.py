@@ -14,7 +14,7 @@ from basisprune.coupling import Channels, trace_coupling, unit_inputs
 from basisprune.importance.basis_loss import BasisLoss, basis_loss
 from basisprune.importance.layer_access import Batches, filter_values, first_images
 from basisprune.importance.refit_worth import Array, Reading, refit_worth
-from basisprune.torchkit.moments import LossStatistics, OutputStatistics, input_statistics, reading
+from basisprune.torchkit.moments import LossStatistics, OutputStatistics, copies_of, input_statistics, reading
 from basisprune.torchkit.running import Loss
 from basisprune.types import Coupling, LayerScores, Scores
 
@@ -63,7 +63,7 @@ def joint_loss(
     """`basis_loss` and `filter_loss` of a decomposed model, from one pass over the images."""
     with reading(model, list(unit_inputs(model, coupling))) as inputs:
         basis = basis_loss(model, batches, loss=loss)
-    return basis, _filter_loss(model, coupling, inputs.statistics(metric=True), refit=refit)
+    return basis, _filter_loss(model, coupling, inputs.statistics(metric=True, copies=copies_of(batches)), refit=refit)
 
 
 def _filter_loss(

@@ -105,7 +105,12 @@ def input_statistics(
                 _run(model, batches)
         else:
             _run_backward(model, batches, loss)
-    return inputs.statistics(metric=loss is not None)
+    return inputs.statistics(metric=loss is not None, copies=copies_of(batches))
+
+
+def copies_of(batches: object) -> int:
+    """How many processes went through the same batches, as far as these tell."""
+    return int(getattr(batches, "copies", 1))
 
 
 @contextmanager
@@ -139,13 +144,16 @@ class Inputs:
         self._gradients[name].hook(layer, args, own)
         return (own, *args[1:])
 
-    def statistics(self, *, metric: bool) -> dict[str, OutputStatistics]:
-        """The statistics of each layer that ran, with the metric if there was a backward pass."""
+    def statistics(self, *, metric: bool, copies: int = 1) -> dict[str, OutputStatistics]:
+        """The statistics of each layer that ran, with the metric if there was a backward pass.
+
+        `copies` is how many processes saw the same images, which count once.
+        """
         found: dict[str, OutputStatistics] = {}
         for name, moments in self._moments.items():
             if moments.ran:
                 read = moments.result(name)
-                covariance = shrunk(read.covariance, Processes.here().total(moments.count))
+                covariance = shrunk(read.covariance, Processes.here().total(moments.count) // copies)
                 found[name] = OutputStatistics(read.mean, covariance)
                 if metric:
                     worth = self._gradients[name].result(name, self._images)

@@ -47,9 +47,9 @@ def wrapped(model: nn.Module, accelerator: Accelerator) -> nn.Module:
     Processes would wait forever for the gradient of what takes no part in a step, such as a norm that nothing reads.
     To look for such parameters in each step costs time, so that it is only done if a run shows one.
     """
-    several = accelerator.num_processes > 1 and accelerator.ddp_handler is None
-    # A layer that is left out at random may be in one process only, and they must all look or none.
-    if several and Processes.here().total(int(has_idle_parameters(model))):
+    # A layer that is left out at random may be so in one process only, and they must all look or none.
+    undecided = accelerator.num_processes > 1 and accelerator.ddp_handler is None
+    if undecided and Processes.here().total(int(has_idle_parameters(model))):
         accelerator.ddp_handler = DistributedDataParallelKwargs(find_unused_parameters=True)
     return accelerator.prepare_model(model)  # type: ignore[no-any-return]
 

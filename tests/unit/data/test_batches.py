@@ -70,3 +70,12 @@ def test_processes_share_the_batches_of_one(monkeypatch, limit):
         mine = PreparedBatches(tiny_images(23), SPEC, shared=True, **options)
         shares.append([images.sum().item() for images, _ in mine])
     assert shares == [whole[0::2], whole[1::2]]
+
+
+def test_batches_that_are_too_few_to_be_divided_are_known_to_be_copies(monkeypatch):
+    monkeypatch.setattr(Processes, "here", lambda: Processes(0, 3))
+    divided, whole, alone = (
+        PreparedBatches(tiny_images(10), SPEC, batch_size=size, shared=shared)
+        for size, shared in ((4, True), (5, True), (4, False))
+    )
+    assert (divided.copies, whole.copies, alone.copies) == (1, 3, 3)

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from basisprune.errors import DataError, LayerError, ModelError, TrainingError
-from basisprune.torchkit.moments import gradient_moments, loss_statistics, output_statistics
+from basisprune.torchkit.moments import gradient_moments, input_statistics, loss_statistics, output_statistics
 from basisprune.torchkit.surgery import TORCH_CONVS, find_layers
 
 
@@ -207,3 +207,16 @@ def test_metrics_that_cannot_be_measured_are_refused_by_name():
     with pytest.raises(ModelError, match="CutOff lets no gradient through"):
         gradient_moments(CutOff().requires_grad_(False), ["early"], [(x, labels)])
     assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_images_that_two_processes_saw_count_once_when_correlations_are_judged():
+    class Copies(list):
+        copies = 2
+
+    torch.manual_seed(0)
+    layer, images = nn.Sequential(nn.Linear(3, 2)), torch.randn(8, 3)
+    images[:, 1] += images[:, 0]
+    once, half = (input_statistics(layer, ["0"], kind([images]))["0"].covariance for kind in (list, Copies))
+    twice = input_statistics(layer, ["0"], Copies([images, images]))["0"].covariance
+    assert 0 < half[0, 0, 1] < once[0, 0, 1]
+    torch.testing.assert_close(twice, once)
