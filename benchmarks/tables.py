@@ -173,6 +173,14 @@ def frontier_section() -> str:
         "vectors, as `compress` does by itself; `params` and `latency` plan all ranks and widths, by "
         "parameters or time. `gain` is the speed-up of `latency` divided by the one of `shares` at the same accuracy."
     )
+    bar = load("frontier")["config"]["bar"]
+    short = [
+        f"{name} {network}"
+        for name, rows in results.items()
+        for network, row in rows.items()
+        if row.get("gain", bar) < bar
+    ]
+    note += f" It is below {bar} for: {', '.join(short) or 'none'}. Where little goes, equal shares cost next to nothing too."
     figure = "![accuracy against milliseconds](frontier.svg)"
     return f"{figure}\n\n{table(header, frontier_rows(results))}\n\n{note}"
 
