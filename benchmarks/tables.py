@@ -180,7 +180,8 @@ def frontier_section() -> str:
         for network, row in rows.items()
         if row.get("gain", bar) < bar
     ]
-    note += f" It is below {bar} for: {', '.join(short) or 'none'}. Where little goes, equal shares cost next to nothing too."
+    note += f" It is below {bar} for: {', '.join(short) or 'none'}."
+    note += " Where little goes, equal shares cost next to nothing too."
     figure = "![accuracy against milliseconds](frontier.svg)"
     return f"{figure}\n\n{table(header, frontier_rows(results))}\n\n{note}"
 
