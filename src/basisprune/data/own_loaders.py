@@ -268,7 +268,11 @@ def _is_of_images(data: object) -> bool:
         return True
     if not (hasattr(data, "__getitem__") and hasattr(data, "__len__")) or len(data) == 0:
         return False
-    match data[0]:
+    try:
+        first = data[0]
+    except Exception:  # a mapping, or something else that is looked at where it is read
+        return True
+    match first:
         case (Tensor() as inputs, Tensor() as labels, *_):
             return labels.ndim != 1 or len(labels) != len(inputs)
     return True
