@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import functools
 import gc
+import os
 import random
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -13,6 +17,27 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from basisprune.data import ArrayImages, FolderImages, WrappedDataset, make_loader, take
 from basisprune.errors import ConfigError, DataError
+
+
+def alone(test):
+    """The test in a process of its own: forking one with the threads of many libraries may end it."""
+
+    @functools.wraps(test)
+    def run(*args, **fixtures):
+        if "BASISPRUNE_ALONE" in os.environ:
+            test(*args, **fixtures)
+            return
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider"]
+        done = subprocess.run(
+            [*command, f"{__file__}::{test.__name__}"],
+            env={**environment, "BASISPRUNE_ALONE": "1"},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    return run
 
 
 def numbered(count: int) -> ArrayImages:
@@ -77,6 +102,7 @@ def test_any_pytorch_dataset_can_be_loaded():
     assert labels.tolist() == [0, 1, 1]
 
 
+@alone
 def test_workers_yield_the_same_batches_and_pass_errors_on(tmp_path):
     Image.new("RGB", (4, 4), (1, 2, 3)).save(tmp_path / "good.png")
     (tmp_path / "bad.png").write_bytes(b"")
@@ -99,6 +125,7 @@ class Draws(Dataset):
         return torch.tensor([[[random.random(), np.random.rand(), torch.rand(()).item()]]]), index
 
 
+@alone
 def test_workers_draw_other_random_numbers_in_each_epoch_and_the_same_in_another_run():
     def drawn(epoch: int) -> torch.Tensor:
         loader = make_loader(WrappedDataset(Draws(), ("0", "1", "2", "3")), 1, seed=5, epoch=epoch, workers=2)
@@ -133,6 +160,7 @@ class Frozen(Dataset):
         return torch.zeros(3, 4, 4), int(gc.get_freeze_count() > 1000)
 
 
+@alone
 def test_workers_leave_the_memory_alone_that_they_share():
     frozen = WrappedDataset(Frozen(), classes=("no", "yes"))
     assert next(iter(make_loader(frozen, 2, workers=1)))[1].tolist() == [1, 1]
