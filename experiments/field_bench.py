@@ -29,7 +29,9 @@ from backbones import build  # the benchmarks use them too
 
 SIDE = 64
 IMAGES, VAL_IMAGES, TEST_IMAGES = 2000, 1000, 5000
-BASIS_IMAGES = 512
+BASIS_IMAGES = 2000
+"""Those that scores, bases and statistics are computed on, of ours and of rivals: all that there are."""
+
 START_PASSES, TUNE_PASSES = 4.0, 6.0
 """What the start and each tuning may take, in the time of one pass of the unpruned network with all its weights."""
 
