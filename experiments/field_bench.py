@@ -28,7 +28,7 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 from backbones import build  # the benchmarks use them too
 
 SIDE = 64
-IMAGES, VAL_IMAGES, TEST_IMAGES = 2000, 1000, 5000
+IMAGES, VAL_IMAGES, TEST_IMAGES = 2000, 4000, 5000
 BASIS_IMAGES = 2000
 """Those that scores, bases and statistics are computed on, of ours and of rivals: all that there are."""
 

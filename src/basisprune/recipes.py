@@ -115,6 +115,7 @@ _QUICK = Recipe(
     finetune=_QUICK_TRAINING,
     plan=PlanConfig(round_to=8),  # runtimes can be several times slower with other channel counts
     filter_plan=PlanConfig(normalise="max", round_to=8),
+    basis_images=2048,  # with few images some directions seem free that are not (docs/method.md)
     score_batch=8,
     rebase=True,
     scores="loss",
@@ -138,7 +139,6 @@ RECIPES = {
         _QUICK,
         train=replace(_QUICK_TRAINING, epochs=50, patience=15),
         finetune=replace(_QUICK_TRAINING, epochs=50, patience=15, distill=0.5),
-        basis_images=2048,
     ),
 }
 """The presets: the paper's protocol; a short one, with scores in units of the loss and all weights trained
