@@ -6,7 +6,7 @@
 Each cell (network, dataset, method, size, rate, seed) is written to <results>/field/ as soon as it is done, and skipped
 when it is there, so that a run that was stopped goes on. All methods are given the same time to tune: it is counted
 in passes of the unpruned network with all its weights, measured beside each network. Learning rates are swept at a
-method's first size on CIFAR-10 with seed 0, and the best by the validation images serves all its other cells.
+method's first size with seed 0, and the best by the validation images serves all its other cells.
 With --retime, nothing is trained: deployed files in <runs>/onnx/ are timed again, for when the machine is quiet.
 `python experiments/field_summary.py` makes docs/field.md of the results. DIR is described in benchmarks/backbones.py.
 """
@@ -27,15 +27,13 @@ from typing import Any
 
 import torch
 from field_bench import BASIS_IMAGES, IMAGES, SIDE, START_PASSES, TEST_IMAGES, TUNE_PASSES, VAL_IMAGES, Bench, timed
-from field_methods import METHODS, Method, Size, start
+from field_methods import DATASETS, METHODS, Method, Size, start
+from field_points import best_rates
 
 from basisprune.files import write_text
 
 RESULTS = Path(__file__).parent / "results" / "field"
 MODELS = ("efficientnet_lite0", "resnet50")
-DATASETS = ("cifar10", "fashion_mnist", "mnist")
-SWEPT = "cifar10"
-"""The dataset that learning rates are swept on, with seed 0; they are relative to the size of the weights."""
 
 
 @dataclass(frozen=True)
@@ -59,18 +57,14 @@ class Cell:
 
 def sweep(model: str, method: Method) -> list[Cell]:
     """The cells that tell which rate suits the method; none where it has none to choose from."""
-    return [Cell(model, SWEPT, method.name, method.sizes[0], rate, 0) for rate in method.swept]
+    places = product(method.swept_on, method.swept)
+    return [Cell(model, dataset, method.name, method.sizes[0], rate, 0) for dataset, rate in places]
 
 
 def best_rate(cells: list[Cell], results: Path) -> float | None:
-    """The rate of the cell that is best on the validation images; None where there are no cells."""
-    if not cells:
-        return None
-
-    def accuracy(cell: Cell) -> float:
-        return float(json.loads((results / cell.file).read_text())["point"]["val_accuracy"])
-
-    return max(cells, key=accuracy).rate
+    """The rate that is best on the validation images of these cells; None where there are no cells."""
+    (rate,) = best_rates(json.loads((results / cell.file).read_text()) for cell in cells).values() or (None,)
+    return rate
 
 
 def run(cell: Cell, assets: Path, runs: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Literal
 
 import rivals
 import torch
-from field_bench import SIDE, START_PASSES, TUNE_PASSES, Bench, split_start
+from field_bench import BASIS_IMAGES, SIDE, START_PASSES, TUNE_PASSES, Bench, split_start
 from torch import nn
 
 from basisprune import (
@@ -30,6 +30,8 @@ from basisprune import (
 from basisprune.importance.basis_loss import BasisLoss
 from basisprune.importance.filter_loss import filter_loss
 
+DATASETS = ("cifar10", "fashion_mnist", "mnist")
+
 Kind = Literal["unpruned", "small", "rival", "quick", "ours"]
 Size = tuple[float, ...]
 """What the method is given: the fraction to remove, of basis vectors and if wanted of filters; or a side in pixels."""
@@ -45,7 +47,7 @@ NORMS = TrainConfig(
 """Norms, scales and classifier alone, as the recipe `quick` has it."""
 
 OURS = replace(NORMS, train="all", weight_lr=0.3, clip_norm=5.0)
-"""How the unpruned network and ours are trained; ours is tuned at the best of OUR_RATES."""
+"""How the unpruned network and ours are trained; ours is tuned at the best of RATES."""
 
 TUNED = replace(OURS, weight_lr=1.0)
 """The same at rate 1, for variants of ours and rivals with fixed statistics, which are not swept."""
@@ -54,11 +56,9 @@ RIVAL = replace(OURS, norm_statistics="batch")
 """How rivals are tuned, at the best of RIVAL_RATES: much pruned, they need new statistics, or they diverge. Where
 little is pruned, those that they have are better: that is run too."""
 
-RATES = (0.3, 1.0, 3.0)
-"""`weight_lr`: the rates of the weights, in relation to their size, that are swept with seed 0."""
-
-OUR_RATES = (0.3, 1.0)
-"""The same for ours; at 3 the factors of the pairs diverge."""
+RATES = (0.3, 1.0)
+"""`weight_lr`: the rates of the weights, in relation to their size, that are swept with seed 0; at 3, both the
+unpruned network and the factors of our pairs diverge."""
 
 RIVAL_RATES = (1.0, 3.0, 10.0)
 """The same for networks that lose most of their accuracy when they are pruned, and need to learn more anew."""
@@ -69,7 +69,7 @@ class Method:
     """A way to a small network. `prune` tells the network to tune, and the passes that are left for that.
 
     Without `prune` the pretrained network is trained as it is, or at another input size. `swept` are the rates of
-    which the best is taken.
+    which the best is taken, on all the datasets of `swept_on` together.
     """
 
     name: str
@@ -78,6 +78,7 @@ class Method:
     tuning: TrainConfig
     prune: Callable[[Bench, Size], tuple[nn.Module, float]] | None = None
     swept: tuple[float, ...] = ()
+    swept_on: tuple[str, ...] = DATASETS[:1]
 
 
 @lru_cache(maxsize=1)
@@ -133,19 +134,19 @@ BLOCKS = PlanConfig(round_to=rivals.BLOCK)
 
 
 @lru_cache(maxsize=2)
-def split(bench: Bench, filters: float) -> tuple[nn.Module, BasisLoss]:
+def split(bench: Bench, filters: float, images: int) -> tuple[nn.Module, BasisLoss]:
     """The start without so many filters and every conv split by the loss, and what its basis vectors are worth."""
     model = start(bench)
     if filters:
-        model = without_filters(model, bench, filters)
-    model = decompose(model, scale_init=1.0, basis="loss", batches=bench.batches())
-    return model, basis_loss(model, bench.batches())
+        model = without_filters(model, bench, filters, images)
+    model = decompose(model, scale_init=1.0, basis="loss", batches=bench.batches(images))
+    return model, basis_loss(model, bench.batches(images))
 
 
-def without_filters(model: nn.Module, bench: Bench, ratio: float) -> nn.Module:
+def without_filters(model: nn.Module, bench: Bench, ratio: float, images: int) -> nn.Module:
     """The network without the fraction `ratio` of its filters, those that are worth least to the loss."""
     coupling = trace_coupling(model, torch.zeros(2, *bench.pretrained.input_spec.shape))
-    found = filter_loss(model, coupling, bench.batches())
+    found = filter_loss(model, coupling, bench.batches(images))
     plan = plan_filters(model, found.scores, ratio, BLOCKS, coupling=coupling)
     return prune_filters(model, plan, compensate="refit", statistics=found.statistics)
 
@@ -161,20 +162,21 @@ class Ours:
     plan: PlanConfig = BLOCKS
     steps: int = 1
     filters_first: bool = True
+    images: int = BASIS_IMAGES
 
     def __call__(self, bench: Bench, size: Size) -> tuple[nn.Module, float]:
         """The network to tune, and the passes that are left."""
         basis, filters = (*size, 0.0)[:2]
-        model, found = split(bench, filters if self.filters_first else 0.0)
+        model, found = split(bench, filters if self.filters_first else 0.0, self.images)
         for step in range(self.steps if basis else 0):
             if step:
-                model = rebase(model, bench.batches(), basis="loss")
-                found = basis_loss(model, bench.batches())
+                model = rebase(model, bench.batches(self.images), basis="loss")
+                found = basis_loss(model, bench.batches(self.images))
             share = (basis / self.steps) / (1 - basis * step / self.steps)
             plan = plan_basis(found.scores, share, self.plan)
             model = prune_basis(model, plan, compensate="refit", statistics=found.statistics)
         if filters and not self.filters_first:
-            model = without_filters(model, bench, filters)
+            model = without_filters(model, bench, filters, self.images)
         return model, TUNE_PASSES
 
 
@@ -196,7 +198,7 @@ _RIVALS = {
 METHODS = {
     method.name: method
     for method in (
-        Method("unpruned", "unpruned", ((SIDE,),), OURS, swept=RATES),
+        Method("unpruned", "unpruned", ((SIDE,),), OURS, swept=RATES, swept_on=DATASETS),
         Method("unpruned, batch statistics", "unpruned", ((SIDE,),), RIVAL),
         Method("unpruned, norms only", "unpruned", ((SIDE,),), NORMS),
         Method("smaller images", "small", ((48,), (32,)), OURS, swept=RATES),
@@ -210,12 +212,13 @@ METHODS = {
             for name, (prune, sizes) in _RIVALS.items()
         ),
         Method("quick", "quick", ((0.5,), (0.7,), (0.3,), (0.85,)), NORMS, _quick),
-        Method("ours", "ours", _BOTH, OURS, Ours(), OUR_RATES),
+        Method("ours", "ours", _BOTH, OURS, Ours(), RATES, DATASETS),
         Method("ours, basis alone", "ours", _RANKS, TUNED, Ours()),
         Method("ours, per parameter", "ours", _BOTH, TUNED, Ours(replace(BLOCKS, per="parameter", min_share=0.0))),
         Method("ours, per multiply-add", "ours", _BOTH, TUNED, Ours(replace(BLOCKS, per="mac", min_share=0.0))),
         Method("ours, filters second", "ours", _BOTH[:2], TUNED, Ours(filters_first=False)),
         Method("ours, distilled", "ours", _BOTH, replace(TUNED, distill=0.5), Ours()),
+        Method("ours, 512 images", "ours", _BOTH[:2], OURS, Ours(images=512)),
         Method("ours, in steps", "ours", _BOTH, TUNED, Ours(steps=3)),
         Method("ours, norms only", "ours", _BOTH[:2], NORMS, Ours()),
     )

@@ -49,25 +49,33 @@ def read_records(folder: Path) -> list[Record]:
     return records
 
 
-def best_rates(records: Iterable[Record], swept: str) -> dict[tuple[str, str], float | None]:
-    """The rate of each network's method that did best on the validation images of the swept dataset with seed 0."""
-    found: dict[tuple[str, str], Record] = {}
-    sizes: dict[tuple[str, str], list[Any]] = {}
+def swept_rates(records: Iterable[Record]) -> dict[tuple[str, str], dict[float | None, float]]:
+    """The accuracy on validation images of each network's method at each of its rates, with seed 0.
+
+    It is the mean over the datasets and sizes that have results at all of its rates.
+    """
+    found: dict[tuple[str, str], dict[tuple[str, str], dict[float | None, float]]] = {}
     for record in records:
-        key = (record["model"], record["method"])
-        if record["dataset"] == swept and record["seed"] == 0:
-            sizes.setdefault(key, []).append(record)
-    for key, cells in sizes.items():
-        counts = {str(cell["size"]): sum(other["size"] == cell["size"] for other in cells) for cell in cells}
-        most = max(counts.values())
-        at_one_size = [cell for cell in cells if counts[str(cell["size"])] == most]
-        found[key] = max(at_one_size, key=lambda cell: float(cell["point"]["val_accuracy"]))
-    return {key: record["rate"] for key, record in found.items()}
+        if record["seed"] == 0:
+            places = found.setdefault((record["model"], record["method"]), {})
+            place = places.setdefault((record["dataset"], str(record["size"])), {})
+            place[record["rate"]] = float(record["point"]["val_accuracy"])
+    chosen = {}
+    for key, places in found.items():
+        most = max(map(len, places.values()))
+        whole = [place for place in places.values() if len(place) == most]
+        chosen[key] = {rate: mean(place[rate] for place in whole) for rate in whole[0]}
+    return chosen
 
 
-def mean_points(records: Sequence[Record], swept: str) -> list[Mean]:
+def best_rates(records: Iterable[Record]) -> dict[tuple[str, str], float | None]:
+    """The rate of each network's method that did best on the validation images."""
+    return {key: max(rates, key=rates.__getitem__) for key, rates in swept_rates(records).items()}
+
+
+def mean_points(records: Sequence[Record]) -> list[Mean]:
     """A point for each network, dataset, method and size, at the rate that the sweep chose."""
-    rates = best_rates(records, swept)
+    rates = best_rates(records)
     clock = median(record["point"]["clock_ms"] for record in records)
     cells: dict[tuple[Any, ...], list[Record]] = {}
     for record in records:

@@ -14,14 +14,13 @@ from pathlib import Path
 
 from cells import DATASETS
 from field_figures import MODEL_NAMES, field_figure
-from field_points import Cost, Mean, Record, best_rates, cost_at, frontier, mean_points, read_records
+from field_points import Cost, Mean, Record, cost_at, frontier, mean_points, read_records, swept_rates
 from page import fill
 from sections import bold, percent, table
 
 from basisprune.files import write_text
 
 ROOT = Path(__file__).parent.parent
-SWEPT = "cifar10"
 BARS: dict[Cost, float] = {"parameters": 0.6, "ms": 0.7}
 QUICK_BAR = 0.7
 UNITS: dict[Cost, str] = {"parameters": "parameters", "macs": "multiply-adds", "ms": "milliseconds"}
@@ -152,19 +151,11 @@ def point_table(points: Iterable[Mean]) -> str:
 
 def rate_table(records: Sequence[Record]) -> str:
     """The accuracy on validation images at each rate of the sweep."""
-    rates, rows = best_rates(records, SWEPT), []
-    for model, method in sorted(rates):
-        cells = [
-            r for r in records if (r["model"], r["method"], r["dataset"]) == (model, method, SWEPT) and r["seed"] == 0
-        ]
-        swept = [cell for cell in cells if sum(other["size"] == cell["size"] for other in cells) > 1]
-        if swept:
-            texts = [
-                bold(
-                    f"{cell['rate']:g}: {percent(cell['point']['val_accuracy'])}", cell["rate"] == rates[model, method]
-                )
-                for cell in sorted(swept, key=lambda cell: float(cell["rate"]))
-            ]
+    rows = []
+    for (model, method), rates in sorted(swept_rates(records).items()):
+        if len(rates) > 1:
+            best = max(rates, key=rates.__getitem__)
+            texts = [bold(f"{rate:g}: {percent(rates[rate])}", rate == best) for rate in sorted(rates, key=float)]
             rows.append([MODEL_NAMES.get(model, model), method, ", ".join(texts)])
     return table(("Network", "Method", "Rate of the weights: accuracy"), rows)
 
@@ -193,7 +184,7 @@ def settings_table(records: Sequence[Record]) -> str:
 def write_page(results: Path, page: Path) -> None:
     """Fills the page's blocks and writes its figures."""
     records = read_records(results)
-    points = mean_points(records, SWEPT)
+    points = mean_points(records)
     here = [dataset for dataset in DATASETS if any(point.dataset == dataset for point in points)]
     folder = page.with_suffix("")
     for dataset in here:
