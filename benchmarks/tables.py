@@ -191,6 +191,16 @@ def frontier_section() -> str:
     return f"{figure}\n\n{table(header, frontier_rows(results))}\n\n{note}"
 
 
+def basis_images_section() -> str:
+    results = load("basis_images")["results"]
+    rows = [(count, *(f"{value:.1f}" for value in found.values())) for count, found in results.items()]
+    note = (
+        "How much more the cheaper half of a layer's vectors is worth on images that the network has not seen than on "
+        "those of the basis: the median over the layers of the first, middle and last third of the network."
+    )
+    return f"{table(('images', 'first', 'middle', 'last'), rows)}\n\n{note}"
+
+
 def kernels_section() -> str:
     header = ("model", "network", "milliseconds", "explained", "the kinds of nodes that take most (how many)")
     note = (
@@ -377,6 +387,7 @@ def main() -> None:
         "Plans: accuracy right after pruning, and parameters, by normalisation (floor 0.05)": plan_section,
         "Plans: accuracy right after pruning, by the minimum share kept in each layer": shares_section,
         "Scores and compensation: accuracy right after pruning": scores_section,
+        "Images that the loss basis is made from": basis_images_section,
         "L1 norms of decomposed layers: accuracy right after pruning": l1_section,
         "Speed and memory": ratios_section,
         "Latency at 128x128 on one thread": latency_section,
