@@ -155,7 +155,10 @@ def rate_table(records: Sequence[Record]) -> str:
     for (model, method), rates in sorted(swept_rates(records).items()):
         if len(rates) > 1:
             best = max(rates, key=rates.__getitem__)
-            texts = [bold(f"{rate:g}: {percent(rates[rate])}", rate == best) for rate in sorted(rates, key=float)]
+            texts = [
+                bold(f"{rate:g}: {percent(rates[rate])}", rate == best)
+                for rate in sorted(rates, key=lambda rate: rate or 0.0)
+            ]
             rows.append([MODEL_NAMES.get(model, model), method, ", ".join(texts)])
     return table(("Network", "Method", "Rate of the weights: accuracy"), rows)
 

@@ -18,7 +18,7 @@ from basisprune.basis.refit import Axes, basis_statistics, rebase
 from basisprune.data import LabelledImages, LoaderPart, PreparedBatches, take
 from basisprune.errors import DataError, TooMuchError
 from basisprune.importance import score_filters, taylor_scores
-from basisprune.importance.basis_loss import basis_loss
+from basisprune.importance.basis_loss import basis_loss, split_by_loss
 from basisprune.importance.filter_loss import filter_loss, filter_statistics
 from basisprune.importance.layer_access import first_images
 from basisprune.plan import PlanConfig, traced
@@ -50,12 +50,8 @@ class Scoring:
 
     def split(self, model: nn.Module) -> nn.Module:
         """The model with every conv as a pair that takes part, and linear layers too if the recipe says so."""
-        recipe = self.recipe
-        self.say("decomposing every conv")
+        recipe, idle = self.recipe, self._idle(model)
         batches = None if recipe.basis == "weights" else self.basis_batches()
-        idle = idle_convs(model, first_images(model, self.basis_batches()))
-        for name in idle:
-            self.say(f"  {name} stays as it is: it takes no part in what the network computes")
         split = decompose(
             model,
             scale_init=recipe.scale_init,
@@ -67,14 +63,20 @@ class Scoring:
         )
         return Processes.here().agree(split)
 
+    def _idle(self, model: nn.Module) -> list[str]:
+        """The convs that stay as they are, which is told."""
+        self.say("decomposing every conv")
+        idle = idle_convs(model, first_images(model, self.basis_batches()))
+        for name in idle:
+            self.say(f"  {name} stays as it is: it takes no part in what the network computes")
+        return idle
+
     def in_basis(self, model: nn.Module) -> nn.Module:
         """The model in the basis that is scored."""
         recipe = self.recipe
         if not _is_split(model):
-            model = self.split(model)
-            if not _is_split(model):
-                raise TooMuchError("basis: no conv is left that is large enough to be split; remove fewer filters")
-        elif recipe.rebase:
+            return _surely_split(self.split(model))
+        if recipe.rebase:
             axes: Axes = "loss" if recipe.basis == "loss" else "outputs"
             model = Processes.here().agree(rebase(model, self.basis_batches(), basis=axes, loss=self.loss))
         return model
@@ -82,6 +84,11 @@ class Scoring:
     def basis(self, model: nn.Module) -> tuple[nn.Module, Scores, Statistics]:
         """The model in the basis that is scored, its scores, and statistics if the recipe refits."""
         recipe, refits = self.recipe, self.recipe.compensate == "refit"
+        if recipe.basis == recipe.scores == "loss" and not _is_split(model):
+            batches, idle = self.basis_batches(), self._idle(model)
+            split, found = split_by_loss(model, batches, loss=self.loss, ignored_layers=idle, linear=recipe.linear)
+            model = Processes.here().agree(_surely_split(split))
+            return model, found.scores, found.statistics if refits else None
         model = self.in_basis(model)
         if recipe.scores == "loss":
             self.say("scoring the basis vectors on the training images")
@@ -160,6 +167,13 @@ def idle_convs(model: nn.Module, images: Tensor) -> list[str]:
     convs = dict(find_layers(model, TORCH_CONVS, opaque=BasisPair))
     idle = idle_modules(model, images) if convs else set()
     return [name for name in convs if name in idle]
+
+
+def _surely_split(model: nn.Module) -> nn.Module:
+    """The same; raises TooMuchError if nothing could be split."""
+    if not _is_split(model):
+        raise TooMuchError("basis: no conv is left that is large enough to be split; remove fewer filters")
+    return model
 
 
 def _is_split(model: nn.Module) -> bool:

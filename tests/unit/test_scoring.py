@@ -57,6 +57,14 @@ def test_scores_are_those_of_the_pairs_of_the_model_that_comes_back(recipe):
     assert (statistics is not None) == (recipe.compensate == "refit")
 
 
+def test_a_split_by_the_loss_and_its_scores_take_one_pass_over_the_images():
+    seen, model = [], tiny_model()
+    model.register_forward_pre_hook(lambda _model, args: seen.append(len(args[0]) * args[0].requires_grad))
+    given, _ = scoring(QUICK)
+    given.basis(model)
+    assert sum(seen) == len(TRAIN)
+
+
 def test_a_split_model_is_split_no_further():
     given, said = scoring(replace(QUICK, rebase=False))
     model = given.in_basis(tiny_model())

@@ -122,6 +122,38 @@ def decompose(
     >>> decompose(model)[0].rank
     8
     """
+    return split_layers(
+        model,
+        scale_init=scale_init,
+        basis=basis,
+        batches=batches,
+        loss=loss,
+        ignored_layers=ignored_layers,
+        linear=linear,
+        inplace=inplace,
+    ).model
+
+
+@dataclass(frozen=True)
+class Split:
+    """A decomposed model, and what was seen of the outputs of each layer that became a pair, if images were needed."""
+
+    model: nn.Module
+    outputs: Mapping[str, OutputStatistics]
+
+
+def split_layers(
+    model: nn.Module,
+    *,
+    scale_init: float,
+    basis: Basis,
+    batches: Iterable[object] | None,
+    loss: Loss = F.cross_entropy,
+    ignored_layers: LayerPatterns = (),
+    linear: LinearLayers = "auto",
+    inplace: bool = False,
+) -> Split:
+    """What `decompose` does, with all that was seen on the way."""
     faults = []
     if not 0 < scale_init < float("inf"):
         faults.append(f"scale_init: {scale_init} given; it must be a positive number, such as 1.0 or 0.5")
@@ -153,7 +185,7 @@ def decompose(
     result = model if inplace else copy.deepcopy(model)
     for name, pair in pairs.items():
         result = replace_module(result, name, pair)
-    return result
+    return Split(result, statistics)
 
 
 def check_layers(model: nn.Module, names: Iterable[str]) -> None:

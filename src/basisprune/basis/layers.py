@@ -52,6 +52,11 @@ class BasisScalingConv(nn.Module):
         """The weight with the scale in it, (c_o, r / groups, 1, ...): S V-bar transposed."""
         return _scaled(self.weight, self.scale, self.groups)
 
+    def columns(self) -> Tensor:
+        """The scaled weight as one matrix per group, (groups, c_o / groups, r / groups), in float64."""
+        matrices: Tensor = self.scaled_weight().double().flatten(1).unflatten(0, (self.groups, -1))
+        return matrices
+
     def forward(self, features: Tensor) -> Tensor:
         """The output features (N, c_o, *) of the conv that this layer is the second half of."""
         if self._has_fast_gradient() and features.dim() >= self.weight.dim():  # a batch, not one image

@@ -97,7 +97,7 @@ def rebase(
 
 @torch.no_grad()
 def _turned(pair: BasisPair, found: OutputStatistics) -> BasisPair:
-    old, columns = pair.scaling, _per_group(pair.scaling)
+    old, columns = pair.scaling, pair.scaling.columns()
     roots = metric_roots(found.metric) if isinstance(found, LossStatistics) else None
     # G^1/2 V_s = space triangle; the outputs' covariance within that space is triangle C triangle^T.
     space, triangle = torch.linalg.qr(columns if roots is None else roots[0] @ columns)
@@ -128,7 +128,7 @@ def refit_scaling(
     >>> refit_scaling(pair.scaling, (0, 1), basis_statistics(pair, [x])[""]).rank
     2
     """
-    groups, like, weight = scaling.groups, scaling.weight, _per_group(scaling)
+    groups, like, weight = scaling.groups, scaling.weight, scaling.columns()
     kept, gone = _split_vectors(keep, groups, weight.shape[2], like.device)
     predictor = least_squares(statistics, kept, gone, torch.finfo(like.dtype).eps, ridge=ridge)
     lost = weight.take_along_dim(gone[:, None], 2)
@@ -144,12 +144,6 @@ def refit_scaling(
     slim.scale.copy_(scale)
     slim.scale.requires_grad_(scaling.scale.requires_grad)
     return slim
-
-
-def _per_group(scaling: BasisScalingConv) -> Tensor:
-    """The weight with the scales in it, (groups, c_o / groups, r / groups) in float64."""
-    weight: Tensor = scaling.scaled_weight().double().flatten(1).unflatten(0, (scaling.groups, -1))
-    return weight
 
 
 def _like(scaling: BasisScalingConv, weight: Tensor, bias: Tensor | None) -> BasisScalingConv:

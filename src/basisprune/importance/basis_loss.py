@@ -9,12 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from basisprune.basis.decompose import LinearLayers, split_layers
 from basisprune.basis.layers import BasisPair, basis_pairs
 from basisprune.basis.loss_basis import with_ridge
 from basisprune.basis.refit import loss_basis_statistics
 from basisprune.importance.basis_taylor import watched
-from basisprune.torchkit.moments import LossStatistics
-from basisprune.torchkit.running import Loss
+from basisprune.importance.layer_access import Batches, first_images
+from basisprune.torchkit.moments import LossStatistics, OutputStatistics
+from basisprune.torchkit.running import Loss, mode
+from basisprune.torchkit.surgery import LayerPatterns
 from basisprune.types import Scores
 
 
@@ -40,6 +43,43 @@ def loss_scores(model: nn.Module, batches: Iterable[object], *, loss: Loss = F.c
     return basis_loss(model, batches, loss=loss).scores
 
 
+def split_by_loss(
+    model: nn.Module,
+    batches: Batches,
+    *,
+    loss: Loss = F.cross_entropy,
+    ignored_layers: LayerPatterns = (),
+    linear: LinearLayers = "auto",
+) -> tuple[nn.Module, BasisLoss]:
+    """`decompose(basis="loss", scale_init=1.0)`, and `basis_loss` of what comes out, from one pass instead of two.
+
+    No output changes when layers are split, so what is known of them tells the features behind them. The costs of the
+    vectors come from the first batch.
+    """
+    split = split_layers(
+        model, scale_init=1.0, basis="loss", batches=batches, loss=loss, ignored_layers=ignored_layers, linear=linear
+    )
+    pairs = basis_pairs(split.model)
+    found = {name: _features(pairs[name], known) for name, known in split.outputs.items() if name in pairs}
+    with watched(split.model, pairs) as watches, torch.no_grad(), mode(split.model, training=False):
+        split.model(first_images(split.model, batches))
+    layers = {
+        name: watches[name].scores(pairs[name], _worth(pairs[name], known), means=known.mean)
+        for name, known in found.items()
+    }
+    return split.model, BasisLoss(Scores("loss", layers), found)
+
+
+@torch.no_grad()
+def _features(pair: BasisPair, outputs: OutputStatistics) -> LossStatistics:
+    """The statistics of a full pair's basis features from those of its outputs: z = V^+ (y - b)."""
+    assert isinstance(outputs, LossStatistics)
+    inverse = torch.linalg.pinv(pair.scaling.columns())
+    bias = 0.0 if pair.bias is None else pair.bias.double()
+    mean = inverse @ (outputs.mean - bias).view(pair.scaling.groups, -1, 1)
+    return LossStatistics(mean.flatten(), inverse @ outputs.covariance @ inverse.mT, outputs.metric)
+
+
 def basis_loss(model: nn.Module, batches: Iterable[object], *, loss: Loss = F.cross_entropy) -> BasisLoss:
     """`loss_scores` and the statistics for `prune_basis(compensate="refit")`, from the same single pass."""
     pairs = basis_pairs(model)
@@ -53,7 +93,7 @@ def basis_loss(model: nn.Module, batches: Iterable[object], *, loss: Loss = F.cr
 
 @torch.no_grad()
 def _worth(pair: BasisPair, found: LossStatistics) -> Tensor:
-    columns = pair.scaling.scaled_weight().double().flatten(1).unflatten(0, (pair.scaling.groups, -1))
+    columns = pair.scaling.columns()
     variances = found.covariance.diagonal(dim1=-2, dim2=-1).clamp_min(0)  # rounding may leave less than nothing
     lengths = (columns * (with_ridge(found.metric) @ columns)).sum(1)
     worth: Tensor = (variances * lengths.clamp_min(0)).flatten()

@@ -62,9 +62,9 @@ class Watch:
         """Whether it is a linear layer that was never called: at most its weight is read, and pruning is no use."""
         return pair.scaling.spatial_dims == 0 and not bool(self.positions[1])
 
-    def scores(self, pair: BasisPair, values: Tensor) -> LayerScores:
-        """The values with means and costs beside them."""
-        means, positions = self.means, self.positions
+    def scores(self, pair: BasisPair, values: Tensor, *, means: Tensor | None = None) -> LayerScores:
+        """The values with means, its own unless others are given, and costs beside them."""
+        means, positions = self.means if means is None else means, self.positions
         filters, columns = pair.basis.weight.numel() // pair.rank, pair.scaling.weight.numel() // pair.rank
         return LayerScores(
             tuple(values.tolist()),

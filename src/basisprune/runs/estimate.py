@@ -143,7 +143,8 @@ def seconds_to_plan(model: nn.Module, data: Splits, recipe: Recipe, task: Task =
     loss = F.cross_entropy if task.is_classification else task
     mean_square_products(model, [[next(model.parameters())]], batches, loss)
     seconds = (time.perf_counter() - start) / len(some)
-    passes = (recipe.compensate == "refit") + recipe.rebase
+    by_loss = recipe.basis == recipe.scores == "loss"  # one pass for the basis and its scores, and one for the filters
+    passes = 1 if by_loss else (recipe.compensate == "refit") + recipe.rebase
     return seconds * (images + passes * basis_images)
 
 

@@ -17,6 +17,7 @@ from basisprune.basis.loss_basis import metric_roots, with_ridge
 from basisprune.basis.refit import basis_statistics, rebase
 from basisprune.errors import DataError, ModelError, TrainingError
 from basisprune.importance import basis_loss, loss_scores, taylor_scores
+from basisprune.importance.basis_loss import split_by_loss
 from basisprune.plan import plan_basis
 from basisprune.prune import prune_basis
 from basisprune.torchkit.moments import loss_statistics
@@ -227,3 +228,24 @@ def test_what_cannot_be_scored_is_refused():
     with pytest.raises(TrainingError, match="the loss of batch 1 is nan"):
         loss_scores(model, [(images, labels), (images * torch.nan, labels)])
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_one_pass_tells_what_a_split_and_its_scores_tell_in_two(network):
+    model, batches = images_for(network)
+    model = model.double()
+    batches = [(images.double(), labels) for images, labels in batches]
+    split, found = split_by_loss(model, batches)
+    wanted = basis_loss(decompose(model, scale_init=1.0, basis="loss", batches=batches), batches)
+    torch.testing.assert_close(
+        split.state_dict(), decompose(model, scale_init=1.0, basis="loss", batches=batches).state_dict()
+    )
+    assert found.scores.layers.keys() == wanted.scores.layers.keys()
+    for name, layer in wanted.scores.layers.items():
+        here, scale = found.scores.layers[name], max(layer.values)
+        assert here.values == pytest.approx(layer.values, rel=1e-6, abs=1e-9 * scale)
+        assert here.means == pytest.approx(layer.means, rel=1e-6, abs=1e-9)
+        assert (here.groups, here.parameters, here.macs) == (layer.groups, layer.parameters, layer.macs)
+        known, there = found.statistics[name], wanted.statistics[name]
+        torch.testing.assert_close(known.covariance, there.covariance, rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(known.metric, there.metric, rtol=1e-6, atol=1e-12)
