@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 from field_bench import BASIS_IMAGES, IMAGES, SIDE, START_PASSES, TEST_IMAGES, TUNE_PASSES, VAL_IMAGES, Bench, timed
-from field_methods import DATASETS, METHODS, Method, Size, start
+from field_methods import DATASETS, METHODS, Method, Size, start, times
 from field_points import best_rates
 
 from basisprune.files import write_text
@@ -88,7 +88,7 @@ def run(cell: Cell, assets: Path, runs: Path) -> dict[str, Any]:
         **asdict(cell),
         "kind": method.kind,
         "config": config() | {"tuning": asdict(bench.settled(tuning))},
-        "point": asdict(bench.point(network, onnx_file(cell, runs))),
+        "point": asdict(bench.point(network, onnx_file(cell, runs), times(bench) if method.by_time else None)),
         "untuned_val_accuracy": untuned,
         "passes": passes,
         "pruning_seconds": round(pruning, 1),

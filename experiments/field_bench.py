@@ -19,6 +19,7 @@ from basisprune.data import Splits, load_data, make_loader, take
 from basisprune.deploy.export.runtime import feed_of, open_session, to_proto
 from basisprune.deploy.fold import deploy
 from basisprune.deploy.latency import interleaved
+from basisprune.joint_plan.times import TimeTable
 from basisprune.torchkit.running import mode
 from basisprune.training.intervals import wilson_interval
 from basisprune.training.trainable import make_optimizer, set_trainable
@@ -153,10 +154,13 @@ class Bench:
         assert self.splits.val is not None
         return float(predict(model, self.splits.val).hits.mean())
 
-    def point(self, model: nn.Module, file: Path) -> Point:
-        """The network as it is deployed, judged by the test images; `file` is where its ONNX file goes."""
+    def point(self, model: nn.Module, file: Path, times: TimeTable | None = None) -> Point:
+        """The network as it is deployed, judged by the test images; `file` is where its ONNX file goes.
+
+        Of a split layer the smaller form is deployed or, with `times`, the faster one.
+        """
         assert self.splits.test is not None
-        small = deploy(model, spec_of(model), self.splits.classes)
+        small = deploy(model, spec_of(model), self.splits.classes, times)
         hits, report = predict(small, self.splits.test).hits, measure(small)
         content = to_onnx(small)
         file.parent.mkdir(parents=True, exist_ok=True)
