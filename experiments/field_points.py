@@ -19,7 +19,8 @@ class Mean:
     """One method at one size, in the mean over seeds.
 
     `interval` is where the mean of the accuracy lies for other test images, 95 %. `ms` is relative to the network of
-    the clock, which took turns with it, times what that took in the median of all cells.
+    the clock, which took turns with it, times what that took in the median of all cells. `pruning` are the seconds that
+    scores and plans took, which the tuning does not pay for.
     """
 
     model: str
@@ -35,6 +36,7 @@ class Mean:
     ms: float
     passes: float
     untuned: float | None
+    pruning: float = 0.0
 
     def cost(self, axis: Cost) -> float:
         """What it costs on that axis."""
@@ -105,6 +107,7 @@ def _mean(key: tuple[Any, ...], records: Sequence[Record], clock: float) -> Mean
         ms=clock * mean(point["ms"] / point["clock_ms"] for point in points),
         passes=mean(record["passes"] for record in records),
         untuned=None if None in untuned else mean(untuned),
+        pruning=mean(record["pruning_seconds"] for record in records),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import doctest
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -90,6 +90,7 @@ def record(cell: Cell, accuracy: float, kind: str = "ours") -> dict[str, object]
         "point": point,
         "untuned_val_accuracy": 0.5,
         "passes": 4,
+        "pruning_seconds": 2.0,
         "versions": {"torch": "2"},
         "device": "here",
         "seconds": 1.0,
@@ -132,6 +133,12 @@ def test_points_are_at_the_chosen_rate_and_means_over_seeds():
     other = Cell("efficientnet_lite0", "cifar10", "l1", cells[0].size, cells[1].rate, 1)
     (point,) = mean_points([*records, record(other, 0.9)])
     assert (point.seeds, point.accuracy) == (2, pytest.approx(0.85))
+
+
+def test_ours_with_fewer_seeds_than_the_others_decides_nothing():
+    rival, lucky = made_up("l1", "rival", 0.8, 2e6), made_up("ours, by time", accuracy=0.9, parameters=1e5)
+    found = field_summary.verdicts([rival, replace(made_up(), seeds=2), lucky], "cifar10")
+    assert {verdict.ours for verdict in found if verdict.axis == "parameters"} == {1e6}
 
 
 def test_the_page_is_filled_and_its_figures_are_xml(tmp_path):
