@@ -74,6 +74,7 @@ METHOD = replace(
     basis="outputs",
     scores="taylor",
     rebase=False,
+    basis_images=512,
     filter_compensate="none",
     train=replace(RECIPES["quick"].train, epochs=8, train="method"),
 )

@@ -4,10 +4,10 @@
 
 EfficientNet-Lite0 with its ImageNet weights is trained briefly on CIFAR-10 at 64x64, then split by the loss on so many
 of its training images. For each layer the half of its vectors that are worth least is taken, and what they are worth is
-estimated on the images of the basis and on as many others that the network has not seen. A basis made
-from few images finds directions that seem free on these alone: `ratio` says how much more they are worth on the
-others, the median over the first, the middle and the last third of the layers. DIR is described in
-benchmarks/backbones.py. Writes results/basis_images.json.
+estimated on the images of the basis and on as many other training images. A basis made from few images finds directions
+that seem free on these alone: the ratio says how much more they are worth on the others, the median over the layers of
+the first, the middle and the last third of the network. DIR is described in benchmarks/backbones.py. Writes
+results/basis_images.json.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from backbones import build, data
 from common import write_result
 from torch import nn
 
-from basisprune import RECIPES, PreparedBatches, decompose, fit, loss_scores
+from basisprune import RECIPES, PreparedBatches, fit, loss_scores
 from basisprune.data import take
+from basisprune.importance.basis_loss import split_by_loss
 from basisprune.types import Scores
 
-SIDE, IMAGES, UNSEEN, PASSES = 64, 1500, 1500, 3
+MODEL, DATASET, SIDE, IMAGES, PASSES, SEED = "efficientnet_lite0", "cifar10", 64, 4096, 3, 0
 THIRDS = ("first", "middle", "last")
 
 
@@ -43,12 +44,11 @@ def worth(scores: Scores, chosen: dict[str, list[int]]) -> list[float]:
     return [sum(scores.layers[name].values[place] for place in places) for name, places in chosen.items()]
 
 
-def ratios(model: nn.Module, seen: PreparedBatches, unseen: PreparedBatches) -> dict[str, float]:
-    """How much more the cheap half of the vectors is worth on unseen images, in each third of the layers."""
-    split = decompose(model, scale_init=1.0, basis="loss", batches=seen)
-    same = loss_scores(split, seen)
-    chosen = cheap_halves(same)
-    pairs = zip(worth(loss_scores(split, unseen), chosen), worth(same, chosen), strict=True)
+def ratios(model: nn.Module, own: PreparedBatches, others: PreparedBatches) -> dict[str, float]:
+    """How much more the cheap half of the vectors is worth on other images, in each third of the layers."""
+    split, found = split_by_loss(model, own)
+    chosen = cheap_halves(found.scores)
+    pairs = zip(worth(loss_scores(split, others), chosen), worth(found.scores, chosen), strict=True)
     each = [there / here for there, here in pairs if here > 0]
     size = -(-len(each) // len(THIRDS))
     return {
@@ -60,23 +60,21 @@ def ratios(model: nn.Module, seen: PreparedBatches, unseen: PreparedBatches) -> 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--assets", type=Path, required=True)
-    parser.add_argument("--counts", type=int, nargs="+", default=[128, 256, 512, 1024, 1500])
+    parser.add_argument("--counts", type=int, nargs="+", default=[128, 256, 512, 1024, 2048])
     options = parser.parse_args()
     torch.set_num_threads(1)
-    torch.manual_seed(0)
-    splits, test = data("cifar10", options.assets, images=IMAGES, test_images=UNSEEN, seed=0)
+    torch.manual_seed(SEED)
+    splits, _ = data(DATASET, options.assets, images=IMAGES, test_images=1, seed=SEED)
     train = replace(RECIPES["quick"].train, epochs=PASSES)
-    model = build("efficientnet_lite0", options.assets, num_classes=10, input_size=SIDE)
+    model = build(MODEL, options.assets, num_classes=10, input_size=SIDE)
     trained = fit(model, splits.train, None, train, progress=False).model
     found = {}
     for count in options.counts:
-        seen, unseen = (
-            PreparedBatches(take(images, range(min(count, len(images)))), model.input_spec, batch_size=64)
-            for images in (splits.train, test)
-        )
-        found[str(count)] = ratios(trained, seen, unseen)
+        parts = range(count), range(IMAGES // 2, IMAGES // 2 + count)
+        own, others = (PreparedBatches(take(splits.train, part), model.input_spec, batch_size=64) for part in parts)
+        found[str(count)] = ratios(trained, own, others)
         print(count, found[str(count)], flush=True)
-    config = {"side": SIDE, "images": IMAGES, "passes": PASSES}
+    config = {"model": MODEL, "dataset": DATASET, "side": SIDE, "images": IMAGES, "passes": PASSES, "seed": SEED}
     write_result("basis_images", config, found)
 
 

@@ -10,8 +10,8 @@ parameters, which is what `compress` does by itself; "params" plans all ranks an
 compensation are by the loss, from the training images that the recipe takes, and nothing is tuned after pruning. All
 networks of a model take turns in ONNX Runtime, one image at a time, on one thread. `gain`, of each network planned by
 shares or parameters, is the speed-up that "latency" has at its accuracy, interpolated between its networks, over its
-own. `bar` is what it is to be where two thirds of the parameters are removed, or more; there is no gain for networks
-that only guess. DIR is described in benchmarks/backbones.py; the scratch folder keeps the networks. Writes
+own. `bar` is what it is to be where at least 65 % of the parameters are removed; there is no gain for networks that
+only guess. DIR is described in benchmarks/backbones.py; the scratch folder keeps the networks. Writes
 results/frontier.json.
 """
 
@@ -193,7 +193,7 @@ def main() -> None:
     missed = [f"{name}, {key}: slower than dense" for name, key, row in rows if row["speedup"] < SLOWEST]
     barred = [each for each in rows if each[2].get("removed", 0) >= REMOVED and each[2]["gain"] is not None]
     missed += [f"{name}, {key}: gain {row['gain']}" for name, key, row in barred if row["gain"] < BAR]
-    print(f"{len(missed)} bars missed", *missed, sep="\n  ")
+    print(f"{len(missed)} bars missed; {len(barred)} gains compared with {BAR}", *missed, sep="\n  ")
 
 
 if __name__ == "__main__":

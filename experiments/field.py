@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from field_bench import BASIS_IMAGES, IMAGES, SIDE, START_PASSES, TEST_IMAGES, TUNE_PASSES, VAL_IMAGES, Bench, timed
+from field_bench import IMAGES, SIDE, START_PASSES, TEST_IMAGES, TUNE_PASSES, VAL_IMAGES, Bench, timed
 from field_methods import DATASETS, METHODS, Method, Size, start, times
 from field_points import best_rates
 
@@ -78,7 +78,9 @@ def run(cell: Cell, assets: Path, runs: Path) -> dict[str, Any]:
         bench = bench.at(int(cell.size[0]))
         network, passes = bench.trained(bench.pretrained, tuning, START_PASSES + TUNE_PASSES)
     else:
-        start(bench)  # which is not counted
+        start(bench)  # which is not counted, nor are the times of the layers
+        if method.by_time:
+            times(bench)
         pruning = time.process_time()
         pruned, budget = method.prune(bench, cell.size)
         pruning = time.process_time() - pruning
@@ -87,7 +89,7 @@ def run(cell: Cell, assets: Path, runs: Path) -> dict[str, Any]:
     return {
         **asdict(cell),
         "kind": method.kind,
-        "config": config() | {"tuning": asdict(bench.settled(tuning))},
+        "config": config() | {"basis_images": method.images, "tuning": asdict(bench.settled(tuning))},
         "point": asdict(bench.point(network, onnx_file(cell, runs), times(bench) if method.by_time else None)),
         "untuned_val_accuracy": untuned,
         "passes": passes,
@@ -130,7 +132,6 @@ def config() -> dict[str, Any]:
         "images": IMAGES,
         "val_images": VAL_IMAGES,
         "test_images": TEST_IMAGES,
-        "basis_images": BASIS_IMAGES,
         "start_passes": START_PASSES,
         "tune_passes": TUNE_PASSES,
     }

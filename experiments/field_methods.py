@@ -18,7 +18,6 @@ from basisprune import (
     TrainConfig,
     basis_loss,
     basis_statistics,
-    decompose,
     plan_basis,
     plan_filters,
     prune_basis,
@@ -30,7 +29,7 @@ from basisprune import (
 from basisprune.budget.planning import CostPlanner
 from basisprune.deploy.timing import measured_table, wanted_shapes
 from basisprune.frameworks import find_framework
-from basisprune.importance.basis_loss import BasisLoss
+from basisprune.importance.basis_loss import BasisLoss, split_by_loss
 from basisprune.importance.filter_loss import filter_loss
 from basisprune.joint_plan.times import TimeTable
 from basisprune.pipeline import Pipeline
@@ -87,6 +86,11 @@ class Method:
     swept: tuple[float, ...] = ()
     swept_on: tuple[str, ...] = DATASETS[:1]
     by_time: bool = False
+
+    @property
+    def images(self) -> int:
+        """How many training images it may look at."""
+        return self.prune.images if isinstance(self.prune, Ours) else BASIS_IMAGES
 
 
 @lru_cache(maxsize=1)
@@ -147,8 +151,7 @@ def split(bench: Bench, filters: float, images: int) -> tuple[nn.Module, BasisLo
     model = start(bench)
     if filters:
         model = without_filters(model, bench, filters, images)
-    model = decompose(model, scale_init=1.0, basis="loss", batches=bench.batches(images))
-    return model, basis_loss(model, bench.batches(images))
+    return split_by_loss(model, bench.batches(images))
 
 
 def without_filters(model: nn.Module, bench: Bench, ratio: float, images: int) -> nn.Module:

@@ -19,8 +19,8 @@ class Mean:
     """One method at one size, in the mean over seeds.
 
     `interval` is where the mean of the accuracy lies for other test images, 95 %. `ms` is relative to the network of
-    the clock, which took turns with it, times what that took in the median of all cells. `pruning` are the seconds that
-    scores and plans took, which the tuning does not pay for.
+    the clock, which took turns with it, times what that took in the median of all cells. `pruning` are the
+    seconds that scores, bases and plans took, the most of any cell: the second rate of a sweep finds them done.
     """
 
     model: str
@@ -54,7 +54,7 @@ def read_records(folder: Path) -> list[Record]:
 def swept_rates(records: Iterable[Record]) -> dict[tuple[str, str], dict[float | None, float]]:
     """The accuracy on validation images of each network's method at each of its rates, with seed 0.
 
-    It is the mean over the datasets and sizes that have results at all of its rates.
+    It is the mean over the datasets and sizes that were swept, for the rates that all of these have.
     """
     found: dict[tuple[str, str], dict[tuple[str, str], dict[float | None, float]]] = {}
     for record in records:
@@ -64,15 +64,15 @@ def swept_rates(records: Iterable[Record]) -> dict[tuple[str, str], dict[float |
             place[record["rate"]] = float(record["point"]["val_accuracy"])
     chosen = {}
     for key, places in found.items():
-        most = max(map(len, places.values()))
-        whole = [place for place in places.values() if len(place) == most]
-        chosen[key] = {rate: mean(place[rate] for place in whole) for rate in whole[0]}
+        swept = [place for place in places.values() if len(place) > 1] or list(places.values())[:1]
+        common = [rate for rate in swept[0] if all(rate in place for place in swept)]
+        chosen[key] = {rate: mean(place[rate] for place in swept) for rate in common}
     return chosen
 
 
 def best_rates(records: Iterable[Record]) -> dict[tuple[str, str], float | None]:
     """The rate of each network's method that did best on the validation images."""
-    return {key: max(rates, key=rates.__getitem__) for key, rates in swept_rates(records).items()}
+    return {key: max(rates, key=rates.__getitem__) for key, rates in swept_rates(records).items() if rates}
 
 
 def mean_points(records: Sequence[Record]) -> list[Mean]:
@@ -84,10 +84,16 @@ def mean_points(records: Sequence[Record]) -> list[Mean]:
         if record["rate"] == rates.get((record["model"], record["method"]), record["rate"]):
             key = (record["model"], record["dataset"], record["method"], record["kind"], tuple(record["size"]))
             cells.setdefault(key, []).append(record)
-    return [_mean(key, group, clock) for key, group in cells.items()]
+    return [_mean(key, group, clock, _pruning(key, records)) for key, group in cells.items()]
 
 
-def _mean(key: tuple[Any, ...], records: Sequence[Record], clock: float) -> Mean:
+def _pruning(key: tuple[Any, ...], records: Sequence[Record]) -> float:
+    names = ("model", "dataset", "method", "kind")
+    same = (each for each in records if (*(each[name] for name in names), tuple(each["size"])) == key)
+    return max(float(each["pruning_seconds"]) for each in same)
+
+
+def _mean(key: tuple[Any, ...], records: Sequence[Record], clock: float, pruning: float) -> Mean:
     points = [record["point"] for record in records]
     half = mean((point["interval"][1] - point["interval"][0]) / 2 for point in points) / math.sqrt(len(points))
     accuracy = mean(point["test_accuracy"] for point in points)
@@ -107,7 +113,7 @@ def _mean(key: tuple[Any, ...], records: Sequence[Record], clock: float) -> Mean
         ms=clock * mean(point["ms"] / point["clock_ms"] for point in points),
         passes=mean(record["passes"] for record in records),
         untuned=None if None in untuned else mean(untuned),
-        pruning=mean(record["pruning_seconds"] for record in records),
+        pruning=pruning,
     )
 
 

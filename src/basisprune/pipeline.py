@@ -13,7 +13,7 @@ from torch import nn
 
 from basisprune.budget import Ratios
 from basisprune.budget.goal import step_ratio
-from basisprune.budget.planning import CostPlanner, Scored
+from basisprune.budget.planning import NO_FILTERS, CostPlanner, Scored
 from basisprune.costs import measure
 from basisprune.data import LabelledImages, LoaderPart, Loaders, Splits, load_data
 from basisprune.errors import ConfigError, TooMuchError
@@ -244,9 +244,8 @@ class Pipeline:
         if move.axis == "both" and plan.filters.removed:
             # What is left of the basis is worth something else without those filters, so it is planned anew.
             thinned = (self.store.plan(state.after(Step(f"{planner.optimize} filters first", ratio)), plan.filters),)
-            model = self.scoring.in_basis(scored.thinned(*thinned, self.settings.filter_compensate))
-            batches, loss = self.scoring.basis_batches(), self.scoring.loss
-            scored = Scored.of(model, traced(model), batches, ("basis",), loss=loss)
+            model, basis = self.scoring.basis_loss(scored.thinned(*thinned, self.settings.filter_compensate))
+            scored = Scored(model, traced(model), basis, NO_FILTERS)
             plan = planner.frontier(scored, self.settings.plan, self.spec, self.hearer.say).plan_within(plan.cost_left)
         plan = self.store.plan(steps, plan)
         self.hearer.say(planner.told(plan, *thinned))

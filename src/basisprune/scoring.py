@@ -18,7 +18,7 @@ from basisprune.basis.refit import Axes, basis_statistics, rebase
 from basisprune.data import LabelledImages, LoaderPart, PreparedBatches, take
 from basisprune.errors import DataError, TooMuchError
 from basisprune.importance import score_filters, taylor_scores
-from basisprune.importance.basis_loss import basis_loss, split_by_loss
+from basisprune.importance.basis_loss import BasisLoss, basis_loss, split_by_loss
 from basisprune.importance.filter_loss import filter_loss, filter_statistics
 from basisprune.importance.layer_access import first_images
 from basisprune.plan import PlanConfig, traced
@@ -64,7 +64,7 @@ class Scoring:
         return Processes.here().agree(split)
 
     def _idle(self, model: nn.Module) -> list[str]:
-        """The convs that stay as they are, which is told."""
+        """The convs that take no part, which stay as they are; says so."""
         self.say("decomposing every conv")
         idle = idle_convs(model, first_images(model, self.basis_batches()))
         for name in idle:
@@ -81,19 +81,26 @@ class Scoring:
             model = Processes.here().agree(rebase(model, self.basis_batches(), basis=axes, loss=self.loss))
         return model
 
+    def basis_loss(self, model: nn.Module) -> tuple[nn.Module, BasisLoss]:
+        """The model in the basis that is scored, and what its vectors are worth to the loss."""
+        recipe, said = self.recipe, "scoring the basis vectors on the training images"
+        if recipe.basis == "loss" and not _is_split(model):
+            idle = self._idle(model)
+            self.say(said)
+            batches, linear = self.basis_batches(), recipe.linear
+            split, found = split_by_loss(model, batches, loss=self.loss, ignored_layers=idle, linear=linear)
+            return _surely_split(split), found
+        model = self.in_basis(model)
+        self.say(said)
+        return model, basis_loss(model, self.basis_batches(), loss=self.loss)
+
     def basis(self, model: nn.Module) -> tuple[nn.Module, Scores, Statistics]:
         """The model in the basis that is scored, its scores, and statistics if the recipe refits."""
         recipe, refits = self.recipe, self.recipe.compensate == "refit"
-        if recipe.basis == recipe.scores == "loss" and not _is_split(model):
-            batches, idle = self.basis_batches(), self._idle(model)
-            split, found = split_by_loss(model, batches, loss=self.loss, ignored_layers=idle, linear=recipe.linear)
-            model = Processes.here().agree(_surely_split(split))
+        if recipe.scores == "loss":
+            model, found = self.basis_loss(model)
             return model, found.scores, found.statistics if refits else None
         model = self.in_basis(model)
-        if recipe.scores == "loss":
-            self.say("scoring the basis vectors on the training images")
-            found = basis_loss(model, self.basis_batches(), loss=self.loss)
-            return model, found.scores, found.statistics if refits else None
         self.say("scoring the basis vectors on the validation images")
         with precision(model, self.recipe):
             scores = taylor_scores(model, self.batches(), loss=self.loss)
@@ -170,7 +177,7 @@ def idle_convs(model: nn.Module, images: Tensor) -> list[str]:
 
 
 def _surely_split(model: nn.Module) -> nn.Module:
-    """The same; raises TooMuchError if nothing could be split."""
+    """The model, if anything was split; raises TooMuchError otherwise."""
     if not _is_split(model):
         raise TooMuchError("basis: no conv is left that is large enough to be split; remove fewer filters")
     return model

@@ -127,6 +127,16 @@ def test_a_rate_is_best_on_all_datasets_that_were_swept_together(tmp_path):
     assert best_rate(cells, tmp_path) == 1.0
 
 
+def test_rates_that_not_all_places_have_are_not_compared():
+    def at(dataset: str, rate: float, accuracy: float) -> field_points.Record:
+        return record(Cell("efficientnet_lite0", dataset, "ours", (0.5, 0.5), rate, 0), accuracy)
+
+    records = [at("cifar10", 0.3, 0.7), at("cifar10", 1.0, 0.8), at("cifar10", 3.0, 0.9)]
+    records += [at("mnist", 0.3, 0.9), at("mnist", 1.0, 0.7)]
+    assert field_points.swept_rates(records) == {("efficientnet_lite0", "ours"): {0.3: 0.8, 1.0: 0.75}}
+    assert field_points.best_rates([records[0], records[4]]) == {("efficientnet_lite0", "ours"): 0.3}
+
+
 def test_points_are_at_the_chosen_rate_and_means_over_seeds():
     cells = sweep("efficientnet_lite0", METHODS["l1"])
     records = [record(cell, accuracy) for cell, accuracy in zip(cells, (0.7, 0.8, 0.75), strict=True)]

@@ -72,10 +72,14 @@ def test_a_split_model_is_split_no_further():
     assert said == ["decomposing every conv"]
 
 
-def test_a_model_without_convs_to_split_is_refused():
-    given, _ = scoring(PAPER)
-    with pytest.raises(TooMuchError, match="no conv is left that is large enough"):
-        given.in_basis(torch.nn.Sequential(torch.nn.Conv2d(3, 3, 1, groups=3)))
+@pytest.mark.parametrize("recipe", [QUICK, PAPER])
+def test_a_model_without_convs_to_split_is_refused(recipe):
+    given, _ = scoring(recipe)
+    depthwise = torch.nn.Conv2d(3, 3, 1, groups=3)
+    model = torch.nn.Sequential(depthwise, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(3, 10))
+    for split in (given.in_basis, given.basis):
+        with pytest.raises(TooMuchError, match="no conv is left that is large enough"):
+            split(model)
 
 
 def test_filters_come_with_statistics_only_if_the_recipe_compensates():

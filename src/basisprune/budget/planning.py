@@ -28,7 +28,8 @@ from basisprune.transfer.model import spec_of
 from basisprune.types import Coupling, FilterPlan, InputSpec, JointPlan, Scores
 
 _PER: dict[Optimize, Per] = {"params": "parameter", "macs": "mac", "latency": "latency"}
-_NO_BASIS, _NO_FILTERS = BasisLoss(Scores("loss", {}), {}), FilterLoss(Scores("loss", {}), {})
+NO_BASIS, NO_FILTERS = BasisLoss(Scores("loss", {}), {}), FilterLoss(Scores("loss", {}), {})
+"""What is said of an axis that nothing goes on."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +54,9 @@ class Scored:
     ) -> Scored:
         """The scores of what is pruned on these axes, from one pass over the images; `refit` as in `filter_loss`."""
         if "filters" not in axes:
-            return cls(model, coupling, basis_loss(model, batches, loss=loss), _NO_FILTERS)
+            return cls(model, coupling, basis_loss(model, batches, loss=loss), NO_FILTERS)
         if "basis" not in axes:
-            return cls(model, coupling, _NO_BASIS, filter_loss(model, coupling, batches, refit=refit, loss=loss))
+            return cls(model, coupling, NO_BASIS, filter_loss(model, coupling, batches, refit=refit, loss=loss))
         return cls(model, coupling, *joint_loss(model, coupling, batches, refit=refit, loss=loss))
 
     def thinned(self, plan: FilterPlan, compensate: Compensation) -> nn.Module:

@@ -62,17 +62,25 @@ class Watch:
         """Whether it is a linear layer that was never called: at most its weight is read, and pruning is no use."""
         return pair.scaling.spatial_dims == 0 and not bool(self.positions[1])
 
-    def scores(self, pair: BasisPair, values: Tensor, *, means: Tensor | None = None) -> LayerScores:
-        """The values with means, its own unless others are given, and costs beside them."""
-        means, positions = self.means if means is None else means, self.positions
-        filters, columns = pair.basis.weight.numel() // pair.rank, pair.scaling.weight.numel() // pair.rank
-        return LayerScores(
-            tuple(values.tolist()),
-            pair.scaling.groups,
-            tuple(means.tolist()),
-            parameters=filters + columns,
-            macs=round(float(positions[0]) * filters + float(positions[1]) * columns),
-        )
+    def scores(self, pair: BasisPair, values: Tensor) -> LayerScores:
+        """The values with means and costs beside them."""
+        reads, writes = self.positions.tolist()
+        return layer_scores(pair, values, self.means, (reads, writes))
+
+
+def layer_scores(pair: BasisPair, values: Tensor, means: Tensor, positions: tuple[float, float]) -> LayerScores:
+    """The scores of a pair's vectors with their means, and what a vector costs.
+
+    `positions` are how often one image uses a filter and a column of it.
+    """
+    filters, columns = pair.basis.weight.numel() // pair.rank, pair.scaling.weight.numel() // pair.rank
+    return LayerScores(
+        tuple(values.tolist()),
+        pair.scaling.groups,
+        tuple(means.tolist()),
+        parameters=filters + columns,
+        macs=round(positions[0] * filters + positions[1] * columns),
+    )
 
 
 @contextmanager

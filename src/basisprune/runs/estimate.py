@@ -132,7 +132,7 @@ def estimate(job: Job) -> Estimate:
 
 
 def seconds_to_plan(model: nn.Module, data: Splits, recipe: Recipe, task: Task = CLASSIFICATION) -> float:
-    """The seconds for all scores, measured on a few batches, and for a refit or new axes on the basis images."""
+    """The seconds for all scores, measured on a few batches, and for whatever else looks at the basis images."""
     val, basis_images = data.val or data.train, min(recipe.basis_images, len(data.train))
     images = len(val) if recipe.score_images is None else min(recipe.score_images, len(val) // 2)
     if recipe.scores == "loss":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -23,10 +23,14 @@ _WIDEST = 4096
 
 @dataclass(frozen=True)
 class OutputStatistics:
-    """Mean (c_o) and covariance per group (groups, c_o / groups, c_o / groups) of a layer's output, float64."""
+    """Mean (c_o) and covariance per group (groups, c_o / groups, c_o / groups) of a layer's output, float64.
+
+    `positions` are those that the layer reads and those that it writes for one image, over all its calls.
+    """
 
     mean: Tensor
     covariance: Tensor
+    positions: tuple[float, float] = field(default=(0.0, 0.0), kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -51,8 +55,8 @@ def output_statistics(
     are left out if they never ran.
     """
     with _watched(model, {name: _Moments(model.get_submodule(name)) for name in names}) as sums:
-        _run(model, batches)
-    return {name: moments.result(name) for name, moments in sums.items() if moments.ran or name not in optional}
+        images = _run(model, batches)
+    return {name: moments.result(name, images) for name, moments in sums.items() if moments.ran or name not in optional}
 
 
 def loss_statistics(
@@ -83,8 +87,8 @@ def loss_statistics(
     for name, place in zip(names, places, strict=True):
         if not outputs[name].ran and name in optional:
             continue
-        moments = outputs[name].result(name)
-        found[name] = LossStatistics(moments.mean, moments.covariance, gradients[place].result(place, images))
+        moments, metric = outputs[name].result(name, images), gradients[place].result(place, images)
+        found[name] = LossStatistics(moments.mean, moments.covariance, metric, positions=moments.positions)
     return found
 
 
@@ -152,7 +156,7 @@ class Inputs:
         found: dict[str, OutputStatistics] = {}
         for name, moments in self._moments.items():
             if moments.ran:
-                read = moments.result(name)
+                read = moments.result(name, self._images)
                 covariance = shrunk(read.covariance, Processes.here().total(moments.count) // copies)
                 found[name] = OutputStatistics(read.mean, covariance)
                 if metric:
@@ -230,12 +234,12 @@ def _run_backward(model: nn.Module, batches: Iterable[object], loss: Loss) -> in
             cut_graphs(model)
             count += len(images)
     if count == 0:
-        raise DataError("batches: no batch came; a few hundred prepared images with labels are needed")
+        raise DataError("batches: no batch came; some hundreds of prepared images with labels are needed")
     return count
 
 
 class _Watching(Protocol):
-    def hook(self, _layer: nn.Module, _args: object, output: Tensor) -> None: ...
+    def hook(self, layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None: ...
 
 
 _Sums = TypeVar("_Sums", bound=Mapping[str, _Watching])
@@ -273,7 +277,7 @@ class _Moments:
     def __init__(self, layer: nn.Module, *, widest: int | None = None) -> None:
         self.groups: int = getattr(layer, "groups", 1)
         self.widest = widest
-        self.count = 0
+        self.count = self.read = 0
         self.shift: Tensor | None = None
 
     @property
@@ -281,8 +285,10 @@ class _Moments:
         """Whether the layer was called."""
         return self.shift is not None
 
-    def hook(self, layer: nn.Module, _args: object, output: Tensor) -> None:
+    def hook(self, layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
         rows = _rows(layer, output.detach())
+        given = args[0] if args else output
+        self.read += given.numel() // max(given.shape[-1 if has_channels_last(layer) else 1], 1)
         if self.shift is None:
             self.shift = rows.mean(0)
             self.first = torch.zeros_like(self.shift, dtype=torch.float64)
@@ -295,7 +301,8 @@ class _Moments:
         self.second += _products(centred, self.groups)
         self.count += len(rows)
 
-    def result(self, name: str) -> OutputStatistics:
+    def result(self, name: str, images: int) -> OutputStatistics:
+        """The moments, with the positions for each of so many images."""
         if self.shift is None:
             raise LayerError(name, "never ran on the given images; add it to ignored_layers of decompose")
         if not bool(self.second.isfinite().all()):
@@ -303,7 +310,10 @@ class _Moments:
         mean = self.first / self.count
         grouped = mean.view(self.groups, -1, 1)
         here = OutputStatistics(mean + self.shift, self.second / self.count - grouped @ grouped.mT)
-        return _of_all(here, self.count)
+        processes = Processes.here()
+        seen = max(processes.total(images), 1)
+        reads, writes = (processes.total(count) / seen for count in (self.read, self.count))
+        return replace(_of_all(here, self.count), positions=(reads, writes))
 
 
 class _GradientMoments:
@@ -318,7 +328,7 @@ class _GradientMoments:
         self.sum: Tensor | None = None
         self.reached = False
 
-    def hook(self, layer: nn.Module, _args: object, output: Tensor) -> None:
+    def hook(self, layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:  # noqa: ARG002
         if self.sum is None:
             channels = output.shape[-1 if has_channels_last(layer) else 1]
             self.groups = channels if self.alone else self.groups

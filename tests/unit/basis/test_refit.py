@@ -182,7 +182,7 @@ def test_features_that_are_constant_or_doubled_do_no_harm():
     layer = scaling_layer(6, 5).float()
     free = torch.randn(400, 2)
     features = torch.cat([free, free[:, :1], torch.full((400, 1), 7.0), free.sum(1, keepdim=True)], 1)
-    noise = OutputStatistics(*(vars(statistics_of(features)).values()))
+    noise = statistics_of(features)
     noise.covariance[0, 3] += 1e-14 * torch.randn(5, dtype=torch.float64)  # rounding errors of the constant
     slim = refit_scaling(layer, (0, 1, 2, 3), noise, ridge=0.0)
     assert_close(outputs(slim, features[:, :4]), outputs(layer, features), 1e-4)

@@ -12,15 +12,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from basisprune.basis.decompose import decompose
-from basisprune.basis.layers import basis_pairs
+from basisprune.basis.layers import BasisPair, basis_pairs
 from basisprune.basis.loss_basis import metric_roots, with_ridge
 from basisprune.basis.refit import basis_statistics, rebase
 from basisprune.errors import DataError, ModelError, TrainingError
 from basisprune.importance import basis_loss, loss_scores, taylor_scores
-from basisprune.importance.basis_loss import split_by_loss
+from basisprune.importance.basis_loss import BasisLoss, split_by_loss
 from basisprune.plan import plan_basis
 from basisprune.prune import prune_basis
 from basisprune.torchkit.moments import loss_statistics
+from basisprune.torchkit.surgery import find_layers
 from basisprune.types import BasisPlan, LayerPlan, Scores
 
 Batches = list[tuple[Tensor, Tensor]]
@@ -230,22 +231,39 @@ def test_what_cannot_be_scored_is_refused():
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
-@pytest.mark.parametrize("network", NETWORKS)
-def test_one_pass_tells_what_a_split_and_its_scores_tell_in_two(network):
-    model, batches = images_for(network)
-    model = model.double()
-    batches = [(images.double(), labels) for images, labels in batches]
-    split, found = split_by_loss(model, batches)
-    wanted = basis_loss(decompose(model, scale_init=1.0, basis="loss", batches=batches), batches)
-    torch.testing.assert_close(
-        split.state_dict(), decompose(model, scale_init=1.0, basis="loss", batches=batches).state_dict()
-    )
+def agree(found: BasisLoss, wanted: BasisLoss) -> None:
     assert found.scores.layers.keys() == wanted.scores.layers.keys()
     for name, layer in wanted.scores.layers.items():
-        here, scale = found.scores.layers[name], max(layer.values)
-        assert here.values == pytest.approx(layer.values, rel=1e-6, abs=1e-9 * scale)
+        here = found.scores.layers[name]
+        assert here.values == pytest.approx(layer.values, rel=1e-6, abs=1e-9 * max(layer.values))
         assert here.means == pytest.approx(layer.means, rel=1e-6, abs=1e-9)
         assert (here.groups, here.parameters, here.macs) == (layer.groups, layer.parameters, layer.macs)
         known, there = found.statistics[name], wanted.statistics[name]
         torch.testing.assert_close(known.covariance, there.covariance, rtol=1e-6, atol=1e-9)
         torch.testing.assert_close(known.metric, there.metric, rtol=1e-6, atol=1e-12)
+
+
+@pytest.mark.parametrize("linear", [False, True])
+@pytest.mark.parametrize("network", NETWORKS)
+def test_one_pass_tells_what_a_split_and_its_scores_tell_in_two(network, linear):
+    model, batches = images_for(network)
+    split, found = split_by_loss(model, batches, linear=linear)
+    in_two = decompose(model, scale_init=1.0, basis="loss", batches=batches, linear=linear)
+    torch.testing.assert_close(split.state_dict(), in_two.state_dict())
+    agree(found, basis_loss(in_two, batches))
+
+
+def test_one_pass_counts_images_of_all_sizes_and_reads_them_once():
+    torch.manual_seed(0)
+    pooled = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 4)]
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.ConvTranspose2d(8, 6, 2, stride=2), *pooled).double()
+    batches = [(torch.randn(5, 3, side, side).double(), torch.arange(5) % 4) for side in (4, 8)]
+    _, found = split_by_loss(model, iter(batches))
+    agree(found, basis_loss(decompose(model, scale_init=1.0, basis="loss", batches=batches), batches))
+
+
+def test_there_are_no_scores_where_nothing_can_be_split():
+    model = nn.Sequential(nn.Conv2d(3, 1, 1), nn.Flatten(), nn.Linear(4, 4))
+    split, found = split_by_loss(model, [(torch.randn(4, 3, 2, 2), torch.arange(4))])
+    assert not found.scores.layers
+    assert not list(find_layers(split, BasisPair))
