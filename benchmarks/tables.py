@@ -195,8 +195,8 @@ def basis_images_section() -> str:
     results = load("basis_images")["results"]
     rows = [(count, *(f"{value:.1f}" for value in found.values())) for count, found in results.items()]
     note = (
-        "How much more the cheaper half of a layer's vectors is worth on images that the network has not seen than on "
-        "those of the basis: the median over the layers of the first, middle and last third of the network."
+        "How much more the cheaper half of a layer's vectors is worth on other training images than on those "
+        "of the basis: the median over the layers of the first, middle and last third of the network."
     )
     return f"{table(('images', 'first', 'middle', 'last'), rows)}\n\n{note}"
 
