@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -14,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from basisprune.deploy.export.attention import FourAxes
 from basisprune.deploy.export.common import INPUT, OUTPUT
 from basisprune.deploy.export.facts import PREFIX
 from basisprune.errors import MissingExtraError, ModelError
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class Named(Protocol):
@@ -137,7 +140,7 @@ def _exported(
     network: nn.Module, inputs: tuple[Tensor, ...], ins: list[str], outs: list[str], *, any_batch: bool = False
 ) -> ModelProto:
     shapes = ({0: torch.export.Dim("batch")},) * len(inputs) if any_batch else None
-    with torch.no_grad(), mode(network, training=False), warnings.catch_warnings():
+    with torch.no_grad(), mode(network, training=False), warnings.catch_warnings(), FourAxes():
         warnings.simplefilter("ignore")  # the exporter warns of its own affairs
         try:
             program = torch.onnx.export(
@@ -149,9 +152,8 @@ def _exported(
                 dynamic_shapes=shapes,
             )
         except Exception as error:
-            raise ModelError(
-                f"{type(network).__name__} cannot be exported: {type(error).__name__}: {str(error)[:500]}"
-            ) from error
+            said = _COLOURS.sub("", str(error))[:500]
+            raise ModelError(f"{type(network).__name__} cannot be exported: {type(error).__name__}: {said}") from error
     if program is None:
         raise ModelError(f"{type(network).__name__} cannot be exported: torch gave no program")
     return program.model_proto
