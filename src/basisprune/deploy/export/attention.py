@@ -41,8 +41,8 @@ def over_two_axes(
         return F.scaled_dot_product_attention(query, key, value, attn_mask, *rest, **named)
     if attn_mask is not None:
         attn_mask = _with_two(attn_mask.expand(*leading, *attn_mask.shape[-2:]))
-    given = (_with_two(each) for each in (query, key, value))
-    found = F.scaled_dot_product_attention(*given, attn_mask, *rest, **named)
+    query, key, value = (_with_two(each) for each in (query, key, value))
+    found = F.scaled_dot_product_attention(query, key, value, attn_mask, *rest, **named)
     return found.squeeze(1) if len(leading) == 1 else found.unflatten(0, leading[:-1])
 
 
