@@ -10,7 +10,7 @@ from typing import get_args
 from torch import nn
 
 from basisprune.budget import Budget, Goal, Optimize, Ratios
-from basisprune.budget.certify import EQUAL, Entry, Promise, Standard, in_order
+from basisprune.budget.certify import EQUAL, SURE, Entry, Promise, Standard, in_order
 from basisprune.candidates import ALL, Candidate, Found, Shares, Size, Trial
 from basisprune.costs import measure
 from basisprune.deploy.export.runtime import has_onnx
@@ -63,6 +63,9 @@ class SearchConfig:
         if faults:
             raise ConfigError.of("SearchConfig", faults)
 
+
+SAFER = 2
+"""The most networks that are tried to have one to fall back on."""
 
 _MORE_STEPS = 3  # extra steps if tuning between steps shifted the size slightly
 
@@ -166,6 +169,22 @@ class Search:
             best = self.trials[chosen]
             kept: Shares = {"basis": 1 - best.candidate.basis_ratio, "filters": 1 - best.candidate.filter_ratio}
             self._judge(self.pipeline.polish(best.state), kept)
+        if chosen and self.standard is not None and self.standard.confirming is not None:
+            self._fall_back(start, self.trials[chosen].candidate, budget)
+
+    def _fall_back(self, start: State, best: Candidate, budget: Budget) -> None:
+        """Tries larger networks until one is all but sure to be certified: what is left if the smaller ones fail."""
+        move = self.framework.moves[0]
+        share = min({"basis": 1 - best.basis_ratio, "filters": 1 - best.filter_ratio}[axis] for axis in move.axes)
+        for _ in range(SAFER):
+            if any((trial.candidate.chance or 0.0) >= SURE for trial in self.trials[1:]):
+                return
+            share = math.sqrt(share)
+            self.pipeline.hearer.say("trying a larger network, to fall back on if the smaller ones are not certified")
+            tried = self.pipeline.prune(start, move, round(1 - share, 4), self._tuning(budget))
+            if _removes_nothing(tried, start):
+                return
+            self._judge(tried, _multiplied(ALL, move, share))
 
     def _descend(self, start: State, budget: Budget) -> None:
         """Makes the network as small as its standard allows, one move after the other."""

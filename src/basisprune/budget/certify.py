@@ -38,6 +38,9 @@ EQUAL = 1e-6  # accuracies are counted in float32 while training
 LIKELY = 0.5
 """The least chance to be certified with which a candidate passes on the images that search."""
 
+SURE = 0.9
+"""The chance from which on a search needs no larger network to fall back on."""
+
 TYPICAL = 0.05
 """The share of images on which only one of two networks is right, where it is not known yet."""
 

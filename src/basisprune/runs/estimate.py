@@ -18,7 +18,7 @@ from basisprune.importance.gradients import mean_square_products
 from basisprune.recipes import Recipe
 from basisprune.runs.job import Job
 from basisprune.runs.options import RunConfig
-from basisprune.search import SearchConfig, axis_tolerance
+from basisprune.search import SAFER, SearchConfig, axis_tolerance
 from basisprune.stepping import most_steps
 from basisprune.tasks import CLASSIFICATION, Task
 from basisprune.training.config import TrainConfig
@@ -76,7 +76,8 @@ def expected_candidates(config: RunConfig) -> int:
 def most_candidates(config: RunConfig) -> int:
     """How many networks a search may try besides the unpruned one.
 
-    Where a budget is to be certified and no candidate is likely to be, it is gone through twice.
+    Where a budget is to be certified and no candidate is likely to be, it is gone through twice; where none is sure to
+    be, some larger ones are tried.
     """
     search, goal, moves = config.search, config.goal, config.framework.moves
     if not isinstance(goal, Budget) or not goal.is_about_accuracy:
@@ -88,7 +89,8 @@ def most_candidates(config: RunConfig) -> int:
         else furthest + _narrowing(search)
         for move in moves
     )
-    return (2 if config.images.confirm_fraction > 0 else 1) * sum(each) + search.polish
+    steps = sum(each) + search.polish
+    return steps if config.images.confirm_fraction == 0 else 2 * steps - search.polish + SAFER
 
 
 def _narrowing(search: SearchConfig) -> int:
