@@ -13,7 +13,7 @@ from torch import nn
 
 from basisprune import search
 from basisprune.budget import Budget, Ratios
-from basisprune.budget.certify import Promise
+from basisprune.budget.certify import LIKELY, SURE, Promise
 from basisprune.budget.planning import CostPlanner
 from basisprune.candidates import Size
 from basisprune.errors import ConfigError, TooMuchError
@@ -433,3 +433,37 @@ def test_pruning_that_removes_whole_branches_alone_is_a_candidate():
 def test_faults_are_listed_all_at_once():
     with pytest.raises(ConfigError, match="5 faults"):
         SearchConfig(framework="tailor", step=1, tolerance=0, smallest=1, give_up_margin=0)
+
+
+class Confirming:
+    """Images to confirm with."""
+
+    labels = np.zeros(1500, dtype=int)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+class Wavering(FakePipeline):
+    """Networks that keep less than 0.6 lose little, but answer differently on many images."""
+
+    def _state(self, steps: tuple[Step, ...], basis: float, filters: float) -> State:
+        state = super()._state(steps, basis, filters)
+        if basis < 0.6 and state.hits.mean() == 0.95:
+            state.hits[:20], state.hits[-20:] = False, True
+        return state
+
+
+@pytest.mark.parametrize(("pipeline", "tried"), [(Wavering, 1), (FakePipeline, 0)])
+def test_a_network_that_may_well_fail_on_the_confirming_images_is_not_the_only_one(pipeline, tried):
+    made, budget = pipeline(0.3, 0.0), Budget(max_drop=0.01)
+    made.splits = SimpleNamespace(confirm=Confirming())
+    found = Search(made, budget, SearchConfig(framework="basis", polish=False), promise=Promise(budget)).run()
+    smallest = found.candidates[found.chosen]
+    larger = [each for each in found.candidates[1:] if each.basis_ratio < smallest.basis_ratio - 1e-9]
+    assert LIKELY <= smallest.chance
+    assert (smallest.chance < SURE) == bool(tried)
+    if tried:
+        assert found.candidates[found.to_test[0]].chance >= SURE
+        assert found.to_test[0] == len(found.candidates) - 1
+        assert larger
