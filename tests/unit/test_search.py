@@ -460,10 +460,8 @@ def test_a_network_that_may_well_fail_on_the_confirming_images_is_not_the_only_o
     made.splits = SimpleNamespace(confirm=Confirming())
     found = Search(made, budget, SearchConfig(framework="basis", polish=False), promise=Promise(budget)).run()
     smallest = found.candidates[found.chosen]
-    larger = [each for each in found.candidates[1:] if each.basis_ratio < smallest.basis_ratio - 1e-9]
-    assert LIKELY <= smallest.chance
+    assert smallest.chance >= LIKELY
     assert (smallest.chance < SURE) == bool(tried)
     if tried:
-        assert found.candidates[found.to_test[0]].chance >= SURE
         assert found.to_test[0] == len(found.candidates) - 1
-        assert larger
+        assert found.candidates[found.to_test[0]].chance >= SURE
