@@ -15,6 +15,7 @@ from basisprune.budget import Ratios
 from basisprune.data.looks import random_numbers_kept
 from basisprune.deploy.bundle import refuse_unsaveable
 from basisprune.deploy.bundle.graph import without_its_class
+from basisprune.deploy.export.runtime import has_onnx, to_proto
 from basisprune.deploy.fold import deploy
 from basisprune.errors import BasisPruneError, BundleError, LayerError, ModelError
 from basisprune.frameworks import Framework
@@ -23,6 +24,7 @@ from basisprune.listener import Listener
 from basisprune.plan import plan_filters, traced
 from basisprune.recipes import Recipe
 from basisprune.runs.job import Job, factory_of
+from basisprune.runs.options import RunConfig
 from basisprune.scoring import idle_convs
 from basisprune.tasks import Task
 from basisprune.torchkit.moments import loss_statistics
@@ -36,6 +38,8 @@ from basisprune.transfer.model import spec_of
 from basisprune.types import OUTPUT, Coupling
 
 _LISTED, _IMAGES = 3, 8
+_LONG = 1_000_000
+"""From so many parameters on, a run is long enough that a file which cannot be written should be known at its start."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +89,8 @@ def rehearse(job: Job, *, prunes: bool, saves: bool, listener: Listener) -> None
         ratios = job.config.goal if isinstance(job.config.goal, Ratios) else None
         refuse_unprunable(network, job.config.recipe, job.config.framework, ratios, sample)
         deployed = deploy(network, spec_of(network), job.splits.classes)
+    if prunes and saves:
+        _check_onnx(deployed, job.config, listener)
     if saves:
         try:
             if prunes:
@@ -93,6 +99,21 @@ def rehearse(job: Job, *, prunes: bool, saves: bool, listener: Listener) -> None
                 refuse_unsaveable(network)
         except (BundleError, LayerError) as error:
             listener.say(f"model/ cannot be written for this network, only other formats can: {error}")
+
+
+def _check_onnx(deployed: nn.Module, config: RunConfig, listener: Listener) -> None:
+    """Raises ModelError if an ONNX file is asked for and cannot be; says so where it is only usual."""
+    asked = bool(config.onnx or config.int8)
+    if config.onnx is False or not has_onnx():
+        return
+    if not asked and sum(parameter.numel() for parameter in deployed.parameters()) < _LONG:
+        return
+    try:
+        to_proto(deployed, example_input(deployed, spec_of(deployed).shape))
+    except ModelError as error:
+        if asked:
+            raise
+        listener.say(f"model.onnx cannot be written for this network, only other formats can: {error}")
 
 
 def _refuse_unsaveable(deployed: nn.Module, factory: str | None) -> None:

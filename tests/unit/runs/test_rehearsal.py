@@ -17,6 +17,7 @@ from basisprune.errors import BasisPruneError, DataError, LayerError, ModelError
 from basisprune.frameworks import find_framework
 from basisprune.listener import Silence
 from basisprune.recipes import RECIPES
+from basisprune.runs import rehearsal
 from basisprune.runs.compress import compress
 from basisprune.runs.job import Job, prepare_job
 from basisprune.runs.options import configure
@@ -195,11 +196,26 @@ def test_layers_that_take_no_part_and_computed_weights_are_no_hindrance():
     assert 0 < result.chosen.basis_ratio <= 0.3
 
 
-def test_a_network_that_no_bundle_can_hold_is_told():
-    class Branching(Own):
-        def forward(self, images: Tensor) -> Tensor:
-            return super().forward(images * (2 if images.mean() > 9 else 1))
+class Branching(Own):
+    """Cannot be written as a graph: what it computes depends on the images."""
 
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images * (2 if images.mean() > 9 else 1))
+
+
+def test_a_network_that_cannot_be_exported_is_refused_if_that_is_asked_for_and_told_otherwise(monkeypatch):
+    refused(Branching(), "cannot be exported", onnx=True)
+    said: list[str] = []
+    listener = Silence()
+    listener.say = said.append
+    monkeypatch.setattr(rehearsal, "_LONG", 0)
+    rehearse(job(Branching()), prunes=True, saves=True, listener=listener)
+    assert "model.onnx cannot be written for this network" in said[0]
+    rehearse(job(Branching(), onnx=False), prunes=True, saves=True, listener=listener)
+    assert not any("model.onnx" in line for line in said[1:])
+
+
+def test_a_network_that_no_bundle_can_hold_is_told():
     said: list[str] = []
     listener = Silence()
     listener.say = said.append
