@@ -144,7 +144,7 @@ def coverage_section() -> str:
 
 
 def latency_section() -> str:
-    results = load("latency")["results"]
+    results = dict(sorted(load("latency")["results"].items(), key=lambda cell: cell[0].rpartition(" ")[2]))
     names = [name for name in next(iter(results.values())) if name not in ("original", "dense")]
     rows = []
     for cell, found in results.items():
@@ -166,22 +166,27 @@ def frontier_section() -> str:
     if not (RESULTS / "frontier.json").exists():
         return "Not measured yet: `python benchmarks/frontier.py --assets DIR --scratch DIR` does that."
     results = load("frontier")["results"]
-    header = ("model", "network", "accuracy", "milliseconds", "speed-up", "gain")
+    header = ("model", "network", "accuracy", "parameters removed", "milliseconds", "speed-up", "gain of latency")
     (ROOT / "docs" / "frontier.svg").write_text(frontier_picture(results))
     note = (
         "One image in ONNX Runtime, right after pruning. `shares` removes the same share of filters and basis "
         "vectors, as `compress` does by itself; `params` and `latency` plan all ranks and widths, by "
-        "parameters or time. `gain` is the speed-up of `latency` divided by the one of `shares` at the same accuracy."
+        "parameters or time. The gain is the speed-up that `latency` has at the same accuracy, over that of the row; "
+        "there is none for networks that only guess."
     )
-    bar = load("frontier")["config"]["bar"]
-    short = [
-        f"{name} {network}"
+    config = load("frontier")["config"]
+    gains = [
+        (f"{name} {network} ({row['gain']:.2f})", row)
         for name, rows in results.items()
         for network, row in rows.items()
-        if row.get("gain", bar) < bar
+        if row.get("gain") is not None
     ]
-    note += f" It is below {bar} for: {', '.join(short) or 'none'}."
-    note += " Where little goes, equal shares cost next to nothing too."
+    short = [(name, row) for name, row in gains if row["gain"] < config["bar"]]
+    missed = [name for name, row in short if row["removed"] >= config["removed"]]
+    light = [name for name, row in short if row["removed"] < config["removed"]]
+    much = f"Where {config['removed']:.0%} of the parameters or more go"
+    note += f" {much}, it is below {config['bar']} for: {', '.join(missed) or 'none'}."
+    note += f" Where less goes, any plan costs next to nothing, and it is below for: {', '.join(light) or 'none'}."
     figure = "![accuracy against milliseconds](frontier.svg)"
     return f"{figure}\n\n{table(header, frontier_rows(results))}\n\n{note}"
 
