@@ -465,3 +465,29 @@ def test_a_network_that_may_well_fail_on_the_confirming_images_is_not_the_only_o
     if tried:
         assert found.to_test[0] == len(found.candidates) - 1
         assert found.candidates[found.to_test[0]].chance >= SURE
+
+
+class ByTime(Wavering):
+    """Plans by time: the network that keeps a share of it keeps its square of the vectors."""
+
+    kept: list[float]
+
+    def prune(self, state: State, move: Move, ratio: float, tuning: Tuning = FULLY) -> State:
+        self.kept.append(1 - ratio)
+        return super().prune(state, move, 1 - (1 - ratio) ** 2, tuning)
+
+
+def test_the_network_to_fall_back_on_is_larger_where_shares_are_of_time(monkeypatch):
+    def really_kept(state, asked):
+        return {"basis": state.model.basis, "filters": state.model.filters}
+
+    monkeypatch.setattr("basisprune.candidates.really_kept", really_kept)
+    made, budget = ByTime(0.3, 0.0), Budget(max_drop=0.01)
+    made.kept, made.splits = [], SimpleNamespace(confirm=Confirming())
+    config = SearchConfig(framework="basis", polish=False, warm_start=False)
+    found = Search(made, budget, config, promise=Promise(budget)).run()
+    smallest, safe = found.candidates[found.chosen], found.candidates[-1]
+    best = made.kept[found.chosen - 1]
+    assert smallest.chance < SURE <= safe.chance
+    assert smallest.parameters < safe.parameters
+    assert best < made.kept[-1]
