@@ -54,11 +54,23 @@ class Point:
 
 
 class Bench:
-    """What all cells of a network, dataset and seed share. `runs` is a folder for networks to start from."""
+    """What all cells of a network, dataset and seed share. `runs` is a folder for networks to start from.
 
-    def __init__(self, model: str, dataset: str, seed: int, assets: Path, runs: Path, side: int = SIDE) -> None:
+    `side` is that of its images, `clock_side` that at which the unpruned network is the clock of the training.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        dataset: str,
+        seed: int,
+        assets: Path,
+        runs: Path,
+        side: int = SIDE,
+        clock_side: int = SIDE,
+    ) -> None:
         self.model, self.dataset, self.seed, self.assets = model, dataset, seed, assets
-        self.side, self.folder = side, runs / f"{model}-{dataset}-{seed}"
+        self.side, self.clock_side, self.folder = side, clock_side, runs / f"{model}-{dataset}-{seed}"
         self.splits = _images(dataset, assets, seed)
 
     @cached_property
@@ -69,7 +81,7 @@ class Bench:
 
     def at(self, side: int) -> Bench:
         """The same network for images of another size."""
-        return Bench(self.model, self.dataset, self.seed, self.assets, self.folder.parent, side)
+        return Bench(self.model, self.dataset, self.seed, self.assets, self.folder.parent, side, self.clock_side)
 
     # Images
 
@@ -105,8 +117,8 @@ class Bench:
 
     @cached_property
     def reference_network(self) -> TransferModel:
-        """The network that the clock of the training runs by: as pretrained, at the usual size."""
-        return self.pretrained if self.side == SIDE else self.at(SIDE).pretrained
+        """The network that the clock of the training runs by, as pretrained."""
+        return self.pretrained if self.side == self.clock_side else self.at(self.clock_side).pretrained
 
     def trained(
         self,

@@ -18,21 +18,26 @@ from basisprune import (
     TrainConfig,
     basis_loss,
     basis_statistics,
+    decompose,
     plan_basis,
     plan_filters,
     prune_basis,
     prune_filters,
     rebase,
+    score_filters,
     taylor_scores,
     trace_coupling,
 )
+from basisprune.basis.decompose import Basis
 from basisprune.budget.planning import CostPlanner
 from basisprune.deploy.timing import measured_table, wanted_shapes
 from basisprune.frameworks import find_framework
 from basisprune.importance.basis_loss import BasisLoss, split_by_loss
 from basisprune.importance.filter_loss import filter_loss
+from basisprune.importance.filters import FilterMethod
 from basisprune.joint_plan.times import TimeTable
 from basisprune.pipeline import Pipeline
+from basisprune.prune import Compensation
 from basisprune.states import NOT_AT_ALL
 
 DATASETS = ("cifar10", "fashion_mnist", "mnist")
@@ -90,7 +95,7 @@ class Method:
     @property
     def images(self) -> int:
         """How many training images it may look at."""
-        return self.prune.images if isinstance(self.prune, Ours) else BASIS_IMAGES
+        return self.prune.worth.images if isinstance(self.prune, Ours) else BASIS_IMAGES
 
 
 @lru_cache(maxsize=1)
@@ -145,21 +150,40 @@ def _quick(bench: Bench, size: Size) -> tuple[nn.Module, float]:
 BLOCKS = PlanConfig(round_to=rivals.BLOCK)
 
 
+@dataclass(frozen=True)
+class Worth:
+    """What filters and basis vectors are judged by, and how filters that go are made up for; ours by default."""
+
+    images: int = BASIS_IMAGES
+    basis: Basis = "loss"
+    vectors: Literal["loss", "taylor"] = "loss"
+    filters: FilterMethod = "loss"
+    compensate: Compensation = "refit"
+
+
 @lru_cache(maxsize=2)
-def split(bench: Bench, filters: float, images: int) -> tuple[nn.Module, BasisLoss]:
-    """The start without so many filters and every conv split by the loss, and what its basis vectors are worth."""
-    model = start(bench)
+def split(bench: Bench, filters: float, worth: Worth) -> tuple[nn.Module, BasisLoss]:
+    """The start without so many filters and every conv split, and what its basis vectors are worth."""
+    model, batches = start(bench), bench.batches(worth.images)
     if filters:
-        model = without_filters(model, bench, filters, images)
-    return split_by_loss(model, bench.batches(images))
+        model = without_filters(model, bench, filters, worth)
+    if worth.basis == worth.vectors == "loss":
+        return split_by_loss(model, batches)
+    model = decompose(model, scale_init=1.0, basis=worth.basis, batches=batches)
+    found = basis_loss(model, batches)
+    return model, replace(found, scores=taylor_scores(model, batches)) if worth.vectors == "taylor" else found
 
 
-def without_filters(model: nn.Module, bench: Bench, ratio: float, images: int) -> nn.Module:
-    """The network without the fraction `ratio` of its filters, those that are worth least to the loss."""
+def without_filters(model: nn.Module, bench: Bench, ratio: float, worth: Worth) -> nn.Module:
+    """The network without the fraction `ratio` of its filters, those that are worth least."""
     coupling = trace_coupling(model, torch.zeros(2, *bench.pretrained.input_spec.shape))
-    found = filter_loss(model, coupling, bench.batches(images))
-    plan = plan_filters(model, found.scores, ratio, BLOCKS, coupling=coupling)
-    return prune_filters(model, plan, compensate="refit", statistics=found.statistics)
+    found = filter_loss(model, coupling, bench.batches(worth.images))
+    scores = found.scores
+    if worth.filters != "loss":
+        scores = score_filters(model, worth.filters, coupling.layers, bench.batches(worth.images))
+    plan = plan_filters(model, scores, ratio, BLOCKS, coupling=coupling)
+    statistics = None if worth.compensate == "none" else found.statistics
+    return prune_filters(model, plan, compensate=worth.compensate, statistics=statistics)
 
 
 @dataclass(frozen=True)
@@ -173,21 +197,22 @@ class Ours:
     plan: PlanConfig = BLOCKS
     steps: int = 1
     filters_first: bool = True
-    images: int = BASIS_IMAGES
+    worth: Worth = Worth()
 
     def __call__(self, bench: Bench, size: Size) -> tuple[nn.Module, float]:
         """The network to tune, and the passes that are left."""
         basis, filters = (*size, 0.0)[:2]
-        model, found = split(bench, filters if self.filters_first else 0.0, self.images)
+        model, found = split(bench, filters if self.filters_first else 0.0, self.worth)
         for step in range(self.steps if basis else 0):
             if step:
-                model = rebase(model, bench.batches(self.images), basis="loss")
-                found = basis_loss(model, bench.batches(self.images))
+                batches = bench.batches(self.worth.images)
+                model = rebase(model, batches, basis="loss")
+                found = basis_loss(model, batches)
             share = (basis / self.steps) / (1 - basis * step / self.steps)
             plan = plan_basis(found.scores, share, self.plan)
             model = prune_basis(model, plan, compensate="refit", statistics=found.statistics)
         if filters and not self.filters_first:
-            model = without_filters(model, bench, filters, self.images)
+            model = without_filters(model, bench, filters, self.worth)
         return model, TUNE_PASSES
 
 
@@ -199,9 +224,13 @@ def times(bench: Bench) -> TimeTable:
 
 def _by_time(bench: Bench, size: Size) -> tuple[nn.Module, float]:
     """Ours without this fraction of the time, as `compress --optimize latency` plans it."""
-    planner = CostPlanner("latency", times(bench))
+    return planned(bench, CostPlanner("latency", times(bench)), size[0]), TUNE_PASSES
+
+
+def planned(bench: Bench, planner: CostPlanner, ratio: float) -> nn.Module:
+    """The start without this fraction of what the planner counts, all ranks and widths planned together."""
     stages = Pipeline(start(bench), bench.splits, "quick", progress=False, planner=planner, trained=True)
-    return stages.prune(stages.dense(), _MOVE, size[0], NOT_AT_ALL).model, TUNE_PASSES
+    return stages.prune(stages.dense(), _MOVE, ratio, NOT_AT_ALL).model
 
 
 _MOVE = find_framework("loss+basis").moves[0]
@@ -244,7 +273,7 @@ METHODS = {
         Method("ours, per multiply-add", "ours", _BOTH, TUNED, Ours(replace(BLOCKS, per="mac", min_share=0.0))),
         Method("ours, filters second", "ours", _BOTH[:2], TUNED, Ours(filters_first=False)),
         Method("ours, distilled", "ours", _BOTH, replace(TUNED, distill=0.5), Ours()),
-        Method("ours, 512 images", "ours", _BOTH[:2], TUNED, Ours(images=512)),
+        Method("ours, 512 images", "ours", _BOTH[:2], TUNED, Ours(worth=Worth(images=512))),
         Method("ours, in steps", "ours", _BOTH, TUNED, Ours(steps=3)),
         Method("ours, norms only", "ours", _BOTH[:2], NORMS, Ours()),
     )

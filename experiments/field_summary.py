@@ -1,6 +1,7 @@
 """The tables, verdicts and figures of docs/field.md, from the JSON results; nothing is run here.
 
-    python experiments/field_summary.py [--results experiments/results/field] [--page docs/field.md]
+    python experiments/field_summary.py [--results experiments/results/field] [--parts experiments/results/parts]
+                                        [--page docs/field.md]
 
 The page keeps its text: only what is between its markers is replaced. Figures go into a folder beside it.
 """
@@ -16,6 +17,7 @@ from cells import DATASETS
 from field_figures import MODEL_NAMES, field_figure
 from field_points import Cost, Mean, Record, cost_at, frontier, mean_points, read_records, swept_rates
 from page import fill
+from parts_table import parts_table
 from sections import bold, percent, table
 
 from basisprune.files import write_text
@@ -191,7 +193,7 @@ def settings_table(records: Sequence[Record]) -> str:
     return table(("what", "value"), rows)
 
 
-def write_page(results: Path, page: Path) -> None:
+def write_page(results: Path, parts: Path, page: Path) -> None:
     """Fills the page's blocks and writes its figures."""
     records = read_records(results)
     points = mean_points(records)
@@ -206,6 +208,7 @@ def write_page(results: Path, page: Path) -> None:
         "figures": "\n\n".join(f"![{DATASETS[dataset]}]({folder.name}/{dataset}.svg)" for dataset in here),
         "tables": "\n\n".join(tables),
         "rates": rate_table(records),
+        "parts": parts_table(read_records(parts) if parts.exists() else []),
     }
     write_text(page, fill(page.read_text(), blocks))
 
@@ -214,8 +217,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=ROOT / "experiments" / "results" / "field")
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "field.md")
+    parser.add_argument("--parts", type=Path, default=ROOT / "experiments" / "results" / "parts")
     options = parser.parse_args()
-    write_page(options.results, options.page)
+    write_page(options.results, options.parts, options.page)
 
 
 if __name__ == "__main__":

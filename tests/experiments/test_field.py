@@ -13,6 +13,7 @@ import field
 import field_figures
 import field_points
 import field_summary
+import parts_table
 import pytest
 import rivals
 import torch
@@ -28,7 +29,7 @@ from basisprune import measure, transfer_model
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("module", [field_points, field_figures, field_summary])
+@pytest.mark.parametrize("module", [field_points, field_figures, field_summary, parts_table])
 def test_examples_run(module):
     assert doctest.testmod(module).failed == 0
 
@@ -158,8 +159,16 @@ def test_the_page_is_filled_and_its_figures_are_xml(tmp_path):
     for name, kind in (("ours", "ours"), ("quick", "quick"), ("l1", "rival"), ("smaller images", "small")):
         cell = Cell("efficientnet_lite0", "mnist", name, METHODS[name].sizes[0], None, 0)
         (results / cell.file).write_text(json.dumps(record(cell, 0.9, kind)))
-    field_summary.write_page(results, page)
-    assert "6 hold." in page.read_text()
+    parts = tmp_path / "parts"
+    parts.mkdir()
+    for name, accuracy in (("ours", 0.8), ("basis", 0.78), ("scores", 0.75)):
+        place = {"model": "resnet50", "dataset": "mnist", "seed": 0, "part": name, "ours": "one", "instead": "another"}
+        values = {"accuracy": accuracy, "untuned": 0.5, "parameters": 1000}
+        (parts / f"{name}.json").write_text(json.dumps(place | values))
+    field_summary.write_page(results, parts, page)
+    text = page.read_text()
+    assert "6 hold." in text
+    assert text.index("| scores | one | another | -5.0 |") < text.index("| basis | one | another | -2.0 |")
     ET.parse(page.with_suffix("") / "mnist.svg")
 
 

@@ -1,0 +1,169 @@
+"""What each part of the method is worth: the accuracy of ours with one part replaced, same start, same time to tune.
+
+    python experiments/parts.py --assets DIR [--models efficientnet_lite0 ...] [--datasets cifar10 ...]
+                                [--parts basis ...] [--seeds 0 1]
+
+The protocol is that of `field.py`, shorter and at 32 pixels. Each cell is written to <results>/parts/ as soon as it is
+done, and skipped when it is there. `python experiments/field_summary.py` makes a table of docs/field.md of the results.
+DIR is described in benchmarks/backbones.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+from field import MODELS, log, versions
+from field_bench import Bench
+from field_methods import DATASETS, NORMS, TUNED, Ours, Worth, planned, start
+from torch import nn
+
+from basisprune import Augment, TrainConfig, measure, predict
+from basisprune.budget.planning import CostPlanner
+from basisprune.deploy.fold import deploy
+from basisprune.files import write_text
+from basisprune.transfer.model import spec_of
+
+RESULTS = Path(__file__).parent / "results" / "parts"
+SIDE, SIZE, TUNE_PASSES = 32, (0.5, 0.5), 3.0
+OURS = Worth()
+
+
+@lru_cache(maxsize=1)
+def pruned(bench: Bench, worth: Worth) -> nn.Module:
+    """The start without half of its filters, then of its basis vectors."""
+    return Ours(worth=worth)(bench, SIZE)[0]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the method, what it is in ours, and what is put in its place: in pruning or in tuning."""
+
+    name: str
+    ours: str
+    instead: str
+    prune: Worth | Callable[[Bench], nn.Module] = OURS
+    tuning: TrainConfig = TUNED
+
+
+def parameters(bench: Bench, model: nn.Module) -> int:
+    """Of the deployed network."""
+    return measure(deploy(model, spec_of(model), bench.splits.classes)).parameters
+
+
+def jointly(bench: Bench) -> nn.Module:
+    """All ranks and widths planned together, for as many parameters as ours has."""
+    share = parameters(bench, pruned(bench, OURS)) / parameters(bench, start(bench))
+    return planned(bench, CostPlanner("params"), round(1 - share, 4))
+
+
+PARTS = {
+    part.name: part
+    for part in (
+        Part("ours", "", ""),
+        Part("all weights", "tuned", "norms, scales and classifier alone", tuning=NORMS),
+        Part("distillation", "none", "from the start, half of the loss", tuning=replace(TUNED, distill=0.5)),
+        Part(
+            "augmentation",
+            "shifts, mirrored",
+            "crops, mirrored, TrivialAugment",
+            tuning=replace(TUNED, augmentation=Augment(crop=0.5, policy="trivial")),
+        ),
+        Part("allocation", "equal shares of both", "planned together, same parameters", jointly),
+        Part("basis", "of the loss", "of the outputs", Worth(basis="outputs")),
+        Part("scores", "of the loss", "Taylor", Worth(vectors="taylor")),
+        Part(
+            "gate",
+            "filters by the loss, where they are read",
+            "Taylor, gate before the activation",
+            Worth(filters="taylor"),
+        ),
+        Part(
+            "gate behind",
+            "filters by the loss, where they are read",
+            "Taylor, gate behind the activation",
+            Worth(filters="taylor_behind"),
+        ),
+        Part("compensation", "refit of filters that go", "none", Worth(compensate="none")),
+    )
+}
+"""By name; those that tune the same pruned network follow each other, so that it is made once."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A network, a dataset and a seed with one part replaced."""
+
+    model: str
+    dataset: str
+    part: str
+    seed: int
+
+    @property
+    def file(self) -> str:
+        """The name of its result."""
+        return f"{self.model}-{self.dataset}-{self.part}-{self.seed}.json".replace(" ", "_")
+
+
+@lru_cache(maxsize=1)
+def opened(model: str, dataset: str, seed: int, assets: Path, runs: Path) -> Bench:
+    return Bench(model, dataset, seed, assets, runs, SIDE, SIDE)
+
+
+def run(cell: Cell, assets: Path, runs: Path) -> dict[str, Any]:
+    """The record of a cell."""
+    began = time.perf_counter()
+    bench, part = opened(cell.model, cell.dataset, cell.seed, assets, runs), PARTS[cell.part]
+    assert bench.splits.test is not None
+    small = pruned(bench, part.prune) if isinstance(part.prune, Worth) else part.prune(bench)
+    network, passes = bench.trained(
+        small, part.tuning, TUNE_PASSES, teacher=start(bench) if part.tuning.distill else None
+    )
+    before, after = (float(predict(each, bench.splits.test).hits.mean()) for each in (small, network))
+    return {
+        **asdict(cell),
+        "ours": part.ours,
+        "instead": part.instead,
+        "accuracy": after,
+        "untuned": before,
+        "parameters": parameters(bench, network),
+        "passes": passes,
+        "versions": versions(),
+        "seconds": round(time.perf_counter() - began, 1),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--assets", type=Path, required=True)
+    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
+    parser.add_argument("--datasets", nargs="+", default=list(DATASETS), choices=DATASETS)
+    parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=list(PARTS))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--runs", type=Path, default=Path("runs/parts"), help="networks to start from")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    for seed, model, dataset, part in product(options.seeds, options.models, options.datasets, options.parts):
+        cell = Cell(model, dataset, part, seed)
+        path = options.results / cell.file
+        if path.exists():
+            continue
+        record = run(cell, options.assets, options.runs)
+        write_text(path, json.dumps(record) + "\n")
+        log(
+            f"{cell.file}: {record['accuracy']:.4f} (untuned {record['untuned']:.4f}) "
+            f"{record['parameters'] / 1e6:.3f}M {record['passes']} passes {record['seconds']:.0f} s"
+        )
+
+
+if __name__ == "__main__":
+    main()
