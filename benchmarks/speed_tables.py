@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-KINDS = {"shares": "#94a3b8", "params": "#f59e0b", "latency": "#2563eb"}
+KINDS = {"taylor": "#dc2626", "shares": "#94a3b8", "params": "#f59e0b", "latency": "#2563eb"}
 TITLES = {
     "efficientnet_lite0": "EfficientNet-Lite0, ImageNet weights, CIFAR-10",
     "densenet121": "DenseNet-121, from scratch, MNIST",

@@ -169,24 +169,20 @@ def frontier_section() -> str:
     header = ("model", "network", "accuracy", "parameters removed", "milliseconds", "speed-up", "gain of latency")
     (ROOT / "docs" / "frontier.svg").write_text(frontier_picture(results))
     note = (
-        "One image in ONNX Runtime, right after pruning. `shares` removes the same share of filters and basis "
-        "vectors, as `compress` does by itself; `params` and `latency` plan all ranks and widths, by "
-        "parameters or time. The gain is the speed-up that `latency` has at the same accuracy, over that of the row; "
-        "there is none for networks that only guess."
+        "One image in ONNX Runtime, right after pruning. `taylor` is how plans were made before scores were in units "
+        "of the loss. `shares` removes the same share of filters and basis vectors, as `compress` does by itself; "
+        "`params` and `latency` plan all ranks and widths, by parameters or time. The gain is the speed-up that "
+        "`latency` has at the same accuracy, over that of the row; there is none for networks that only guess."
     )
-    config = load("frontier")["config"]
-    gains = [
-        (f"{name} {network} ({row['gain']:.2f})", row)
+    bar = load("frontier")["config"]["bar"]
+    short = [
+        f"{name} {network} ({row['gain']:.2f})"
         for name, rows in results.items()
         for network, row in rows.items()
-        if row.get("gain") is not None
+        if (row.get("gain") or bar) < bar
     ]
-    short = [(name, row) for name, row in gains if row["gain"] < config["bar"]]
-    missed = [name for name, row in short if row["removed"] >= config["removed"]]
-    light = [name for name, row in short if row["removed"] < config["removed"]]
-    much = f"Where {config['removed']:.0%} of the parameters or more go"
-    note += f" {much}, it is below {config['bar']} for: {', '.join(missed) or 'none'}."
-    note += f" Where less goes, any plan costs next to nothing, and it is below for: {', '.join(light) or 'none'}."
+    note += f" It is below {bar} for: {', '.join(short) or 'none'}."
+    note += " Where little goes, equal shares cost next to nothing too."
     figure = "![accuracy against milliseconds](frontier.svg)"
     return f"{figure}\n\n{table(header, frontier_rows(results))}\n\n{note}"
 
