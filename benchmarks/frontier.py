@@ -22,7 +22,7 @@ import json
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from backbones import build, data
 from common import Cells
 from torch import nn
 
-from basisprune import RECIPES, evaluate, measure, transfer_model
+from basisprune import RECIPES, evaluate, measure, plan_basis, prune_basis, transfer_model
 from basisprune.budget import Optimize, Ratios
 from basisprune.budget.planning import CostPlanner, Scored
 from basisprune.deploy.export.runtime import open_session, to_proto
@@ -45,11 +45,12 @@ from basisprune.joint_plan import PlanFrontier
 from basisprune.joint_plan.times import TimeTable
 from basisprune.pipeline import Pipeline
 from basisprune.plan import PlanConfig
+from basisprune.scoring import Statistics
 from basisprune.states import NOT_AT_ALL
-from basisprune.types import InputSpec
+from basisprune.types import InputSpec, Scores
 
 SIDE, REPEATS, TEST_IMAGES, BAR = 128, 31, 3000, 1.25
-SLOWEST, GUESSING = 0.98, 0.2
+SLOWEST, GUESSING, SCORE_IMAGES = 0.98, 0.2, 1000
 TAYLOR = (0.3, 0.5, 0.7, 0.9)
 SHARES = (0.2, 0.35, 0.45, 0.65)
 SAVED: dict[Optimize, tuple[float, ...]] = {"latency": (0.2, 0.35, 0.5, 0.65, 0.75), "params": (0.55, 0.7, 0.9)}
@@ -110,11 +111,15 @@ def networks(stages: Pipeline, table: TimeTable) -> dict[str, Callable[[], nn.Mo
     def shared(ratio: float) -> nn.Module:
         return stages.remove(start, MOVE, Ratios(ratio, ratio), NOT_AT_ALL).model
 
+    @cache
+    def taylor() -> tuple[nn.Module, Scores, Statistics]:
+        before = replace(stages.settings, basis="outputs", scores="taylor", score_batch=8, score_images=SCORE_IMAGES)
+        return Pipeline(stages.model, stages.splits, before, progress=False).scoring.basis(start.model)
+
     def by_taylor(ratio: float) -> nn.Module:
-        before = replace(stages.settings, basis="outputs", scores="taylor", score_batch=8)
-        pipeline = Pipeline(stages.model, stages.splits, before, progress=False)
-        pipeline.adopt(start)
-        return pipeline.prune_basis(start, ratio, NOT_AT_ALL).model
+        model, scores, statistics = taylor()
+        plan = plan_basis(scores, ratio, stages.settings.plan)
+        return prune_basis(model, plan, compensate="refit", statistics=statistics)
 
     made: dict[str, Callable[[], nn.Module]] = {"dense": lambda: start.model}
     made |= {f"taylor {ratio}": partial(by_taylor, ratio) for ratio in TAYLOR}
