@@ -13,12 +13,13 @@ import field
 import field_figures
 import field_points
 import field_summary
+import parts
 import parts_table
 import pytest
 import rivals
 import torch
 from field import Cell, best_rate, sweep
-from field_methods import METHODS
+from field_methods import METHODS, Worth
 from field_points import Mean, cost_at, frontier, mean_points
 from hypothesis import given
 from hypothesis import strategies as st
@@ -204,3 +205,31 @@ def test_a_rival_makes_a_smaller_network_and_leaves_its_own_alone(method):
         small = ways.get(method, lambda: rivals.by_filters(model, method, 0.5, batches(model)))()
     assert measure(small).parameters < measure(model).parameters
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+# Parts
+
+
+class StubBench:
+    """What pruning asks of a bench, for a small network that counts as trained."""
+
+    def __init__(self) -> None:
+        self.pretrained = network()
+
+    def trained(self, model, _config, passes, **_options):
+        return model, passes
+
+    def batches(self, _limit):
+        return batches(self.pretrained)
+
+
+@pytest.mark.parametrize("name", [name for name, part in parts.PARTS.items() if isinstance(part.prune, Worth)])
+def test_whatever_replaces_a_part_makes_a_smaller_network(name):
+    bench = StubBench()
+    small = parts.pruned(bench, parts.PARTS[name].prune)
+    assert measure(small).parameters < measure(bench.pretrained).parameters
+
+
+def test_every_part_has_a_file_of_its_own():
+    cells = [parts.Cell("resnet50", "mnist", name, seed) for name in parts.PARTS for seed in (0, 1)]
+    assert len({cell.file for cell in cells}) == len(cells)
