@@ -261,8 +261,9 @@ class Pipeline:
         if self._last_frontier is None or self._last_frontier[:2] != (state.steps, move):
             model = self.scoring.in_basis(state.model) if "basis" in move.axes else state.model
             self.hearer.say("scoring all that can go on the training images")
+            refit = self.settings.filter_compensate == "refit"
             batches, loss = self.scoring.basis_batches(), self.scoring.loss
-            scored = Scored.of(model, traced(model), batches, move.axes, loss=loss)
+            scored = Scored.of(model, traced(model), batches, move.axes, refit=refit, loss=loss)
             frontier = planner.frontier(scored, self.settings.plan, self.spec, self.hearer.say)
             self._last_frontier = state.steps, move, scored, frontier
         return self._last_frontier[2:]

@@ -49,14 +49,15 @@ class Scored:
         batches: Batches,
         axes: tuple[str, ...],
         *,
+        refit: bool = False,
         loss: Loss = F.cross_entropy,
     ) -> Scored:
-        """The scores of what is pruned on these axes, from one pass over the images."""
+        """The scores of what is pruned on these axes, from one pass over the images; `refit` as in `filter_loss`."""
         if "filters" not in axes:
             return cls(model, coupling, basis_loss(model, batches, loss=loss), NO_FILTERS)
         if "basis" not in axes:
-            return cls(model, coupling, NO_BASIS, filter_loss(model, coupling, batches, loss=loss))
-        return cls(model, coupling, *joint_loss(model, coupling, batches, loss=loss))
+            return cls(model, coupling, NO_BASIS, filter_loss(model, coupling, batches, refit=refit, loss=loss))
+        return cls(model, coupling, *joint_loss(model, coupling, batches, refit=refit, loss=loss))
 
     def thinned(self, plan: FilterPlan, compensate: Compensation) -> nn.Module:
         """The network without the filters that the plan removes, every pair as the one layer that it stands for."""
