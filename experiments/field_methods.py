@@ -104,6 +104,11 @@ def start(bench: Bench) -> nn.Module:
     return bench.trained(bench.pretrained, OURS, START_PASSES, checkpoint="start")[0]
 
 
+def _as_it_is(bench: Bench, _size: Size) -> tuple[nn.Module, float]:
+    """The start itself: what the interruption alone does."""
+    return start(bench), TUNE_PASSES
+
+
 # Rivals
 
 
@@ -253,6 +258,7 @@ METHODS = {
     method.name: method
     for method in (
         Method("unpruned", "unpruned", ((SIDE,),), OURS, swept=RATES, swept_on=DATASETS),
+        Method("unpruned, in two goes", "unpruned", ((SIDE,),), TUNED, _as_it_is),
         Method("unpruned, batch statistics", "unpruned", ((SIDE,),), RIVAL),
         Method("unpruned, norms only", "unpruned", ((SIDE,),), NORMS),
         Method("smaller images", "small", ((48,), (32,)), OURS, swept=RATES),
