@@ -53,7 +53,7 @@ SIDE, REPEATS, TEST_IMAGES, BAR = 128, 31, 3000, 1.25
 SLOWEST, GUESSING, SCORE_IMAGES = 0.98, 0.2, 1000
 TAYLOR = (0.3, 0.5, 0.7, 0.9)
 SHARES = (0.2, 0.35, 0.45, 0.65)
-SAVED: dict[Optimize, tuple[float, ...]] = {"latency": (0.2, 0.35, 0.5, 0.65, 0.75), "params": (0.55, 0.7, 0.9)}
+SAVED: dict[Optimize, tuple[float, ...]] = {"latency": (0.2, 0.25, 0.35, 0.5, 0.65, 0.75), "params": (0.55, 0.7, 0.9)}
 MOVE = find_framework("loss+basis").moves[0]
 
 
