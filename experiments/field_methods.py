@@ -273,7 +273,7 @@ METHODS = {
         ),
         Method("quick", "quick", ((0.5,), (0.7,), (0.3,), (0.85,)), NORMS, _quick),
         Method("ours", "ours", _BOTH, OURS, Ours(), RATES, DATASETS),
-        Method("ours, by time", "ours", ((0.4,), (0.3,)), TUNED, _by_time, by_time=True),
+        Method("ours, by time", "ours", ((0.4,), (0.5,), (0.3,)), TUNED, _by_time, by_time=True),
         Method("ours, basis alone", "ours", _RANKS, TUNED, Ours()),
         Method("ours, per parameter", "ours", _BOTH, TUNED, Ours(replace(BLOCKS, per="parameter", min_share=0.0))),
         Method("ours, per multiply-add", "ours", _BOTH, TUNED, Ours(replace(BLOCKS, per="mac", min_share=0.0))),
