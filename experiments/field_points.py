@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
@@ -16,7 +16,7 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Mean:
-    """One method at one size, in the mean over seeds.
+    """One method at one size, in the mean over `seeds`.
 
     `interval` is where the mean of the accuracy lies for other test images, 95 %. `ms` is relative to the network of
     the clock, which took turns with it, times what that took in the median of all cells. `pruning` are the
@@ -28,7 +28,7 @@ class Mean:
     method: str
     kind: str
     size: tuple[float, ...]
-    seeds: int
+    seeds: tuple[int, ...]
     accuracy: float
     interval: tuple[float, float]
     parameters: float
@@ -75,16 +75,21 @@ def best_rates(records: Iterable[Record]) -> dict[tuple[str, str], float | None]
     return {key: max(rates, key=rates.__getitem__) for key, rates in swept_rates(records).items() if rates}
 
 
-def mean_points(records: Sequence[Record]) -> list[Mean]:
-    """A point for each network, dataset, method and size, at the rate that the sweep chose."""
+def mean_points(records: Sequence[Record], seeds: Collection[int] | None = None) -> list[Mean]:
+    """A point for each network, dataset, method and size, at the rate that the sweep chose.
+
+    It is the mean over the seeds that there are or, if `seeds` are given, over those, where all of them are there.
+    """
     rates = best_rates(records)
     clock = median(record["point"]["clock_ms"] for record in records)
     cells: dict[tuple[Any, ...], list[Record]] = {}
     for record in records:
-        if record["rate"] == rates.get((record["model"], record["method"]), record["rate"]):
+        chosen = record["rate"] == rates.get((record["model"], record["method"]), record["rate"])
+        if chosen and (seeds is None or record["seed"] in seeds):
             key = (record["model"], record["dataset"], record["method"], record["kind"], tuple(record["size"]))
             cells.setdefault(key, []).append(record)
-    return [_mean(key, group, clock, _pruning(key, records)) for key, group in cells.items()]
+    points = [_mean(key, group, clock, _pruning(key, records)) for key, group in cells.items()]
+    return [point for point in points if seeds is None or len(point.seeds) == len(seeds)]
 
 
 def _pruning(key: tuple[Any, ...], records: Sequence[Record]) -> float:
@@ -105,7 +110,7 @@ def _mean(key: tuple[Any, ...], records: Sequence[Record], clock: float, pruning
         method,
         kind,
         size,
-        seeds=len(records),
+        seeds=tuple(sorted(record["seed"] for record in records)),
         accuracy=accuracy,
         interval=(accuracy - half, accuracy + half),
         parameters=mean(point["parameters"] for point in points),

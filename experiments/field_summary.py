@@ -49,16 +49,10 @@ class Verdict:
         return self.ratio is not None and self.ratio <= self.bar
 
 
-def verdicts(points: Sequence[Mean], dataset: str) -> list[Verdict]:
-    """The bars on a dataset: against the frontier of all rivals, against `quick`, against smaller images.
-
-    Those of ours count that have been run with the most seeds.
-    """
-    here = [point for point in points if point.dataset == dataset]
-    ours = [point for point in here if point.kind == "ours"]
-    most = max((point.seeds for point in ours), default=0)
-    ours = [point for point in ours if point.seeds == most]  # with fewer seeds, one may be lucky
-    rivals = [point for point in here if point.kind in ("rival", "small", "unpruned")]
+def verdicts(points: Sequence[Mean]) -> list[Verdict]:
+    """The bars on a dataset: against the frontier of all rivals, against `quick`, against smaller images."""
+    ours = [point for point in points if point.kind == "ours"]
+    rivals = [point for point in points if point.kind in ("rival", "small", "unpruned")]
     found = [
         Verdict("best rival", rival, axis, cost_at(ours, rival.accuracy, axis), bar)
         for axis, bar in BARS.items()
@@ -68,22 +62,33 @@ def verdicts(points: Sequence[Mean], dataset: str) -> list[Verdict]:
         mine = [point for point in ours if point.model == model]
         found += [
             Verdict("today's quick", old, "parameters", cost_at(mine, old.accuracy, "parameters"), QUICK_BAR)
-            for old in frontier((p for p in here if p.kind == "quick" and p.model == model), "parameters")
+            for old in frontier((p for p in points if p.kind == "quick" and p.model == model), "parameters")
         ]
     found += [
         Verdict("smaller network", small, axis, cost_at(ours, small.accuracy, axis), 1.0)
-        for small in here
+        for small in points
         if small.kind == "small"
         for axis in UNITS
     ]
     return found
 
 
-def verdict_table(points: Sequence[Mean]) -> str:
+def same_seeds(records: Sequence[Record], dataset: str) -> list[Verdict]:
+    """The bars on a dataset, of each other network against ours in the mean over the seeds that it was run with."""
+    here = [point for point in mean_points(records) if point.dataset == dataset]
+    others = {(point.model, point.method, point.size): point.seeds for point in here if point.kind != "ours"}
+    found = []
+    for seeds in sorted(set(others.values()), key=len, reverse=True):
+        points = [point for point in mean_points(records, seeds) if point.dataset == dataset]
+        found += [v for v in verdicts(points) if others[v.theirs.model, v.theirs.method, v.theirs.size] == seeds]
+    return found
+
+
+def verdict_table(records: Sequence[Record]) -> str:
     """All bars on all datasets, and how many hold."""
     rows, held, count = [], 0, 0
     for dataset, name in DATASETS.items():
-        for verdict in verdicts(points, dataset):
+        for verdict in same_seeds(records, dataset):
             theirs, ratio = verdict.theirs, verdict.ratio
             held, count = held + verdict.holds, count + 1
             rows.append(
@@ -91,6 +96,7 @@ def verdict_table(points: Sequence[Mean]) -> str:
                     name,
                     verdict.bar_of,
                     named(theirs),
+                    str(len(theirs.seeds)),
                     percent(theirs.accuracy),
                     UNITS[verdict.axis],
                     shown(verdict.axis, theirs.cost(verdict.axis)),
@@ -100,14 +106,14 @@ def verdict_table(points: Sequence[Mean]) -> str:
                     "holds" if verdict.holds else "**does not hold**",
                 ]
             )
-    header = ("Dataset", "Against", "Method", "Accuracy", "Of", "Theirs", "Ours", "Ratio", "Bar", "Verdict")
+    header = ("Dataset", "Against", "Method", "Seeds", "Accuracy", "Of", "Theirs", "Ours", "Ratio", "Bar", "Verdict")
     return f"{table(header, rows)}\n\n{held} of {count} hold."
 
 
 def named(point: Mean) -> str:
     """The method with what it was given.
 
-    >>> named(Mean("efficientnet_lite0", "mnist", "l1", "rival", (0.3,), 1, 0, (0, 0), 0, 0, 0, 0, None))
+    >>> named(Mean("efficientnet_lite0", "mnist", "l1", "rival", (0.3,), (0,), 0, (0, 0), 0, 0, 0, 0, None))
     'l1 0.3'
     """
     origin = "" if point.model == "efficientnet_lite0" else f", from {MODEL_NAMES.get(point.model, point.model)}"
@@ -151,7 +157,7 @@ def point_table(points: Iterable[Mean]) -> str:
             shown("ms", point.ms),
             f"{point.passes:.0f}",
             f"{point.pruning:.0f}" if point.pruning else "",
-            str(point.seeds),
+            str(len(point.seeds)),
         ]
         for point in sorted(points, key=lambda p: (p.model, kinds.index(p.kind), p.method, -p.parameters))
     ]
@@ -204,7 +210,7 @@ def write_page(results: Path, parts: Path, page: Path) -> None:
     tables = [f"### {DATASETS[d]}\n\n{point_table(p for p in points if p.dataset == d)}" for d in here]
     blocks = {
         "settings": settings_table(records),
-        "verdicts": verdict_table(points),
+        "verdicts": verdict_table(records),
         "figures": "\n\n".join(f"![{DATASETS[dataset]}]({folder.name}/{dataset}.svg)" for dataset in here),
         "tables": "\n\n".join(tables),
         "rates": rate_table(records),
