@@ -98,7 +98,7 @@ def run(cell: Cell, assets: Path, runs: Path) -> dict[str, Any]:
         "passes": passes,
         "pruning_seconds": round(pruning, 1),
         "versions": versions(),
-        "device": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}, threads: 1",
+        "device": device(),
         "seconds": round(time.perf_counter() - began, 1),
         "processor_seconds": round(time.process_time() - processor, 1),
     }
@@ -143,6 +143,10 @@ def config() -> dict[str, Any]:
 def versions() -> dict[str, str]:
     packages = ("basisprune", "torch", "timm", "numpy", "torch-pruning", "onnxruntime")
     return {"python": platform.python_version()} | {package: version(package) for package in packages}
+
+
+def device() -> str:
+    return f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}, threads: 1"
 
 
 def wanted(options: argparse.Namespace) -> Iterator[Cell]:

@@ -89,9 +89,9 @@ class Bench:
         """Some of the training images, prepared."""
         return self._prepared(self.splits.train, limit=limit, batch_size=batch_size)
 
-    def val_batches(self, batch_size: int = 128) -> PreparedBatches:
-        """The validation images, prepared."""
-        return self._prepared(self.splits.val, batch_size=batch_size)
+    def val_batches(self, batch_size: int = 128, limit: int | None = None) -> PreparedBatches:
+        """The validation images, or some of them, prepared."""
+        return self._prepared(self.splits.val, limit=limit, batch_size=batch_size)
 
     def _prepared(self, images: Any, **options: Any) -> PreparedBatches:
         return PreparedBatches(images, self.pretrained.input_spec, shuffle=True, **options)

@@ -15,6 +15,7 @@ from torch import nn
 from basisprune import (
     Augment,
     PlanConfig,
+    PreparedBatches,
     TrainConfig,
     basis_loss,
     basis_statistics,
@@ -79,8 +80,8 @@ class Method:
     """A way to a small network. `prune` tells the network to tune, and the passes that are left for that.
 
     Without `prune` the pretrained network is trained as it is, or at another input size. `swept` are the rates of
-    which the best is taken, on all the datasets of `swept_on` together. With `by_time`, split layers are deployed in
-    the form that is faster, not smaller.
+    which the best is taken, on all the datasets of `swept_on` together; for ResNet-50, on the first.
+    With `by_time`, split layers are deployed in the form that is faster, not smaller.
     """
 
     name: str
@@ -157,7 +158,11 @@ BLOCKS = PlanConfig(round_to=rivals.BLOCK)
 
 @dataclass(frozen=True)
 class Worth:
-    """What filters and basis vectors are judged by, and how filters that go are made up for; ours by default."""
+    """How vectors are chosen, what they and filters are judged by, and how filters that go are made up for.
+
+    It is ours by default. The loss and bases are of so many training `images`; Taylor scores are of validation images
+    in small batches, as this package's recipe had it before: on training images, gradients are almost zero.
+    """
 
     images: int = BASIS_IMAGES
     basis: Basis = "loss"
@@ -176,27 +181,32 @@ def split(bench: Bench, filters: float, worth: Worth) -> tuple[nn.Module, BasisL
         return split_by_loss(model, batches)
     model = decompose(model, scale_init=1.0, basis=worth.basis, batches=batches)
     found = basis_loss(model, batches)
-    return model, replace(found, scores=taylor_scores(model, batches)) if worth.vectors == "taylor" else found
+    return model, replace(found, scores=taylor_scores(model, _judges(bench))) if worth.vectors == "taylor" else found
+
+
+def _judges(bench: Bench) -> PreparedBatches:
+    """The images for Taylor scores."""
+    return bench.val_batches(8, limit=1000)
 
 
 def without_filters(model: nn.Module, bench: Bench, ratio: float, worth: Worth) -> nn.Module:
     """The network without the fraction `ratio` of its filters, those that are worth least."""
     coupling = trace_coupling(model, torch.zeros(2, *bench.pretrained.input_spec.shape))
     found = filter_loss(model, coupling, bench.batches(worth.images))
-    scores = found.scores
+    scores, config = found.scores, BLOCKS
     if worth.filters != "loss":
-        scores = score_filters(model, worth.filters, coupling.layers, bench.batches(worth.images))
-    plan = plan_filters(model, scores, ratio, BLOCKS, coupling=coupling)
+        scores = score_filters(model, worth.filters, coupling.layers, _judges(bench))
+        config = replace(BLOCKS, normalise="max")
+    plan = plan_filters(model, scores, ratio, config, coupling=coupling)
     statistics = None if worth.compensate == "none" else found.statistics
     return prune_filters(model, plan, compensate=worth.compensate, statistics=statistics)
 
 
 @dataclass(frozen=True)
 class Ours:
-    """Basis and scores of the loss, refit. In several `steps` the basis is found anew before each.
+    """Basis vectors go by their worth, and the others are refit. In several `steps`, the loss gives the basis anew.
 
-    With a second number in the size, filters go too, by what they are worth to the loss, and are compensated for:
-    before the network is split, or after the basis vectors.
+    With a second number in the size, filters go too: before the network is split, or after the basis vectors.
     """
 
     plan: PlanConfig = BLOCKS

@@ -7,7 +7,7 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean, median, stdev
 from typing import Any, Literal
 
 Cost = Literal["parameters", "macs", "ms"]
@@ -18,7 +18,8 @@ Record = dict[str, Any]
 class Mean:
     """One method at one size, in the mean over `seeds`.
 
-    `interval` is where the mean of the accuracy lies for other test images, 95 %. `ms` is relative to the network of
+    `interval` is where the mean of the accuracy lies for other test images and other seeds, 95 %; with one seed, for
+    other images alone. `ms` is relative to the network of
     the clock, which took turns with it, times what that took in the median of all cells. `pruning` are the
     seconds that scores, bases and plans took, the most of any cell: the second rate of a sweep finds them done.
     """
@@ -100,8 +101,11 @@ def _pruning(key: tuple[Any, ...], records: Sequence[Record]) -> float:
 
 def _mean(key: tuple[Any, ...], records: Sequence[Record], clock: float, pruning: float) -> Mean:
     points = [record["point"] for record in records]
-    half = mean((point["interval"][1] - point["interval"][0]) / 2 for point in points) / math.sqrt(len(points))
-    accuracy = mean(point["test_accuracy"] for point in points)
+    accuracies = [point["test_accuracy"] for point in points]
+    accuracy = mean(accuracies)
+    images = mean((point["interval"][1] - point["interval"][0]) / 2 for point in points)  # the same for all seeds
+    seeds = 1.96 * stdev(accuracies) / math.sqrt(len(points)) if len(points) > 1 else 0.0
+    half = math.hypot(images, seeds)
     untuned = [record["untuned_val_accuracy"] for record in records]
     model, dataset, method, kind, size = key
     return Mean(

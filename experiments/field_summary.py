@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from cells import DATASETS
@@ -25,6 +26,7 @@ from basisprune.files import write_text
 ROOT = Path(__file__).parent.parent
 BARS: dict[Cost, float] = {"parameters": 0.6, "ms": 0.7}
 QUICK_BAR = 0.7
+BEST, RIVALS = "best rival", ("rival", "small", "unpruned")
 UNITS: dict[Cost, str] = {"parameters": "parameters", "macs": "multiply-adds", "ms": "milliseconds"}
 
 
@@ -52,9 +54,9 @@ class Verdict:
 def verdicts(points: Sequence[Mean]) -> list[Verdict]:
     """The bars on a dataset: against the frontier of all rivals, against `quick`, against smaller images."""
     ours = [point for point in points if point.kind == "ours"]
-    rivals = [point for point in points if point.kind in ("rival", "small", "unpruned")]
+    rivals = [point for point in points if point.kind in RIVALS]
     found = [
-        Verdict("best rival", rival, axis, cost_at(ours, rival.accuracy, axis), bar)
+        Verdict(BEST, rival, axis, cost_at(ours, rival.accuracy, axis), bar)
         for axis, bar in BARS.items()
         for rival in frontier(rivals, axis)
     ]
@@ -74,14 +76,33 @@ def verdicts(points: Sequence[Mean]) -> list[Verdict]:
 
 
 def same_seeds(records: Sequence[Record], dataset: str) -> list[Verdict]:
-    """The bars on a dataset, of each other network against ours in the mean over the seeds that it was run with."""
-    here = [point for point in mean_points(records) if point.dataset == dataset]
-    others = {(point.model, point.method, point.size): point.seeds for point in here if point.kind != "ours"}
+    """The bars on a dataset, of each other network against ours in the mean over the seeds that it was run with.
+
+    A rival that another one beats on the seeds that both have is left out, however many seeds they have.
+    """
+
+    @cache
+    def points(seeds: tuple[int, ...] | None) -> list[Mean]:
+        return [point for point in mean_points(records, seeds) if point.dataset == dataset]
+
+    others = {_name(point): point.seeds for point in points(None) if point.kind != "ours"}
+
+    def beaten(theirs: Mean, axis: Cost) -> bool:
+        common = {tuple(sorted({*theirs.seeds} & {*seeds})) for seeds in others.values()} - {()}
+        return any(
+            _name(theirs) not in map(_name, frontier((p for p in points(seeds) if p.kind in RIVALS), axis))
+            for seeds in common
+        )
+
     found = []
     for seeds in sorted(set(others.values()), key=len, reverse=True):
-        points = [point for point in mean_points(records, seeds) if point.dataset == dataset]
-        found += [v for v in verdicts(points) if others[v.theirs.model, v.theirs.method, v.theirs.size] == seeds]
+        mine = (verdict for verdict in verdicts(points(seeds)) if others[_name(verdict.theirs)] == seeds)
+        found += [v for v in mine if v.bar_of != BEST or not beaten(v.theirs, v.axis)]
     return found
+
+
+def _name(point: Mean) -> tuple[str, str, tuple[float, ...]]:
+    return point.model, point.method, point.size
 
 
 def verdict_table(records: Sequence[Record]) -> str:
@@ -214,7 +235,7 @@ def write_page(results: Path, parts: Path, page: Path) -> None:
         "figures": "\n\n".join(f"![{DATASETS[dataset]}]({folder.name}/{dataset}.svg)" for dataset in here),
         "tables": "\n\n".join(tables),
         "rates": rate_table(records),
-        "parts": parts_table(read_records(parts) if parts.exists() else []),
+        "parts": parts_table(read_records(parts) if any(parts.glob("*.json")) else []),
     }
     write_text(page, fill(page.read_text(), blocks))
 

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from field import MODELS, log, versions
-from field_bench import Bench
+from field import MODELS, device, log, versions
+from field_bench import IMAGES, START_PASSES, Bench
 from field_methods import DATASETS, NORMS, TUNED, Ours, Worth, planned, start
 from torch import nn
 
@@ -73,11 +73,11 @@ PARTS = {
         Part("distillation", "none", "from the start, half of the loss", tuning=replace(TUNED, distill=0.5)),
         Part(
             "augmentation",
-            "shifts, mirrored",
-            "crops, mirrored, TrivialAugment",
+            "shifts; mirrored, but digits",
+            "crops, TrivialAugment; mirrored, but digits",
             tuning=replace(TUNED, augmentation=Augment(crop=0.5, policy="trivial")),
         ),
-        Part("allocation", "equal shares of both", "planned together, same parameters", jointly),
+        Part("allocation", "equal shares of both", "planned together, same parameters; whole branches may go", jointly),
         Part("basis", "of the loss", "of the outputs", Worth(basis="outputs")),
         Part("scores", "of the loss", "Taylor", Worth(vectors="taylor")),
         Part(
@@ -136,7 +136,16 @@ def run(cell: Cell, assets: Path, runs: Path) -> dict[str, Any]:
         "untuned": before,
         "parameters": parameters(bench, network),
         "passes": passes,
+        "config": {
+            "side": SIDE,
+            "size": SIZE,
+            "images": IMAGES,
+            "start_passes": START_PASSES,
+            "tune_passes": TUNE_PASSES,
+            "tuning": asdict(bench.settled(part.tuning)),
+        },
         "versions": versions(),
+        "device": device(),
         "seconds": round(time.perf_counter() - began, 1),
     }
 

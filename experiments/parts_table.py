@@ -17,7 +17,7 @@ Place = tuple[str, str, int]
 def parts_table(records: Sequence[Record]) -> str:
     """A row for each part: the accuracy with something else in its place less that of ours, tuned and before that.
 
-    Cells of the same network, dataset and seed are compared; what matters most comes first.
+    Cells of the same network, dataset and seed are compared; what loses most comes first.
     """
     ours = {_place(record): record for record in records if record["part"] == "ours"}
     models = [model for model in MODEL_NAMES if any(place[0] == model for place in ours)]
@@ -33,7 +33,7 @@ def parts_table(records: Sequence[Record]) -> str:
         size = mean(cell["parameters"] / ours[_place(cell)]["parameters"] for cell in cells)
         texts = (name, cells[0]["ours"], cells[0]["instead"])
         rows.append((*texts, *gains, untuned, f"{size:.2f}", str(len(cells))))
-    names = (f"{MODEL_NAMES[model]}" for model in models)
+    names = (MODEL_NAMES[model] for model in models)
     return table(("Part", "Ours", "Instead", *names, "Untuned", "Parameters", "Cells"), rows) if rows else "Not run."
 
 
