@@ -7,11 +7,11 @@ come with the assets: it is trained from scratch on MNIST at 64x64, where its ac
 timed at 128x128. "taylor" is how plans were made before scores were in units of the loss: the basis of the outputs,
 Taylor scores, one threshold for all vectors. "shares" removes the same share of filters and then of basis vectors, in
 blocks of 8, and folds by parameters, which is what `compress` does by itself; "params" plans all ranks and widths
-together by parameters; "latency" by time, in the blocks of the runtime, may drop whole residual branches, and folds by
-time. Scores and compensation of these are by the loss, from the training images that the recipe takes. Nothing is tuned
-after pruning. All networks of a model take turns in ONNX Runtime, one image at a time, on one thread. `gain`, of each
-network not planned by time, is the speed-up that "latency" has at its accuracy, interpolated between its networks, over
-its own; there is none for networks that only guess. `bar` is what it is to be over "taylor". DIR is described in
+together by parameters; "latency" by time, in the blocks of the runtime, and folds by time. Both may drop whole residual
+branches. Scores and compensation of these are by the loss, from the training images that the recipe takes. Nothing is
+tuned after pruning. All networks of a model take turns in ONNX Runtime, one image at a time, on one thread. `gain`, of
+each network not planned by time, is the speed-up that "latency" has at its accuracy, interpolated between its networks,
+over its own; there is none for networks that only guess. `bar` is what it is to be over "taylor". DIR is described in
 benchmarks/backbones.py; the scratch folder keeps the networks. Writes results/frontier.json.
 """
 
@@ -113,7 +113,7 @@ def networks(stages: Pipeline, table: TimeTable) -> dict[str, Callable[[], nn.Mo
 
     @cache
     def taylor() -> tuple[nn.Module, Scores, Statistics]:
-        before = replace(stages.settings, basis="outputs", scores="taylor", score_batch=8, score_images=SCORE_IMAGES)
+        before = replace(stages.settings, basis="outputs", scores="taylor", score_images=SCORE_IMAGES)
         return Pipeline(stages.model, stages.splits, before, progress=False).scoring.basis(start.model)
 
     def by_taylor(ratio: float) -> nn.Module:
@@ -174,12 +174,15 @@ def timed(rows: dict[str, Any], files: dict[str, Path]) -> None:
 
 
 def gain(row: dict[str, float], others: list[dict[str, float]]) -> float | None:
-    """The speed-up of the others at the same accuracy over the row's own; None where it or all of them are far off."""
+    """The speed-up of the others at the same accuracy over the row's own.
+
+    None for a row that only guesses, and where all of the others are more accurate, or all less.
+    """
     # A network that is slower than a more accurate one is not worth anything.
     front = [each for each in others if not any(_beats(other, each) for other in others)]
     front = sorted(front, key=lambda each: each["accuracy"])
     accuracy = row["accuracy"]
-    if accuracy < max(GUESSING, front[0]["accuracy"]):
+    if not max(GUESSING, front[0]["accuracy"]) <= accuracy <= front[-1]["accuracy"]:
         return None
     known = np.interp(accuracy, [each["accuracy"] for each in front], [each["speedup"] for each in front])
     return round(float(known) / row["speedup"], 3)
@@ -197,7 +200,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     settings = {name: vars(setting) for name, setting in SETTINGS.items()}
-    config = {"size": SIDE, "repeats": REPEATS, "test images": TEST_IMAGES, "bar": BAR}
+    config = {"size": SIDE, "repeats": REPEATS, "test images": TEST_IMAGES, "bar": BAR, "guessing": GUESSING}
+    config["images of Taylor scores"] = SCORE_IMAGES
     cells = Cells("frontier", {**config, "settings": settings})
     for name in options.models:
         cells.run(name, partial(frontier_of, name, options.assets, options.scratch))

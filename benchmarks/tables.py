@@ -175,14 +175,19 @@ def frontier_section() -> str:
         "`latency` has at the same accuracy, over that of the row; there is none for networks that only guess."
     )
     bar = load("frontier")["config"]["bar"]
-    short = [
-        f"{name} {network} ({row['gain']:.2f})"
+    gains = {
+        f"{name} {network}": round(row["gain"], 2)
         for name, rows in results.items()
         for network, row in rows.items()
-        if (row.get("gain") or bar) < bar
-    ]
-    note += f" It is below {bar} for: {', '.join(short) or 'none'}."
-    note += " Where little goes, equal shares cost next to nothing too."
+        if row.get("gain") is not None
+    }
+    short = [f"{name} ({gain:.2f})" for name, gain in gains.items() if gain < bar]
+    missed = [name for name in short if " taylor " in name]
+    light = [name for name in short if " taylor " not in name]
+    note += (
+        f" Over `taylor` it is to be {bar}; that is missed by: {', '.join(missed) or 'none'}. Over plans by the same "
+    )
+    note += f"scores it has no bar, and is less than {bar} for: {', '.join(light) or 'none'}."
     figure = "![accuracy against milliseconds](frontier.svg)"
     return f"{figure}\n\n{table(header, frontier_rows(results))}\n\n{note}"
 

@@ -81,8 +81,8 @@ class Search:
     instead of a budget, each of the framework's moves is made once. `framework` overrides the one in the config;
     `reference` is the network that accuracy is compared with, by default the one that would be deployed without
     pruning: the plainly trained one, or the given one if it was trained before and is better. With a `promise` and
-    confirming images, candidates pass if they are likely to be certified on those, and larger ones are tried until one
-    is all but sure to be; where none is likely to be, or without a promise, they pass by the estimate.
+    confirming images, candidates pass if they are likely to be certified on those, and a few larger ones are tried
+    for one that is all but sure to be; where none is likely to be, or without a promise, they pass by the estimate.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class Search:
             self._fall_back(start, asked, budget)
 
     def _fall_back(self, start: State, asked: Shares, budget: Budget) -> None:
-        """Tries larger networks until one is all but sure to be certified: what is left if the smaller ones fail."""
+        """Tries a few larger networks for one that is all but sure to be certified, if the smaller ones fail."""
         move = self.framework.moves[0]
         share = asked[move.axes[0]]
         for _ in range(SAFER):
