@@ -392,7 +392,7 @@ def main() -> None:
         "L1 norms of decomposed layers: accuracy right after pruning": l1_section,
         "Speed and memory": ratios_section,
         "Latency at 128x128 on one thread": latency_section,
-        "Accuracy against time: planned by shares, by parameters and by time": frontier_section,
+        "Accuracy against time: planned by Taylor scores, by shares, by parameters and by time": frontier_section,
         "Where the time goes": kernels_section,
         "Coverage of filter pruning": coverage_section,
     }
