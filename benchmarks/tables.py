@@ -183,11 +183,9 @@ def frontier_section() -> str:
     }
     short = [f"{name} ({gain:.2f})" for name, gain in gains.items() if gain < bar]
     missed = [name for name in short if " taylor " in name]
-    light = [name for name in short if " taylor " not in name]
-    note += (
-        f" Over `taylor` it is to be {bar}; that is missed by: {', '.join(missed) or 'none'}. Over plans by the same "
-    )
-    note += f"scores it has no bar, and is less than {bar} for: {', '.join(light) or 'none'}."
+    others = [name for name in short if " taylor " not in name]
+    note += f" Over `taylor` it is to be {bar}; that is missed by: {', '.join(missed) or 'none'}."
+    note += f" Over plans by the same scores it has no bar, and is less than {bar} for: {', '.join(others) or 'none'}."
     figure = "![accuracy against milliseconds](frontier.svg)"
     return f"{figure}\n\n{table(header, frontier_rows(results))}\n\n{note}"
 
