@@ -27,10 +27,13 @@ from typing import Any
 
 import torch
 from field_bench import IMAGES, SIDE, START_PASSES, TEST_IMAGES, TUNE_PASSES, VAL_IMAGES, Bench, timed
-from field_methods import DATASETS, METHODS, Method, Size, start, times
+from field_methods import DATASETS, METHODS, Method, Size, start
 from field_points import best_rates
 
+from basisprune.deploy.fold import settle
 from basisprune.files import write_text
+from basisprune.torchkit.watching import example_input
+from basisprune.transfer.model import spec_of
 
 RESULTS = Path(__file__).parent / "results" / "field"
 MODELS = ("efficientnet_lite0", "resnet50")
@@ -73,27 +76,28 @@ def best_rate(cells: list[Cell], results: Path) -> float | None:
 def run(cell: Cell, assets: Path, runs: Path) -> dict[str, Any]:
     """The record of a cell."""
     began, processor = time.perf_counter(), time.process_time()
-    bench, method = opened(cell.model, cell.dataset, cell.seed, assets, runs), METHODS[cell.method]
+    method = METHODS[cell.method]
+    bench = opened(cell.model, cell.dataset, cell.seed, side_of(cell), assets, runs)
     tuning = method.tuning if cell.rate is None else replace(method.tuning, weight_lr=cell.rate)
     teacher = start(bench) if tuning.distill else None
     untuned, pruning = None, 0.0
     if method.prune is None:
-        bench = bench.at(int(cell.size[0]))
         network, passes = bench.trained(bench.pretrained, tuning, START_PASSES + TUNE_PASSES)
     else:
         start(bench)  # which is not counted, nor are the times of the layers
-        if method.by_time:
-            times(bench)
+        method.times(bench)
         pruning = time.process_time()
         pruned, budget = method.prune(bench, cell.size)
         pruning = time.process_time() - pruning
         untuned = bench.val_accuracy(pruned)
+        if tuning.train == "all":
+            pruned = settle(pruned, example_input(pruned, spec_of(pruned).shape), method.times(bench))
         network, passes = bench.trained(pruned, tuning, budget, teacher=teacher)
     return {
         **asdict(cell),
         "kind": method.kind,
         "config": config() | {"basis_images": method.images, "tuning": asdict(bench.settled(tuning))},
-        "point": asdict(bench.point(network, onnx_file(cell, runs), times(bench) if method.by_time else None)),
+        "point": asdict(bench.point(network, onnx_file(cell, runs), method.times(bench))),
         "untuned_val_accuracy": untuned,
         "passes": passes,
         "pruning_seconds": round(pruning, 1),
@@ -117,16 +121,21 @@ def retime(results: Path, assets: Path, runs: Path) -> None:
         cell = Cell(**names | {"size": tuple(record["size"])})
         file = onnx_file(cell, runs)
         if file.exists():
-            side = int(cell.size[0]) if METHODS[cell.method].prune is None else SIDE
-            ms, clock_ms = timed(file.read_bytes(), side, assets)
+            ms, clock_ms = timed(file.read_bytes(), side_of(cell), assets)
             record["point"] |= {"ms": ms, "clock_ms": clock_ms}
             write_text(path, json.dumps(record) + "\n")
             log(f"{path.stem}: {ms:.3f} ms, clock {clock_ms:.3f} ms")
 
 
 @cache
-def opened(model: str, dataset: str, seed: int, assets: Path, runs: Path) -> Bench:
-    return Bench(model, dataset, seed, assets, runs)
+def opened(model: str, dataset: str, seed: int, side: int, assets: Path, runs: Path) -> Bench:
+    return Bench(model, dataset, seed, assets, runs, side)
+
+
+def side_of(cell: Cell) -> int:
+    """The side of its images, in pixels."""
+    method = METHODS[cell.method]
+    return int(cell.size[0]) if method.prune is None else method.side
 
 
 def config() -> dict[str, Any]:

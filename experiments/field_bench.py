@@ -70,7 +70,8 @@ class Bench:
         clock_side: int = SIDE,
     ) -> None:
         self.model, self.dataset, self.seed, self.assets = model, dataset, seed, assets
-        self.side, self.clock_side, self.folder = side, clock_side, runs / f"{model}-{dataset}-{seed}"
+        self.side, self.clock_side, self.runs = side, clock_side, runs
+        self.folder = runs / f"{model}-{dataset}-{side}-{seed}"
         self.splits = _images(dataset, assets, seed)
 
     @cached_property
@@ -81,7 +82,7 @@ class Bench:
 
     def at(self, side: int) -> Bench:
         """The same network for images of another size."""
-        return Bench(self.model, self.dataset, self.seed, self.assets, self.folder.parent, side, self.clock_side)
+        return Bench(self.model, self.dataset, self.seed, self.assets, self.runs, side, self.clock_side)
 
     # Images
 

@@ -28,8 +28,9 @@ from torch import nn
 
 from basisprune import Augment, TrainConfig, measure, predict
 from basisprune.budget.planning import CostPlanner
-from basisprune.deploy.fold import deploy
+from basisprune.deploy.fold import deploy, settle
 from basisprune.files import write_text
+from basisprune.torchkit.watching import example_input
 from basisprune.transfer.model import spec_of
 
 RESULTS = Path(__file__).parent / "results" / "parts"
@@ -45,13 +46,17 @@ def pruned(bench: Bench, worth: Worth) -> nn.Module:
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the method, what it is in ours, and what is put in its place: in pruning or in tuning."""
+    """A part of the method, what it is in ours, and what is put in its place: in pruning or in tuning.
+
+    With `settled`, what is deployed as one layer is tuned as one.
+    """
 
     name: str
     ours: str
     instead: str
     prune: Worth | Callable[[Bench], nn.Module] = OURS
     tuning: TrainConfig = TUNED
+    settled: bool = True
 
 
 def parameters(bench: Bench, model: nn.Module) -> int:
@@ -69,7 +74,9 @@ PARTS = {
     part.name: part
     for part in (
         Part("ours", "", ""),
-        Part("all weights", "tuned", "norms, scales and classifier alone", tuning=NORMS),
+        Part("all weights", "tuned", "norms, scales and classifier alone", tuning=NORMS, settled=False),
+        Part("form", "tuned as deployed", "every pair tuned as two layers", settled=False),
+        Part("labels", "as they are", "smoothed by 0.1", tuning=replace(TUNED, label_smoothing=0.1)),
         Part("distillation", "none", "from the start, half of the loss", tuning=replace(TUNED, distill=0.5)),
         Part(
             "augmentation",
@@ -124,8 +131,9 @@ def run(cell: Cell, assets: Path, runs: Path) -> dict[str, Any]:
     bench, part = opened(cell.model, cell.dataset, cell.seed, assets, runs), PARTS[cell.part]
     assert bench.splits.test is not None
     small = pruned(bench, part.prune) if isinstance(part.prune, Worth) else part.prune(bench)
+    tuned = settle(small, example_input(small, spec_of(small).shape)) if part.settled else small
     network, passes = bench.trained(
-        small, part.tuning, TUNE_PASSES, teacher=start(bench) if part.tuning.distill else None
+        tuned, part.tuning, TUNE_PASSES, teacher=start(bench) if part.tuning.distill else None
     )
     before, after = (float(predict(each, bench.splits.test).hits.mean()) for each in (small, network))
     return {

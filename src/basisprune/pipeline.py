@@ -16,6 +16,7 @@ from basisprune.budget.goal import step_ratio
 from basisprune.budget.planning import NO_FILTERS, CostPlanner, Scored
 from basisprune.costs import measure
 from basisprune.data import LabelledImages, LoaderPart, Loaders, Splits, load_data
+from basisprune.deploy.fold import settle
 from basisprune.errors import ConfigError, TooMuchError
 from basisprune.frameworks import (
     DECOMPOSED,
@@ -41,6 +42,7 @@ from basisprune.stage_store import StageStore, fingerprint
 from basisprune.states import FULLY, NOT_AT_ALL, Plan, Pruned, Stage, State, Tuning
 from basisprune.tasks import CLASSIFICATION, Task
 from basisprune.torchkit.processes import Processes
+from basisprune.torchkit.watching import example_input
 from basisprune.training.config import TrainConfig
 from basisprune.training.evaluation import evaluate, validation_images
 from basisprune.training.history import EpochRecord, out_of_patience
@@ -319,7 +321,17 @@ class Pipeline:
         after = State(steps, pruned, (*state.stages, untuned), (*state.plans, *plans), hits_of(said), said)
         if tuning.may_end(0, untuned.accuracy):
             return after
-        return self._train(after, self.settings.finetune, tuning)
+        return self._train(self._settled(after), self.settings.finetune, tuning)
+
+    def _settled(self, state: State) -> State:
+        """The state in the form that is trained: a pair that will be deployed as one layer is that layer from now on.
+
+        Where the method alone trains, it stays a pair, for its scales.
+        """
+        if self.settings.finetune.train == "method":
+            return state
+        times = None if self.planner is None else self.planner.table
+        return replace(state, model=settle(state.model, example_input(state.model, self.spec.shape), times))
 
     def _train(self, state: State, config: TrainConfig, tuning: Tuning = FULLY) -> State:
         self.hearer.say(f"{state.name}: training for {config.epochs} epochs")

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from basisprune.basis.decompose import decompose
+from basisprune.basis.decompose import choose_layers, decompose
 from basisprune.basis.layers import BasisPair
 from basisprune.basis.refit import Axes, basis_statistics, rebase
 from basisprune.data import LabelledImages, LoaderPart, PreparedBatches, take
@@ -72,14 +72,18 @@ class Scoring:
         return idle
 
     def in_basis(self, model: nn.Module) -> nn.Module:
-        """The model in the basis that is scored."""
+        """The model in the basis that is scored; layers that were tuned as one (`settle`) are split again."""
         recipe = self.recipe
-        if not _is_split(model):
-            return _surely_split(self.split(model))
-        if recipe.rebase:
+        if _is_split(model) and recipe.rebase:
             axes: Axes = "loss" if recipe.basis == "loss" else "outputs"
             model = Processes.here().agree(rebase(model, self.basis_batches(), basis=axes, loss=self.loss))
-        return model
+        if _is_split(model) and (recipe.finetune.train == "method" or not self._splittable(model)):
+            return model
+        return _surely_split(self.split(model))
+
+    def _splittable(self, model: nn.Module) -> bool:
+        """Whether there are layers to split that are not pairs."""
+        return any(choice.left_alone is None for choice in choose_layers(model, linear=self.recipe.linear))
 
     def basis_loss(self, model: nn.Module) -> tuple[nn.Module, BasisLoss]:
         """The model in the basis that is scored, and what its vectors are worth to the loss."""

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tiny import tiny_images, tiny_model, tiny_recipe, tiny_training
 from torch import nn
 
+from basisprune.basis.layers import basis_pairs
 from basisprune.budget import Ratios
 from basisprune.budget.goal import step_ratio
 from basisprune.data import load_data
@@ -120,3 +121,25 @@ def test_quick_and_best_score_on_no_image_that_judges(recipe, part):
     scoring = {image.numpy().tobytes() for image, _ in found.scoring.images}
     assert scoring <= {image.numpy().tobytes() for image, _ in splits.parts[part]}
     assert len(found.val) == len(splits.val)
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("train", ["all", "method"])
+def test_only_where_all_weights_learn_a_pair_that_does_not_pay_is_tuned_as_one_layer(train):
+    training = tiny_training(epochs=1)
+    recipe = replace(tiny_recipe(training), finetune=replace(training, train=train))
+    given = Pipeline(tiny_model(), load_data(tiny_images(60), val_fraction=0.2), recipe)
+    start = given.decomposed()
+    untuned, tuned = (given.prune_basis(start, 0.1, tuning).model for tuning in (NOT_AT_ALL, FULLY))
+    assert set(basis_pairs(untuned)) == {"backbone.0", "backbone.3"}
+    # 8 x 27 weights as one layer and more as two; rank 10 of 12 pays in the second.
+    assert set(basis_pairs(tuned)) == ({"backbone.3"} if train == "all" else {"backbone.0", "backbone.3"})
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_what_was_tuned_as_one_layer_can_be_pruned_again():
+    training = tiny_training(epochs=1)
+    recipe = replace(tiny_recipe(training, "quick"), finetune=replace(training, train="all"))
+    given = Pipeline(tiny_model(), load_data(tiny_images(60), val_fraction=0.2), recipe)
+    result = given.run("basis", basis_ratio=0.6, iterations=2)
+    assert [plan.total > 0 for plan in result.plans] == [True, True]

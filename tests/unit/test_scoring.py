@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import pytest
 import torch
 from tiny import tiny_images, tiny_model, tiny_recipe, tiny_training
 
-from basisprune.basis.layers import BasisPair
+from basisprune.basis.decompose import merge_pair
+from basisprune.basis.layers import BasisPair, basis_pairs
 from basisprune.data import ArrayImages
 from basisprune.errors import DataError, TooMuchError
 from basisprune.recipes import Recipe
 from basisprune.scoring import Scoring, judging_and_scoring, precision
-from basisprune.torchkit.surgery import find_layers
+from basisprune.torchkit.surgery import find_layers, replace_module
 
 TRAIN, VAL = tiny_images(60), tiny_images(30, seed=1)
 QUICK, PAPER = (tiny_recipe(tiny_training(), name) for name in ("quick", "paper"))
@@ -24,6 +26,10 @@ def scoring(recipe: Recipe) -> tuple[Scoring, list[str]]:
     said: list[str] = []
     _, images = judging_and_scoring(VAL, TRAIN, recipe)
     return Scoring(recipe, tiny_model().input_spec, TRAIN, images, said.append), said
+
+
+def all_weights(recipe: Recipe) -> Recipe:
+    return replace(recipe, finetune=replace(recipe.finetune, train="all"))
 
 
 def contents(images: ArrayImages) -> set[bytes]:
@@ -70,6 +76,25 @@ def test_a_split_model_is_split_no_further():
     model = given.in_basis(tiny_model())
     assert given.in_basis(model) is model
     assert said == ["decomposing every conv"]
+
+
+def test_layers_that_were_tuned_as_one_are_split_again():
+    given, _ = scoring(all_weights(QUICK))
+    model = given.in_basis(tiny_model())
+    first = next(iter(basis_pairs(model)))
+    mixed = replace_module(copy.deepcopy(model), first, merge_pair(basis_pairs(model)[first]))
+    again = given.in_basis(mixed)
+    assert set(basis_pairs(again)) == set(basis_pairs(model))
+    images = torch.randn(2, *given.spec.shape)
+    torch.testing.assert_close(again.eval()(images), mixed.eval()(images), rtol=1e-4, atol=1e-4)
+
+
+def test_idle_convs_stay_as_they_are_when_layers_are_split_again():
+    given, _ = scoring(all_weights(QUICK))
+    model = tiny_model()
+    model.idle = torch.nn.Conv2d(4, 4, 1)
+    model = given.in_basis(given.in_basis(model))
+    assert "idle" not in basis_pairs(model)
 
 
 @pytest.mark.parametrize("recipe", [QUICK, PAPER])

@@ -162,13 +162,15 @@ def _split_vectors(keep: Sequence[int], groups: int, width: int, device: torch.d
 
 
 def least_squares(
-    statistics: OutputStatistics, kept: Tensor, gone: Tensor, eps: float, *, ridge: float = RIDGE
+    statistics: OutputStatistics, kept: Tensor, gone: Tensor, eps: float, *, ridge: float = RIDGE, faint: float = 0.0
 ) -> Tensor:
     """A (groups, p, k): how the features that go follow from those that stay, z_P ~ m_P + A (z_K - m_K).
 
     `kept` (groups, k) and `gone` (groups, p) are places within the groups, `eps` the precision of the features. Solved
     for features of unit variance, so that their sizes do not matter. A feature that hardly varies, and a direction in
-    which features hardly differ, say nothing but rounding errors, and are left out.
+    which features hardly differ, say nothing but rounding errors, and are left out. With `faint`, a feature whose
+    variance is far below that part of the mean one counts as smaller than it is, so that it hardly predicts anything:
+    its weight would be huge, and training, which moves features, would move the output out of all proportion.
     """
     covariance = statistics.covariance.to(kept.device)
     rows = covariance.take_along_dim(kept[:, :, None], 1)
@@ -177,7 +179,8 @@ def least_squares(
     variance = inner.diagonal(dim1=-2, dim2=-1)
     size = (covariance.diagonal(dim1=-2, dim2=-1) + statistics.mean.to(kept.device).view(len(kept), -1).square()).amax()
     alive = variance > size * (10 * eps) ** 2
-    unit = torch.where(alive, variance, 1.0).rsqrt() * alive
+    noise = faint * variance.mean(-1, keepdim=True)
+    unit = torch.where(alive, variance + noise, 1.0).rsqrt() * alive
     values, vectors = torch.linalg.eigh(unit[:, :, None] * inner * unit[:, None])
     clear = values > values[:, -1:] * eps * values.shape[1]
     inverse = clear / torch.where(clear, values + ridge, 1.0)

@@ -20,6 +20,9 @@ from basisprune.torchkit.moments import OutputStatistics
 from basisprune.torchkit.surgery import Layer, is_plain, is_transposed
 from basisprune.types import Axis, Coupling
 
+FAINT = 1.0
+"""As in `least_squares`: filters that hardly ever fire, by the side of others, are not what these depend on."""
+
 
 @torch.no_grad()
 def hand_over(
@@ -79,7 +82,7 @@ def _change(name: str, layer: Layer, gone: list[int], known: OutputStatistics, r
     constant = mean.gather(1, lost)
     going = weight.take_along_dim(lost[:, None, :, None], 2)
     if refit and known.covariance.shape[-1] == width and width > 1:
-        predictor = least_squares(known, kept, lost, torch.finfo(layer.weight.dtype).eps)
+        predictor = least_squares(known, kept, lost, torch.finfo(layer.weight.dtype).eps, faint=FAINT)
         constant = constant - (predictor @ mean.gather(1, kept)[..., None])[..., 0]
         staying = weight.take_along_dim(kept[:, None, :, None], 2) + torch.einsum("gopx,gpk->gokx", going, predictor)
         weight = weight.scatter(2, kept[:, None, :, None].expand_as(staying), staying)

@@ -14,6 +14,7 @@ from timm.layers import Conv2dSame, DropBlock2d, DropPath
 from torch import Tensor, nn
 from torchvision.ops import StochasticDepth
 
+from basisprune.basis.decompose import merge_pair
 from basisprune.basis.layers import BasisPair
 from basisprune.deploy.folded import traced
 from basisprune.deploy.form_times import table_seconds
@@ -98,9 +99,7 @@ def fold(
     if prefer != "latency":
         chosen = _cheapest(choices, run, prefer)
     elif times is not None:
-        # What the table does not know, such as linear layers, is taken by its parameters.
-        known = table_seconds(choices, run, times)
-        chosen = _cheapest(choices, run, "params") | _fastest({name: choices[name] for name in known}, known)
+        chosen = _by_table(choices, run, times)
     elif runtime == "eager":
         chosen = _fastest(choices, _eager_seconds(result, choices, norms, inputs))
     else:
@@ -132,6 +131,27 @@ def deploy(model: nn.Module, spec: InputSpec, classes: Sequence[str], times: Tim
     if classes:
         folded.classes = tuple(classes)  # type: ignore[assignment]
     return folded
+
+
+def settle(model: nn.Module, example_inputs: Tensor, times: TimeTable | None = None) -> nn.Module:
+    """The model with every pair that `deploy` would make one layer as that layer already; the output is the same.
+
+    Such a layer costs the same once it is deployed, so there is no reason to train it as two: as one it is trained
+    faster, and its rank is free. It comes out frozen, as from `recompose`.
+
+    >>> from basisprune.basis.decompose import decompose
+    >>> settle(decompose(nn.Conv2d(3, 8, 3)), torch.ones(2, 3, 8, 8))
+    Conv2d(3, 8, kernel_size=(3, 3), stride=(1, 1))
+    """
+    layers = dict(find_layers(model, LAYERS, opaque=BasisPair))
+    run = dataflow_of(model, (example_inputs,), layers, dict(find_layers(model, BatchNorm)))
+    choices = _choices(model, run, {}, "params", by_table=times is not None)
+    chosen = _cheapest(choices, run, "params") if times is None else _by_table(choices, run, times)
+    result = copy.deepcopy(model)
+    for name, pair in list(find_layers(result, BasisPair)):
+        if isinstance(chosen[name], PLAIN):
+            result = replace_module(result, name, merge_pair(pair))
+    return result
 
 
 def foldable_norms(model: nn.Module, run: Dataflow) -> dict[str, str]:
@@ -212,6 +232,15 @@ def _assembled(model: nn.Module, layers: Mapping[str, nn.Module], norms: Mapping
     for name in norms.values():
         model = replace_module(model, name, _behind_norm(model.get_submodule(name)))
     return model
+
+
+def _by_table(choices: Mapping[str, list[nn.Module]], run: Dataflow, times: TimeTable) -> dict[str, nn.Module]:
+    """The form of each layer that is fastest by the table.
+
+    What it does not know, such as linear layers, is taken by its parameters.
+    """
+    known = table_seconds(choices, run, times)
+    return _cheapest(choices, run, "params") | _fastest({name: choices[name] for name in known}, known)
 
 
 def _fastest(choices: Mapping[str, list[nn.Module]], seconds: Mapping[str, Sequence[float]]) -> dict[str, nn.Module]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from basisprune import PlanConfig, decompose, measure, plan_basis, prune_basis, transfer_model
 from basisprune.basis.layers import BasisPair, basis_pairs
-from basisprune.deploy.fold import fold
+from basisprune.deploy.fold import fold, settle
 from basisprune.errors import ConfigError, LayerError, ModelError
 from basisprune.transfer.norms import NormedConv
 from basisprune.types import LayerScores, Scores
@@ -374,3 +374,30 @@ def test_a_backbone_that_cannot_be_traced_is_refused() -> None:
     model = transfer_model(Fickle(), 4, input_size=32)
     with pytest.raises(LayerError, match=r"Fickle\.forward_features cannot be traced"):
         fold(model, torch.ones(1, 3, 32, 32))
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("network", NETWORKS)
+def test_settling_keeps_the_output_and_what_is_deployed(network: str, stage: str) -> None:
+    model, inputs = NETWORKS[network]()
+    model = STAGES[stage](model).train()
+    before = copy.deepcopy(model.state_dict())
+    result = settle(model, inputs)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert result.training
+    torch.testing.assert_close(result.eval()(inputs), model.eval()(inputs), rtol=0, atol=1e-12)
+    sizes = [sum(weight.numel() for weight in fold(each, inputs, "params").parameters()) for each in (model, result)]
+    assert sizes[0] == sizes[1]
+    assert pairs_in(settle(result, inputs)) == pairs_in(result)
+
+
+def test_only_pairs_that_pay_are_left_when_settled() -> None:
+    split = decompose(sequential(nn.Conv2d(3, 16, 1), nn.Conv2d(16, 16, 1)))
+    scores = {name: LayerScores(tuple(map(float, range(pair.rank)))) for name, pair in basis_pairs(split).items()}
+    small = prune_basis(split, plan_basis(Scores("given", {"1": scores["1"]}), 0.75, PlanConfig(min_share=0.0)))
+    assert pairs_in(settle(split, IMAGES)) == []
+    assert pairs_in(settle(small, IMAGES)) == ["1"]
+
+
+def pairs_in(model: nn.Module) -> list[str]:
+    return [name for name, part in model.named_modules() if isinstance(part, BasisPair)]
