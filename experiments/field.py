@@ -58,13 +58,14 @@ class Cell:
         return "-".join(map(str, parts)).replace(" ", "_").replace(",", "") + ".json"
 
 
-def sweep(model: str, method: Method) -> list[Cell]:
+def sweep(method: Method) -> list[Cell]:
     """The cells that tell which rate suits the method; none where it has none to choose from.
 
-    Networks other than the first are swept on one dataset only: they take too long.
+    They are of the first network, and serve the others too, which take too long: rates are in relation to the size of
+    each weight.
     """
-    places = product(method.swept_on if model == MODELS[0] else method.swept_on[:1], method.swept)
-    return [Cell(model, dataset, method.name, method.sizes[0], rate, 0) for dataset, rate in places]
+    places = product(method.swept_on, method.swept)
+    return [Cell(MODELS[0], dataset, method.name, method.sizes[0], rate, 0) for dataset, rate in places]
 
 
 def best_rate(cells: list[Cell], results: Path) -> float | None:
@@ -162,7 +163,7 @@ def wanted(options: argparse.Namespace) -> Iterator[Cell]:
     """All cells in the order in which they tell most; rates are looked up as soon as their sweep is done."""
     for seed, model, count, dataset in product(options.seeds, options.models, options.sizes, options.datasets):
         for method in (METHODS[name] for name in options.methods):
-            cells = sweep(model, method)
+            cells = sweep(method)
             yield from cells
             rate = best_rate(cells, options.results)
             for size in method.sizes[:count]:

@@ -80,7 +80,7 @@ class Method:
     """A way to a small network. `prune` tells the network to tune, and the passes that are left for that.
 
     Without `prune` the pretrained network is trained as it is, or at another input size. `swept` are the rates of
-    which the best is taken, on all the datasets of `swept_on` together; for ResNet-50, on the first.
+    which the best is taken, on all the datasets of `swept_on` together.
     With `by_time`, split layers are deployed in the form that is faster, not smaller. `side` is that of the images
     that the start is trained on.
     """

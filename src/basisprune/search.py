@@ -100,6 +100,7 @@ class Search:
         self.reference = reference
         self.standard = self._standard(promise)
         self.trials: list[Trial] = []
+        self._unsure: list[float] = []  # shares of the first move whose networks may well not be certified
         self._last_folded: tuple[State, nn.Module] | None = None
         self._timed_in: Backend | None = None
 
@@ -176,9 +177,12 @@ class Search:
             self._fall_back(start, asked, budget)
 
     def _fall_back(self, start: State, asked: Shares, budget: Budget) -> None:
-        """Tries a few larger networks for one that is all but sure to be certified, if the smaller ones fail."""
+        """Tries a few larger networks for one that is all but sure to be certified, if the smaller ones fail.
+
+        They are larger than all that were tried and are not.
+        """
         move = self.framework.moves[0]
-        share = asked[move.axes[0]]
+        share = max((asked[move.axes[0]], *self._unsure))
         for _ in range(SAFER):
             if any((trial.candidate.chance or 0.0) >= SURE for trial in self.trials[1:]):
                 return
@@ -230,6 +234,8 @@ class Search:
                 continue
             candidate = self._judge(tried, _multiplied(kept, move, share))
             attempts.append(Attempt(share, candidate.drop, candidate.passed))
+            if move is self.framework.moves[0] and (candidate.chance or 0.0) < SURE:
+                self._unsure.append(share)
             if candidate.passed:
                 state, passed = tried, share
         return state, _multiplied(kept, move, passed)

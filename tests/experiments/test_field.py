@@ -113,7 +113,7 @@ def test_every_cell_has_a_file_of_its_own():
 
 
 def test_the_best_rate_is_that_of_the_best_on_validation_images(tmp_path):
-    cells = sweep("efficientnet_lite0", METHODS["l1"])
+    cells = sweep(METHODS["l1"])
     for cell, accuracy in zip(cells, (0.7, 0.8, 0.75), strict=True):
         (tmp_path / cell.file).write_text(json.dumps(record(cell, accuracy)))
     assert best_rate(cells, tmp_path) == cells[1].rate
@@ -121,7 +121,7 @@ def test_the_best_rate_is_that_of_the_best_on_validation_images(tmp_path):
 
 
 def test_a_rate_is_best_on_all_datasets_that_were_swept_together(tmp_path):
-    cells = sweep("efficientnet_lite0", METHODS["ours"])
+    cells = sweep(METHODS["ours"])
     for cell, accuracy in zip(cells, (0.7, 0.8, 0.6, 0.55, 0.9, 0.86), strict=True):
         (tmp_path / cell.file).write_text(json.dumps(record(cell, accuracy)))
     assert [cell.rate for cell in cells[:2]] == [0.3, 1.0]
@@ -140,7 +140,7 @@ def test_rates_that_not_all_places_have_are_not_compared():
 
 
 def test_points_are_at_the_chosen_rate_and_means_over_seeds():
-    cells = sweep("efficientnet_lite0", METHODS["l1"])
+    cells = sweep(METHODS["l1"])
     records = [record(cell, accuracy) for cell, accuracy in zip(cells, (0.7, 0.8, 0.75), strict=True)]
     other = Cell("efficientnet_lite0", "cifar10", "l1", cells[0].size, cells[1].rate, 1)
     (point,) = mean_points([*records, record(other, 0.9)])

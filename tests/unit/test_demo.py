@@ -18,9 +18,9 @@ from basisprune.runs.output import is_repeatable
 def test_the_demo_data_are_ten_digits_split_evenly():
     splits = demo_data()
     assert {name: len(part) for name, part in splits.parts.items()} == {
-        "train": 3000,
+        "train": 2000,
         "val": 500,
-        "confirm": 1000,
+        "confirm": 2000,
         "test": 500,
     }
     assert splits.num_classes == 10

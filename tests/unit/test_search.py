@@ -465,6 +465,8 @@ def test_a_network_that_may_well_fail_on_the_confirming_images_is_not_the_only_o
     if tried:
         assert found.to_test[0] == len(found.candidates) - 1
         assert found.candidates[found.to_test[0]].chance >= SURE
+        *others, last = (1 - candidate.basis_ratio for candidate in found.candidates[1:])
+        assert last > max(others)  # nothing smaller than what is known not to be sure was tried
 
 
 class ByTime(Wavering):
