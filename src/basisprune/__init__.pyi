@@ -31,6 +31,7 @@ from .deploy.export import export_for as export_for
 from .deploy.export import export_onnx as export_onnx
 from .deploy.export import export_program as export_program
 from .deploy.fold import fold as fold
+from .deploy.fold import settle as settle
 from .deploy.latency import LatencyReport as LatencyReport
 from .deploy.latency import measure_latency as measure_latency
 from .deploy.timing import time_network as time_network

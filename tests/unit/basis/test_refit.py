@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from basisprune.basis.decompose import decompose, recompose, to_matrix
 from basisprune.basis.layers import BasisPair, BasisScalingConv, basis_pairs
-from basisprune.basis.refit import basis_statistics, rebase, refit_scaling
+from basisprune.basis.refit import basis_statistics, least_squares, rebase, refit_scaling
 from basisprune.errors import ConfigError, DataError, ModelError, PlanError
 from basisprune.importance import loss_scores, taylor_scores
 from basisprune.plan import PlanConfig, plan_basis
@@ -396,3 +396,18 @@ def test_in_float32_the_network_stays_what_it_was():
     used_twice, batches = decomposed("used_twice")
     again = rebase(used_twice, batches)
     assert again.shared is again.alias
+
+
+@pytest.mark.parametrize("deviation", [1e-2, 1e-3, 1e-4])
+def test_a_faint_feature_predicts_hardly_anything(deviation):
+    # The first feature goes; it is a large multiple of the third, which hardly varies. The second is noise.
+    covariance = torch.tensor([[1.0, 0.0, deviation], [0.0, 1.0, 0.0], [deviation, 0.0, deviation**2]]).double()[None]
+    known = OutputStatistics(torch.zeros(3).double(), covariance)
+    gone, kept = torch.tensor([[0]]), torch.tensor([[1, 2]])
+    plain, careful = (least_squares(known, kept, gone, 1e-12, faint=faint)[0, 0] for faint in (0.0, 1.0))
+    assert plain[1] == pytest.approx(1 / deviation, rel=0.01)
+    assert 0 < careful[1] < min(25, 0.5 * plain[1])  # the ridge bounds it, however faint it is
+    equal = covariance.new_tensor([[1.0, 0.9, 0.0], [0.9, 1.0, 0.0], [0.0, 0.0, 1.0]])[None]
+    known = OutputStatistics(known.mean, equal)
+    plain, careful = (least_squares(known, kept, gone, 1e-12, faint=faint) for faint in (0.0, 1.0))
+    torch.testing.assert_close(careful, plain, rtol=2e-3, atol=0)
