@@ -58,10 +58,10 @@ NORMS = TrainConfig(
 """Norms, scales and classifier alone, as the recipe `quick` has it."""
 
 OURS = replace(NORMS, train="all", weight_lr=0.3, clip_norm=5.0)
-"""How the unpruned network and ours are trained; ours is tuned at the best of RATES."""
+"""How the start is trained, and the unpruned network at the best of RATES."""
 
 TUNED = replace(OURS, weight_lr=1.0)
-"""The same at rate 1, for variants of ours and rivals with fixed statistics, which are not swept."""
+"""The same at rate 1, for ours and for rivals with fixed statistics, which are not swept."""
 
 RIVAL = replace(OURS, norm_statistics="batch")
 """How rivals are tuned, at the best of RIVAL_RATES: much pruned, they need new statistics, or they diverge. Where
@@ -281,15 +281,15 @@ METHODS = {
         *(Method(name, "rival", sizes, RIVAL, prune, RIVAL_RATES) for name, (prune, sizes) in _RIVALS.items()),
         *(
             Method(f"{name}, fixed statistics", "rival", ((0.15,), (0.3,)), TUNED, _RIVALS[name][0])
-            for name in ("torch-pruning taylor", "torch-pruning magnitude", "l1")
+            for name in ("torch-pruning taylor", "torch-pruning magnitude", "l1", "hrank")
         ),
         *(
             Method(f"{name}, norms only", "rival", sizes[:2], replace(RIVAL, train="method"), prune)
             for name, (prune, sizes) in _RIVALS.items()
         ),
         Method("quick", "quick", ((0.5,), (0.7,), (0.3,), (0.85,)), NORMS, _quick),
-        Method("ours", "ours", _BOTH, OURS, Ours(), RATES, DATASETS),
-        Method("ours, by time", "ours", ((0.5,), (0.3,), (0.4,)), TUNED, _by_time, by_time=True),
+        Method("ours", "ours", _BOTH, TUNED, Ours()),
+        Method("ours, by time", "ours", ((0.5,), (0.7,), (0.3,), (0.4,)), TUNED, _by_time, by_time=True),
         Method("ours, by time, 48 pixels", "ours", ((0.5,), (0.3,)), TUNED, _by_time, by_time=True, side=48),
         Method("ours, basis alone", "ours", _RANKS, TUNED, Ours()),
         Method("ours, per parameter", "ours", _BOTH, TUNED, Ours(replace(BLOCKS, per="parameter", min_share=0.0))),
