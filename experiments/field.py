@@ -135,8 +135,7 @@ def opened(model: str, dataset: str, seed: int, side: int, assets: Path, runs: P
 
 def side_of(cell: Cell) -> int:
     """The side of its images, in pixels."""
-    method = METHODS[cell.method]
-    return int(cell.size[0]) if method.prune is None else method.side
+    return int(cell.size[0]) if METHODS[cell.method].prune is None else SIDE
 
 
 def config() -> dict[str, Any]:

@@ -81,8 +81,7 @@ class Method:
 
     Without `prune` the pretrained network is trained as it is, or at another input size. `swept` are the rates of
     which the best is taken, on all the datasets of `swept_on` together.
-    With `by_time`, split layers are deployed in the form that is faster, not smaller. `side` is that of the images
-    that the start is trained on.
+    With `by_time`, split layers are deployed in the form that is faster, not smaller.
     """
 
     name: str
@@ -93,7 +92,6 @@ class Method:
     swept: tuple[float, ...] = ()
     swept_on: tuple[str, ...] = DATASETS[:1]
     by_time: bool = False
-    side: int = SIDE
 
     @property
     def images(self) -> int:
@@ -290,7 +288,6 @@ METHODS = {
         Method("quick", "quick", ((0.5,), (0.7,), (0.3,), (0.85,)), NORMS, _quick),
         Method("ours", "ours", _BOTH, TUNED, Ours()),
         Method("ours, by time", "ours", ((0.5,), (0.7,), (0.3,), (0.4,)), TUNED, _by_time, by_time=True),
-        Method("ours, by time, 48 pixels", "ours", ((0.5,), (0.3,)), TUNED, _by_time, by_time=True, side=48),
         Method("ours, basis alone", "ours", _RANKS, TUNED, Ours()),
         Method("ours, per parameter", "ours", _BOTH, TUNED, Ours(replace(BLOCKS, per="parameter", min_share=0.0))),
         Method("ours, per multiply-add", "ours", _BOTH, TUNED, Ours(replace(BLOCKS, per="mac", min_share=0.0))),

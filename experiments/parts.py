@@ -131,9 +131,9 @@ def run(cell: Cell, assets: Path, runs: Path) -> dict[str, Any]:
     bench, part = opened(cell.model, cell.dataset, cell.seed, assets, runs), PARTS[cell.part]
     assert bench.splits.test is not None
     small = pruned(bench, part.prune) if isinstance(part.prune, Worth) else part.prune(bench)
-    tuned = settle(small, example_input(small, spec_of(small).shape)) if part.settled else small
+    form = settle(small, example_input(small, spec_of(small).shape)) if part.settled else small
     network, passes = bench.trained(
-        tuned, part.tuning, TUNE_PASSES, teacher=start(bench) if part.tuning.distill else None
+        form, part.tuning, TUNE_PASSES, teacher=start(bench) if part.tuning.distill else None
     )
     before, after = (float(predict(each, bench.splits.test).hits.mean()) for each in (small, network))
     return {

@@ -312,7 +312,7 @@ class Pipeline:
 
     def polish(self, state: State) -> State:
         """The state tuned again, for all fine-tuning epochs of the recipe."""
-        return self._train(replace(state, steps=state.after(POLISHED)), self.settings.finetune)
+        return self._train(self._settled(replace(state, steps=state.after(POLISHED))), self.settings.finetune)
 
     def tune(self, state: State, steps: Steps, pruned: nn.Module, *plans: Plan, tuning: Tuning = FULLY) -> State:
         """The state after pruning, tuned; `steps` and `plans` say how it was pruned."""
@@ -324,7 +324,7 @@ class Pipeline:
         return self._train(self._settled(after), self.settings.finetune, tuning)
 
     def _settled(self, state: State) -> State:
-        """The state in the form that is trained: a pair that will be deployed as one layer is that layer from now on.
+        """The state in the form that is trained: a whole pair that will be deployed as one layer is that layer.
 
         Where the method alone trains, it stays a pair, for its scales.
         """

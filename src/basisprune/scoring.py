@@ -49,12 +49,15 @@ class Scoring:
     task: Task = CLASSIFICATION
 
     def split(self, model: nn.Module) -> nn.Module:
-        """The model with every conv as a pair that takes part, and linear layers too if the recipe says so."""
+        """The model with every conv as a pair that takes part, and linear layers too if the recipe says so.
+
+        Where some are pairs already, the network was trained as it is, and the others are split at scale 1.
+        """
         recipe, idle = self.recipe, self._idle(model)
         batches = None if recipe.basis == "weights" else self.basis_batches()
         split = decompose(
             model,
-            scale_init=recipe.scale_init,
+            scale_init=1.0 if _is_split(model) else recipe.scale_init,
             basis=recipe.basis,
             batches=batches,
             loss=self.loss,
@@ -82,8 +85,10 @@ class Scoring:
         return _surely_split(self.split(model))
 
     def _splittable(self, model: nn.Module) -> bool:
-        """Whether there are layers to split that are not pairs."""
-        return any(choice.left_alone is None for choice in choose_layers(model, linear=self.recipe.linear))
+        """Whether there are layers to split that are not pairs and that take part."""
+        choices = choose_layers(model, linear=self.recipe.linear)
+        names = {choice.name for choice in choices if choice.left_alone is None}
+        return bool(names and names - idle_modules(model, first_images(model, self.basis_batches())))
 
     def basis_loss(self, model: nn.Module) -> tuple[nn.Module, BasisLoss]:
         """The model in the basis that is scored, and what its vectors are worth to the loss."""

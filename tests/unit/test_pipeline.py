@@ -137,9 +137,20 @@ def test_only_where_all_weights_learn_a_pair_that_does_not_pay_is_tuned_as_one_l
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_what_was_tuned_as_one_layer_can_be_pruned_again():
+def test_what_was_tuned_as_one_layer_is_pruned_again_from_where_it_was():
     training = tiny_training(epochs=1)
     recipe = replace(tiny_recipe(training, "quick"), finetune=replace(training, train="all"))
     given = Pipeline(tiny_model(), load_data(tiny_images(60), val_fraction=0.2), recipe)
-    result = given.run("basis", basis_ratio=0.6, iterations=2)
-    assert [plan.total > 0 for plan in result.plans] == [True, True]
+    result = given.run("basis", basis_ratio=0.6, iterations=3)
+    first, *others = result.plans
+    assert [plan.total for plan in others] == [before.total - before.removed for before in result.plans[:-1]]
+    last = result.plans[-1]
+    assert last.total - last.removed == pytest.approx(0.4 * first.total, abs=1)
+
+
+def test_a_network_that_was_good_enough_untuned_is_polished_in_the_form_that_is_deployed():
+    training = tiny_training(epochs=1)
+    recipe = replace(tiny_recipe(training, "quick"), finetune=replace(training, train="all"))
+    given = Pipeline(tiny_model(), load_data(tiny_images(60), val_fraction=0.2), recipe)
+    untuned = given.prune_basis(given.decomposed(), 0.1, NOT_AT_ALL)
+    assert set(basis_pairs(given.polish(untuned).model)) < set(basis_pairs(untuned.model))

@@ -78,8 +78,9 @@ def test_a_split_model_is_split_no_further():
     assert said == ["decomposing every conv"]
 
 
-def test_layers_that_were_tuned_as_one_are_split_again():
-    given, _ = scoring(all_weights(QUICK))
+@pytest.mark.parametrize("recipe", [QUICK, PAPER])
+def test_layers_that_were_tuned_as_one_are_split_again(recipe):
+    given, _ = scoring(all_weights(recipe))
     model = given.in_basis(tiny_model())
     first = next(iter(basis_pairs(model)))
     mixed = replace_module(copy.deepcopy(model), first, merge_pair(basis_pairs(model)[first]))
@@ -90,11 +91,12 @@ def test_layers_that_were_tuned_as_one_are_split_again():
 
 
 def test_idle_convs_stay_as_they_are_when_layers_are_split_again():
-    given, _ = scoring(all_weights(QUICK))
+    given, said = scoring(all_weights(QUICK))
     model = tiny_model()
     model.idle = torch.nn.Conv2d(4, 4, 1)
     model = given.in_basis(given.in_basis(model))
     assert "idle" not in basis_pairs(model)
+    assert said.count("decomposing every conv") == 1
 
 
 @pytest.mark.parametrize("recipe", [QUICK, PAPER])

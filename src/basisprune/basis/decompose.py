@@ -86,9 +86,19 @@ def _spared(model: nn.Module, layers: Mapping[str, Layer]) -> dict[str, str]:
     spared = {name: "the classifier: it is trained as it is" for name, layer in linear.items() if layer in heads}
     # Not by the weight itself: one that is computed, such as by a spectral norm, would move when it is read.
     counts = {name: math.prod(_matrix_shape(layer)) for name, layer in layers.items() if name not in spared}
-    if sum(counts[name] for name in linear if name in counts) < NOTABLE_SHARE * sum(counts.values()):
+    linear_ones = sum(counts[name] for name in linear if name in counts)
+    pairs = [pair for _, pair in find_layers(model, BasisPair)]  # what was split before counts as what it was
+    all_of_them = sum(counts.values()) + sum(map(_dense_size, pairs))
+    linear_ones += sum(_dense_size(pair) for pair in pairs if isinstance(pair.basis, nn.Linear))
+    if linear_ones < NOTABLE_SHARE * all_of_them:
         return dict.fromkeys(linear, f"linear layers hold less than {NOTABLE_SHARE:.0%} of the weights") | spared
     return spared
+
+
+def _dense_size(pair: BasisPair) -> int:
+    """The weights of the layer that the pair stands for."""
+    _, fan_in, _ = _matrix_shape(pair.basis)
+    return fan_in * pair.out_channels
 
 
 def decompose(

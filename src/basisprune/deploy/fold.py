@@ -14,7 +14,7 @@ from timm.layers import Conv2dSame, DropBlock2d, DropPath
 from torch import Tensor, nn
 from torchvision.ops import StochasticDepth
 
-from basisprune.basis.decompose import merge_pair
+from basisprune.basis.decompose import full_rank, merge_pair
 from basisprune.basis.layers import BasisPair
 from basisprune.deploy.folded import traced
 from basisprune.deploy.form_times import table_seconds
@@ -134,10 +134,11 @@ def deploy(model: nn.Module, spec: InputSpec, classes: Sequence[str], times: Tim
 
 
 def settle(model: nn.Module, example_inputs: Tensor, times: TimeTable | None = None) -> nn.Module:
-    """The model with every pair that `deploy` would make one layer as that layer already; the output is the same.
+    """The model with every pair of full rank that `deploy` would make one layer as that layer; the output is the same.
 
-    Such a layer costs the same once it is deployed, so there is no reason to train it as two: as one it is trained
-    faster, and its rank is free. It comes out frozen, as from `recompose`.
+    Such a layer has lost nothing, and costs the same once it is deployed, so there is no reason to train it as two: as
+    one it is trained faster. It comes out frozen, as from `recompose`. A pair without some of its basis vectors stays
+    one even if it does not pay, so that these do not come back.
 
     >>> from basisprune.basis.decompose import decompose
     >>> settle(decompose(nn.Conv2d(3, 8, 3)), torch.ones(2, 3, 8, 8))
@@ -149,7 +150,7 @@ def settle(model: nn.Module, example_inputs: Tensor, times: TimeTable | None = N
     chosen = _cheapest(choices, run, "params") if times is None else _by_table(choices, run, times)
     result = copy.deepcopy(model)
     for name, pair in list(find_layers(result, BasisPair)):
-        if isinstance(chosen[name], PLAIN):
+        if isinstance(chosen[name], PLAIN) and pair.rank >= full_rank(pair.basis, pair.out_channels):
             result = replace_module(result, name, merge_pair(pair))
     return result
 

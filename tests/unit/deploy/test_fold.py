@@ -399,5 +399,14 @@ def test_only_pairs_that_pay_are_left_when_settled() -> None:
     assert pairs_in(settle(small, IMAGES)) == ["1"]
 
 
+def test_vectors_that_went_do_not_come_back_when_settled() -> None:
+    split = decompose(sequential(nn.Conv2d(16, 16, 1)))
+    scores = Scores("given", {"0": LayerScores(tuple(map(float, range(16))))})
+    less = prune_basis(split, plan_basis(scores, 0.25, PlanConfig(min_share=0.0)))
+    images = torch.randn(2, 16, 4, 4, dtype=torch.float64)
+    assert type(fold(less, images, "params")[0]) is nn.Conv2d  # one layer is smaller
+    assert pairs_in(settle(less, images)) == ["0"]
+
+
 def pairs_in(model: nn.Module) -> list[str]:
     return [name for name, part in model.named_modules() if isinstance(part, BasisPair)]
