@@ -391,5 +391,5 @@ def test_the_full_rank_is_that_of_a_fresh_pair(name):
 def test_linear_layers_that_are_spared_are_spared_when_the_rest_is_split():
     model = nn.Sequential(nn.Conv2d(3, 32, 3), nn.Conv2d(32, 32, 3), nn.Flatten(), nn.Linear(32, 8), nn.Linear(8, 4))
     once = decompose(model, scale_init=1.0)
-    assert set(basis_pairs(once)) == {"0", "1"}
-    assert set(basis_pairs(decompose(once, scale_init=1.0))) == {"0", "1"}
+    assert set(pairs_of(once)) == {"0", "1"}
+    assert set(pairs_of(decompose(once, scale_init=1.0))) == {"0", "1"}
