@@ -141,12 +141,12 @@ def cost_at(points: Iterable[Mean], accuracy: float, axis: Cost) -> float | None
     Between neighbours on the frontier the logarithm of the cost is linear in the accuracy. Below the cheapest point
     nothing is made up: it costs what that costs.
     """
-    kept = frontier(points, axis)
-    for low, high in zip([None, *kept[:-1]], kept, strict=True):
-        if high.accuracy < accuracy:
-            continue
-        if low is None:
-            return high.cost(axis)
-        share = (accuracy - low.accuracy) / (high.accuracy - low.accuracy)
-        return float(math.exp((1 - share) * math.log(low.cost(axis)) + share * math.log(high.cost(axis))))
+    low: Mean | None = None
+    for high in frontier(points, axis):
+        if high.accuracy >= accuracy:
+            if low is None:
+                return high.cost(axis)
+            share = (accuracy - low.accuracy) / (high.accuracy - low.accuracy)
+            return float(math.exp((1 - share) * math.log(low.cost(axis)) + share * math.log(high.cost(axis))))
+        low = high
     return None

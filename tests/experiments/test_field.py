@@ -254,3 +254,7 @@ def test_whatever_replaces_a_part_of_the_pruning_makes_another_smaller_network(n
 def test_every_part_has_a_file_of_its_own():
     cells = [parts.Cell("resnet50", "mnist", name, seed) for name in parts.PARTS for seed in (0, 1)]
     assert len({cell.file for cell in cells}) == len(cells)
+
+
+def test_without_any_points_nothing_is_as_good():
+    assert cost_at([], 0.5, "parameters") is None
