@@ -200,6 +200,31 @@ def basis_images_section() -> str:
     return f"{table(('images', 'first', 'middle', 'last'), rows)}\n\n{note}"
 
 
+def search_section() -> str:
+    results = load("search")["results"]
+    header = ("dataset", "how the search goes", "candidates", "parameters", "points lost on the test images", "seconds")
+    rows = []
+    for cell, found in results.items():
+        dataset, *way, _ = cell.split(", ")
+        lost = f"{100 * found['test drop']:.1f}"
+        rows.append((dataset, ", ".join(way), found["candidates"], f"{found['parameters']:,}", lost, found["seconds"]))
+    note = "EfficientNet-Lite0 at 32x32, a budget of one point; `benchmarks/search.py`."
+    return f"{table(header, rows)}\n\n{note}"
+
+
+def best_section() -> str:
+    results = load("best")["results"]
+    header = ("dataset, recipe", "unpruned", "pruned", "parameters", "passes", "seconds")
+    rows = []
+    for cell, found in results.items():
+        shown = (f"{found[f'{kind} accuracy']:.1%}" for kind in ("unpruned", "pruned"))
+        rows.append((cell, *shown, f"{found['parameters']:,}", found["passes"], found["seconds"]))
+    note = (
+        "EfficientNet-Lite0 at 32x32 with half of the filters, then of the basis vectors removed; `benchmarks/best.py`."
+    )
+    return f"{table(header, rows)}\n\n{note}"
+
+
 def kernels_section() -> str:
     header = ("model", "network", "milliseconds", "explained", "the kinds of nodes that take most (how many)")
     note = (
@@ -387,6 +412,8 @@ def main() -> None:
         "Plans: accuracy right after pruning, by the minimum share kept in each layer": shares_section,
         "Scores and compensation: accuracy right after pruning": scores_section,
         "Images that the loss basis is made from": basis_images_section,
+        "Searches: steps by the expected loss against halving": search_section,
+        "The recipe `best`: ten times the training": best_section,
         "L1 norms of decomposed layers: accuracy right after pruning": l1_section,
         "Speed and memory": ratios_section,
         "Latency at 128x128 on one thread": latency_section,
