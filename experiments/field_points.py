@@ -136,13 +136,21 @@ def frontier(points: Iterable[Mean], axis: Cost) -> list[Mean]:
 
 
 def cost_at(points: Iterable[Mean], accuracy: float, axis: Cost) -> float | None:
-    """What the points need for that accuracy; None where they do not reach it.
+    """What the points need for that accuracy, by the cheapest backbone; None where none of them reaches it.
 
-    Between neighbours on the frontier the logarithm of the cost is linear in the accuracy. Below the cheapest point
-    nothing is made up: it costs what that costs.
+    Between neighbours on the frontier of a backbone the logarithm of the cost is linear in the accuracy. Below the
+    cheapest point nothing is made up: it costs what that costs.
     """
+    by_model: dict[str, list[Mean]] = {}
+    for point in points:
+        by_model.setdefault(point.model, []).append(point)
+    costs = [_cost_along(frontier(own, axis), accuracy, axis) for own in by_model.values()]
+    return min((cost for cost in costs if cost is not None), default=None)
+
+
+def _cost_along(front: Iterable[Mean], accuracy: float, axis: Cost) -> float | None:
     low: Mean | None = None
-    for high in frontier(points, axis):
+    for high in front:
         if high.accuracy >= accuracy:
             if low is None:
                 return high.cost(axis)

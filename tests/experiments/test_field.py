@@ -35,10 +35,12 @@ def test_examples_run(module):
     assert doctest.testmod(module).failed == 0
 
 
-def made_up(method="ours", kind="ours", accuracy=0.8, parameters=1e6, dataset="cifar10", size=(0.5,)) -> Mean:
+def made_up(
+    method="ours", kind="ours", accuracy=0.8, parameters=1e6, dataset="cifar10", size=(0.5,), model="efficientnet_lite0"
+) -> Mean:
     interval = (accuracy - 0.01, accuracy + 0.01)
     costs = (parameters, 10 * parameters, parameters / 1e6)
-    return Mean("efficientnet_lite0", dataset, method, kind, size, (0,), accuracy, interval, *costs, 4, None)
+    return Mean(model, dataset, method, kind, size, (0,), accuracy, interval, *costs, 4, None)
 
 
 points = st.lists(
@@ -258,3 +260,10 @@ def test_every_part_has_a_file_of_its_own():
 
 def test_without_any_points_nothing_is_as_good():
     assert cost_at([], 0.5, "parameters") is None
+
+
+def test_networks_from_two_backbones_are_not_interpolated():
+    small = made_up(model="efficientnet_lite0", accuracy=0.8, parameters=1e6)
+    large = made_up(model="resnet50", accuracy=0.9, parameters=9e6)
+    assert cost_at([small, large], 0.85, "parameters") == 9e6
+    assert cost_at([small, large], 0.75, "parameters") == 1e6
