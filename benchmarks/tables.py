@@ -219,9 +219,7 @@ def best_section() -> str:
     for cell, found in results.items():
         shown = (f"{found[f'{kind} accuracy']:.1%}" for kind in ("unpruned", "pruned"))
         rows.append((cell, *shown, f"{found['parameters']:,}", found["passes"], found["seconds"]))
-    note = (
-        "EfficientNet-Lite0 at 32x32; half of the filters, then of the basis vectors removed; `benchmarks/best.py`."
-    )
+    note = "EfficientNet-Lite0 at 32x32; half of the filters, then of the basis vectors removed; `benchmarks/best.py`."
     return f"{table(header, rows)}\n\n{note}"
 
 
