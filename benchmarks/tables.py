@@ -212,17 +212,6 @@ def search_section() -> str:
     return f"{table(header, rows)}\n\n{note}"
 
 
-def best_section() -> str:
-    results = load("best")["results"]
-    header = ("dataset, recipe", "unpruned", "pruned", "parameters", "passes", "seconds")
-    rows = []
-    for cell, found in results.items():
-        shown = (f"{found[f'{kind} accuracy']:.1%}" for kind in ("unpruned", "pruned"))
-        rows.append((cell, *shown, f"{found['parameters']:,}", found["passes"], found["seconds"]))
-    note = "EfficientNet-Lite0 at 32x32; half of the filters, then of the basis vectors removed; `benchmarks/best.py`."
-    return f"{table(header, rows)}\n\n{note}"
-
-
 def kernels_section() -> str:
     header = ("model", "network", "milliseconds", "explained", "the kinds of nodes that take most (how many)")
     note = (
@@ -411,7 +400,6 @@ def main() -> None:
         "Scores and compensation: accuracy right after pruning": scores_section,
         "Images that the loss basis is made from": basis_images_section,
         "Searches: steps by the expected loss against halving": search_section,
-        "The recipe `best`: ten times the training": best_section,
         "L1 norms of decomposed layers: accuracy right after pruning": l1_section,
         "Speed and memory": ratios_section,
         "Latency at 128x128 on one thread": latency_section,
