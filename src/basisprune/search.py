@@ -216,10 +216,24 @@ class Search:
         return True
 
     def _gallop(self, start: State, kept: Shares, move: Move, tuning: Tuning) -> tuple[State, Shares]:
-        """The state with the smallest share that passes, and what it keeps; `start` if none does."""
-        stepping = self._stepping(start, move)
+        """The state with the smallest share that passes, and what it keeps; `start` if none does.
+
+        What one step cannot remove goes in further ones, each from the smallest network so far: every layer keeps
+        at least a block and a few percent of what it has, so that a smaller one can lose more.
+        """
+        while True:
+            reached = self._narrow(start, kept, move, tuning)
+            kept = _multiplied(kept, move, reached.share)
+            if not reached.can_go_on:
+                return reached.state, kept
+            self.pipeline.hearer.say("one step cannot remove more; going on from the smallest network that passed")
+            start = reached.state
+
+    def _narrow(self, start: State, kept: Shares, move: Move, tuning: Tuning) -> _Reached:
+        """The smallest share of `start` that passes."""
+        stepping = self._stepping(start, kept, move)
         warm = stepping.outlook is None if self.config.warm_start is None else self.config.warm_start
-        state, passed = start, 1.0
+        state, passed, impossible = start, 1.0, 0.0
         attempts: list[Attempt] = []
         while (share := _agreed(stepping.next_share(attempts))) is not None:
             source, done = (state, passed) if warm else (start, 1.0)
@@ -228,28 +242,32 @@ class Search:
             except TooMuchError:
                 self.pipeline.hearer.say(f"{1 - share / done:.0%} cannot be removed; trying less")
                 attempts.append(Attempt(share, 1.0, passed=False))
+                impossible = max(impossible, share)
                 continue
             if _removes_nothing(tried, source):
                 attempts.append(Attempt(share, 1.0, passed=False))
                 continue
-            candidate = self._judge(tried, _multiplied(kept, move, share))
+            asked = _multiplied(kept, move, share)
+            candidate = self._judge(tried, asked)
             attempts.append(Attempt(share, candidate.drop, candidate.passed))
             if move is self.framework.moves[0] and (candidate.chance or 0.0) < SURE:
-                self._unsure.append(share)
+                self._unsure.append(asked[move.axes[0]])
             if candidate.passed:
                 state, passed = tried, share
-        return state, _multiplied(kept, move, passed)
+        failed = max((one.share for one in attempts if not one.passed and one.share < passed), default=0.0)
+        return _Reached(state, passed, can_go_on=not warm and passed < 1.0 and failed > 0.0 and failed == impossible)
 
-    def _stepping(self, start: State, move: Move) -> Stepping:
-        """How the search for the smallest share of the move's axes goes."""
+    def _stepping(self, start: State, kept: Shares, move: Move) -> Stepping:
+        """How the search for the smallest share of the move's axes goes, from a state that keeps so much of them."""
         config, reference = self.config, self._value(self.trials[0].state)
         assert isinstance(self.goal, Budget)
+        smallest = min(config.smallest / kept[move.axes[0]], 1.0)
         return Stepping(
             allowed=self._allowed(self.goal, reference),
             step=config.step,
             tolerance=axis_tolerance(config.tolerance, move),
-            smallest=config.smallest,
-            outlook=self.pipeline.outlook(start, move, config.smallest),
+            smallest=smallest,
+            outlook=self.pipeline.outlook(start, move, smallest),
         )
 
     def _allowed(self, budget: Budget, reference: float) -> float:
@@ -260,18 +278,18 @@ class Search:
     def _tuning(self, budget: Budget) -> Tuning:
         """Candidates are tuned until they are good enough or hopeless.
 
-        If they are to be certified, good enough is no loss at all: one that merely passes may have been lucky, and is
-        tuned on. Other metrics of classes than accuracy are not followed while training: all epochs are trained.
+        If they are to be certified, none is good enough: one that passes on a few images in the middle of its tuning,
+        at a high learning rate, was often lucky, and fails on the confirming images. Other metrics of classes than
+        accuracy are not followed while training: all epochs are trained.
         """
         metric = None if self.standard is None else self.standard.promise.metric
         if self.config.tune_fully or self.standard is None or not (metric == "accuracy" or isinstance(metric, Task)):
             return FULLY
-        reference = self.trials[0].candidate.accuracy
-        limit = budget.least_accuracy(reference)
-        enough = limit if self.standard.confirming is None else max(limit, reference)
+        limit = budget.least_accuracy(self.trials[0].candidate.accuracy)
+        enough = limit - EQUAL if self.standard.confirming is None else None
         if isinstance(metric, Task) and not metric.is_share:
-            return Tuning(enough=enough - EQUAL)  # how far is hopeless, nobody knows
-        return Tuning(enough=enough - EQUAL, hopeless=limit - self.config.give_up_margin)
+            return Tuning(enough=enough)  # how far is hopeless, nobody knows
+        return Tuning(enough=enough, hopeless=limit - self.config.give_up_margin)
 
     def _reach_size(self, start: State, budget: Budget) -> None:
         """Prunes as little as possible to become small enough; only the last candidate of each move is judged."""
@@ -413,6 +431,15 @@ class Search:
         if passing:
             return min(passing, key=lambda index: (-candidates[index].accuracy, *size(index)))
         return min(range(len(candidates)), key=size)
+
+
+@dataclass(frozen=True)
+class _Reached:
+    """Where a search for the smallest share of a state ended; it can go on if only the size of a step ended it."""
+
+    state: State
+    share: float
+    can_go_on: bool
 
 
 def axis_tolerance(tolerance: float, move: Move) -> float:

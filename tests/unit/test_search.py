@@ -402,6 +402,35 @@ def test_tuning_ends_when_it_is_good_enough_or_hopeless():
     assert not tuning.may_end(1, 0.86)
 
 
+def test_candidates_that_are_to_be_certified_are_tuned_for_all_epochs_unless_hopeless():
+    pipeline, budget = FakePipeline(0.5, 0.5), Budget(max_drop=0.01)
+    pipeline.splits = SimpleNamespace(confirm=Confirming())
+    Search(pipeline, budget, SearchConfig(give_up_margin=0.1), promise=Promise(budget)).run()
+    (tuning,) = set(pipeline.tunings)
+    assert not tuning.may_end(1, 1.0)
+    assert tuning.may_end(1, 0.80)
+
+
+class SmallSteps(FakePipeline):
+    """Networks that lose at most 70 % at a time."""
+
+    def prune(self, state: State, move: Move, ratio: float, tuning: Tuning = FULLY) -> State:
+        if ratio > 0.7:
+            raise TooMuchError(f"{ratio} is not possible")
+        return super().prune(state, move, ratio, tuning)
+
+
+@settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.floats(0.02, 1))
+def test_what_one_step_cannot_remove_goes_in_further_ones(limit):
+    pipeline = SmallSteps(limit, limit, foresees=True)
+    found = Search(pipeline, Budget(max_drop=0.01), SearchConfig(framework="loss+basis", tolerance=0.2)).run()
+    kept = 1 - found.candidates[found.chosen].basis_ratio
+    assert limit - 2e-3 <= kept <= limit / 0.89 + 2e-3
+    assert kept >= SearchConfig().smallest - 2e-3
+    assert len(set(pipeline.sources)) <= 4  # it goes on only where a step was too small
+
+
 def test_pruning_that_finds_nothing_to_remove_is_no_candidate():
     class Blocks(FakePipeline):
         """Networks of which less than half cannot be removed, as blocks of channels are larger than that."""
