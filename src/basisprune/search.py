@@ -76,13 +76,14 @@ _MORE_STEPS = 3  # extra steps if tuning between steps shifted the size slightly
 class Search:
     """Searches for the smallest network within the budget, first by basis ratio, then by filter ratio.
 
-    Tuning ends as soon as a candidate is good enough, or hopeless. All training goes through the pipeline's
-    checkpoints, so a search that was killed repeats its steps from them and gives the same result. Given `Ratios`
-    instead of a budget, each of the framework's moves is made once. `framework` overrides the one in the config;
-    `reference` is the network that accuracy is compared with, by default the one that would be deployed without
-    pruning: the plainly trained one, or the given one if it was trained before and is better. With a `promise` and
-    confirming images, candidates pass if they are likely to be certified on those, and a few larger ones are tried
-    for one that is all but sure to be; where none is likely to be, or without a promise, they pass by the estimate.
+    Tuning ends as soon as a candidate is good enough or hopeless; one that is to be certified is never good enough. All
+    training goes through the pipeline's checkpoints, so a search that was killed repeats its steps from them and gives
+    the same result. Given `Ratios` instead of a budget, each of the framework's moves is made once. `framework`
+    overrides the one in the config; `reference` is the network that accuracy is compared with, by default the one that
+    would be deployed without pruning: the plainly trained one, or the given one if it was trained before and is better.
+    With a `promise` and confirming images, candidates pass if they are likely to be certified on those, and a few
+    larger ones are tried for one that is all but sure to be; where none is likely to be, or without a promise, they
+    pass by the estimate.
     """
 
     def __init__(
