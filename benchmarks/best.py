@@ -53,7 +53,7 @@ def tuned(recipe: Recipe, dataset: str, seed: int, assets: Path) -> dict[str, fl
         "parameters": measure(deploy(pruned.model, pipeline.spec, splits.classes)).parameters,
         "passes of the unpruned": len(start.stages[-1].history),
         "passes of the pruned": len(pruned.stages[-1].history),
-        "seconds of pruning and tuning": round(seconds),
+        "seconds": round(seconds),
     }
 
 

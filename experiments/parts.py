@@ -76,6 +76,12 @@ PARTS = {
         Part("ours", "", ""),
         Part("all weights", "tuned", "norms, scales and classifier alone", tuning=NORMS, settled=False),
         Part("form", "tuned as deployed", "every pair tuned as two layers", settled=False),
+        Part(
+            "rate",
+            "1 for the weights, gradients clipped",
+            "0.3, not clipped",
+            tuning=replace(TUNED, weight_lr=0.3, clip_norm=None),
+        ),
         Part("labels", "as they are", "smoothed by 0.1", tuning=replace(TUNED, label_smoothing=0.1)),
         Part("distillation", "none", "from the start, half of the loss", tuning=replace(TUNED, distill=0.5)),
         Part(
