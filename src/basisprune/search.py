@@ -76,14 +76,14 @@ _MORE_STEPS = 3  # extra steps if tuning between steps shifted the size slightly
 class Search:
     """Searches for the smallest network within the budget, first by basis ratio, then by filter ratio.
 
-    Tuning ends as soon as a candidate is good enough or hopeless; one that is to be certified is never good enough. All
-    training goes through the pipeline's checkpoints, so a search that was killed repeats its steps from them and gives
-    the same result. Given `Ratios` instead of a budget, each of the framework's moves is made once. `framework`
-    overrides the one in the config; `reference` is the network that accuracy is compared with, by default the one that
-    would be deployed without pruning: the plainly trained one, or the given one if it was trained before and is better.
-    With a `promise` and confirming images, candidates pass if they are likely to be certified on those, and a few
-    larger ones are tried for one that is all but sure to be; where none is likely to be, or without a promise, they
-    pass by the estimate.
+    Tuning ends as soon as a candidate is hopeless, or good enough where it is neither to be certified nor to tell how
+    far to go next. All training goes through the pipeline's checkpoints, so a search that was killed repeats its steps
+    from them and gives the same result. Given `Ratios` instead of a budget, each of the framework's moves is made once.
+    `framework` overrides the one in the config; `reference` is the network that accuracy is compared with, by default
+    the one that would be deployed without pruning: the plainly trained one, or the given one if it was trained before
+    and is better. With a `promise` and confirming images, candidates pass if they are likely to be certified on those,
+    and a few larger ones are tried for one that is all but sure to be; where none is likely to be, or without a
+    promise, they pass by the estimate.
     """
 
     def __init__(
@@ -189,7 +189,7 @@ class Search:
                 return
             share = share**_LARGER
             self.pipeline.hearer.say("trying a larger network, to fall back on if the smaller ones are not certified")
-            tried = self.pipeline.prune(start, move, round(1 - share, 4), self._tuning(budget))
+            tried = self.pipeline.prune(start, move, round(1 - share, 4), self._tuning(budget, foreseen=True))
             if _removes_nothing(tried, start):
                 return
             self._judge(tried, _multiplied(ALL, move, share))
@@ -198,7 +198,7 @@ class Search:
         """Makes the network as small as its standard allows, one move after the other; the shares that it came to."""
         state, kept = start, ALL
         for move in self.framework.moves:
-            state, kept = self._gallop(state, kept, move, self._tuning(budget))
+            state, kept = self._gallop(state, kept, move, budget)
         return kept
 
     def _asks_for_less(self) -> bool:
@@ -216,23 +216,24 @@ class Search:
         ]
         return True
 
-    def _gallop(self, start: State, kept: Shares, move: Move, tuning: Tuning) -> tuple[State, Shares]:
+    def _gallop(self, start: State, kept: Shares, move: Move, budget: Budget) -> tuple[State, Shares]:
         """The state with the smallest share that passes, and what it keeps; `start` if none does.
 
         What one step cannot remove goes in further ones, each from the smallest network so far: every layer keeps
         at least a block and a few percent of what it has, so that a smaller one can lose more.
         """
         while True:
-            reached = self._narrow(start, kept, move, tuning)
+            reached = self._narrow(start, kept, move, budget)
             kept = _multiplied(kept, move, reached.share)
             if not reached.can_go_on:
                 return reached.state, kept
             self.pipeline.hearer.say("one step cannot remove more; going on from the smallest network that passed")
             start = reached.state
 
-    def _narrow(self, start: State, kept: Shares, move: Move, tuning: Tuning) -> _Reached:
+    def _narrow(self, start: State, kept: Shares, move: Move, budget: Budget) -> _Reached:
         """The smallest share of `start` that passes."""
-        stepping = self._stepping(start, kept, move)
+        stepping = self._stepping(start, kept, move, budget)
+        tuning = self._tuning(budget, foreseen=stepping.outlook is not None)
         warm = stepping.outlook is None if self.config.warm_start is None else self.config.warm_start
         state, passed, impossible = start, 1.0, 0.0
         attempts: list[Attempt] = []
@@ -258,13 +259,12 @@ class Search:
         failed = max((one.share for one in attempts if not one.passed and one.share < passed), default=0.0)
         return _Reached(state, passed, can_go_on=not warm and passed < 1.0 and failed > 0.0 and failed == impossible)
 
-    def _stepping(self, start: State, kept: Shares, move: Move) -> Stepping:
+    def _stepping(self, start: State, kept: Shares, move: Move, budget: Budget) -> Stepping:
         """How the search for the smallest share of the move's axes goes, from a state that keeps so much of them."""
         config, reference = self.config, self._value(self.trials[0].state)
-        assert isinstance(self.goal, Budget)
         smallest = min(config.smallest / kept[move.axes[0]], 1.0)
         return Stepping(
-            allowed=self._allowed(self.goal, reference),
+            allowed=self._allowed(budget, reference),
             step=config.step,
             tolerance=axis_tolerance(config.tolerance, move),
             smallest=smallest,
@@ -276,18 +276,19 @@ class Search:
         allowed = reference - budget.least_accuracy(reference)
         return allowed if self.standard is None or self.standard.confirming is None else allowed / 2
 
-    def _tuning(self, budget: Budget) -> Tuning:
+    def _tuning(self, budget: Budget, *, foreseen: bool) -> Tuning:
         """Candidates are tuned until they are good enough or hopeless.
 
         If they are to be certified, none is good enough: one that passes on a few images in the middle of its tuning,
-        at a high learning rate, was often lucky, and fails on the confirming images. Other metrics of classes than
-        accuracy are not followed while training: all epochs are trained.
+        at a high learning rate, was often lucky, and fails on the confirming images. Nor is any where the loss is
+        `foreseen`, because what a tuned network loses tells how far to go next. Other metrics of classes than accuracy
+        are not followed while training: all epochs are trained.
         """
         metric = None if self.standard is None else self.standard.promise.metric
         if self.config.tune_fully or self.standard is None or not (metric == "accuracy" or isinstance(metric, Task)):
             return FULLY
         limit = budget.least_accuracy(self.trials[0].candidate.accuracy)
-        enough = limit - EQUAL if self.standard.confirming is None else None
+        enough = None if foreseen or self.standard.confirming is not None else limit - EQUAL
         if isinstance(metric, Task) and not metric.is_share:
             return Tuning(enough=enough)  # how far is hopeless, nobody knows
         return Tuning(enough=enough, hopeless=limit - self.config.give_up_margin)

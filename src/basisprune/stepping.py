@@ -14,6 +14,9 @@ A rough start from trial runs; what is tried then corrects it."""
 
 _LEAST_ALLOWED = 0.002
 _INSIDE = 0.35  # a guess is at least so far from both ends of what is known, on a scale of logarithms
+_NEAR, _STEEP = 0.6, 8.0
+"""A guess between what passed and what failed may end the search if what failed keeps at least this share of what
+passed, and lost at most so many times what is allowed: otherwise the accuracy may fall off a cliff anywhere."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +58,18 @@ class Stepping:
         if self.outlook is None:
             return math.sqrt(largest * failed.share) if failed else max(largest * self.step, self.smallest)
         guess = self.outlook.share(self._loss(passed, failed, self.outlook))
-        if passed is not None and passed.drop >= self.allowed / 2 and guess >= largest * (1 - self.tolerance):
+        if passed is not None and guess >= largest * (1 - self.tolerance) and self._is_known_well(passed, failed):
             return None
         if failed is None:
             return max(min(guess, largest * (1 - self.tolerance)), self.smallest)
         margin = _INSIDE * math.log(largest / failed.share)
         return math.exp(min(max(math.log(guess), math.log(failed.share) + margin), math.log(largest) - margin))
+
+    def _is_known_well(self, passed: Attempt, failed: Attempt | None) -> bool:
+        """Whether a guess of the smallest share is worth as much as a further attempt."""
+        if failed is None:
+            return passed.drop >= self.allowed / 2
+        return failed.share >= passed.share * _NEAR and failed.drop <= _STEEP * self.allowed
 
     def _loss(self, passed: Attempt | None, failed: Attempt | None, outlook: Outlook) -> float:
         """The expected rise of the loss at which all of the allowed accuracy should be lost."""
@@ -70,16 +79,13 @@ class Stepping:
         if failed is None:
             assert passed is not None
             return outlook.loss(passed.share) * max(allowed / max(passed.drop, allowed / 8), 1.0)
+        # Tuning gains something, and what pruning costs then is about the square of the expected rise (docs/method.md).
         below = outlook.loss(failed.share)
         if passed is None:
-            return below * min(max(allowed / max(failed.drop, allowed), 1 / 16), 0.5)
-        if below <= 0:
-            return 0.0
-        # Between the two, the accuracy lost is taken to be a power of the expected rise.
-        above = max(outlook.loss(passed.share), 1e-3 * below)
-        least, most = max(passed.drop, allowed / 8), max(failed.drop, 1.01 * allowed)
-        part = math.log(allowed / min(least, allowed)) / math.log(most / min(least, allowed))
-        return float(above * (below / above) ** part)
+            return below * min(max(math.sqrt(allowed / max(failed.drop, allowed)), 1 / 16), 0.7)
+        above = min(outlook.loss(passed.share), below)
+        least, most = min(passed.drop, allowed), max(failed.drop, 1.01 * allowed)
+        return math.sqrt(above**2 + (allowed - least) / (most - least) * (below**2 - above**2))
 
 
 def most_steps(smallest: float, tolerance: float) -> int:

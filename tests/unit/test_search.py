@@ -411,6 +411,14 @@ def test_candidates_that_are_to_be_certified_are_tuned_for_all_epochs_unless_hop
     assert tuning.may_end(1, 0.80)
 
 
+def test_candidates_whose_loss_is_foreseen_are_tuned_for_all_epochs_because_that_tells_how_far_to_go():
+    pipeline = FakePipeline(0.5, 0.5, foresees=True)
+    Search(pipeline, Budget(max_drop=0.01), SearchConfig(framework="loss+basis")).run()
+    (tuning,) = set(pipeline.tunings)
+    assert not tuning.may_end(1, 1.0)
+    assert tuning.may_end(1, 0.80)
+
+
 class SmallSteps(FakePipeline):
     """Networks that lose at most 70 % at a time."""
 
