@@ -45,12 +45,12 @@ class Way:
 
     framework: FrameworkName
     pipeline: type[Pipeline] = Pipeline
-    warm_start: bool | None = None
+    warm_start: bool = True
 
 
 WAYS = {
-    "one share, by the expected loss, anew": Way("loss+basis"),
-    "one share, by the expected loss, from the last": Way("loss+basis", warm_start=True),
+    "one share, by the expected loss, from the last": Way("loss+basis"),
+    "one share, by the expected loss, anew": Way("loss+basis", warm_start=False),
     "one share, halving, from the last": Way("loss+basis", Blind),
     "basis then filters, halving, from the last": Way("basis+loss", Blind),
 }

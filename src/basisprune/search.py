@@ -37,8 +37,8 @@ class SearchConfig:
     when the share of basis vectors or filters that failed is within `tolerance` of the share that passed, or at
     `smallest`. A candidate more than `give_up_margin` below the required accuracy after an epoch is given up. With
     `warm_start`, a candidate is pruned from the last one that passed, otherwise in one step from the unpruned network,
-    as in the paper; by default, only where scores do not tell the loss. With `tune_fully`, all candidates are tuned for
-    all epochs, also as in the paper. `polish` tunes the chosen network again, for all epochs.
+    as in the paper. With `tune_fully`, all candidates are tuned for all epochs, also as in the paper. `polish` tunes
+    the chosen network again, for all epochs.
     """
 
     framework: FrameworkName | None = None
@@ -46,7 +46,7 @@ class SearchConfig:
     tolerance: float = 0.2
     smallest: float = 0.02
     give_up_margin: float = 0.1
-    warm_start: bool | None = None
+    warm_start: bool = True
     tune_fully: bool = False
     polish: bool = True
 
@@ -217,37 +217,22 @@ class Search:
         return True
 
     def _gallop(self, start: State, kept: Shares, move: Move, budget: Budget) -> tuple[State, Shares]:
-        """The state with the smallest share that passes, and what it keeps; `start` if none does.
-
-        What one step cannot remove goes in further ones, each from the smallest network so far: every layer keeps
-        at least a block and a few percent of what it has, so that a smaller one can lose more.
-        """
-        while True:
-            reached = self._narrow(start, kept, move, budget)
-            kept = _multiplied(kept, move, reached.share)
-            if not reached.can_go_on:
-                return reached.state, kept
-            self.pipeline.hearer.say("one step cannot remove more; going on from the smallest network that passed")
-            start = reached.state
-
-    def _narrow(self, start: State, kept: Shares, move: Move, budget: Budget) -> _Reached:
-        """The smallest share of `start` that passes."""
-        stepping = self._stepping(start, kept, move, budget)
+        """The state with the smallest share that passes, and what it keeps; `start` if none does."""
+        stepping = self._stepping(start, move, budget)
         tuning = self._tuning(budget, foreseen=stepping.outlook is not None)
-        warm = stepping.outlook is None if self.config.warm_start is None else self.config.warm_start
-        state, passed, impossible = start, 1.0, 0.0
+        state, passed = start, 1.0
         attempts: list[Attempt] = []
-        while (share := _agreed(stepping.next_share(attempts))) is not None:
-            source, done = (state, passed) if warm else (start, 1.0)
+        impossible: list[Attempt] = []  # from this state; a smaller one may well lose as much
+        while (share := _agreed(stepping.next_share([*attempts, *impossible]))) is not None:
+            source, done = (state, passed) if self.config.warm_start else (start, 1.0)
             try:
                 tried = self.pipeline.prune(source, move, round(1 - share / done, 4), tuning)
             except TooMuchError:
                 self.pipeline.hearer.say(f"{1 - share / done:.0%} cannot be removed; trying less")
-                attempts.append(Attempt(share, 1.0, passed=False))
-                impossible = max(impossible, share)
+                impossible.append(Attempt(share, 1.0, passed=False))
                 continue
             if _removes_nothing(tried, source):
-                attempts.append(Attempt(share, 1.0, passed=False))
+                impossible.append(Attempt(share, 1.0, passed=False))
                 continue
             asked = _multiplied(kept, move, share)
             candidate = self._judge(tried, asked)
@@ -256,19 +241,19 @@ class Search:
                 self._unsure.append(asked[move.axes[0]])
             if candidate.passed:
                 state, passed = tried, share
-        failed = max((one.share for one in attempts if not one.passed and one.share < passed), default=0.0)
-        return _Reached(state, passed, can_go_on=not warm and passed < 1.0 and failed > 0.0 and failed == impossible)
+                if self.config.warm_start:
+                    impossible.clear()
+        return state, _multiplied(kept, move, passed)
 
-    def _stepping(self, start: State, kept: Shares, move: Move, budget: Budget) -> Stepping:
-        """How the search for the smallest share of the move's axes goes, from a state that keeps so much of them."""
+    def _stepping(self, start: State, move: Move, budget: Budget) -> Stepping:
+        """How the search for the smallest share of the move's axes goes."""
         config, reference = self.config, self._value(self.trials[0].state)
-        smallest = min(config.smallest / kept[move.axes[0]], 1.0)
         return Stepping(
             allowed=self._allowed(budget, reference),
             step=config.step,
             tolerance=axis_tolerance(config.tolerance, move),
-            smallest=smallest,
-            outlook=self.pipeline.outlook(start, move, smallest),
+            smallest=config.smallest,
+            outlook=self.pipeline.outlook(start, move, config.smallest),
         )
 
     def _allowed(self, budget: Budget, reference: float) -> float:
@@ -433,15 +418,6 @@ class Search:
         if passing:
             return min(passing, key=lambda index: (-candidates[index].accuracy, *size(index)))
         return min(range(len(candidates)), key=size)
-
-
-@dataclass(frozen=True)
-class _Reached:
-    """Where a search for the smallest share of a state ended; it can go on if only the size of a step ended it."""
-
-    state: State
-    share: float
-    can_go_on: bool
 
 
 def axis_tolerance(tolerance: float, move: Move) -> float:
