@@ -121,6 +121,10 @@ def _magnitude(bench: Bench, size: Size) -> tuple[nn.Module, float]:
     return rivals.by_magnitude(start(bench), size[0]), TUNE_PASSES
 
 
+def _magnitude_by_layer(bench: Bench, size: Size) -> tuple[nn.Module, float]:
+    return rivals.by_magnitude(start(bench), size[0], across=False), TUNE_PASSES
+
+
 def _taylor(bench: Bench, size: Size) -> tuple[nn.Module, float]:
     return rivals.by_taylor(start(bench), size[0], bench.batches()), TUNE_PASSES
 
@@ -262,6 +266,7 @@ _RIVALS = {
     "torch-pruning taylor": (_taylor, _WIDTHS),
     "torch-pruning taylor, by layer": (_taylor_by_layer, _WIDTHS),
     "torch-pruning magnitude": (_magnitude, _WIDTHS),
+    "torch-pruning magnitude, by layer": (_magnitude_by_layer, ((0.15,), (0.3,))),
     "torch-pruning group norm": (_group_norm, _WIDTHS),
     "truncated svd": (_truncated, ((0.5,), (0.7,), (0.3,))),
     "l1": (_filters("l1"), _WIDTHS),
@@ -279,7 +284,13 @@ METHODS = {
         *(Method(name, "rival", sizes, RIVAL, prune, RIVAL_RATES) for name, (prune, sizes) in _RIVALS.items()),
         *(
             Method(f"{name}, fixed statistics", "rival", ((0.15,), (0.3,)), TUNED, _RIVALS[name][0])
-            for name in ("torch-pruning taylor", "torch-pruning magnitude", "l1", "hrank")
+            for name in (
+                "torch-pruning taylor",
+                "torch-pruning magnitude",
+                "torch-pruning magnitude, by layer",
+                "l1",
+                "hrank",
+            )
         ),
         *(
             Method(f"{name}, norms only", "rival", sizes[:2], replace(RIVAL, train="method"), prune)
