@@ -315,11 +315,16 @@ class Pipeline:
         return self._train(self._settled(replace(state, steps=state.after(POLISHED))), self.settings.finetune)
 
     def tune(self, state: State, steps: Steps, pruned: nn.Module, *plans: Plan, tuning: Tuning = FULLY) -> State:
-        """The state after pruning, tuned; `steps` and `plans` say how it was pruned."""
+        """The state after pruning, tuned; `steps` and `plans` say how it was pruned.
+
+        Unless it is to be tuned fully, one from which nothing was removed is not tuned.
+        """
         pruned = Processes.here().agree(pruned)
         untuned, said = self._stage(f"{named(steps)}, not tuned", pruned)
         after = State(steps, pruned, (*state.stages, untuned), (*state.plans, *plans), hits_of(said), said)
-        if tuning.may_end(0, untuned.accuracy):
+        was_tuned = not state.plans or bool(state.stages[-1].history)
+        unchanged = was_tuned and not any(plan.removed for plan in plans)
+        if (unchanged and tuning != FULLY) or tuning.may_end(0, untuned.accuracy):
             return after
         return self._train(self._settled(after), self.settings.finetune, tuning)
 

@@ -205,5 +205,6 @@ def prune_together(
         smaller = prune_basis(smaller, plan.basis, compensate=compensate, statistics=known, inplace=True)
     if not plan.blocks:
         return smaller
-    means = {block.last: plan.basis.layers[block.last].means or () for block in plan.blocks}
+    last = {block.last: plan.basis.layers[block.last] for block in plan.blocks}
+    means = {name: tuple(layer.means[kept] for kept in layer.keep) for name, layer in last.items() if layer.means}
     return drop_blocks(smaller, plan.blocks, {} if compensate == "none" else means, inplace=True)

@@ -35,11 +35,11 @@ class SearchConfig:
     `framework` prunes filters by l1, taylor, hrank or loss, the basis, or both (default: the recipe's). Where scores
     are in units of the loss, they say which share to try first, and with the accuracies of what was tried which one
     next; otherwise the share kept is multiplied by `step` until a candidate fails, then narrowed down. The search ends
-    when the share of basis vectors or filters that failed is within `tolerance` of the share that passed, or at
-    `smallest`. A candidate more than `give_up_margin` below the required accuracy after an epoch is given up. With
-    `warm_start`, a candidate is pruned from the last one that passed, otherwise in one step from the unpruned network,
-    as in the paper. With `tune_fully`, all candidates are tuned for all epochs, also as in the paper. `polish` tunes
-    the chosen network again, for all epochs.
+    when the share of basis vectors or filters that failed, or that is expected to fail, is within `tolerance` of the
+    share that passed, or at `smallest`. A candidate more than `give_up_margin` below the required accuracy after an
+    epoch is given up. With `warm_start`, a candidate is pruned from the last one that passed, otherwise in one step
+    from the unpruned network, as in the paper. With `tune_fully`, all candidates are tuned for all epochs, also as in
+    the paper. `polish` tunes the chosen network again, for all epochs.
     """
 
     framework: FrameworkName | None = None
@@ -56,6 +56,11 @@ class SearchConfig:
         allowed = [name for name in get_args(FrameworkName) if name != "baseline"]
         if self.framework is not None and self.framework not in allowed:
             faults.append(f"framework: {self.framework!r} given; allowed are {', '.join(allowed)}")
+        faults += [
+            f"{name}: {getattr(self, name)!r} given; allowed are True and False"
+            for name in ("warm_start", "tune_fully", "polish")
+            if not isinstance(getattr(self, name), bool)
+        ]
         faults += [
             f"{name}: {getattr(self, name)} given; 0 < {name} < 1 is needed"
             for name in ("step", "tolerance", "smallest", "give_up_margin")
@@ -226,7 +231,7 @@ class Search:
         stepping = self._stepping(start, move, budget)
         tuning = self._tuning(budget, foreseen=stepping.outlook is not None)
         warm = self.config.warm_start
-        state, passed, again = start, 1.0, warm and stepping.outlook is not None
+        state, passed, drop, again = start, 1.0, 0.0, warm and stepping.outlook is not None
         attempts: list[tuple[Attempt, State]] = []  # with what each was pruned from
         while True:
             share = stepping.next_share([attempt for attempt, _ in attempts])
@@ -241,10 +246,10 @@ class Search:
                 tried = self.pipeline.prune(source, move, round(1 - share / done, 4), tuning)
             except TooMuchError:
                 self.pipeline.hearer.say(f"{1 - share / done:.0%} cannot be removed; trying less")
-                attempts.append((Attempt(share, 1.0, passed=False), source))
+                attempts.append((Attempt(share, math.inf, passed=False), source))
                 continue
-            if _removes_nothing(tried, source):
-                attempts.append((Attempt(share, 1.0, passed=False), source))
+            if _removes_nothing(tried, source):  # so that more must go at once
+                attempts.append((Attempt(share, drop, passed=True), source))
                 continue
             asked = _multiplied(kept, move, share)
             candidate = self._judge(tried, asked)
@@ -252,7 +257,7 @@ class Search:
             if move is self.framework.moves[0] and (candidate.chance or 0.0) < SURE:
                 self._unsure.append(asked[move.axes[0]])
             if candidate.passed:
-                state, passed = tried, share
+                state, passed, drop = tried, share, candidate.drop
 
     def _stepping(self, start: State, move: Move, budget: Budget) -> Stepping:
         """How the search for the smallest share of the move's axes goes."""

@@ -21,7 +21,10 @@ passed, and lost at most so many times what is allowed: otherwise the accuracy m
 
 @dataclass(frozen=True)
 class Attempt:
-    """A share that was kept, the accuracy that was lost, and whether that is within the budget."""
+    """A share that was kept, the accuracy that was lost, and whether that is within the budget.
+
+    Of one that could not be reached, the loss is infinite; one from which nothing was removed counts as what it was.
+    """
 
     share: float
     drop: float
@@ -61,15 +64,18 @@ class Stepping:
         if passed is not None and guess >= largest * (1 - self.tolerance) and self._is_known_well(passed, failed):
             return None
         if failed is None:
-            return max(min(guess, largest * (1 - self.tolerance)), self.smallest)
+            nearest = largest * (1 - self.tolerance)
+            beyond = nearest <= self.outlook.shares[-1]  # of which the outlook knows nothing
+            return max(largest * self.step if beyond else min(guess, nearest), self.smallest)
         margin = _INSIDE * math.log(largest / failed.share)
         return math.exp(min(max(math.log(guess), math.log(failed.share) + margin), math.log(largest) - margin))
 
     def _is_known_well(self, passed: Attempt, failed: Attempt | None) -> bool:
         """Whether a guess of the smallest share is worth as much as a further attempt."""
+        allowed = max(self.allowed, _LEAST_ALLOWED)
         if failed is None:
-            return passed.drop >= self.allowed / 2
-        return failed.share >= passed.share * _NEAR and failed.drop <= _STEEP * self.allowed
+            return passed.drop >= allowed / 2
+        return failed.share >= passed.share * _NEAR and failed.drop <= _STEEP * allowed
 
     def _loss(self, passed: Attempt | None, failed: Attempt | None, outlook: Outlook) -> float:
         """The expected rise of the loss at which all of the allowed accuracy should be lost."""
@@ -89,7 +95,9 @@ class Stepping:
 
 
 def most_steps(smallest: float, tolerance: float) -> int:
-    """The most shares that a search with an outlook tries: one at each end, then ever closer between what is known.
+    """How many shares a search with an outlook tries: one at each end, then ever closer between what is known.
+
+    There are more if many pass before the first fails.
 
     >>> most_steps(0.02, 0.2)
     9

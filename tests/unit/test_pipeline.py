@@ -154,3 +154,21 @@ def test_a_network_that_was_good_enough_untuned_is_polished_in_the_form_that_is_
     given = Pipeline(tiny_model(), load_data(tiny_images(60), val_fraction=0.2), recipe)
     untuned = given.prune_basis(given.decomposed(), 0.1, NOT_AT_ALL)
     assert set(basis_pairs(given.polish(untuned).model)) < set(basis_pairs(untuned.model))
+
+
+def test_a_network_of_which_nothing_goes_is_tuned_only_if_that_is_asked_for():
+    recipe = replace(tiny_recipe(tiny_training(epochs=1), "quick"), plan=PlanConfig(round_to=8))
+    given = Pipeline(tiny_model(), load_data(tiny_images(60), val_fraction=0.2), recipe)
+    start = given.decomposed()
+    until_hopeless = given.prune_basis(start, 0.01, Tuning(hopeless=0.0))
+    assert until_hopeless.plans[-1].removed == 0
+    assert until_hopeless.stages[-1].history == ()
+    assert len(given.prune_basis(start, 0.01, FULLY).stages[-1].history) == 1
+
+
+def test_a_network_that_lost_filters_alone_is_tuned():
+    recipe = replace(tiny_recipe(tiny_training(epochs=1), "quick"), plan=PlanConfig(round_to=8))
+    given = Pipeline(tiny_model(), load_data(tiny_images(60), val_fraction=0.2), recipe)
+    thinned = given.prune_filters(given.dense(), "loss", 0.3, NOT_AT_ALL)
+    assert thinned.plans[-1].removed
+    assert given.prune_basis(thinned, 0.01, Tuning(hopeless=0.0)).stages[-1].history

@@ -67,6 +67,37 @@ def test_both_ways_find_a_cliff(limit):
         assert limit <= smallest(search(stepping, cliff)) <= limit / 0.9 * 1.001
 
 
+RISING = replace(HALVING, outlook=Outlook((1.0, 0.5, 0.25, 0.1), (0.0, 0.1, 0.2, 0.4)))
+
+
+def test_between_two_attempts_the_loss_grows_with_the_square_of_the_expected_rise():
+    passed, failed = Attempt(0.5, -0.01, passed=True), Attempt(0.1, 0.05, passed=False)
+    part = (ALLOWED + 0.01) / (0.05 + 0.01)
+    rise = (0.1**2 + part * (0.4**2 - 0.1**2)) ** 0.5  # 0.245
+    assert RISING.next_share([passed, failed]) == pytest.approx(RISING.outlook.share(rise))
+
+
+def test_after_a_first_failure_the_expected_rise_is_the_root_of_what_is_too_much():
+    failed = Attempt(0.25, 4 * ALLOWED, passed=False)
+    assert RISING.next_share([failed]) == pytest.approx(RISING.outlook.share(0.2 / 2))
+
+
+@pytest.mark.parametrize(
+    ("share", "drop", "ends"),
+    [(0.3, 0.0101, True), (0.2, 0.0101, False), (0.3, 0.09, False), (0.3, float("inf"), False)],
+)
+def test_a_search_ends_where_hardly_more_can_go_unless_what_failed_is_far_or_fell_off_a_cliff(share, drop, ends):
+    steep = replace(HALVING, tolerance=0.2, outlook=Outlook((1.0, 0.4, 0.39, 0.1), (0.0, 0.1, 0.3, 0.31)))
+    attempts = [Attempt(0.4, 0.0099, passed=True), Attempt(share, drop, passed=False)]
+    assert (steep.next_share(attempts) is None) == ends
+
+
+def test_beyond_what_the_outlook_knows_shares_are_halved():
+    short = replace(HALVING, outlook=Outlook((1.0, 0.3), (0.0, 0.01)))
+    attempts = search(short, lambda share: 0.0)
+    assert [attempt.share for attempt in attempts] == pytest.approx([0.3, 0.15, 0.075, 0.0375, 0.02])
+
+
 def test_where_all_pass_the_smallest_is_tried_and_where_none_does_the_search_ends():
     for stepping in (HALVING, foreseeing(0.5, 4, 0.06)):
         assert smallest(search(stepping, lambda share: 0.0)) == pytest.approx(stepping.smallest)

@@ -94,8 +94,8 @@ def _before(job: Job) -> str:
 
 
 def _at_most(time: Estimate) -> str:
-    return f", at most {time.most}" if time.most > time.candidates else ""
+    return f", seldom more than {time.most}" if time.most > time.candidates else ""
 
 
 def _longest(time: Estimate) -> str:
-    return f", at most {duration(time.longest)}" if time.most > time.candidates else ""
+    return f", seldom more than {duration(time.longest)}" if time.most > time.candidates else ""

@@ -35,7 +35,7 @@ _FORESEEN = 4
 class Estimate:
     """Seconds for the unpruned network and per candidate, with all epochs, and how many candidates to expect.
 
-    `most` is how many there may be.
+    `most` is what there are seldom more of.
     """
 
     reference: float
@@ -50,7 +50,7 @@ class Estimate:
 
     @property
     def longest(self) -> float:
-        """The seconds for as many candidates as there may be."""
+        """The seconds for as many candidates as there are seldom more of."""
         return self.reference + self.most * self.candidate
 
 
@@ -74,7 +74,7 @@ def expected_candidates(config: RunConfig) -> int:
 
 
 def most_candidates(config: RunConfig) -> int:
-    """How many networks a search may try besides the unpruned one.
+    """How many networks a search seldom tries more of, besides the unpruned one.
 
     Where the loss is foreseen, what failed is tried once more from smaller networks. Where a budget is to be certified
     and no candidate is likely to be, all is gone through twice; where none is sure to be, some larger ones are tried.

@@ -13,7 +13,7 @@ def test_a_dry_run_says_what_would_be_done_and_writes_nothing(photos, tmp_path):
         "train: 78 images",
         "max_drop 0.01",
         "loss+basis",
-        "about 5 candidates, at most ",
+        "about 5 candidates, seldom more than ",
         "time ",
         "promise  ",
         "certified",

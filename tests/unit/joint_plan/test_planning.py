@@ -25,7 +25,7 @@ from basisprune.joint_plan.times import NetworkTimes
 from basisprune.plan import PlanConfig
 from basisprune.prune import prune_filters, prune_together
 from basisprune.torchkit.surgery import find_layers
-from basisprune.types import Coupling, JointPlan, LayerScores, Scores
+from basisprune.types import BasisPlan, Coupling, JointPlan, LayerPlan, LayerScores, Scores
 
 NOTHING = Scores("loss", {})
 FREE = PlanConfig(per="parameter", min_share=0.0)
@@ -226,6 +226,25 @@ def test_a_block_that_is_worth_nothing_goes_and_one_that_is_worth_much_stays():
     assert torch.allclose(folded(images), small(images), rtol=0, atol=1e-10)
     assert JointPlan.from_json(plan.to_json()) == plan
     assert frontier.plan(0.0).blocks == ()
+
+
+def test_of_a_block_whose_last_pair_is_trimmed_too_the_mean_stays():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), Added(8), nn.Flatten(), nn.Linear(288, 4))
+    model = decompose(net.double().eval(), scale_init=1.0)
+    images = torch.randn(4, 3, 6, 6, dtype=torch.float64)
+    seen: list[Tensor] = []
+    handle = basis_pairs(model)["1.conv"].scaling.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    features = model[0](images)
+    added = model[1](features) - features
+    handle.remove()
+    means = tuple(seen[0].mean(dim=(0, 2, 3)).tolist())
+    trimmed = BasisPlan({"1.conv": LayerPlan((0, 2, 5), 8, means)}, 0.5)
+    scores = Scores("loss", {name: LayerScores((1.0,) * pair.rank) for name, pair in basis_pairs(model).items()})
+    nothing = plan_frontier(model, scores, NOTHING, FREE, coupling=trace_coupling(model, images)).plan(0.0)
+    plan = replace(nothing, basis=trimmed, blocks=find_blocks(model, images))
+    small = prune_together(model, plan, compensate="mean", filters={})
+    assert torch.allclose(small[1](features), features + added.mean(dim=(0, 2, 3), keepdim=True), rtol=0, atol=1e-10)
 
 
 class Added(nn.Module):
