@@ -215,6 +215,8 @@ def search_section() -> str:
 
 def best_section() -> str:
     header = ("recipe", "unpruned", "pruned", "parameters", "passes", "seconds")
+    if not (RESULTS / "best.json").exists():
+        return "Not measured yet: `python benchmarks/best.py --assets DIR` does that."
     rows = []
     for cell, found in load("best")["results"].items():
         passes = f"{found['passes of the unpruned']} + {found['passes of the pruned']}"
