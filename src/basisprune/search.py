@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import get_args
 
@@ -223,41 +222,33 @@ class Search:
         return True
 
     def _gallop(self, start: State, kept: Shares, move: Move, budget: Budget) -> tuple[State, Shares]:
-        """The state with the smallest share that passes, and what it keeps; `start` if none does.
-
-        What failed, or could not be removed, from one state may pass from a smaller one that was tuned longer: where
-        the search guesses far ahead, the share that bounds it in the end is tried once more.
-        """
+        """The state with the smallest share that passes, and what it keeps; `start` if none does."""
         stepping = self._stepping(start, move, budget)
         tuning = self._tuning(budget, foreseen=stepping.outlook is not None)
-        warm = self.config.warm_start
-        state, passed, drop, again = start, 1.0, 0.0, warm and stepping.outlook is not None
-        attempts: list[tuple[Attempt, State]] = []  # with what each was pruned from
-        while True:
-            share = stepping.next_share([attempt for attempt, _ in attempts])
-            if share is None and again:
-                again, share = False, _bound_elsewhere(attempts, state, passed)
-                attempts = [(attempt, source) for attempt, source in attempts if attempt.passed or source is state]
-            share = _agreed(share)
-            if share is None:
-                return state, _multiplied(kept, move, passed)
-            source, done = (state, passed) if warm else (start, 1.0)
+        state, passed, drop = start, 1.0, 0.0
+        attempts: list[Attempt] = []
+        impossible: list[Attempt] = []  # from this state; a smaller one may well lose as much
+        while (share := _agreed(stepping.next_share([*attempts, *impossible]))) is not None:
+            source, done = (state, passed) if self.config.warm_start else (start, 1.0)
             try:
                 tried = self.pipeline.prune(source, move, round(1 - share / done, 4), tuning)
             except TooMuchError:
                 self.pipeline.hearer.say(f"{1 - share / done:.0%} cannot be removed; trying less")
-                attempts.append((Attempt(share, math.inf, passed=False), source))
+                impossible.append(Attempt(share, math.inf, passed=False))
                 continue
             if _removes_nothing(tried, source):  # so that more must go at once
-                attempts.append((Attempt(share, drop, passed=True), source))
+                attempts.append(Attempt(share, drop, passed=True))
                 continue
             asked = _multiplied(kept, move, share)
             candidate = self._judge(tried, asked)
-            attempts.append((Attempt(share, candidate.drop, candidate.passed), source))
+            attempts.append(Attempt(share, candidate.drop, candidate.passed))
             if move is self.framework.moves[0] and (candidate.chance or 0.0) < SURE:
                 self._unsure.append(asked[move.axes[0]])
             if candidate.passed:
                 state, passed, drop = tried, share, candidate.drop
+                if self.config.warm_start:
+                    impossible.clear()
+        return state, _multiplied(kept, move, passed)
 
     def _stepping(self, start: State, move: Move, budget: Budget) -> Stepping:
         """How the search for the smallest share of the move's axes goes."""
@@ -437,13 +428,6 @@ class Search:
 def axis_tolerance(tolerance: float, move: Move) -> float:
     """The tolerance for each axis of the move: where two shrink together, so does their product."""
     return float(1 - (1 - tolerance) ** (1 / len(move.axes)))
-
-
-def _bound_elsewhere(attempts: Sequence[tuple[Attempt, State]], state: State, passed: float) -> float | None:
-    """The largest share below `passed` that failed, if it was pruned from another network than this one."""
-    failed = [(attempt.share, source) for attempt, source in attempts if not attempt.passed and attempt.share < passed]
-    share, source = max(failed, key=lambda each: each[0], default=(None, state))
-    return None if source is state else share
 
 
 def _agreed(share: float | None) -> float | None:

@@ -441,22 +441,6 @@ def test_what_one_step_cannot_remove_goes_in_further_ones(limit):
     assert kept >= SearchConfig().smallest - 2e-3
 
 
-class Gradual(FakePipeline):
-    """Networks that lose nothing as long as not too much goes at once."""
-
-    def prune(self, state: State, move: Move, ratio: float, tuning: Tuning = FULLY) -> State:
-        pruned = super().prune(state, move, ratio, tuning)
-        return replace(pruned, hits=np.arange(IMAGES) < 500) if ratio > 0.6 else pruned
-
-
-def test_what_failed_is_tried_again_from_a_smaller_network():
-    pipeline = Gradual(0.05, 0.05, foresees=True, scale=0.3)  # the first guess removes more than 60 %
-    found = Search(pipeline, Budget(max_drop=0.01), SearchConfig(framework="loss+basis", polish=False)).run()
-    first, smallest = (1 - candidate.basis_ratio for candidate in (found.candidates[1], found.candidates[found.chosen]))
-    assert not found.candidates[1].passed
-    assert smallest < first < 0.4
-
-
 def test_pruning_that_finds_nothing_to_remove_is_no_candidate():
     class Blocks(FakePipeline):
         """Networks of which less than half cannot be removed, as blocks of channels are larger than that."""

@@ -76,16 +76,15 @@ def expected_candidates(config: RunConfig) -> int:
 def most_candidates(config: RunConfig) -> int:
     """How many networks a search seldom tries more of, besides the unpruned one.
 
-    Where the loss is foreseen, what failed is tried once more from smaller networks. Where a budget is to be certified
-    and no candidate is likely to be, all is gone through twice; where none is sure to be, some larger ones are tried.
+    Where a budget is to be certified and no candidate is likely to be, it is gone through twice; where none is sure to
+    be, some larger ones are tried.
     """
     search, goal, moves = config.search, config.goal, config.framework.moves
     if not isinstance(goal, Budget) or not goal.is_about_accuracy:
         return expected_candidates(config)
     furthest = math.ceil(math.log(search.smallest) / math.log(search.step))
-    goes = 2 if search.warm_start else 1
     each = (
-        goes * most_steps(search.smallest, axis_tolerance(search.tolerance, move))
+        most_steps(search.smallest, axis_tolerance(search.tolerance, move))
         if config.recipe.foresees(move)
         else furthest + _narrowing(search)
         for move in moves
