@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -142,12 +144,21 @@ app()
 
 
 def words(*given: str, shell: str = "", folder: Path) -> subprocess.CompletedProcess[str]:
-    """What a process does that has the commands of IMPATIENT, its streams as a shell has them."""
+    """What a process does that has the commands of IMPATIENT, its streams as a shell has them.
+
+    It hears Ctrl-C even where the tests run in the background of a shell, which makes programs deaf to it.
+    """
     (folder / "program.py").write_text(IMPATIENT.replace("\\\\", "\\"))
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(basisprune.__file__).parents[1]), *sys.path])}
     line = f'"{sys.executable}" program.py {" ".join(given)} {shell}'
     return subprocess.run(
-        ["bash", "-c", line], cwd=folder, env=environment, capture_output=True, text=True, check=False
+        ["bash", "-c", line],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
 
 
