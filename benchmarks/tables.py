@@ -223,7 +223,7 @@ def best_section() -> str:
         passes = f"{found['passes of the unpruned']} + {found['passes of the pruned']}"
         accuracies = (f"{found[network]:.1%}" for network in ("unpruned", "pruned"))
         rows.append(
-            (cell, *accuracies, f"{found['parameters']:,}", passes, str(found["seconds of pruning and tuning"]))
+            (cell, *accuracies, f"{found['parameters']:,}", passes, str(found["seconds"]))
         )
     note = (
         "EfficientNet-Lite0 at 32x32, 65 % of the filters and then of the basis vectors removed, accuracy on 5,000 "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Literal
 
 import rivals
@@ -239,10 +239,15 @@ class Ours:
         return model, TUNE_PASSES
 
 
-@cache
+_TIMES: dict[tuple[str, int], TimeTable] = {}
+
+
 def times(bench: Bench) -> TimeTable:
-    """The times of all layers that the network could have, on this machine."""
-    return measured_table(wanted_shapes(bench.pretrained, bench.pretrained.input_spec.shape))
+    """The times of all layers that the network could have, on this machine; measured once for each network and side."""
+    key = bench.model, bench.side
+    if key not in _TIMES:
+        _TIMES[key] = measured_table(wanted_shapes(bench.pretrained, bench.pretrained.input_spec.shape))
+    return _TIMES[key]
 
 
 def _by_time(bench: Bench, size: Size) -> tuple[nn.Module, float]:
