@@ -106,7 +106,8 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimiz
             by_share.setdefault(weight_share(weight, config), []).append(weight)
         groups += [_group(weights, share, heavy=True) for share, weights in by_share.items()]
     if config.optimizer == "adamw":
-        return torch.optim.AdamW(groups, lr=config.lr, weight_decay=config.weight_decay)
+        # On a CPU, without the fused kernel the optimizer takes up to a fifth of the training.
+        return torch.optim.AdamW(groups, lr=config.lr, weight_decay=config.weight_decay, fused=True)
     return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
 
 

@@ -140,6 +140,23 @@ def test_what_the_method_trains_comes_first_and_every_parameter_once():
     assert sorted(id(parameter) for group in groups for parameter in group["params"]) == sorted(map(id, every))
 
 
+def test_the_fused_optimizer_steps_as_the_plain_one_does():
+    images, config = torch.randn(4, 3, 16, 16), TrainConfig(train="all", optimizer="adamw", weight_decay=0.1)
+    fused, plain = tiny_decomposed().double().eval(), tiny_decomposed().double().eval()
+    plain.load_state_dict(fused.state_dict())
+    for model, changes in ((fused, {}), (plain, {"fused": False})):
+        optimizer = make_optimizer(model, config)
+        for group in optimizer.param_groups:
+            group |= changes
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(images.double()).square().sum().backward()
+            optimizer.step()
+    assert all(group["fused"] for group in make_optimizer(fused, config).param_groups)
+    for name, value in plain.state_dict().items():
+        torch.testing.assert_close(fused.state_dict()[name], value, rtol=1e-9, atol=1e-12)
+
+
 @given(size=st.floats(1e-2, 1e2), times=st.floats(0.1, 10), weight_lr=st.floats(0.01, 10))
 @settings(deadline=None, max_examples=30)
 def test_a_step_of_adam_changes_large_and_small_weights_by_the_same_part(size, times, weight_lr):
