@@ -62,9 +62,7 @@ def averaged(model: str, dataset: str, seed: int, assets: Path) -> dict[str, flo
     averages = Averages(tuned)
     fit(tuned, splits.train, None, training, inplace=True, session=Session(listener=averages))
     found = {"last": evaluate(tuned, test).accuracy}
-    return found | {
-        str(decay): evaluate(average.module, test).accuracy for decay, average in averages.by_decay.items()
-    }
+    return found | {str(decay): evaluate(average.module, test).accuracy for decay, average in averages.by_decay.items()}
 
 
 def main() -> None:

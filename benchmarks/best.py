@@ -1,25 +1,27 @@
-"""What ten times the training gains: the recipe `best` against `quick`, and what the teacher has to do with it.
+"""What ten times the training gains: the recipe `best` against `quick`, and what teacher and labels have to do with it.
 
-    python benchmarks/best.py --assets DIR [--datasets cifar10 fashion_mnist] [--seeds 0] [--ways ...]
+    python benchmarks/best.py --assets DIR [--models efficientnet_lite0] [--datasets cifar10] [--seeds 0] [--ways quick]
 
-EfficientNet-Lite0, 2,000 training and 1,000 validation images at 32x32, 5,000 test images, one thread: trained, two
-thirds of the filters and then of the basis vectors removed, and tuned. Ways with the same training start from the
-same network. DIR is described in benchmarks/backbones.py. Goes on where it was stopped; writes results/best.json.
+2,000 training and 1,000 validation images at 32x32, 5,000 test images, one thread: trained, two thirds of the filters
+and then of the basis vectors removed, and tuned. Ways with the same training start from the same network. DIR is
+described in benchmarks/backbones.py. Goes on where it was stopped; writes results/best.json.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from itertools import product, starmap
 from pathlib import Path
+from typing import Any
 
 import torch
 from backbones import build, data
 from common import Cells
 
-from basisprune import RECIPES, Recipe, Splits, TransferModel, evaluate, measure
+from basisprune import RECIPES, Augment, Recipe, Splits, TransferModel, evaluate, measure
 from basisprune.budget import Ratios
 from basisprune.data import LabelledImages, take
 from basisprune.deploy.fold import deploy
@@ -30,19 +32,38 @@ from basisprune.training.config import TrainConfig
 
 IMAGES, VAL_IMAGES, TEST_IMAGES, SIDE, REMOVED = 2000, 1000, 5000, 32, 0.65
 
+
+@dataclass(frozen=True)
+class Place:
+    """Where ways are compared."""
+
+    model: str
+    dataset: str
+    seed: int
+
+
 QUICK, BEST = RECIPES["quick"], RECIPES["best"]
+
+
+def changed(recipe: Recipe, **changes: Any) -> Recipe:
+    """The recipe with other settings of both trainings."""
+    return replace(recipe, train=replace(recipe.train, **changes), finetune=replace(recipe.finetune, **changes))
+
+
 WAYS = {
     "quick": QUICK,
+    "quick, smoothed labels": changed(QUICK, label_smoothing=0.1),
     "best": BEST,
-    "best, no teacher": replace(BEST, finetune=replace(BEST.finetune, distill=0.0)),
+    "best, no teacher": changed(BEST, distill=0.0),
+    "best, no teacher, smoothed labels": changed(BEST, distill=0.0, label_smoothing=0.1),
 }
 
 
-def tuned(recipe: Recipe, dataset: str, seed: int, assets: Path) -> dict[str, float]:
-    splits, test = images(dataset, seed, assets)
-    recipe = replace(recipe, train=own(recipe.train, dataset, seed), finetune=own(recipe.finetune, dataset, seed))
-    start = trained(recipe.train, dataset, seed, assets)
-    pipeline = Pipeline(network(seed, assets), splits, recipe, progress=False)
+def tuned(recipe: Recipe, place: Place, assets: Path) -> dict[str, float]:
+    splits, test = images(place, assets)
+    recipe = changed(recipe, seed=place.seed, augmentation=own(recipe.train.augmentation, place))
+    start = trained(recipe.train, place, assets)
+    pipeline = Pipeline(network(place, assets), splits, recipe, progress=False)
     pipeline.adopt(start)
     before = time.process_time()
     pruned = pipeline.remove(start, find_framework(recipe.framework).moves[0], Ratios(REMOVED, REMOVED))
@@ -58,33 +79,34 @@ def tuned(recipe: Recipe, dataset: str, seed: int, assets: Path) -> dict[str, fl
 
 
 @lru_cache(maxsize=1)
-def trained(config: TrainConfig, dataset: str, seed: int, assets: Path) -> State:
+def trained(config: TrainConfig, place: Place, assets: Path) -> State:
     """The unpruned network, trained with these settings."""
-    splits, _ = images(dataset, seed, assets)
-    return Pipeline(network(seed, assets), splits, replace(QUICK, train=config), progress=False).dense()
+    splits, _ = images(place, assets)
+    return Pipeline(network(place, assets), splits, replace(QUICK, train=config), progress=False).dense()
 
 
-def network(seed: int, assets: Path) -> TransferModel:
+def network(place: Place, assets: Path) -> TransferModel:
     """The network as it comes, with a new classifier."""
-    torch.manual_seed(seed)
-    return build("efficientnet_lite0", assets, num_classes=10, input_size=SIDE)
+    torch.manual_seed(place.seed)
+    return build(place.model, assets, num_classes=10, input_size=SIDE)
 
 
-def images(dataset: str, seed: int, assets: Path) -> tuple[Splits, LabelledImages]:
+def images(place: Place, assets: Path) -> tuple[Splits, LabelledImages]:
     """Images to train and to follow the training with, and to test."""
-    splits, test = data(dataset, assets, images=IMAGES, test_images=TEST_IMAGES, seed=seed)
+    splits, test = data(place.dataset, assets, images=IMAGES, test_images=TEST_IMAGES, seed=place.seed)
     assert splits.val is not None
     return replace(splits, val=take(splits.val, range(VAL_IMAGES))), test
 
 
-def own(config: TrainConfig, dataset: str, seed: int) -> TrainConfig:
-    """The settings with this seed, and images mirrored where that makes sense."""
-    return replace(config, seed=seed, augmentation=replace(config.augmentation, flip=dataset != "mnist"))
+def own(augmentation: Augment, place: Place) -> Augment:
+    """The augmentation with images mirrored where that makes sense."""
+    return replace(augmentation, flip=place.dataset != "mnist")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--assets", type=Path, required=True)
+    parser.add_argument("--models", nargs="+", default=["efficientnet_lite0"])
     parser.add_argument("--datasets", nargs="+", default=["cifar10", "fashion_mnist"])
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
@@ -98,10 +120,10 @@ def main() -> None:
         "removed": REMOVED,
     }
     cells = Cells("best", config)
-    for seed in options.seeds:
-        for dataset in options.datasets:
-            for name in options.ways:
-                cells.run(f"{dataset}, {name}, seed {seed}", partial(tuned, WAYS[name], dataset, seed, options.assets))
+    for place in starmap(Place, product(options.models, options.datasets, options.seeds)):
+        for way in options.ways:
+            name = f"{place.model}, {place.dataset}, {way}, seed {place.seed}"
+            cells.run(name, partial(tuned, WAYS[way], place, options.assets))
 
 
 if __name__ == "__main__":

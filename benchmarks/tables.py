@@ -222,9 +222,7 @@ def best_section() -> str:
     for cell, found in load("best")["results"].items():
         passes = f"{found['passes of the unpruned']} + {found['passes of the pruned']}"
         accuracies = (f"{found[network]:.1%}" for network in ("unpruned", "pruned"))
-        rows.append(
-            (cell, *accuracies, f"{found['parameters']:,}", passes, str(found["seconds"]))
-        )
+        rows.append((cell, *accuracies, f"{found['parameters']:,}", passes, str(found["seconds"])))
     note = (
         "EfficientNet-Lite0 at 32x32, 65 % of the filters and then of the basis vectors removed, accuracy on 5,000 "
         "test images; the seconds are those of pruning and tuning; `benchmarks/best.py`."
