@@ -14,6 +14,7 @@ import time
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from backbones import build, data
@@ -56,7 +57,7 @@ WAYS = {
 }
 
 
-def searched(way: Way, dataset: str, seed: int, assets: Path) -> dict[str, float]:
+def searched(way: Way, dataset: str, seed: int, assets: Path) -> dict[str, Any]:
     torch.manual_seed(seed)
     splits, test = data(dataset, assets, images=IMAGES, test_images=TEST_IMAGES, seed=seed)
     assert splits.val is not None
@@ -70,14 +71,15 @@ def searched(way: Way, dataset: str, seed: int, assets: Path) -> dict[str, float
     before = time.process_time()
     found = Search(pipeline, Budget(max_drop=0.01), SearchConfig(way.framework, warm_start=way.warm_start)).run()
     seconds = time.process_time() - before
-    chosen = found.candidates[found.chosen]
+    chosen, tried = found.candidates[found.chosen], found.candidates[1:]
     return {
-        "candidates": len(found.candidates) - 1,
+        "candidates": len(tried),
         "parameters": chosen.parameters,
         "multiply-adds": chosen.macs,
         "drop": round(chosen.drop, 4),
         "test drop": round(evaluate(start.model, test).accuracy - evaluate(found.state.model, test).accuracy, 4),
         "seconds": round(seconds),
+        "tried": [(each.basis_ratio, each.filter_ratio, round(each.drop, 4), each.passed) for each in tried],
     }
 
 

@@ -194,7 +194,7 @@ class Search:
                 return
             share = share**_LARGER
             self.pipeline.hearer.say("trying a larger network, to fall back on if the smaller ones are not certified")
-            tried = self.pipeline.prune(start, move, round(1 - share, 4), self._tuning(budget, foreseen=True))
+            tried = self.pipeline.prune(start, move, round(1 - share, 4), self._tuning(budget))
             if _removes_nothing(tried, start):
                 return
             self._judge(tried, _multiplied(ALL, move, share))
@@ -266,7 +266,7 @@ class Search:
         allowed = reference - budget.least_accuracy(reference)
         return allowed if self.standard is None or self.standard.confirming is None else allowed / 2
 
-    def _tuning(self, budget: Budget, *, foreseen: bool) -> Tuning:
+    def _tuning(self, budget: Budget, *, foreseen: bool = False) -> Tuning:
         """Candidates are tuned until they are good enough or hopeless.
 
         If they are to be certified, none is good enough: one that passes on a few images in the middle of its tuning,
