@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -30,13 +30,24 @@ def write_result(name: str, config: Mapping[str, Any], results: Any) -> Path:
     return path
 
 
+def load(name: str) -> dict[str, Any]:
+    """What `results/<name>.json` says."""
+    record: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
+    return record
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
 class Cells:
     """Results by name that are written as they come, so that a stopped benchmark goes on where it was."""
 
     def __init__(self, name: str, config: Mapping[str, Any]) -> None:
         self.name, self.config = name, dict(config)
-        path = RESULTS / f"{name}.json"
-        old = json.loads(path.read_text()) if path.exists() else {}
+        old = load(name) if (RESULTS / f"{name}.json").exists() else {}
         self.results: dict[str, Any] = old["results"] if old.get("config") == self.config else {}
 
     def run(self, cell: str, work: Callable[[], Any]) -> Any:

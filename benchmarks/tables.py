@@ -14,13 +14,13 @@ import shutil
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from common import RESULTS, write_result
+from common import RESULTS, load, table, write_result
 from speed_tables import frontier_picture, frontier_rows, kernel_rows
+from training_tables import averages_section, best_section, search_section
 
 from basisprune.report.html import comparison
 from basisprune.results import RunSummary
@@ -36,16 +36,6 @@ FAULTS = {
     "short": "no file can grow beyond 600 bytes from then on",
     "flip": "a bit is turned over in a file that is read",
 }
-
-
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def load(name: str) -> dict[str, Any]:
-    record: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
-    return record
 
 
 def recipe_section() -> str:
@@ -198,36 +188,6 @@ def basis_images_section() -> str:
         "of the basis: the median over the layers of the first, middle and last third of the network."
     )
     return f"{table(('images', 'first', 'middle', 'last'), rows)}\n\n{note}"
-
-
-def search_section() -> str:
-    results = load("search")["results"]
-    header = ("search", "candidates", "parameters", "points lost on the test images", "seconds")
-    rows = []
-    for cell, found in results.items():
-        numbers = (f"{found['parameters']:,}", f"{100 * found['test drop']:.1f}", str(found["seconds"]))
-        rows.append((cell, str(found["candidates"]), *numbers))
-    note = (
-        "EfficientNet-Lite0 at 32x32, a budget of one point, judged by the validation images. Where shares are halved, "
-        "the tuning of a candidate ends as soon as it passes; `benchmarks/search.py`."
-    )
-    return f"{table(header, rows)}\n\n{note}"
-
-
-def best_section() -> str:
-    header = ("recipe", "unpruned", "pruned", "parameters", "passes", "seconds")
-    if not (RESULTS / "best.json").exists():
-        return "Not measured yet: `python benchmarks/best.py --assets DIR` does that."
-    rows = []
-    for cell, found in load("best")["results"].items():
-        passes = f"{found['passes of the unpruned']} + {found['passes of the pruned']}"
-        accuracies = (f"{found[network]:.1%}" for network in ("unpruned", "pruned"))
-        rows.append((cell, *accuracies, f"{found['parameters']:,}", passes, str(found["seconds"])))
-    note = (
-        "EfficientNet-Lite0 at 32x32, 65 % of the filters and then of the basis vectors removed, accuracy on 5,000 "
-        "test images; the seconds are those of pruning and tuning; `benchmarks/best.py`."
-    )
-    return f"{table(header, rows)}\n\n{note}"
 
 
 def kernels_section() -> str:
@@ -429,6 +389,7 @@ def main() -> None:
         "Images that the loss basis is made from": basis_images_section,
         "Searches: steps by the expected loss against halving": search_section,
         "Ten times the training: the recipes quick and best": best_section,
+        "Averages of the weights": averages_section,
         "L1 norms of decomposed layers: accuracy right after pruning": l1_section,
         "Speed and memory": ratios_section,
         "Latency at 128x128 on one thread": latency_section,
