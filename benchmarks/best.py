@@ -53,6 +53,7 @@ def changed(recipe: Recipe, **changes: Any) -> Recipe:
 WAYS = {
     "quick": QUICK,
     "quick, smoothed labels": changed(QUICK, label_smoothing=0.1),
+    "quick, labels smoothed in tuning": replace(QUICK, finetune=replace(QUICK.finetune, label_smoothing=0.1)),
     "best": BEST,
     "best, no teacher": changed(BEST, distill=0.0),
     "best, no teacher, smoothed labels": changed(BEST, distill=0.0, label_smoothing=0.1),
