@@ -76,7 +76,7 @@ METHOD = replace(
     rebase=False,
     basis_images=512,
     filter_compensate="none",
-    train=replace(RECIPES["quick"].train, epochs=8, train="method"),
+    train=replace(RECIPES["quick"].train, epochs=8, train="method", clip_norm=None),
 )
 """What the benchmarks train: norms, scales and classifier alone, as in the paper, on the basis of the outputs."""
 

@@ -55,7 +55,7 @@ NORMS = TrainConfig(
     norm_statistics="fixed",
     augmentation=Augment(shift=0.05),
 )
-"""Norms, scales and classifier alone, as the recipe `quick` has it."""
+"""Norms, scales and classifier alone, as the recipe `quick` had it."""
 
 OURS = replace(NORMS, train="all", weight_lr=0.3, clip_norm=5.0)
 """How the start is trained, and the unpruned network at the best of RATES."""
@@ -65,7 +65,7 @@ TUNED = replace(OURS, weight_lr=1.0)
 
 RIVAL = replace(OURS, norm_statistics="batch")
 """How rivals are tuned, at the best of RIVAL_RATES: much pruned, they need new statistics, or they diverge. Where
-little is pruned, those that they have are better: that is run too."""
+pruning leaves some accuracy, those that they have may be better: that is run too."""
 
 RATES = (0.3, 1.0)
 """`weight_lr`: the rates of the weights, in relation to their size, that are swept with seed 0; at 3, both the

@@ -105,7 +105,7 @@ _QUICK_TRAINING = TrainConfig(
     min_lr=3e-5,
     norm_statistics="fixed",
     train="all",
-    weight_lr=1.0,  # 0.3 learns less in as many passes, with 3 networks diverge (docs/method.md)
+    weight_lr=1.0,  # 0.3 learns less in as many passes (docs/method.md)
     clip_norm=5.0,
     augmentation=Augment(shift=0.05),
 )

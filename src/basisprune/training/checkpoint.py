@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -79,13 +80,19 @@ def load_checkpoint(
         if weights is not None:
             _refuse_other_network(path, weights, model)
     try:
-        optimizer.load_state_dict(state.optimizer)
+        optimizer.load_state_dict(_stepping_as(optimizer, state.optimizer))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path}: its optimizer does not fit ({error}); use another path") from error
     model.load_state_dict(state.model)
     if scaler is not None and state.scaler:
         scaler.load_state_dict(state.scaler)
     return state.past
+
+
+def _stepping_as(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> dict[str, Any]:
+    """The state with the kernel of this optimizer, which may not be that of the one that was saved."""
+    fused = {"fused": optimizer.defaults["fused"]} if "fused" in optimizer.defaults else {}
+    return {**state, "param_groups": [{**group, **fused} for group in state["param_groups"]]}
 
 
 @dataclass(frozen=True)

@@ -106,9 +106,16 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimiz
             by_share.setdefault(weight_share(weight, config), []).append(weight)
         groups += [_group(weights, share, heavy=True) for share, weights in by_share.items()]
     if config.optimizer == "adamw":
-        # On a CPU, without the fused kernel the optimizer takes up to a fifth of the training.
-        return torch.optim.AdamW(groups, lr=config.lr, weight_decay=config.weight_decay, fused=True)
+        # On a CPU, without the fused kernel the optimizer takes up to a fifth of the training; but that kernel goes
+        # through memory without regard to strides, and would write between the numbers of a weight that has gaps.
+        fused = all(_is_packed(parameter) for parameter in (*light, *heavy))
+        return torch.optim.AdamW(groups, lr=config.lr, weight_decay=config.weight_decay, fused=fused)
     return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
+
+
+def _is_packed(parameter: nn.Parameter) -> bool:
+    """Whether its numbers lie in memory without gaps, in the usual order or with the channels last."""
+    return parameter.is_contiguous() or parameter.is_contiguous(memory_format=torch.channels_last)
 
 
 def _group(parameters: Sequence[nn.Parameter], share: float, *, heavy: bool) -> dict[str, object]:

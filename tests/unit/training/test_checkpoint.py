@@ -71,6 +71,18 @@ def test_what_is_loaded_is_what_was_saved(saved):
     assert same(state_of(model, optimizer), state_of(*network()))
 
 
+@pytest.mark.parametrize("fused", [True, False])
+def test_an_optimizer_steps_by_its_own_kernel_whatever_the_saved_one_had(tmp_path, fused):
+    path, model = tmp_path / "state.pt", network()[0]
+    before, after = (torch.optim.AdamW(model.parameters(), lr=0.1, fused=kernel) for kernel in (not fused, fused))
+    before.step()
+    save_checkpoint(path, model, before, CONFIG, PAST)
+    load_checkpoint(path, model, after, CONFIG)
+    assert [group["fused"] for group in after.param_groups] == [fused]
+    assert [int(state["step"]) for state in after.state.values()] == [1] * len(list(model.parameters()))
+    after.step()
+
+
 def test_the_scale_of_the_loss_goes_on_where_it_was(tmp_path, saved):
     path = tmp_path / "half.pt"
     save_checkpoint(path, *network(), CONFIG, PAST, torch.amp.GradScaler("cpu", init_scale=128.0))

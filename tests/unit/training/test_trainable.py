@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from networks import NETWORKS
-from tiny import differing, tiny_decomposed, tiny_images, tiny_training
+from tiny import differing, tiny_decomposed, tiny_images, tiny_model, tiny_training
 from torch import nn
 
 from basisprune.basis.decompose import decompose
@@ -140,9 +140,10 @@ def test_what_the_method_trains_comes_first_and_every_parameter_once():
     assert sorted(id(parameter) for group in groups for parameter in group["params"]) == sorted(map(id, every))
 
 
-def test_the_fused_optimizer_steps_as_the_plain_one_does():
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_the_fused_optimizer_steps_as_the_plain_one_does(layout):
     images, config = torch.randn(4, 3, 16, 16), TrainConfig(train="all", optimizer="adamw", weight_decay=0.1)
-    fused, plain = tiny_decomposed().double().eval(), tiny_decomposed().double().eval()
+    fused, plain = (tiny_decomposed().double().eval().to(memory_format=layout) for _ in range(2))
     plain.load_state_dict(fused.state_dict())
     for model, changes in ((fused, {}), (plain, {"fused": False})):
         optimizer = make_optimizer(model, config)
@@ -155,6 +156,19 @@ def test_the_fused_optimizer_steps_as_the_plain_one_does():
     assert all(group["fused"] for group in make_optimizer(fused, config).param_groups)
     for name, value in plain.state_dict().items():
         torch.testing.assert_close(fused.state_dict()[name], value, rtol=1e-9, atol=1e-12)
+
+
+def test_nothing_is_written_between_the_numbers_of_a_weight_that_has_gaps():
+    model = tiny_model()
+    before = model.classifier.weight.detach().clone()
+    memory = torch.zeros(len(before), 2 * before.shape[1])
+    memory[:, ::2] = before
+    model.classifier.weight = nn.Parameter(memory[:, ::2])
+    optimizer = make_optimizer(model, TrainConfig(train="all", optimizer="adamw", lr=0.1))
+    model.classifier.weight.sum().backward()
+    optimizer.step()
+    torch.testing.assert_close(model.classifier.weight.detach(), before - 0.1, rtol=0, atol=1e-5)
+    assert not memory[:, 1::2].any()
 
 
 @given(size=st.floats(1e-2, 1e2), times=st.floats(0.1, 10), weight_lr=st.floats(0.01, 10))
