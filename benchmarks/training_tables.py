@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import mean
 
-from common import RESULTS, load, table
+from common import load, table
 
 
 def search_section() -> str:
@@ -37,8 +37,6 @@ def best_section() -> str:
 
 
 def averages_section() -> str:
-    if not (RESULTS / "averages.json").exists():
-        return "Not measured yet: `python benchmarks/averages.py --assets DIR` does that."
     results = load("averages")["results"]
     decays = [name for name in next(iter(results.values())) if name != "last"]
     rows = [
