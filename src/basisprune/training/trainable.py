@@ -106,7 +106,7 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimiz
             by_share.setdefault(weight_share(weight, config), []).append(weight)
         groups += [_group(weights, share, heavy=True) for share, weights in by_share.items()]
     if config.optimizer == "adamw":
-        # On a CPU, without the fused kernel the optimizer takes up to a fifth of the training; but that kernel goes
+        # On a CPU, without the fused kernel the optimizer takes a good part of the training; but that kernel goes
         # through memory without regard to strides, and would write between the numbers of a weight that has gaps.
         fused = all(_is_packed(parameter) for parameter in (*light, *heavy))
         return torch.optim.AdamW(groups, lr=config.lr, weight_decay=config.weight_decay, fused=fused)
