@@ -18,7 +18,7 @@ from cells import DATASETS
 from field_figures import MODEL_NAMES, field_figure
 from field_points import Cost, Mean, Record, cost_at, frontier, mean_points, read_records, swept_rates
 from page import fill
-from parts_table import parts_table
+from parts_table import parts_tables
 from sections import bold, percent, table
 
 from basisprune.files import write_text
@@ -235,7 +235,7 @@ def write_page(results: Path, parts: Path, page: Path) -> None:
         "figures": "\n\n".join(f"![{DATASETS[dataset]}]({folder.name}/{dataset}.svg)" for dataset in here),
         "tables": "\n\n".join(tables),
         "rates": rate_table(records),
-        "parts": parts_table(read_records(parts) if any(parts.glob("*.json")) else []),
+        "parts": parts_tables(read_records(parts) if any(parts.glob("*.json")) else []),
     }
     write_text(page, fill(page.read_text(), blocks))
 

@@ -1,9 +1,10 @@
 """What each part of the method is worth: the accuracy of ours with one part replaced, same start, same time to tune.
 
     python experiments/parts.py --assets DIR [--models efficientnet_lite0 ...] [--datasets cifar10 ...]
-                                [--parts basis ...] [--seeds 0 1]
+                                [--parts basis ...] [--seeds 0 1] [--shares 0.75]
 
-The protocol is that of `field.py`, shorter and at 32 pixels. Each cell is written to <results>/parts/ as soon as it is
+The protocol is that of `field.py`, shorter and at 32 pixels. By default half of the filters, then of the basis vectors,
+go; the more go, the more it matters which ones do. Each cell is written to <results>/parts/ as soon as it is
 done, and skipped when it is there. `python experiments/field_summary.py` makes a table of docs/field.md of the results.
 DIR is described in benchmarks/backbones.py.
 """
@@ -34,14 +35,17 @@ from basisprune.torchkit.watching import example_input
 from basisprune.transfer.model import spec_of
 
 RESULTS = Path(__file__).parent / "results" / "parts"
-SIDE, SIZE, TUNE_PASSES = 32, (0.5, 0.5), 3.0
+SIDE, TUNE_PASSES = 32, 3.0
+HALF = 0.5
+"""The share of the filters, and then of the basis vectors, that goes if nothing else is said."""
+
 OURS = Worth()
 
 
 @lru_cache(maxsize=1)
-def pruned(bench: Bench, worth: Worth) -> nn.Module:
-    """The start without half of its filters, then of its basis vectors."""
-    return Ours(worth=worth)(bench, SIZE)[0]
+def pruned(bench: Bench, worth: Worth, share: float = HALF) -> nn.Module:
+    """The start without this share of its filters, then of its basis vectors."""
+    return Ours(worth=worth)(bench, (share, share))[0]
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ class Part:
     name: str
     ours: str
     instead: str
-    prune: Worth | Callable[[Bench], nn.Module] = OURS
+    prune: Worth | Callable[[Bench, float], nn.Module] = OURS
     tuning: TrainConfig = TUNED
     settled: bool = True
 
@@ -64,10 +68,10 @@ def parameters(bench: Bench, model: nn.Module) -> int:
     return measure(deploy(model, spec_of(model), bench.splits.classes)).parameters
 
 
-def jointly(bench: Bench) -> nn.Module:
+def jointly(bench: Bench, share: float) -> nn.Module:
     """All ranks and widths planned together, for as many parameters as ours has."""
-    share = parameters(bench, pruned(bench, OURS)) / parameters(bench, start(bench))
-    return planned(bench, CostPlanner("params"), round(1 - share, 4))
+    left = parameters(bench, pruned(bench, OURS, share)) / parameters(bench, start(bench))
+    return planned(bench, CostPlanner("params"), round(1 - left, 4))
 
 
 PARTS = {
@@ -113,17 +117,19 @@ PARTS = {
 
 @dataclass(frozen=True)
 class Cell:
-    """A network, a dataset and a seed with one part replaced."""
+    """A network, a dataset and a seed with one part replaced, and the share that goes."""
 
     model: str
     dataset: str
     part: str
     seed: int
+    share: float = HALF
 
     @property
     def file(self) -> str:
         """The name of its result."""
-        return f"{self.model}-{self.dataset}-{self.part}-{self.seed}.json".replace(" ", "_")
+        share = () if self.share == HALF else (f"{self.share:g}",)
+        return "-".join((self.model, self.dataset, self.part, *share, str(self.seed))).replace(" ", "_") + ".json"
 
 
 @lru_cache(maxsize=1)
@@ -136,7 +142,8 @@ def run(cell: Cell, assets: Path, runs: Path) -> dict[str, Any]:
     began = time.perf_counter()
     bench, part = opened(cell.model, cell.dataset, cell.seed, assets, runs), PARTS[cell.part]
     assert bench.splits.test is not None
-    small = pruned(bench, part.prune) if isinstance(part.prune, Worth) else part.prune(bench)
+    how, share = part.prune, cell.share
+    small = pruned(bench, how, share) if isinstance(how, Worth) else how(bench, share)
     form = settle(small, example_input(small, spec_of(small).shape)) if part.settled else small
     network, passes = bench.trained(
         form, part.tuning, TUNE_PASSES, teacher=start(bench) if part.tuning.distill else None
@@ -152,7 +159,7 @@ def run(cell: Cell, assets: Path, runs: Path) -> dict[str, Any]:
         "passes": passes,
         "config": {
             "side": SIDE,
-            "size": SIZE,
+            "size": (cell.share, cell.share),
             "images": IMAGES,
             "start_passes": START_PASSES,
             "tune_passes": TUNE_PASSES,
@@ -171,12 +178,16 @@ def main() -> None:
     parser.add_argument("--datasets", nargs="+", default=list(DATASETS), choices=DATASETS)
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=list(PARTS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
+    parser.add_argument(
+        "--shares", nargs="+", type=float, default=[HALF], help="of filters and of basis vectors, to go"
+    )
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--runs", type=Path, default=Path("runs/parts"), help="networks to start from")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    for seed, model, dataset, part in product(options.seeds, options.models, options.datasets, options.parts):
-        cell = Cell(model, dataset, part, seed)
+    places = product(options.seeds, options.models, options.datasets, options.shares, options.parts)
+    for seed, model, dataset, share, part in places:
+        cell = Cell(model, dataset, part, seed, share)
         path = options.results / cell.file
         if path.exists():
             continue

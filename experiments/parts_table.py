@@ -14,6 +14,19 @@ Place = tuple[str, str, int]
 """Network, dataset and seed."""
 
 
+def parts_tables(records: Sequence[Record]) -> str:
+    """A table for each share that goes, of filters and then of basis vectors; the smallest first.
+
+    >>> parts_tables([])
+    'Not run.'
+    """
+    by_share: dict[float, list[Record]] = {}
+    for record in records:
+        by_share.setdefault(record["config"]["size"][0], []).append(record)
+    tables = [f"### Without {share:.0%} of both\n\n{parts_table(by_share[share])}" for share in sorted(by_share)]
+    return "\n\n".join(tables) or "Not run."
+
+
 def parts_table(records: Sequence[Record]) -> str:
     """A row for each part: the accuracy with something else in its place less that of ours, tuned and before that.
 
@@ -34,7 +47,7 @@ def parts_table(records: Sequence[Record]) -> str:
         texts = (name, cells[0]["ours"], cells[0]["instead"])
         rows.append((*texts, *gains, untuned, f"{size:.2f}", str(len(cells))))
     names = (MODEL_NAMES[model] for model in models)
-    return table(("Part", "Ours", "Instead", *names, "Untuned", "Parameters", "Cells"), rows) if rows else "Not run."
+    return table(("Part", "Ours", "Instead", *names, "Untuned", "Parameters", "Cells"), rows)
 
 
 def differences(cells: Sequence[Record], ours: Mapping[Place, Record], value: str) -> list[float]:

@@ -6,6 +6,7 @@ import copy
 import doctest
 import json
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -181,14 +182,17 @@ def test_the_page_is_filled_and_its_figures_are_xml(tmp_path):
         (results / cell.file).write_text(json.dumps(record(cell, 0.9, kind)))
     folder = tmp_path / "parts"
     folder.mkdir()
-    for name, accuracy in (("ours", 0.8), ("basis", 0.78), ("scores", 0.75)):
+    half = [("ours", 0.5, 0.8), ("basis", 0.5, 0.78), ("scores", 0.5, 0.75)]
+    for name, share, accuracy in (*half, ("ours", 0.75, 0.6), ("basis", 0.75, 0.5)):
         place = {"model": "resnet50", "dataset": "mnist", "seed": 0, "part": name, "ours": "one", "instead": "another"}
-        values = {"accuracy": accuracy, "untuned": 0.5, "parameters": 1000}
-        (folder / f"{name}.json").write_text(json.dumps(place | values))
+        values = {"accuracy": accuracy, "untuned": 0.5, "parameters": 1000, "config": {"size": [share, share]}}
+        (folder / f"{name}-{share}.json").write_text(json.dumps(place | values))
     field_summary.write_page(results, folder, page)
     text = page.read_text()
     assert "3 of 6 hold." in text
-    assert text.index("| scores | one | another | -5.0 |") < text.index("| basis | one | another | -2.0 |")
+    rows = ("Without 50%", "| scores | one | another | -5.0 |", "| basis | one | another | -2.0 |")
+    rows += ("Without 75%", "| basis | one | another | -10.0 |")
+    assert [text.index(row) for row in rows] == sorted(text.index(row) for row in rows)
     ET.parse(page.with_suffix("") / "mnist.svg")
 
 
@@ -254,7 +258,8 @@ def test_whatever_replaces_a_part_of_the_pruning_makes_another_smaller_network(n
 
 
 def test_every_part_has_a_file_of_its_own():
-    cells = [parts.Cell("resnet50", "mnist", name, seed) for name in parts.PARTS for seed in (0, 1)]
+    ways = product(parts.PARTS, (0, 1), (parts.HALF, 0.75))
+    cells = [parts.Cell("resnet50", "mnist", name, seed, share) for name, seed, share in ways]
     assert len({cell.file for cell in cells}) == len(cells)
 
 
