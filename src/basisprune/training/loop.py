@@ -166,8 +166,8 @@ class _Run:
         teacher = _checked_teacher(session.teacher, model, config)
         if config.channels_last and not _has_volumes(model):
             model = model.to(memory_format=torch.channels_last)
-        self.optimizer = accelerator.prepare_optimizer(make_optimizer(model, config))
         self.model = model.to(accelerator.device)
+        self.optimizer = accelerator.prepare_optimizer(make_optimizer(self.model, config))
         teacher = None if teacher is None else teacher.to(accelerator.device)
         self.lesson = make_lesson(
             Pupil(self.model, wrapped(model, accelerator), config, accelerator, teacher), session.task

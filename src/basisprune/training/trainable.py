@@ -15,6 +15,7 @@ from basisprune.training.config import TrainConfig, Trained
 from basisprune.transfer.kept import KeptModel
 
 _SMALLEST = 1e-3  # so that a bias that starts at zero learns
+_FUSED_ON = ("cpu", "cuda", "mps", "xpu")  # PyTorch refuses a fused optimizer elsewhere
 
 
 def set_trainable(model: nn.Module, *, scales: bool = True, train: Trained = "method") -> list[nn.Parameter]:
@@ -92,7 +93,7 @@ def project_scales(model: nn.Module) -> None:
 
 
 def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
-    """The optimizer of what `config` trains, all of which is unfrozen in the model.
+    """The optimizer of what `config` trains, all of which is unfrozen in the model, on the device it will stay on.
 
     Each of its groups has its `share` of the learning rate, and says by `heavy` whether its parameters are
     weights that the method alone would not train.
@@ -106,16 +107,18 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimiz
             by_share.setdefault(weight_share(weight, config), []).append(weight)
         groups += [_group(weights, share, heavy=True) for share, weights in by_share.items()]
     if config.optimizer == "adamw":
-        # On a CPU, without the fused kernel the optimizer takes a good part of the training; but that kernel goes
-        # through memory without regard to strides, and would write between the numbers of a weight that has gaps.
-        fused = all(_is_packed(parameter) for parameter in (*light, *heavy))
+        # On a CPU, without the fused kernel the optimizer takes a good part of the training.
+        fused = all(_can_be_fused(parameter) for parameter in (*light, *heavy))
         return torch.optim.AdamW(groups, lr=config.lr, weight_decay=config.weight_decay, fused=fused)
     return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
 
 
-def _is_packed(parameter: nn.Parameter) -> bool:
-    """Whether its numbers lie in memory without gaps, in the usual order or with the channels last."""
-    return parameter.is_contiguous() or parameter.is_contiguous(memory_format=torch.channels_last)
+def _can_be_fused(parameter: nn.Parameter) -> bool:
+    """Whether the device has a fused kernel and the numbers lie in memory without gaps, in the usual order or with the
+    channels last: the kernel goes through memory without regard to strides, and would write into the gaps.
+    """
+    packed = parameter.is_contiguous() or parameter.is_contiguous(memory_format=torch.channels_last)
+    return packed and parameter.device.type in _FUSED_ON
 
 
 def _group(parameters: Sequence[nn.Parameter], share: float, *, heavy: bool) -> dict[str, object]:

@@ -171,6 +171,11 @@ def test_nothing_is_written_between_the_numbers_of_a_weight_that_has_gaps():
     assert not memory[:, 1::2].any()
 
 
+def test_a_device_without_a_fused_kernel_gets_the_plain_one():
+    optimizer = make_optimizer(tiny_model().to("meta"), TrainConfig(optimizer="adamw"))
+    assert not any(group["fused"] for group in optimizer.param_groups)
+
+
 @given(size=st.floats(1e-2, 1e2), times=st.floats(0.1, 10), weight_lr=st.floats(0.01, 10))
 @settings(deadline=None, max_examples=30)
 def test_a_step_of_adam_changes_large_and_small_weights_by_the_same_part(size, times, weight_lr):
