@@ -19,6 +19,7 @@ from basisprune.data import Splits, load_data, make_loader, take
 from basisprune.deploy.export.runtime import feed_of, open_session, to_proto
 from basisprune.deploy.fold import deploy
 from basisprune.deploy.latency import interleaved
+from basisprune.deploy.timing import measured_table, wanted_shapes
 from basisprune.joint_plan.times import TimeTable
 from basisprune.torchkit.running import mode
 from basisprune.training.intervals import wilson_interval
@@ -162,6 +163,10 @@ class Bench:
 
     # What comes out
 
+    def times(self) -> TimeTable:
+        """Those of all layers that the network could have, on this machine."""
+        return _times(self.model, self.assets, self.side, self.splits.num_classes)
+
     def val_accuracy(self, model: nn.Module) -> float:
         """The accuracy on the validation images."""
         assert self.splits.val is not None
@@ -188,6 +193,13 @@ class Bench:
             ms=ms,
             clock_ms=clock_ms,
         )
+
+
+@cache
+def _times(model: str, assets: Path, side: int, classes: int) -> TimeTable:
+    """Measured once, for all datasets and seeds."""
+    network = build(model, assets, num_classes=classes, input_size=side)
+    return measured_table(wanted_shapes(network, network.input_spec.shape))
 
 
 @cache

@@ -31,7 +31,6 @@ from basisprune import (
 )
 from basisprune.basis.decompose import Basis
 from basisprune.budget.planning import CostPlanner
-from basisprune.deploy.timing import measured_table, wanted_shapes
 from basisprune.frameworks import find_framework
 from basisprune.importance.basis_loss import BasisLoss, split_by_loss
 from basisprune.importance.filter_loss import filter_loss
@@ -100,7 +99,7 @@ class Method:
 
     def times(self, bench: Bench) -> TimeTable | None:
         """The times that it goes by; None if it counts parameters."""
-        return times(bench) if self.by_time else None
+        return bench.times() if self.by_time else None
 
 
 @lru_cache(maxsize=1)
@@ -239,20 +238,9 @@ class Ours:
         return model, TUNE_PASSES
 
 
-_TIMES: dict[tuple[str, int], TimeTable] = {}
-
-
-def times(bench: Bench) -> TimeTable:
-    """The times of all layers that the network could have, on this machine; measured once for each network and side."""
-    key = bench.model, bench.side
-    if key not in _TIMES:
-        _TIMES[key] = measured_table(wanted_shapes(bench.pretrained, bench.pretrained.input_spec.shape))
-    return _TIMES[key]
-
-
 def _by_time(bench: Bench, size: Size) -> tuple[nn.Module, float]:
     """Ours without this fraction of the time, as `compress --optimize latency` plans it."""
-    return planned(bench, CostPlanner("latency", times(bench)), size[0]), TUNE_PASSES
+    return planned(bench, CostPlanner("latency", bench.times()), size[0]), TUNE_PASSES
 
 
 def planned(bench: Bench, planner: CostPlanner, ratio: float) -> nn.Module:
