@@ -53,6 +53,8 @@ def changed(recipe: Recipe, **changes: Any) -> Recipe:
 GENTLY = {"weight_lr": 0.3, "clip_norm": None}
 WAYS = {
     "quick": QUICK,
+    "quick, smoothed tuning": replace(QUICK, finetune=replace(QUICK.finetune, label_smoothing=0.1)),
+    "quick, smoothed labels": changed(QUICK, label_smoothing=0.1),
     "quick, rate 0.3": changed(QUICK, **GENTLY),
     "quick, rate 0.3, smoothed labels": changed(QUICK, **GENTLY, label_smoothing=0.1),
     "best": BEST,

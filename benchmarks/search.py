@@ -79,7 +79,15 @@ def searched(way: Way, dataset: str, seed: int, assets: Path) -> dict[str, Any]:
         "drop": round(chosen.drop, 4),
         "test drop": round(evaluate(start.model, test).accuracy - evaluate(found.state.model, test).accuracy, 4),
         "seconds": round(seconds),
-        "tried": [(each.basis_ratio, each.filter_ratio, round(each.drop, 4), each.passed) for each in tried],
+        "tried": [
+            {
+                "removed": (round(each.basis_ratio, 4), round(each.filter_ratio, 4)),
+                "parameters": each.parameters,
+                "drop": round(each.drop, 4),
+                "passed": each.passed,
+            }
+            for each in tried
+        ],
     }
 
 

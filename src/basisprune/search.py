@@ -35,10 +35,12 @@ class SearchConfig:
     are in units of the loss, they say which share to try first, and with the accuracies of what was tried which one
     next; otherwise the share kept is multiplied by `step` until a candidate fails, then narrowed down. The search ends
     when the share of basis vectors or filters that failed, or that is expected to fail, is within `tolerance` of the
-    share that passed, or at `smallest`. A candidate more than `give_up_margin` below the required accuracy after an
-    epoch is given up. With `warm_start`, a candidate is pruned from the last one that passed, otherwise in one step
-    from the unpruned network, as in the paper. With `tune_fully`, all candidates are tuned for all epochs, also as in
-    the paper. `polish` tunes the chosen network again, for all epochs.
+    share that passed (their product, where both shrink together), or at `smallest`; with scores in units of the loss,
+    also when a network that failed is within `tolerance` of the size of the one that passed. A candidate more than
+    `give_up_margin` below the required accuracy after an epoch is given up. With `warm_start`, a candidate is pruned
+    from the last one that passed, otherwise in one step from the unpruned network, as in the paper. With `tune_fully`,
+    all candidates are tuned for all epochs, also as in the paper. `polish` tunes the chosen network again, for all
+    epochs.
     """
 
     framework: FrameworkName | None = None
@@ -225,11 +227,11 @@ class Search:
         """The state with the smallest share that passes, and what it keeps; `start` if none does."""
         stepping = self._stepping(start, move, budget)
         tuning = self._tuning(budget, foreseen=stepping.outlook is not None)
-        state, passed, drop = start, 1.0, 0.0
+        state, best = start, Attempt(1.0, 0.0, passed=True)
         attempts: list[Attempt] = []
         impossible: list[Attempt] = []  # from this state; a smaller one may well lose as much
         while (share := _agreed(stepping.next_share([*attempts, *impossible]))) is not None:
-            source, done = (state, passed) if self.config.warm_start else (start, 1.0)
+            source, done = (state, best.share) if self.config.warm_start else (start, 1.0)
             try:
                 tried = self.pipeline.prune(source, move, round(1 - share / done, 4), tuning)
             except TooMuchError:
@@ -237,18 +239,19 @@ class Search:
                 impossible.append(Attempt(share, math.inf, passed=False))
                 continue
             if _removes_nothing(tried, source):  # so that more must go at once
-                attempts.append(Attempt(share, drop, passed=True))
+                attempts.append(replace(best, share=share))
                 continue
             asked = _multiplied(kept, move, share)
             candidate = self._judge(tried, asked)
-            attempts.append(Attempt(share, candidate.drop, candidate.passed))
+            size = candidate.order(self._optimize)[0]
+            attempts.append(Attempt(share, candidate.drop, candidate.passed, size))
             if move is self.framework.moves[0] and (candidate.chance or 0.0) < SURE:
                 self._unsure.append(asked[move.axes[0]])
             if candidate.passed:
-                state, passed, drop = tried, share, candidate.drop
+                state, best = tried, attempts[-1]
                 if self.config.warm_start:
                     impossible.clear()
-        return state, _multiplied(kept, move, passed)
+        return state, _multiplied(kept, move, best.share)
 
     def _stepping(self, start: State, move: Move, budget: Budget) -> Stepping:
         """How the search for the smallest share of the move's axes goes."""
@@ -256,8 +259,9 @@ class Search:
         return Stepping(
             allowed=self._allowed(budget, reference),
             step=config.step,
-            tolerance=axis_tolerance(config.tolerance, move),
+            tolerance=config.tolerance,
             smallest=config.smallest,
+            axes=1 if self.pipeline.planner is not None else len(move.axes),  # by cost, a share is one of the size
             outlook=self.pipeline.outlook(start, move, config.smallest),
         )
 
@@ -423,11 +427,6 @@ class Search:
         if passing:
             return min(passing, key=lambda index: (-candidates[index].accuracy, *size(index)))
         return min(range(len(candidates)), key=size)
-
-
-def axis_tolerance(tolerance: float, move: Move) -> float:
-    """The tolerance for each axis of the move: where two shrink together, so does their product."""
-    return float(1 - (1 - tolerance) ** (1 / len(move.axes)))
 
 
 def _agreed(share: float | None) -> float | None:

@@ -16,33 +16,37 @@ _LEAST_ALLOWED = 0.002
 _INSIDE = 0.35  # a guess is at least so far from both ends of what is known, on a scale of logarithms
 _NEAR, _STEEP = 0.6, 8.0
 """A guess between what passed and what failed may end the search if what failed keeps at least this share of what
-passed, and lost at most so many times what is allowed: otherwise the accuracy may fall off a cliff anywhere."""
+passed, and lost at most so many times what is allowed: otherwise the accuracy may fall off a cliff anywhere, and what
+failed says nothing of where."""
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """A share that was kept, the accuracy that was lost, and whether that is within the budget.
+    """A share that was kept, the accuracy that was lost, whether that is within the budget, and the network's size.
 
-    Of one that could not be reached, the loss is infinite; one from which nothing was removed counts as what it was.
+    Of one that could not be reached, the loss is infinite and the size unknown; one from which nothing was removed
+    counts as what it was.
     """
 
     share: float
     drop: float
     passed: bool
+    size: float | None = None
 
 
 @dataclass(frozen=True)
 class Stepping:
     """How a search for the smallest share goes; see `SearchConfig` for `step`, `tolerance` and `smallest`.
 
-    `allowed` is the accuracy that may be lost. Without an `outlook` the share is multiplied by `step` until a candidate
-    fails, then narrowed down.
+    `allowed` is the accuracy that may be lost; `axes` says how many are pruned by the same share. Without an `outlook`
+    the share is multiplied by `step` until a candidate fails, then narrowed down.
     """
 
     allowed: float
     step: float
     tolerance: float
     smallest: float
+    axes: int = 1
     outlook: Outlook | None = None
 
     def next_share(self, attempts: Sequence[Attempt]) -> float | None:
@@ -56,26 +60,38 @@ class Stepping:
         largest = 1.0 if passed is None else passed.share
         worse = (attempt for attempt in attempts if not attempt.passed and attempt.share < largest)
         failed = max(worse, key=lambda one: one.share, default=None)
-        if largest <= self.smallest or (failed is not None and failed.share >= largest * (1 - self.tolerance)):
+        nearest = largest * nearest_share(self.tolerance, self.axes)
+        if largest <= self.smallest or (failed is not None and failed.share >= nearest):
             return None
         if self.outlook is None:
             return math.sqrt(largest * failed.share) if failed else max(largest * self.step, self.smallest)
         guess = self.outlook.share(self._loss(passed, failed, self.outlook))
-        if passed is not None and guess >= largest * (1 - self.tolerance) and self._is_known_well(passed, failed):
+        if passed is not None and guess >= nearest and self._is_known_well(passed, failed):
             return None
         if failed is None:
-            nearest = largest * (1 - self.tolerance)
             beyond = nearest <= self.outlook.shares[-1]  # of which the outlook knows nothing
             return max(largest * self.step if beyond else min(guess, nearest), self.smallest)
+        if passed is not None:
+            if self._is_as_large(passed, failed):
+                return None
+            if self._is_cliff(failed):
+                return math.sqrt(largest * failed.share)
         margin = _INSIDE * math.log(largest / failed.share)
         return math.exp(min(max(math.log(guess), math.log(failed.share) + margin), math.log(largest) - margin))
 
     def _is_known_well(self, passed: Attempt, failed: Attempt | None) -> bool:
         """Whether a guess of the smallest share is worth as much as a further attempt."""
-        allowed = max(self.allowed, _LEAST_ALLOWED)
         if failed is None:
-            return passed.drop >= allowed / 2
-        return failed.share >= passed.share * _NEAR and failed.drop <= _STEEP * allowed
+            return passed.drop >= max(self.allowed, _LEAST_ALLOWED) / 2
+        return failed.share >= passed.share * _NEAR and not self._is_cliff(failed)
+
+    def _is_cliff(self, failed: Attempt) -> bool:
+        """Whether so much was lost that nothing can be said of networks in between."""
+        return failed.drop > _STEEP * max(self.allowed, _LEAST_ALLOWED)
+
+    def _is_as_large(self, passed: Attempt, failed: Attempt) -> bool:
+        """Whether what failed is within the tolerance of the size of what passed, because parts of it cannot shrink."""
+        return passed.size is not None and failed.size is not None and failed.size >= passed.size * (1 - self.tolerance)
 
     def _loss(self, passed: Attempt | None, failed: Attempt | None, outlook: Outlook) -> float:
         """The expected rise of the loss at which all of the allowed accuracy should be lost."""
@@ -94,7 +110,16 @@ class Stepping:
         return math.sqrt(above**2 + (allowed - least) / (most - least) * (below**2 - above**2))
 
 
-def most_steps(smallest: float, tolerance: float) -> int:
+def nearest_share(tolerance: float, axes: int) -> float:
+    """The largest share of what passed that is worth trying: where several axes shrink together, so does the product.
+
+    >>> nearest_share(0.36, 2)
+    0.8
+    """
+    return float((1 - tolerance) ** (1 / axes))
+
+
+def most_steps(smallest: float, tolerance: float, axes: int = 1) -> int:
     """How many shares a search with an outlook tries: one at each end, then ever closer between what is known.
 
     There are more if many pass before the first fails.
@@ -102,5 +127,5 @@ def most_steps(smallest: float, tolerance: float) -> int:
     >>> most_steps(0.02, 0.2)
     9
     """
-    between = math.log(smallest) / math.log(1 - tolerance)
+    between = math.log(smallest) / math.log(nearest_share(tolerance, axes))
     return 2 + math.ceil(math.log(max(between, 1.0)) / -math.log(1 - _INSIDE))

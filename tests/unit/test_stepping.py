@@ -92,6 +92,25 @@ def test_a_search_ends_where_hardly_more_can_go_unless_what_failed_is_far_or_fel
     assert (steep.next_share(attempts) is None) == ends
 
 
+@pytest.mark.parametrize(("sizes", "ends"), [((100, 81), True), ((100, 79), False), ((100, None), False)])
+def test_a_search_ends_where_what_failed_is_hardly_smaller_although_it_keeps_far_less(sizes, ends):
+    passed, failed = Attempt(0.5, 0.0, True, sizes[0]), Attempt(0.1, 0.05, False, sizes[1])
+    stepping = replace(RISING, tolerance=0.2)
+    assert (stepping.next_share([passed, failed]) is None) == ends
+
+
+def test_between_what_passed_and_a_cliff_the_middle_is_tried():
+    for drop in (0.5, float("inf")):
+        attempts = [Attempt(0.4, 0.0, passed=True), Attempt(0.1, drop, passed=False)]
+        assert RISING.next_share(attempts) == pytest.approx(0.2)
+
+
+@given(limits, st.integers(1, 3))
+def test_where_several_axes_shrink_together_their_product_is_within_the_tolerance(limit, axes):
+    attempts = search(replace(HALVING, axes=axes), lambda share: 0.0 if share >= limit else 0.5)
+    assert (limit / smallest(attempts)) ** axes >= 0.9 * 0.999
+
+
 def test_beyond_what_the_outlook_knows_shares_are_halved():
     short = replace(HALVING, outlook=Outlook((1.0, 0.3), (0.0, 0.01)))
     attempts = search(short, lambda share: 0.0)

@@ -18,7 +18,7 @@ from basisprune.importance.gradients import mean_square_products
 from basisprune.recipes import Recipe
 from basisprune.runs.job import Job
 from basisprune.runs.options import RunConfig
-from basisprune.search import SAFER, SearchConfig, axis_tolerance
+from basisprune.search import SAFER, SearchConfig
 from basisprune.stepping import most_steps
 from basisprune.tasks import CLASSIFICATION, Task
 from basisprune.training.config import TrainConfig
@@ -84,7 +84,7 @@ def most_candidates(config: RunConfig) -> int:
         return expected_candidates(config)
     furthest = math.ceil(math.log(search.smallest) / math.log(search.step))
     each = (
-        most_steps(search.smallest, axis_tolerance(search.tolerance, move))
+        most_steps(search.smallest, search.tolerance, len(move.axes))
         if config.recipe.foresees(move)
         else furthest + _narrowing(search)
         for move in moves
