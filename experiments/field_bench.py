@@ -129,15 +129,16 @@ class Bench:
         budget: float,
         *,
         teacher: nn.Module | None = None,
+        passes: int | None = None,
         checkpoint: str | None = None,
     ) -> tuple[nn.Module, int]:
-        """The model trained for as long as the budget allows, and the passes that this took."""
+        """The model trained for as long as the budget allows or for so many `passes`, and the passes that this took."""
         path = None if checkpoint is None else self.folder / f"{checkpoint}.pt"
         if path is not None and path.exists():
             saved = torch.load(path, weights_only=False)
             return saved["model"], saved["passes"]
         config = self.settled(config)
-        config = replace(config, epochs=self.passes(model, config, budget, teacher))
+        config = replace(config, epochs=passes or self.passes(model, config, budget, teacher))
         result = fit(model, self.splits.train, None, config, progress=False, session=Session(teacher=teacher)).model
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)

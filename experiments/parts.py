@@ -52,7 +52,8 @@ def pruned(bench: Bench, worth: Worth, share: float = HALF) -> nn.Module:
 class Part:
     """A part of the method, what it is in ours, and what is put in its place: in pruning or in tuning.
 
-    With `settled`, what is deployed as one layer is tuned as one.
+    With `settled`, what is deployed as one layer is tuned as one. With `same_passes`, a pass computes as much as one of
+    ours, so that both make as many: the clock errs by a pass or two, which would count for more than most parts do.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Part:
     prune: Worth | Callable[[Bench, float], nn.Module] = OURS
     tuning: TrainConfig = TUNED
     settled: bool = True
+    same_passes: bool = True
 
 
 def parameters(bench: Bench, model: nn.Module) -> int:
@@ -78,8 +80,10 @@ PARTS = {
     part.name: part
     for part in (
         Part("ours", "", ""),
-        Part("all weights", "tuned", "norms, scales and classifier alone", tuning=NORMS, settled=False),
-        Part("form", "tuned as deployed", "every pair tuned as two layers", settled=False),
+        Part(
+            "all weights", "tuned", "norms, scales and classifier alone", tuning=NORMS, settled=False, same_passes=False
+        ),
+        Part("form", "tuned as deployed", "every pair tuned as two layers", settled=False, same_passes=False),
         Part(
             "rate",
             "1 for the weights, gradients clipped",
@@ -87,14 +91,26 @@ PARTS = {
             tuning=replace(TUNED, weight_lr=0.3, clip_norm=None),
         ),
         Part("labels", "as they are", "smoothed by 0.1", tuning=replace(TUNED, label_smoothing=0.1)),
-        Part("distillation", "none", "from the start, half of the loss", tuning=replace(TUNED, distill=0.5)),
+        Part(
+            "distillation",
+            "none",
+            "from the start, half of the loss",
+            tuning=replace(TUNED, distill=0.5),
+            same_passes=False,
+        ),
         Part(
             "augmentation",
             "shifts; mirrored, but digits",
             "crops, TrivialAugment; mirrored, but digits",
             tuning=replace(TUNED, augmentation=Augment(crop=0.5, policy="trivial")),
         ),
-        Part("allocation", "equal shares of both", "planned together, same parameters; whole branches may go", jointly),
+        Part(
+            "allocation",
+            "equal shares of both",
+            "planned together, same parameters; whole branches may go",
+            jointly,
+            same_passes=False,
+        ),
         Part("basis", "of the loss", "of the outputs", Worth(basis="outputs")),
         Part("scores", "of the loss", "Taylor", Worth(vectors="taylor")),
         Part(
@@ -131,23 +147,27 @@ class Cell:
         share = () if self.share == HALF else (f"{self.share:g}",)
         return "-".join((self.model, self.dataset, self.part, *share, str(self.seed))).replace(" ", "_") + ".json"
 
+    @property
+    def ours(self) -> Cell:
+        """The cell with nothing replaced, that it is compared with."""
+        return replace(self, part="ours")
+
 
 @lru_cache(maxsize=1)
 def opened(model: str, dataset: str, seed: int, assets: Path, runs: Path) -> Bench:
     return Bench(model, dataset, seed, assets, runs, SIDE, SIDE)
 
 
-def run(cell: Cell, assets: Path, runs: Path) -> dict[str, Any]:
-    """The record of a cell."""
+def run(cell: Cell, assets: Path, runs: Path, passes: int | None = None) -> dict[str, Any]:
+    """The record of a cell, tuned for so many passes, or for as many as the clock allows."""
     began = time.perf_counter()
     bench, part = opened(cell.model, cell.dataset, cell.seed, assets, runs), PARTS[cell.part]
     assert bench.splits.test is not None
     how, share = part.prune, cell.share
     small = pruned(bench, how, share) if isinstance(how, Worth) else how(bench, share)
     form = settle(small, example_input(small, spec_of(small).shape)) if part.settled else small
-    network, passes = bench.trained(
-        form, part.tuning, TUNE_PASSES, teacher=start(bench) if part.tuning.distill else None
-    )
+    teacher = start(bench) if part.tuning.distill else None
+    network, passes = bench.trained(form, part.tuning, TUNE_PASSES, teacher=teacher, passes=passes)
     before, after = (float(predict(each, bench.splits.test).hits.mean()) for each in (small, network))
     return {
         **asdict(cell),
@@ -191,7 +211,10 @@ def main() -> None:
         path = options.results / cell.file
         if path.exists():
             continue
-        record = run(cell, options.assets, options.runs)
+        passes = None
+        if cell != cell.ours and PARTS[part].same_passes:
+            passes = json.loads((options.results / cell.ours.file).read_text())["passes"]
+        record = run(cell, options.assets, options.runs, passes)
         write_text(path, json.dumps(record) + "\n")
         log(
             f"{cell.file}: {record['accuracy']:.4f} (untuned {record['untuned']:.4f}) "

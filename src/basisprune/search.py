@@ -37,10 +37,10 @@ class SearchConfig:
     when the share of basis vectors or filters that failed, or that is expected to fail, is within `tolerance` of the
     share that passed (their product, where both shrink together), or at `smallest`; with scores in units of the loss,
     also when a network that failed is within `tolerance` of the size of the one that passed. A candidate more than
-    `give_up_margin` below the required accuracy after an epoch is given up. With `warm_start`, a candidate is pruned
-    from the last one that passed, otherwise in one step from the unpruned network, as in the paper. With `tune_fully`,
-    all candidates are tuned for all epochs, also as in the paper. `polish` tunes the chosen network again, for all
-    epochs.
+    `give_up_margin` below the required accuracy after a fifth of its epochs is given up. With `warm_start`, a candidate
+    is pruned from the last one that passed, otherwise in one step from the unpruned network, as in the paper. With
+    `tune_fully`, all candidates are tuned for all epochs, also as in the paper. `polish` tunes the chosen network
+    again, for all epochs.
     """
 
     framework: FrameworkName | None = None
@@ -76,6 +76,9 @@ SAFER = 3
 
 _LARGER = 0.7
 """The power of the share kept that gives the next larger one to fall back on: 0.2 is followed by 0.32, then 0.45."""
+
+_GRACE = 0.2
+"""The share of the epochs before a candidate can be hopeless: long tunings start slowly, at their highest rate."""
 
 _MORE_STEPS = 3  # extra steps if tuning between steps shifted the size slightly
 
@@ -285,7 +288,8 @@ class Search:
         enough = None if foreseen or self.standard.confirming is not None else limit - EQUAL
         if isinstance(metric, Task) and not metric.is_share:
             return Tuning(enough=enough)  # how far is hopeless, nobody knows
-        return Tuning(enough=enough, hopeless=limit - self.config.give_up_margin)
+        grace = math.ceil(_GRACE * self.pipeline.settings.finetune.epochs)
+        return Tuning(enough=enough, hopeless=limit - self.config.give_up_margin, grace=grace)
 
     def _reach_size(self, start: State, budget: Budget) -> None:
         """Prunes as little as possible to become small enough; only the last candidate of each move is judged."""

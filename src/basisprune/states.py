@@ -21,19 +21,20 @@ Plan = BasisPlan | FilterPlan | BlockPlan
 class Tuning:
     """How long a pruned network is tuned: for all epochs of the recipe, or fewer.
 
-    Tuning ends as soon as the validation accuracy is `enough`, or is below `hopeless` after an epoch. With `skip`
-    it does not start at all.
+    Tuning ends as soon as the validation accuracy is `enough`, or is below `hopeless` after `grace` epochs or more.
+    With `skip` it does not start at all.
     """
 
     enough: float | None = None
     hopeless: float | None = None
+    grace: int = 1
     skip: bool = False
 
     def may_end(self, epochs: int, accuracy: float) -> bool:
         """Whether tuning may end after this many epochs with this validation accuracy."""
         if self.skip or (self.enough is not None and accuracy >= self.enough):
             return True
-        return epochs > 0 and self.hopeless is not None and accuracy < self.hopeless
+        return epochs >= self.grace and self.hopeless is not None and accuracy < self.hopeless
 
 
 FULLY, NOT_AT_ALL = Tuning(), Tuning(skip=True)

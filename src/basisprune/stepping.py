@@ -90,8 +90,13 @@ class Stepping:
         return failed.drop > _STEEP * max(self.allowed, _LEAST_ALLOWED)
 
     def _is_as_large(self, passed: Attempt, failed: Attempt) -> bool:
-        """Whether what failed is within the tolerance of the size of what passed, because parts of it cannot shrink."""
-        return passed.size is not None and failed.size is not None and failed.size >= passed.size * (1 - self.tolerance)
+        """Whether what failed is smaller than what passed, but hardly so, because parts of it cannot shrink.
+
+        One that is even larger was pruned from another network, and does not say how small this one can be.
+        """
+        if passed.size is None or failed.size is None:
+            return False
+        return passed.size * (1 - self.tolerance) <= failed.size < passed.size
 
     def _loss(self, passed: Attempt | None, failed: Attempt | None, outlook: Outlook) -> float:
         """The expected rise of the loss at which all of the allowed accuracy should be lost."""

@@ -399,10 +399,19 @@ def test_tuning_ends_when_it_is_good_enough_or_hopeless():
     pipeline = FakePipeline(0.5, 0.5)
     Search(pipeline, Budget(max_drop=0.01), SearchConfig(give_up_margin=0.1)).run()
     (tuning,) = set(pipeline.tunings)
+    fifth = pipeline.settings.finetune.epochs // 5
     assert tuning.may_end(0, 0.94)
-    assert tuning.may_end(1, 0.80)
-    assert not tuning.may_end(0, 0.80)  # tuning may bring it back
-    assert not tuning.may_end(1, 0.86)
+    assert tuning.may_end(fifth, 0.80)
+    assert not tuning.may_end(fifth - 1, 0.80)  # tuning may bring it back
+    assert not tuning.may_end(fifth, 0.86)
+
+
+@pytest.mark.parametrize(("epochs", "grace"), [(1, 1), (3, 1), (5, 1), (50, 10)])
+def test_a_candidate_has_a_fifth_of_its_epochs_before_it_is_hopeless(epochs, grace):
+    quick = RECIPES["quick"]
+    pipeline = FakePipeline(0.5, 0.5, settings=replace(quick, finetune=replace(quick.finetune, epochs=epochs)))
+    Search(pipeline, Budget(max_drop=0.01)).run()
+    assert {tuning.grace for tuning in pipeline.tunings} == {grace}
 
 
 def test_candidates_that_are_to_be_certified_are_tuned_for_all_epochs_unless_hopeless():
@@ -410,16 +419,16 @@ def test_candidates_that_are_to_be_certified_are_tuned_for_all_epochs_unless_hop
     pipeline.splits = SimpleNamespace(confirm=Confirming())
     Search(pipeline, budget, SearchConfig(give_up_margin=0.1), promise=Promise(budget)).run()
     (tuning,) = set(pipeline.tunings)
-    assert not tuning.may_end(1, 1.0)
-    assert tuning.may_end(1, 0.80)
+    assert not tuning.may_end(tuning.grace, 1.0)
+    assert tuning.may_end(tuning.grace, 0.80)
 
 
 def test_candidates_whose_loss_is_foreseen_are_tuned_for_all_epochs_because_that_tells_how_far_to_go():
     pipeline = FakePipeline(0.5, 0.5, foresees=True)
     Search(pipeline, Budget(max_drop=0.01), SearchConfig(framework="loss+basis")).run()
     (tuning,) = set(pipeline.tunings)
-    assert not tuning.may_end(1, 1.0)
-    assert tuning.may_end(1, 0.80)
+    assert not tuning.may_end(tuning.grace, 1.0)
+    assert tuning.may_end(tuning.grace, 0.80)
 
 
 class SmallSteps(FakePipeline):

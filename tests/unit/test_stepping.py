@@ -92,7 +92,9 @@ def test_a_search_ends_where_hardly_more_can_go_unless_what_failed_is_far_or_fel
     assert (steep.next_share(attempts) is None) == ends
 
 
-@pytest.mark.parametrize(("sizes", "ends"), [((100, 81), True), ((100, 79), False), ((100, None), False)])
+@pytest.mark.parametrize(
+    ("sizes", "ends"), [((100, 81), True), ((100, 79), False), ((100, 101), False), ((100, None), False)]
+)
 def test_a_search_ends_where_what_failed_is_hardly_smaller_although_it_keeps_far_less(sizes, ends):
     passed, failed = Attempt(0.5, 0.0, True, sizes[0]), Attempt(0.1, 0.05, False, sizes[1])
     stepping = replace(RISING, tolerance=0.2)
