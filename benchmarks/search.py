@@ -22,6 +22,7 @@ from common import Cells
 
 from basisprune import RECIPES, evaluate
 from basisprune.budget import Budget
+from basisprune.candidates import Trial
 from basisprune.data import take
 from basisprune.frameworks import Framework, FrameworkName, Move, find_framework
 from basisprune.outlook import Outlook
@@ -71,23 +72,27 @@ def searched(way: Way, dataset: str, seed: int, assets: Path) -> dict[str, Any]:
     before = time.process_time()
     found = Search(pipeline, Budget(max_drop=0.01), SearchConfig(way.framework, warm_start=way.warm_start)).run()
     seconds = time.process_time() - before
-    chosen, tried = found.candidates[found.chosen], found.candidates[1:]
+    chosen = found.candidates[found.chosen]
     return {
-        "candidates": len(tried),
+        "candidates": len(found.trials) - 1,
         "parameters": chosen.parameters,
         "multiply-adds": chosen.macs,
         "drop": round(chosen.drop, 4),
         "test drop": round(evaluate(start.model, test).accuracy - evaluate(found.state.model, test).accuracy, 4),
         "seconds": round(seconds),
-        "tried": [
-            {
-                "removed": (round(each.basis_ratio, 4), round(each.filter_ratio, 4)),
-                "parameters": each.parameters,
-                "drop": round(each.drop, 4),
-                "passed": each.passed,
-            }
-            for each in tried
-        ],
+        "tried": [_tried(trial) for trial in found.trials[1:]],
+    }
+
+
+def _tried(trial: Trial) -> dict[str, Any]:
+    """What became of a candidate, and its accuracy before it was tuned and after each pass."""
+    candidate, (*_, untuned, tuned) = trial.candidate, trial.state.stages
+    return {
+        "removed": [round(ratio, 4) for ratio in (candidate.basis_ratio, candidate.filter_ratio)],
+        "parameters": candidate.parameters,
+        "drop": round(candidate.drop, 4),
+        "passed": candidate.passed,
+        "accuracies": [round(untuned.accuracy, 3), *(round(epoch.val_accuracy or 0, 3) for epoch in tuned.history)],
     }
 
 

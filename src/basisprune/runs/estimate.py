@@ -84,7 +84,7 @@ def most_candidates(config: RunConfig) -> int:
         return expected_candidates(config)
     furthest = math.ceil(math.log(search.smallest) / math.log(search.step))
     each = (
-        most_steps(search.smallest, search.tolerance, len(move.axes))
+        most_steps(search.smallest, search.tolerance, 1 if config.optimize != "params" else len(move.axes))
         if config.recipe.foresees(move)
         else furthest + _narrowing(search)
         for move in moves
