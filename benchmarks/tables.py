@@ -65,6 +65,23 @@ def plan_section() -> str:
     return table(("network, data", "ratio", "by max", "by mean", "by median", "none"), rows)
 
 
+def allocation_section() -> str:
+    found: dict[tuple[str, str], dict[str, str]] = {}
+    for result in load("allocation")["results"].values():
+        accuracy, place = result["accuracy"], f"{result['network']}, {result['dataset']}"
+        row = found.setdefault((place, f"{result['left']:.0%}"), {"unpruned": f"{result['accuracy before']:.3f}"})
+        row[result["way"]] = "not possible" if accuracy is None else f"{accuracy:.3f}"
+    ways = list(next(iter(found.values())))
+    rows = [(*place, *(row.get(way, "") for way in ways)) for place, row in found.items()]
+    note = (
+        "Networks split by the loss at 32x32, accuracy on 2,000 test images right after pruning and refit. `quick` "
+        "takes the scores of vectors as they are, leaves at least 5 % of them in each layer, and removes blocks of "
+        "eight; the other columns change one of these. All networks of a row have as many parameters; "
+        "`benchmarks/allocation.py`."
+    )
+    return f"{table(('network, data', 'parameters left', *ways), rows)}\n\n{note}"
+
+
 def scores_section() -> str:
     ways = ((128, "none"), (128, "mean"), (128, "refit"), (8, "none"), (8, "mean"), (8, "refit"))
     rows = []
@@ -385,6 +402,7 @@ def main() -> None:
         "Training norms, scales and classifier on 2,000 images at 64x64, accuracy on 1,000 test images": recipe_section,
         "Plans: accuracy right after pruning, and parameters, by normalisation (floor 0.05)": plan_section,
         "Plans: accuracy right after pruning, by the minimum share kept in each layer": shares_section,
+        "How basis vectors are shared out among layers, by the loss": allocation_section,
         "Scores and compensation: accuracy right after pruning": scores_section,
         "Images that the loss basis is made from": basis_images_section,
         "Searches: steps by the expected loss against halving": search_section,
