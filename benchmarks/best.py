@@ -50,19 +50,23 @@ def changed(recipe: Recipe, **changes: Any) -> Recipe:
     return replace(recipe, train=replace(recipe.train, **changes), finetune=replace(recipe.finetune, **changes))
 
 
-GENTLY = {"weight_lr": 0.3, "clip_norm": None}
+AT_ONCE = {"warmup": 0.0}
+GENTLY = {"weight_lr": 0.3, "clip_norm": None, **AT_ONCE}
 WAYS = {
     "quick": QUICK,
+    "quick, no warm-up": changed(QUICK, **AT_ONCE),
     "quick, smoothed tuning": replace(QUICK, finetune=replace(QUICK.finetune, label_smoothing=0.1)),
     "quick, smoothed labels": changed(QUICK, label_smoothing=0.1),
     "quick, rate 0.3": changed(QUICK, **GENTLY),
     "quick, rate 0.3, smoothed labels": changed(QUICK, **GENTLY, label_smoothing=0.1),
     "best": BEST,
+    "best, no warm-up": changed(BEST, **AT_ONCE),
     "best, rate 0.3": changed(BEST, **GENTLY),
     "best, rate 0.3, no teacher": changed(BEST, **GENTLY, distill=0.0),
     "best, rate 0.3, no teacher, smoothed labels": changed(BEST, **GENTLY, distill=0.0, label_smoothing=0.1),
 }
-"""The recipes, and both as they were before the weights learnt at rate 1, with gradients clipped."""
+"""The recipes, both as they were before their rates warmed up, and before the weights learnt at rate 1, with gradients
+clipped."""
 
 
 def tuned(recipe: Recipe, place: Place, assets: Path) -> dict[str, float]:

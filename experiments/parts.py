@@ -90,6 +90,7 @@ PARTS = {
             "0.3, not clipped",
             tuning=replace(TUNED, weight_lr=0.3, clip_norm=None),
         ),
+        Part("warm-up", "none", "a tenth of the steps", tuning=replace(TUNED, warmup=0.1)),
         Part("labels", "as they are", "smoothed by 0.1", tuning=replace(TUNED, label_smoothing=0.1)),
         Part(
             "distillation",

@@ -103,6 +103,7 @@ _QUICK_TRAINING = TrainConfig(
     optimizer="adamw",
     lr=3e-3,
     min_lr=3e-5,
+    warmup=0.1,  # a trained network forgets in the first steps at the full rate, and a thin one may diverge
     norm_statistics="fixed",
     train="all",
     weight_lr=1.0,  # 0.3 learns less in as many passes (docs/method.md)
