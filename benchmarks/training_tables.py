@@ -16,8 +16,7 @@ def search_section() -> str:
         rows.append((cell, str(found["candidates"]), *numbers))
     note = (
         "EfficientNet-Lite0 at 32x32, a budget of one point, judged by the validation images. Where shares are halved, "
-        "the tuning of a candidate ends as soon as it passes. Run when `quick` trained the weights at rate 0.3; "
-        "`benchmarks/search.py`."
+        "the tuning of a candidate ends as soon as it passes; `benchmarks/search.py`."
     )
     return f"{table(header, rows)}\n\n{note}"
 
