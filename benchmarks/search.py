@@ -43,15 +43,17 @@ class Blind(Pipeline):
 
 @dataclass(frozen=True)
 class Way:
-    """How a search goes."""
+    """How a search goes, and whether the rate of its trainings warms up."""
 
     framework: FrameworkName
     pipeline: type[Pipeline] = Pipeline
     warm_start: bool = True
+    warms_up: bool = True
 
 
 WAYS = {
     "one share, by the expected loss, from the last": Way("loss+basis"),
+    "one share, by the expected loss, from the last, no warm-up": Way("loss+basis", warms_up=False),
     "one share, by the expected loss, anew": Way("loss+basis", warm_start=False),
     "one share, halving, from the last": Way("loss+basis", Blind),
     "basis then filters, halving, from the last": Way("basis+loss", Blind),
@@ -64,7 +66,8 @@ def searched(way: Way, dataset: str, seed: int, assets: Path) -> dict[str, Any]:
     assert splits.val is not None
     splits = replace(splits, val=take(splits.val, range(VAL_IMAGES)))
     quick = RECIPES["quick"]
-    training = replace(quick.train, epochs=PASSES, seed=seed)
+    warmup = quick.train.warmup if way.warms_up else 0.0
+    training = replace(quick.train, epochs=PASSES, seed=seed, warmup=warmup)
     recipe = replace(quick, train=training, finetune=training)
     model = build("efficientnet_lite0", assets, num_classes=10, input_size=SIDE)
     pipeline = way.pipeline(model, splits, recipe, progress=False)
