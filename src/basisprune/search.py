@@ -77,9 +77,7 @@ SAFER = 3
 _LARGER = 0.7
 """The power of the share kept that gives the next larger one to fall back on: 0.2 is followed by 0.32, then 0.45."""
 
-_GRACE = 0.2
-"""The share of the epochs before a candidate can be hopeless: long tunings start slowly, at their highest rate."""
-
+_GRACE = 0.2  # the share of the epochs before a candidate can be hopeless: long tunings start slowly
 _MORE_STEPS = 3  # extra steps if tuning between steps shifted the size slightly
 
 
@@ -246,8 +244,7 @@ class Search:
                 continue
             asked = _multiplied(kept, move, share)
             candidate = self._judge(tried, asked)
-            size = candidate.order(self._optimize)[0]
-            attempts.append(Attempt(share, candidate.drop, candidate.passed, size))
+            attempts.append(Attempt(share, candidate.drop, candidate.passed, candidate.order(self._optimize)[0]))
             if move is self.framework.moves[0] and (candidate.chance or 0.0) < SURE:
                 self._unsure.append(asked[move.axes[0]])
             if candidate.passed:
