@@ -22,12 +22,12 @@ from common import Cells
 
 from basisprune import RECIPES, evaluate
 from basisprune.budget import Budget
-from basisprune.candidates import Trial
 from basisprune.data import take
 from basisprune.frameworks import Framework, FrameworkName, Move, find_framework
 from basisprune.outlook import Outlook
 from basisprune.pipeline import Pipeline
 from basisprune.search import Search, SearchConfig
+from basisprune.search.candidates import Trial
 from basisprune.states import State
 
 IMAGES, VAL_IMAGES, TEST_IMAGES, SIDE, PASSES = 2000, 1000, 5000, 32, 3

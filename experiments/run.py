@@ -30,12 +30,12 @@ from protocol import FRAMEWORKS, PROTOCOLS, ROWS, START, VARIANTS, Protocol
 
 from basisprune import Recipe, measure, predict, taylor_scores
 from basisprune.basis.layers import basis_pairs
-from basisprune.candidates import Found
 from basisprune.data import Splits, load_data, take
 from basisprune.files import write_text
 from basisprune.frameworks import Steps, named
 from basisprune.listener import Silence
 from basisprune.search import Search
+from basisprune.search.candidates import Found
 from basisprune.states import State
 from basisprune.training.intervals import Paired, wilson_interval
 

@@ -13,11 +13,11 @@ from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from basisprune.budget import Budget, Goal
 from basisprune.budget.certify import Certificate, Test
-from basisprune.candidates import Candidate
 from basisprune.costs import LayerReport
 from basisprune.deploy.latency import LatencyReport
 from basisprune.errors import CheckpointError
 from basisprune.files import read_bytes, sealed, unsealed, write_text
+from basisprune.search.candidates import Candidate
 
 Interval: TypeAlias = tuple[float, float]
 Settings: TypeAlias = Mapping[str, JsonValue]

@@ -19,6 +19,7 @@ from basisprune.results import RunSummary
 from basisprune.runs.job import prepare_job
 from basisprune.runs.options import configure
 from basisprune.runs.tested import read_tested
+from basisprune.search.scale import Scale
 from basisprune.sweeps import stages
 from basisprune.sweeps.cells import Cell, slug
 from basisprune.sweeps.pools import Here
@@ -309,8 +310,8 @@ def test_what_the_confirming_images_were_looked_at_for_stays_recommended_whereve
 
 
 def test_the_times_of_the_best_backbone_are_not_those_of_another_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(stages.Among, "program", lambda *_: "eager")
-    monkeypatch.setattr(stages.Among, "measured", lambda _, model, backend: sum(p.numel() for p in model.parameters()))
+    monkeypatch.setattr(Scale, "program", lambda *_: "eager")
+    monkeypatch.setattr(Scale, "measured", lambda _, model, backend: sum(p.numel() for p in model.parameters()))
     data = load_data(tiny_images(60), val_fraction=0.5)
     recipe = tiny_recipe(tiny_training(epochs=1))
     config = configure({"target_latency": 1e6, "recipe": recipe, "optimize": "params", "framework": "basis"})

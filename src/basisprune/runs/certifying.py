@@ -22,7 +22,6 @@ from basisprune.budget.certify import (
     certify,
     images_needed,
 )
-from basisprune.candidates import Found
 from basisprune.data import LabelledImages, Splits
 from basisprune.data.roles import manifest_of
 from basisprune.errors import BasisPruneError, CheckpointError
@@ -31,6 +30,7 @@ from basisprune.listener import Listener
 from basisprune.runs.exporting import Exporter, Made
 from basisprune.runs.output import INT8, ONNX
 from basisprune.runs.tested import FileTest, Tested, identity, promised, read_tested, write_tested
+from basisprune.search.candidates import Found
 from basisprune.tasks import Task
 from basisprune.training.metrics import Answers, in_words, metric_name
 

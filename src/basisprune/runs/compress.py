@@ -12,7 +12,6 @@ from torch import nn
 from basisprune.budget import Budget
 from basisprune.budget.certify import Promise, Standard
 from basisprune.budget.planning import CostPlanner
-from basisprune.candidates import Candidate, Found
 from basisprune.data import Loaders, Splits
 from basisprune.data.load import Source
 from basisprune.data.roles import keep_images
@@ -32,6 +31,7 @@ from basisprune.runs.output import OutputFolder
 from basisprune.runs.start import check_start
 from basisprune.runs.summary import summarise
 from basisprune.search import Search
+from basisprune.search.candidates import Candidate, Found
 from basisprune.stage_store import StageStore
 from basisprune.states import State
 from basisprune.tasks import CLASSIFICATION, Task

@@ -19,7 +19,7 @@ from basisprune.recipes import Recipe
 from basisprune.runs.job import Job
 from basisprune.runs.options import RunConfig
 from basisprune.search import SAFER, SearchConfig
-from basisprune.stepping import most_steps
+from basisprune.search.stepping import axes_of, most_steps
 from basisprune.tasks import CLASSIFICATION, Task
 from basisprune.training.config import TrainConfig
 from basisprune.training.evaluation import evaluate
@@ -84,7 +84,7 @@ def most_candidates(config: RunConfig) -> int:
         return expected_candidates(config)
     furthest = math.ceil(math.log(search.smallest) / math.log(search.step))
     each = (
-        most_steps(search.smallest, search.tolerance, 1 if config.optimize != "params" else len(move.axes))
+        most_steps(search.smallest, search.tolerance, axes_of(move, by_cost=config.optimize != "params"))
         if config.recipe.foresees(move)
         else furthest + _narrowing(search)
         for move in moves

@@ -16,7 +16,6 @@ from basisprune.basis.layers import BasisPair
 from basisprune.budget import Budget, Goal
 from basisprune.budget.certify import Certificate
 from basisprune.budget.planning import CostPlanner
-from basisprune.candidates import Found, share
 from basisprune.data import LabelledImages, LoaderPart
 from basisprune.deploy.latency import measure_latency
 from basisprune.deploy.layer_costs import layer_reports, weight_bytes
@@ -40,6 +39,7 @@ from basisprune.runs.certifying import ONNX_RUNTIME, PYTORCH
 from basisprune.runs.job import Job
 from basisprune.runs.output import versions
 from basisprune.runs.shown import picture_url, shown_errors, shown_masks
+from basisprune.search.candidates import Found, share
 from basisprune.tasks import Task
 from basisprune.torchkit.surgery import find_layers
 from basisprune.training.intervals import Bools, Paired, wilson_interval

@@ -13,10 +13,10 @@ from pathlib import Path
 import torch
 
 from basisprune.budget.certify import Promise, Test
-from basisprune.candidates import Trial
 from basisprune.errors import CheckpointError, PlanError
 from basisprune.files import read_checked, write_checked
 from basisprune.frameworks import named
+from basisprune.search.candidates import Trial
 from basisprune.torchkit.processes import Processes
 from basisprune.training.metrics import Answers, metric_name, value_of
 from basisprune.types import JsonValue

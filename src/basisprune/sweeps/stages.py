@@ -14,10 +14,8 @@ from torch import nn
 from basisprune.budget import Budget
 from basisprune.budget.certify import EQUAL
 from basisprune.budget.planning import CostPlanner
-from basisprune.candidates import ALL, Found
 from basisprune.data.roles import keep_images, manifest_of
 from basisprune.deploy.export.runtime import has_onnx
-from basisprune.deploy.latency import Backend
 from basisprune.files import read_checked, user_path, write_checked
 from basisprune.listener import Listener
 from basisprune.pipeline import Pipeline
@@ -29,6 +27,7 @@ from basisprune.runs.output import OutputFolder
 from basisprune.runs.start import check_start
 from basisprune.runs.summary import summarise
 from basisprune.search import Search
+from basisprune.search.candidates import ALL, Found
 from basisprune.stage_store import StageStore
 from basisprune.states import State
 from basisprune.sweeps.cells import Backbone, Cell
@@ -121,7 +120,7 @@ def deliver(cell: Cell, listener: Listener, given: Given) -> None:
             certified = certify_job(job, found, promise, listener, folder=Path(cell.root))
         listener.say("measuring the result")
         summary = summarise(job, pipeline, certified.found, cell.command)
-        summary = _of_portfolio(summary, told, certified.found.chosen, compared=among.best is not None)
+        summary = _of_portfolio(summary, told, certified.found.chosen, compared=among.reference is not None)
         prepared = job.config.recipe.train.prepared
         factory = factory_of(job)
         result = Compressed(summary, certified.found, job.splits, prepared, certified.files, promise, factory=factory)
@@ -159,8 +158,8 @@ class Among(Search):
     """The search from one backbone among several; with `best`, accuracy is compared with that network's."""
 
     def __init__(self, pipeline: Pipeline, job: Job, best: State | None = None) -> None:
-        super().__init__(pipeline, job.config.goal, job.config.search, promise=job.config.promised)
-        self.config_of_run, self.best = job.config, best
+        super().__init__(pipeline, job.config.goal, job.config.search, reference=best, promise=job.config.promised)
+        self.config_of_run = job.config
 
     def unpruned(self) -> State:
         """The network that would be deployed without pruning."""
@@ -170,16 +169,11 @@ class Among(Search):
     def run(self) -> Found:
         """All networks that were tried: the best backbone's first, then this one's, unpruned, then what comes of it."""
         own = self.unpruned()
-        self._judge(self.best or own, ALL)
-        if self.best is not None:
+        self._judge(self.reference or own, ALL)
+        if self.reference is not None:
             self._judge(own, ALL)
         self._try_candidates(self.pipeline.start(self.framework))
-        return Found(tuple(self.trials), self._best(), False, self._to_test(), timed_in=self._timed_in)
-
-    def _times_file(self, state: State, backend: Backend) -> str:
-        """The best backbone's network has steps of the same names as this one's, but other times."""
-        own = super()._times_file(state, backend)
-        return f"{own}-reference" if state is self.best else own
+        return Found(tuple(self.trials), self._best(), False, self._to_test(), timed_in=self.scale.timed_in)
 
     def is_within(self, state: State, best: State) -> bool:
         """Whether a network is within the budget, by the estimate, in relation to the best one."""
@@ -188,7 +182,7 @@ class Among(Search):
 
     def trained(self, state: State) -> Trained:
         """How good the network is, and how large as it would be deployed."""
-        size = self._size(state, self._deployed(state))
+        size = self.scale.size(state)
         sizes = {"params": size.parameters, "macs": size.macs, "latency": size.latency_ms or size.macs}
         metric = self.config_of_run.promise.metric
         return Trained(
@@ -201,7 +195,7 @@ class Among(Search):
 
     def searched(self, found: Found, name: str) -> Searched:
         """The points of what was found, and the best of them, in relation to other backbones."""
-        own = range(0 if self.best is None else 1, len(found.trials))
+        own = range(0 if self.reference is None else 1, len(found.trials))
         points = []
         for index in own:
             candidate, deployed = found.trials[index].candidate, found.trials[index].deployed
@@ -220,7 +214,7 @@ class Among(Search):
         candidates = found.candidates
         assert isinstance(self.goal, Budget)
         if self.goal.is_about_accuracy:
-            if self.best is None and not self.counts:
+            if self.reference is None and not self.counts:
                 return None, ()
             passing = [index for index in own if candidates[index].passed]
             estimated = float(self.standard is None or self.standard.confirming is None)
@@ -250,7 +244,7 @@ class Among(Search):
 
     def file_milliseconds(self, model: nn.Module) -> float:
         """Milliseconds per image of the file that would be delivered; of PyTorch where there is none."""
-        return self.measured(model, self.program(model) if self.has_file else "eager")
+        return self.scale.measured(model, self.scale.program(model) if self.has_file else "eager")
 
 
 def _found(cell: Cell, job: Job, pipeline: Pipeline, listener: Listener, given: Given) -> tuple[Among, Found]:

@@ -13,7 +13,6 @@ from torch import nn
 
 from basisprune.budget import Budget
 from basisprune.budget.certify import Promise
-from basisprune.candidates import Candidate, Found, Size, Trial
 from basisprune.data import ArrayImages, Splits
 from basisprune.deploy.export.quantise import Quantised
 from basisprune.errors import ModelError
@@ -23,6 +22,7 @@ from basisprune.runs import exporting
 from basisprune.runs.certifying import Certified, Certifier, certifiable_here
 from basisprune.runs.exporting import Exporter, Made
 from basisprune.runs.tested import read_tested
+from basisprune.search.candidates import Candidate, Found, Size, Trial
 from basisprune.states import Stage, State
 from basisprune.training.predict import Predictions
 

@@ -14,7 +14,6 @@ from torch import nn
 from basisprune.budget import Budget, Goal, Ratios
 from basisprune.budget.certify import Certificate, Promise, Standard, Test
 from basisprune.budget.planning import CostPlanner
-from basisprune.candidates import Candidate, Found, Size, Trial
 from basisprune.data import ArrayImages, Splits
 from basisprune.frameworks import DECOMPOSED
 from basisprune.joint_plan.times import TimeTable
@@ -33,6 +32,7 @@ from basisprune.runs.summary import (
     verdict,
     warnings,
 )
+from basisprune.search.candidates import Candidate, Found, Size, Trial
 from basisprune.states import Stage, State
 from basisprune.training.predict import Predictions
 

@@ -9,10 +9,10 @@ import pytest
 from torch import nn
 
 from basisprune.budget.certify import Test
-from basisprune.candidates import Candidate, Size, Trial
 from basisprune.errors import CheckpointError, PlanError
 from basisprune.frameworks import DENSE, Step
 from basisprune.runs.tested import TESTS, FileTest, Tested, identity, read_tested, write_tested
+from basisprune.search.candidates import Candidate, Size, Trial
 from basisprune.states import Stage, State
 
 PASSED = Test(1, "half", 0.95, 0.94, 0.009, 0.02, 9, 7, passed=True)

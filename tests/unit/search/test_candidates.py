@@ -12,8 +12,8 @@ from torch import nn
 
 from basisprune.budget import Budget
 from basisprune.budget.certify import Promise, Standard
-from basisprune.candidates import ALL, Candidate, Found, Size, Trial, really_kept, share
 from basisprune.frameworks import DECOMPOSED, POLISHED, Step
+from basisprune.search.candidates import ALL, Candidate, Found, Size, Trial, really_kept, share
 from basisprune.states import Stage, State
 from basisprune.training.history import EpochRecord
 from basisprune.types import BasisPlan, Block, BlockPlan, Coupling, FilterPlan, Group, GroupPlan, LayerPlan

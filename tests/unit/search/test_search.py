@@ -11,20 +11,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from basisprune import search
 from basisprune.budget import Budget, Ratios
 from basisprune.budget.certify import LIKELY, SURE, Promise
 from basisprune.budget.planning import CostPlanner
-from basisprune.candidates import Size
-from basisprune.errors import ConfigError, TooMuchError
-from basisprune.frameworks import DECOMPOSED, DENSE, POLISHED, Framework, Move, Step
+from basisprune.errors import TooMuchError
+from basisprune.frameworks import POLISHED, Framework, Move, Step
 from basisprune.listener import Silence
 from basisprune.outlook import Outlook
 from basisprune.recipes import RECIPES, Recipe
-from basisprune.search import Search, SearchConfig
-from basisprune.stage_store import StageStore
+from basisprune.search import Search, SearchConfig, search
+from basisprune.search.candidates import Size
+from basisprune.search.scale import Scale
+from basisprune.search.stepping import Stepping
 from basisprune.states import FULLY, NOT_AT_ALL, Stage, State, Tuning
-from basisprune.stepping import Stepping
 from basisprune.tasks import CLASSIFICATION, Task
 from basisprune.training.metrics import value_of
 from basisprune.training.predict import Predictions
@@ -110,11 +109,11 @@ class FakePipeline:
 
 @pytest.fixture(autouse=True)
 def counted(monkeypatch):
-    def size(search, state, deployed):
+    def size(scale, state):
         return Size(*(state.stages[-1].parameters,) * 2, 1.0 * state.stages[-1].parameters)
 
-    monkeypatch.setattr(Search, "_deployed", lambda search, state: nn.Identity())
-    monkeypatch.setattr(Search, "_size", size)
+    monkeypatch.setattr(Scale, "deployed", lambda scale, state: nn.Identity())
+    monkeypatch.setattr(Scale, "size", size)
 
 
 @settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -328,34 +327,6 @@ def test_a_model_that_is_small_enough_is_left_as_it_is():
     assert (found.chosen, found.candidates[0].passed, pipeline.tunings) == (0, True, [])
 
 
-def test_a_network_that_cannot_be_exported_is_timed_in_pytorch(monkeypatch):
-    def onnx_session(model, shape, threads):
-        raise RuntimeError("no such operator")
-
-    def measure_latency(models, shape, *, batch_sizes, backends):
-        assert backends == ("eager",)
-        return SimpleNamespace(rows=[SimpleNamespace(seconds=0.25)])
-
-    monkeypatch.setattr("basisprune.search.measure_latency", measure_latency)
-    monkeypatch.setattr("basisprune.search.onnx_session", onnx_session)
-    monkeypatch.setattr("basisprune.search.has_onnx", lambda: True)
-    notes = Notes()
-    spec = SimpleNamespace(shape=(3, 8, 8))
-    pipeline = SimpleNamespace(
-        spec=spec,
-        hearer=notes,
-        settings=RECIPES["paper"],
-        planner=None,
-        store=StageStore(None),
-        task=CLASSIFICATION,
-    )
-    search = Search(pipeline, Budget(target_latency=1.0))
-    for steps in ((DENSE,), (DECOMPOSED,)):
-        assert search._milliseconds(State(steps, nn.Identity()), nn.Identity()) == 250
-    assert len(notes.lines) == 1
-    assert "no such operator" in notes.lines[0]
-
-
 def test_filters_go_too_where_the_basis_alone_cannot_reach_the_size():
     found = Search(FakePipeline(0.0, 0.0), Budget(target_params=10_000)).run()
     chosen = found.candidates[found.chosen]
@@ -478,16 +449,6 @@ def test_pruning_that_removes_whole_branches_alone_is_a_candidate():
     assert found.candidates[1].label == "1 residual branch"
 
 
-def test_nothing_is_not_a_way_to_start():
-    with pytest.raises(ConfigError, match="warm_start: None given; allowed are True and False"):
-        SearchConfig(warm_start=None)
-
-
-def test_faults_are_listed_all_at_once():
-    with pytest.raises(ConfigError, match="5 faults"):
-        SearchConfig(framework="tailor", step=1, tolerance=0, smallest=1, give_up_margin=0)
-
-
 class Confirming:
     """Images to confirm with."""
 
@@ -536,7 +497,7 @@ def test_the_network_to_fall_back_on_is_larger_where_shares_are_of_time(monkeypa
     def really_kept(state, asked):
         return {"basis": state.model.basis, "filters": state.model.filters}
 
-    monkeypatch.setattr("basisprune.candidates.really_kept", really_kept)
+    monkeypatch.setattr("basisprune.search.candidates.really_kept", really_kept)
     made, budget = ByTime(0.3, 0.0), Budget(max_drop=0.01)
     made.kept, made.splits = [], SimpleNamespace(confirm=Confirming())
     config = SearchConfig(framework="basis", polish=False, warm_start=False)

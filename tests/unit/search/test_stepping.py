@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from basisprune.outlook import Outlook
-from basisprune.stepping import Attempt, Stepping
+from basisprune.search.stepping import Attempt, Stepping
 
 ALLOWED = 0.01
 HALVING = Stepping(allowed=ALLOWED, step=0.5, tolerance=0.1, smallest=0.02)

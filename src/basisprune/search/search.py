@@ -4,72 +4,21 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, replace
-from typing import get_args
-
-from torch import nn
+from dataclasses import replace
 
 from basisprune.budget import Budget, Goal, Optimize, Ratios
 from basisprune.budget.certify import EQUAL, SURE, Entry, Promise, Standard, in_order
-from basisprune.candidates import ALL, Candidate, Found, Shares, Size, Trial
-from basisprune.costs import measure
-from basisprune.deploy.export.runtime import has_onnx
-from basisprune.deploy.fold import deploy
-from basisprune.deploy.latency import Backend, measure_latency, onnx_session
-from basisprune.deploy.timing import table_milliseconds
-from basisprune.errors import ConfigError, TooMuchError
-from basisprune.frameworks import DECOMPOSED, Framework, FrameworkName, Move, find_framework
+from basisprune.errors import TooMuchError
+from basisprune.frameworks import DECOMPOSED, Framework, Move, find_framework
 from basisprune.pipeline import Pipeline
+from basisprune.search.candidates import ALL, Candidate, Found, Shares, Trial
+from basisprune.search.config import SearchConfig
+from basisprune.search.scale import Scale
+from basisprune.search.stepping import Attempt, Stepping, axes_of
 from basisprune.states import FULLY, NOT_AT_ALL, State, Tuning
-from basisprune.stepping import Attempt, Stepping
 from basisprune.tasks import Task
 from basisprune.torchkit.processes import Processes
 from basisprune.training.metrics import value_of
-
-
-@dataclass(frozen=True)
-class SearchConfig:
-    """What is pruned and how far the search goes.
-
-    `framework` prunes filters by l1, taylor, hrank or loss, the basis, or both (default: the recipe's). Where scores
-    are in units of the loss, they say which share to try first, and with the accuracies of what was tried which one
-    next; otherwise the share kept is multiplied by `step` until a candidate fails, then narrowed down. The search ends
-    when the share of basis vectors or filters that failed, or that is expected to fail, is within `tolerance` of the
-    share that passed (their product, where both shrink together), or at `smallest`; with scores in units of the loss,
-    also when a network that failed is within `tolerance` of the size of the one that passed. A candidate more than
-    `give_up_margin` below the required accuracy after a fifth of its epochs is given up. With `warm_start`, a candidate
-    is pruned from the last one that passed, otherwise in one step from the unpruned network, as in the paper. With
-    `tune_fully`, all candidates are tuned for all epochs, also as in the paper. `polish` tunes the chosen network
-    again, for all epochs.
-    """
-
-    framework: FrameworkName | None = None
-    step: float = 0.5
-    tolerance: float = 0.2
-    smallest: float = 0.02
-    give_up_margin: float = 0.1
-    warm_start: bool = True
-    tune_fully: bool = False
-    polish: bool = True
-
-    def __post_init__(self) -> None:
-        faults = []
-        allowed = [name for name in get_args(FrameworkName) if name != "baseline"]
-        if self.framework is not None and self.framework not in allowed:
-            faults.append(f"framework: {self.framework!r} given; allowed are {', '.join(allowed)}")
-        faults += [
-            f"{name}: {getattr(self, name)!r} given; allowed are True and False"
-            for name in ("warm_start", "tune_fully", "polish")
-            if not isinstance(getattr(self, name), bool)
-        ]
-        faults += [
-            f"{name}: {getattr(self, name)} given; 0 < {name} < 1 is needed"
-            for name in ("step", "tolerance", "smallest", "give_up_margin")
-            if not 0 < getattr(self, name) < 1
-        ]
-        if faults:
-            raise ConfigError.of("SearchConfig", faults)
-
 
 SAFER = 3
 """The most networks that are tried to have one to fall back on."""
@@ -110,8 +59,8 @@ class Search:
         self.standard = self._standard(promise)
         self.trials: list[Trial] = []
         self._unsure: list[float] = []  # shares of the first move whose networks may well not be certified
-        self._last_folded: tuple[State, nn.Module] | None = None
-        self._timed_in: Backend | None = None
+        timed = isinstance(goal, Budget) and goal.target_latency is not None
+        self.scale = Scale(pipeline, timed=timed, foreign=reference)
 
     def run(self) -> Found:
         """The smallest network within the budget; the unpruned one if there is none.
@@ -129,7 +78,7 @@ class Search:
             if Processes.here().count > 1:
                 raise  # each was somewhere else, so that they have no common result
             interrupted = True
-        return Found(tuple(self.trials), self._best(), interrupted, self._to_test(), timed_in=self._timed_in)
+        return Found(tuple(self.trials), self._best(), interrupted, self._to_test(), timed_in=self.scale.timed_in)
 
     def _unpruned(self, start: State) -> State:
         """The network that would be deployed without pruning: plainly trained, or as it was given if that is better.
@@ -261,7 +210,7 @@ class Search:
             step=config.step,
             tolerance=config.tolerance,
             smallest=config.smallest,
-            axes=1 if self.pipeline.planner is not None else len(move.axes),  # by cost, a share is one of the size
+            axes=axes_of(move, by_cost=self.pipeline.planner is not None),
             outlook=self.pipeline.outlook(start, move, config.smallest),
         )
 
@@ -327,68 +276,19 @@ class Search:
         return small or large
 
     def _is_small_enough(self, state: State, budget: Budget) -> bool:
-        size = self._size(state, self._deployed(state))
+        size = self.scale.size(state)
         return budget.allows(size.parameters, size.macs, size.latency_ms)
-
-    def _deployed(self, state: State) -> nn.Module:
-        """The state's network in deployed form; folded only once if requested twice in a row."""
-        if self._last_folded is None or self._last_folded[0] is not state:
-            planner = self.pipeline.planner
-            times = None if planner is None else planner.table
-            folded = deploy(state.model, self.pipeline.spec, self.pipeline.splits.classes, times)
-            self._last_folded = state, folded
-        return self._last_folded[1]
-
-    def _size(self, state: State, deployed: nn.Module) -> Size:
-        report = measure(deployed, self.pipeline.spec.shape)
-        latency, planner = None, self.pipeline.planner
-        by_time = planner is not None and planner.optimize == "latency"
-        if by_time or (isinstance(self.goal, Budget) and self.goal.target_latency is not None):
-            latency = self._milliseconds(state, deployed)
-        return Size(report.parameters, report.macs, latency)
-
-    def _milliseconds(self, state: State, deployed: nn.Module) -> float:
-        """Milliseconds per image, measured once; on another device, what the table of its times adds up to."""
-        planner, shape = self.pipeline.planner, self.pipeline.spec.shape
-        if planner is not None and planner.elsewhere and planner.table is not None:
-            return table_milliseconds(deployed, shape, planner.table)
-        self._timed_in = backend = self._timed_in or self.program(deployed)
-        file = self._times_file(state, backend)
-        return self.pipeline.store.number(state.steps, file, lambda: self.measured(deployed, backend))
-
-    def _times_file(self, state: State, backend: Backend) -> str:  # noqa: ARG002
-        """What the time of a network is stored as, beside its steps."""
-        return f"latency-{backend}"
-
-    def measured(self, deployed: nn.Module, backend: Backend) -> float:
-        """Milliseconds per image in that program, on this machine."""
-        shape = self.pipeline.spec.shape
-        report = measure_latency({"model": deployed}, shape, batch_sizes=(1,), backends=(backend,))
-        return 1000 * report.rows[0].seconds
-
-    def program(self, deployed: nn.Module) -> Backend:
-        """What all networks are timed in: ONNX Runtime if it is installed and can run this first one, or PyTorch."""
-        if not has_onnx():
-            return "eager"
-        try:
-            onnx_session(deployed, self.pipeline.spec.shape, threads=1)
-        except Exception as error:  # torch's exporter can raise anything for an unsupported network
-            said = f"measuring latency in PyTorch, because ONNX Runtime cannot run the network: {error}"
-            self.pipeline.hearer.say(said)
-            return "eager"
-        return "onnxruntime"
 
     def _judge(self, state: State, kept: Shares) -> Candidate:
         """The verdict on one more candidate, which is added to the trials."""
-        deployed = self._deployed(state)
         reference = self.trials[0].state if self.trials else state
-        candidate = Candidate.of(state, reference, self._size(state, deployed), kept)
+        candidate = Candidate.of(state, reference, self.scale.size(state), kept)
         if self.standard is not None:
             judged = candidate.judged_by(self.standard, state, reference)
             candidate = judged if self.trials else replace(judged, passed=True, undecided=False, chance=None)
         elif isinstance(self.goal, Budget):
             candidate = candidate.judged(self.goal)
-        self.trials.append(Trial(candidate, state, deployed))
+        self.trials.append(Trial(candidate, state, self.scale.deployed(state)))
         self.pipeline.hearer.judged(candidate)
         return candidate
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from basisprune.frameworks import Move
 from basisprune.outlook import Outlook
 
 _FIRST = 6.0
@@ -122,6 +123,15 @@ def nearest_share(tolerance: float, axes: int) -> float:
     0.8
     """
     return float((1 - tolerance) ** (1 / axes))
+
+
+def axes_of(move: Move, *, by_cost: bool) -> int:
+    """How many axes shrink by a share that is kept; planned by cost, it is a share of the size.
+
+    >>> axes_of(Move("both", "loss"), by_cost=False), axes_of(Move("both", "loss"), by_cost=True)
+    (2, 1)
+    """
+    return 1 if by_cost else len(move.axes)
 
 
 def most_steps(smallest: float, tolerance: float, axes: int = 1) -> int:

@@ -1,0 +1,45 @@
+"""What networks weigh."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from torch import nn
+
+from basisprune.frameworks import DECOMPOSED, DENSE
+from basisprune.listener import Silence
+from basisprune.search.scale import Scale
+from basisprune.stage_store import StageStore
+from basisprune.states import State
+
+
+class Notes(Silence):
+    """Remembers what it hears."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+
+def test_a_network_that_cannot_be_exported_is_timed_in_pytorch(monkeypatch):
+    def onnx_session(model, shape, threads):
+        raise RuntimeError("no such operator")
+
+    def measure_latency(models, shape, *, batch_sizes, backends):
+        assert backends == ("eager",)
+        return SimpleNamespace(rows=[SimpleNamespace(seconds=0.25)])
+
+    monkeypatch.setattr("basisprune.search.scale.measure_latency", measure_latency)
+    monkeypatch.setattr("basisprune.search.scale.onnx_session", onnx_session)
+    monkeypatch.setattr("basisprune.search.scale.has_onnx", lambda: True)
+    notes = Notes()
+    spec = SimpleNamespace(shape=(3, 8, 8))
+    pipeline = SimpleNamespace(spec=spec, hearer=notes, planner=None, store=StageStore(None))
+    scale = Scale(pipeline, timed=True)
+    for steps in ((DENSE,), (DECOMPOSED,)):
+        assert scale.milliseconds(State(steps, nn.Identity()), nn.Identity()) == 250
+    assert scale.timed_in == "eager"
+    assert len(notes.lines) == 1
+    assert "no such operator" in notes.lines[0]
