@@ -22,10 +22,12 @@ from common import Cells
 
 from basisprune import RECIPES, evaluate
 from basisprune.budget import Budget
+from basisprune.budget.planning import CostPlanner
 from basisprune.data import take
 from basisprune.frameworks import Framework, FrameworkName, Move, find_framework
 from basisprune.outlook import Outlook
 from basisprune.pipeline import Pipeline
+from basisprune.recipes import Recipe
 from basisprune.search import Search, SearchConfig
 from basisprune.search.candidates import Trial
 from basisprune.states import State
@@ -43,17 +45,34 @@ class Blind(Pipeline):
 
 @dataclass(frozen=True)
 class Way:
-    """How a search goes, and whether the rate of its trainings warms up."""
+    """How a search goes, whether the rate of its trainings warms up, the least share of a layer's vectors and filters
+    that is kept (default: the recipe's), and what plans both together."""
 
     framework: FrameworkName
     pipeline: type[Pipeline] = Pipeline
     warm_start: bool = True
     warms_up: bool = True
+    floor: float | None = None
+    planner: CostPlanner | None = None
+
+    @property
+    def recipe(self) -> Recipe:
+        """`quick`, as this way has it."""
+        quick = RECIPES["quick"]
+        floor = quick.plan.min_share if self.floor is None else self.floor
+        return replace(
+            quick,
+            train=replace(quick.train, warmup=quick.train.warmup if self.warms_up else 0.0),
+            plan=replace(quick.plan, min_share=floor),
+            filter_plan=replace(quick.filter_plan, min_share=floor),
+        )
 
 
 WAYS = {
     "one share, by the expected loss, from the last": Way("loss+basis"),
     "one share, by the expected loss, from the last, no warm-up": Way("loss+basis", warms_up=False),
+    "one share, by the expected loss, from the last, no floor": Way("loss+basis", floor=0.0),
+    "planned together, by the expected loss, from the last": Way("loss+basis", planner=CostPlanner("params")),
     "one share, by the expected loss, anew": Way("loss+basis", warm_start=False),
     "one share, halving, from the last": Way("loss+basis", Blind),
     "basis then filters, halving, from the last": Way("basis+loss", Blind),
@@ -65,12 +84,10 @@ def searched(way: Way, dataset: str, seed: int, assets: Path) -> dict[str, Any]:
     splits, test = data(dataset, assets, images=IMAGES, test_images=TEST_IMAGES, seed=seed)
     assert splits.val is not None
     splits = replace(splits, val=take(splits.val, range(VAL_IMAGES)))
-    quick = RECIPES["quick"]
-    warmup = quick.train.warmup if way.warms_up else 0.0
-    training = replace(quick.train, epochs=PASSES, seed=seed, warmup=warmup)
-    recipe = replace(quick, train=training, finetune=training)
+    training = replace(way.recipe.train, epochs=PASSES, seed=seed)
+    recipe = replace(way.recipe, train=training, finetune=training)
     model = build("efficientnet_lite0", assets, num_classes=10, input_size=SIDE)
-    pipeline = way.pipeline(model, splits, recipe, progress=False)
+    pipeline = way.pipeline(model, splits, recipe, progress=False, planner=way.planner)
     start = _start(pipeline, find_framework(way.framework))
     before = time.process_time()
     found = Search(pipeline, Budget(max_drop=0.01), SearchConfig(way.framework, warm_start=way.warm_start)).run()
