@@ -1,9 +1,9 @@
-"""The tables, verdicts and figures of docs/field.md, from the JSON results; nothing is run here.
+"""The tables, verdicts and figures of docs/field.md and of the README, from the JSON results; nothing is run here.
 
     python experiments/field_summary.py [--results experiments/results/field] [--parts experiments/results/parts]
-                                        [--page docs/field.md]
+                                        [--page docs/field.md] [--readme README.md]
 
-The page keeps its text: only what is between its markers is replaced. Figures go into a folder beside it.
+The pages keep their text: only what is between their markers is replaced. Figures go into a folder beside the first.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from statistics import mean
 
 from cells import DATASETS
 from field_figures import MODEL_NAMES, field_figure
@@ -26,6 +27,7 @@ from basisprune.files import write_text
 ROOT = Path(__file__).parent.parent
 BARS: dict[Cost, float] = {"parameters": 0.6, "ms": 0.7}
 QUICK_BAR = 0.7
+SMALL = "efficientnet_lite0"
 BEST, RIVALS = "best rival", ("rival", "small", "unpruned")
 UNITS: dict[Cost, str] = {"parameters": "parameters", "macs": "multiply-adds", "ms": "milliseconds"}
 
@@ -134,10 +136,10 @@ def verdict_table(records: Sequence[Record]) -> str:
 def named(point: Mean) -> str:
     """The method with what it was given.
 
-    >>> named(Mean("efficientnet_lite0", "mnist", "l1", "rival", (0.3,), (0,), 0, (0, 0), 0, 0, 0, 0, None))
+    >>> named(Mean(SMALL, "mnist", "l1", "rival", (0.3,), (0,), 0, (0, 0), 0, 0, 0, 0, None))
     'l1 0.3'
     """
-    origin = "" if point.model == "efficientnet_lite0" else f", from {MODEL_NAMES.get(point.model, point.model)}"
+    origin = "" if point.model == SMALL else f", from {MODEL_NAMES.get(point.model, point.model)}"
     return f"{point.method} {' + '.join(f'{part:g}' for part in point.size)}{origin}"
 
 
@@ -185,6 +187,28 @@ def point_table(points: Iterable[Mean]) -> str:
     return table(header, rows)
 
 
+def overview(points: Sequence[Mean]) -> str:
+    """For the README: the unpruned network, smaller ones, the two most accurate rivals and ours, all of one backbone.
+
+    Only what has all seeds on all datasets; sizes and times are means over the datasets.
+    """
+    most = max(len(point.seeds) for point in points)
+    of_method: dict[tuple[str, tuple[float, ...]], dict[str, Mean]] = {}
+    for point in points:
+        if point.model == SMALL and len(point.seeds) == most:
+            of_method.setdefault((point.method, point.size), {})[point.dataset] = point
+    by_kind: dict[str, list[dict[str, Mean]]] = {"unpruned": [], "small": [], "rival": [], "quick": [], "ours": []}
+    for found in sorted(of_method.values(), key=lambda found: -mean(point.accuracy for point in found.values())):
+        if len(found) == len(DATASETS):
+            by_kind[next(iter(found.values())).kind].append(found)
+    rows = []
+    for found in (*by_kind["unpruned"], *by_kind["small"], *by_kind["rival"][:2], *by_kind["ours"]):
+        accuracies = (percent(found[dataset].accuracy) for dataset in DATASETS)
+        costs = (shown(axis, mean(point.cost(axis) for point in found.values())) for axis in UNITS)
+        rows.append([named(next(iter(found.values()))), *accuracies, *costs])
+    return table(("EfficientNet-Lite0", *DATASETS.values(), *UNITS.values()), rows)
+
+
 def rate_table(records: Sequence[Record]) -> str:
     """The accuracy on validation images at each rate of the sweep."""
     rows = []
@@ -220,8 +244,8 @@ def settings_table(records: Sequence[Record]) -> str:
     return table(("what", "value"), rows)
 
 
-def write_page(results: Path, parts: Path, page: Path) -> None:
-    """Fills the page's blocks and writes its figures."""
+def write_pages(results: Path, parts: Path, page: Path, readme: Path) -> None:
+    """Fills the blocks of the page and of the README, and writes the page's figures."""
     records = read_records(results)
     points = mean_points(records)
     here = [dataset for dataset in DATASETS if any(point.dataset == dataset for point in points)]
@@ -238,6 +262,7 @@ def write_page(results: Path, parts: Path, page: Path) -> None:
         "parts": parts_tables(read_records(parts) if any(parts.glob("*.json")) else []),
     }
     write_text(page, fill(page.read_text(), blocks))
+    write_text(readme, fill(readme.read_text(), {"field": overview(points)}))
 
 
 def main() -> None:
@@ -245,8 +270,9 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=ROOT / "experiments" / "results" / "field")
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "field.md")
     parser.add_argument("--parts", type=Path, default=ROOT / "experiments" / "results" / "parts")
+    parser.add_argument("--readme", type=Path, default=ROOT / "README.md")
     options = parser.parse_args()
-    write_page(options.results, options.parts, options.page)
+    write_pages(options.results, options.parts, options.page, options.readme)
 
 
 if __name__ == "__main__":

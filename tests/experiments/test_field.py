@@ -187,13 +187,27 @@ def test_the_page_is_filled_and_its_figures_are_xml(tmp_path):
         place = {"model": "resnet50", "dataset": "mnist", "seed": 0, "part": name, "ours": "one", "instead": "another"}
         values = {"accuracy": accuracy, "untuned": 0.5, "parameters": 1000, "config": {"size": [share, share]}}
         (folder / f"{name}-{share}.json").write_text(json.dumps(place | values))
-    field_summary.write_page(results, folder, page)
+    readme = tmp_path / "README.md"
+    readme.write_text((ROOT / "README.md").read_text())
+    field_summary.write_pages(results, folder, page, readme)
     text = page.read_text()
     assert "3 of 6 hold." in text
     rows = ("Without 50%", "| scores | one | another | -5.0 |", "| basis | one | another | -2.0 |")
     rows += ("Without 75%", "| basis | one | another | -10.0 |")
     assert [text.index(row) for row in rows] == sorted(text.index(row) for row in rows)
     ET.parse(page.with_suffix("") / "mnist.svg")
+
+
+def test_the_readme_shows_ours_beside_the_two_best_rivals_that_were_run_everywhere():
+    found = {"ours": (0.9, "ours"), "unpruned": (0.91, "unpruned"), "quick": (0.85, "quick")}
+    found |= {"l1": (0.8, "rival"), "hrank": (0.89, "rival"), "taylor": (0.7, "rival")}
+    points = [
+        made_up(name, kind, value, dataset=each) for name, (value, kind) in found.items() for each in field.DATASETS
+    ]
+    points.append(made_up("svd", "rival", 0.95, dataset="mnist"))
+    _, _, *rows = field_summary.overview(points).splitlines()
+    assert [row.split(" | ")[0] for row in rows] == ["| unpruned 0.5", "| hrank 0.5", "| l1 0.5", "| ours 0.5"]
+    assert rows[-1] == "| ours 0.5 | 90.0% | 90.0% | 90.0% | 1.00M | 10.0M | 1.00 |"
 
 
 # Rivals
