@@ -20,6 +20,9 @@ MOST_IMAGES = 512
 _DEVIATIONS = 3.0  # how far above guessing an accuracy must be
 _MUCH = 0.2
 _LISTED = 10
+_PREPARED = (
+    "its images were prepared in another way: pass the mean, std, size and interpolation that it was trained with"
+)
 
 
 def check_classes(network: nn.Module, splits: Splits, names: Sequence[str] | None, listener: Listener) -> None:
@@ -72,13 +75,15 @@ class Outcome:
     """How many answers are right, how many would be by guessing as often, and if each class were called differently.
 
     `chance` is the accuracy of answers as frequent as these that know nothing of the images; `reordered` that with the
-    classes called what they most often are, None where two would be called the same.
+    classes called what they most often are, None where two would be called the same, and `lucky` what that may come to
+    if the answers know nothing: among few images, some order suits any answers.
     """
 
     images: int
     accuracy: float
     chance: float
     reordered: float | None = None
+    lucky: float = 0.0
 
     @classmethod
     def of(cls, said: Predictions, classes: int) -> Outcome:
@@ -98,7 +103,7 @@ class Outcome:
         is_order = len(set(meant[given].tolist())) == int(given.sum())
         right = float(shares[np.arange(classes), meant].sum())
         chance = float(shares.sum(axis=1) @ shares.sum(axis=0))
-        return cls(total, float(np.trace(shares)), chance, right if is_order else None)
+        return cls(total, float(np.trace(shares)), chance, right if is_order else None, _luck(counts))
 
     @property
     def is_guessing(self) -> bool:
@@ -111,8 +116,21 @@ class Outcome:
 
     @property
     def fits_another_order(self) -> bool:
-        """Whether the answers would be much better with the classes in another order."""
-        return self.reordered is not None and self.reordered > self.accuracy + _MUCH
+        """Whether the answers would be much better with the classes in another order, by more than luck."""
+        return self.reordered is not None and self.reordered > max(self.accuracy + _MUCH, self.lucky)
+
+
+def _luck(counts: npt.NDArray[np.int64]) -> float:
+    """The share of answers that may be right by luck if each is called what it most often is.
+
+    For n answers of one kind, the most frequent of K labels has about sqrt(2 p (1 - p) log(K) / n) more than its share
+    p of all labels.
+    """
+    answers = counts.sum(axis=1)
+    total, most = max(int(counts.sum()), 1), float(counts.sum(axis=0).max() / max(counts.sum(), 1))
+    variance = most * (1 - most)
+    excess = np.sqrt(2 * variance * math.log(len(counts)) * answers).sum() / total
+    return float(most + excess + _DEVIATIONS * math.sqrt(variance / total))
 
 
 def _some(images: LabelledImages) -> LabelledImages:
@@ -125,12 +143,10 @@ def _why(outcome: Outcome, classes: Sequence[str]) -> str:
     if outcome.fits_another_order:
         return (
             f"with its classes in another order it would get {outcome.reordered:.1%}: it must have them as the data, "
-            f"which has them sorted by name: {_listed(classes)}. Reorder the rows of its last layer"
+            f"which has them sorted by name: {_listed(classes)}. Reorder the rows of its last layer; if the order is "
+            f"right, {_PREPARED}"
         )
-    return (
-        f"either its classes are not in the order of the data ({_listed(classes)}, sorted by name), or its images were "
-        "prepared in another way: pass the mean, std, size and interpolation that it was trained with"
-    )
+    return f"either its classes are not in the order of the data ({_listed(classes)}, sorted by name), or {_PREPARED}"
 
 
 def _listed(names: Sequence[str]) -> str:
