@@ -150,7 +150,7 @@ def test_from_the_command_line_with_a_checkpoint_of_lightning(photos):
 def test_a_dry_run_says_that_it_is_taken_as_it_is(photos):
     done = command("compress", photos, "--dry-run", "--output", photos / "out")
     assert done.exit_code == 0, done.output
-    assert "recipe   the model as it is, at most 1 epochs per candidate" in done.stdout
+    assert "recipe   the model as it is, at most 1 epoch per candidate" in done.stdout
     wrong = command("compress", photos, "--dry-run", "--output", photos / "out", "--weights-key", "ema")
     assert (wrong.exit_code, "has no entry 'ema'" in wrong.stderr) == (1, True)
 

@@ -19,6 +19,7 @@ from basisprune.training.trainable import classes_of
 MOST_IMAGES = 512
 _DEVIATIONS = 3.0  # how far above guessing an accuracy must be
 _MUCH = 0.2
+_LUCK = 1e-3  # how seldom an order that suits the answers may be one by chance
 _LISTED = 10
 _PREPARED = (
     "its images were prepared in another way: pass the mean, std, size and interpolation that it was trained with"
@@ -75,15 +76,14 @@ class Outcome:
     """How many answers are right, how many would be by guessing as often, and if each class were called differently.
 
     `chance` is the accuracy of answers as frequent as these that know nothing of the images; `reordered` that with the
-    classes called what they most often are, None where two would be called the same, and `lucky` what that may come to
-    if the answers know nothing: among few images, some order suits any answers.
+    classes called what they most often are, None where two would be called the same, or where luck may have found that
+    order: among few images, some order suits any answers.
     """
 
     images: int
     accuracy: float
     chance: float
     reordered: float | None = None
-    lucky: float = 0.0
 
     @classmethod
     def of(cls, said: Predictions, classes: int) -> Outcome:
@@ -103,7 +103,8 @@ class Outcome:
         is_order = len(set(meant[given].tolist())) == int(given.sum())
         right = float(shares[np.arange(classes), meant].sum())
         chance = float(shares.sum(axis=1) @ shares.sum(axis=0))
-        return cls(total, float(np.trace(shares)), chance, right if is_order else None, _luck(counts))
+        is_known = is_order and not _may_be_luck(right, counts)
+        return cls(total, float(np.trace(shares)), chance, right if is_known else None)
 
     @property
     def is_guessing(self) -> bool:
@@ -116,21 +117,27 @@ class Outcome:
 
     @property
     def fits_another_order(self) -> bool:
-        """Whether the answers would be much better with the classes in another order, by more than luck."""
-        return self.reordered is not None and self.reordered > max(self.accuracy + _MUCH, self.lucky)
+        """Whether the answers would be much better with the classes in another order."""
+        return self.reordered is not None and self.reordered > self.accuracy + _MUCH
 
 
-def _luck(counts: npt.NDArray[np.int64]) -> float:
-    """The share of answers that may be right by luck if each is called what it most often is.
+def _may_be_luck(right: float, counts: npt.NDArray[np.int64]) -> bool:
+    """Whether some order may make this share of answers right although they know nothing of the images.
 
-    For n answers of one kind, the most frequent of K labels has about sqrt(2 p (1 - p) log(K) / n) more than its share
-    p of all labels.
+    One order does with a chance of at most exp(-n KL(right, p)) for n images, p of which have the most frequent label
+    (Chernoff); any order with that times the number of orders of the answers that there are.
     """
-    answers = counts.sum(axis=1)
-    total, most = max(int(counts.sum()), 1), float(counts.sum(axis=0).max() / max(counts.sum(), 1))
-    variance = most * (1 - most)
-    excess = np.sqrt(2 * variance * math.log(len(counts)) * answers).sum() / total
-    return float(most + excess + _DEVIATIONS * math.sqrt(variance / total))
+    classes, images = len(counts), int(counts.sum())
+    if images == 0:
+        return True
+    said, most = int((counts.sum(axis=1) > 0).sum()), float(counts.sum(axis=0).max()) / images
+    if right <= most or most == 1:
+        return True
+    divergence = right * math.log(right / most)
+    if right < 1:
+        divergence += (1 - right) * math.log((1 - right) / (1 - most))
+    orders = math.lgamma(classes + 1) - math.lgamma(classes - said + 1)
+    return images * divergence < orders - math.log(_LUCK)
 
 
 def _some(images: LabelledImages) -> LabelledImages:

@@ -98,7 +98,7 @@ def test_too_few_images_decide_only_against_what_is_worse_than_guessing():
 
 def test_another_order_is_known_only_where_it_is_one():
     assert outcome([0, 0, 1, 1], [1, 1, 1, 1]).reordered is None
-    assert outcome([0, 1] * 20, [1, 0] * 20).fits_another_order
+    assert outcome([0, 1] * 8, [1, 0] * 8).fits_another_order
 
 
 @settings(deadline=None, max_examples=200)
@@ -109,9 +109,7 @@ def test_some_order_that_suits_answers_at_random_is_not_told_of(classes, images,
 
 
 def test_nine_images_do_not_tell_of_another_order():
-    found = outcome([0, 1, 2] * 3, [1, 2, 0, 1, 2, 0, 2, 0, 1], 3)
-    assert found.reordered == pytest.approx(2 / 3)
-    assert not found.fits_another_order
+    assert outcome([0, 1, 2] * 3, [1, 2, 0, 1, 2, 0, 2, 0, 1], 3).reordered is None
 
 
 def test_a_loader_of_ones_own_is_gone_through_as_it_is(monkeypatch):
