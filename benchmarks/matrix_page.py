@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 Record = dict[str, Any]
 _TITLES = {"exact": "exact", "basis": "basis 0.5", "double": "double 0.3", "onnx": "ONNX"}
 _LIBRARIES = {"torchvision": "torchvision", "timm": "timm, one of each family"}
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # of a terminal, in what exporters say
 
 
 def page(records: Sequence[Record], bars: Mapping[str, Mapping[str, float]], total: int) -> str:
@@ -96,4 +98,4 @@ def _row(record: Record) -> str:
 
 
 def _one_line(fault: str) -> str:
-    return " ".join(str(fault).split())[:300].replace("|", "\\|")
+    return " ".join(_COLOUR.sub("", str(fault)).split())[:300].replace("|", "\\|")

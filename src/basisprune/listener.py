@@ -65,3 +65,12 @@ class Silence:
 
     def trained(self, step: TrainingStep) -> None:
         """Does nothing."""
+
+
+def counted(number: int, noun: str) -> str:
+    """The number with its noun, in the plural unless it is one.
+
+    >>> counted(1, "epoch"), counted(1200, "image")
+    ('1 epoch', '1,200 images')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -32,7 +32,7 @@ from basisprune.frameworks import (
     named,
 )
 from basisprune.joint_plan import PlanFrontier
-from basisprune.listener import Listener, Silence
+from basisprune.listener import Listener, Silence, counted
 from basisprune.outlook import Outlook, expected_of_all, expected_of_basis, expected_of_filters
 from basisprune.plan import largest_ratio, plan_basis, plan_filters, traced
 from basisprune.prune import prune_basis, prune_filters
@@ -339,7 +339,7 @@ class Pipeline:
         return replace(state, model=settle(state.model, example_input(state.model, self.spec.shape), times))
 
     def _train(self, state: State, config: TrainConfig, tuning: Tuning = FULLY) -> State:
-        self.hearer.say(f"{state.name}: training for {config.epochs} epochs")
+        self.hearer.say(f"{state.name}: training for {counted(config.epochs, 'epoch')}")
 
         def stop(history: Sequence[EpochRecord]) -> bool:
             accuracy = history[-1].val_accuracy

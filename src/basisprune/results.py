@@ -141,7 +141,7 @@ class DeliveredFile:
     """A file that was written, with its checksum; `accuracy` only if it differs from that of the network.
 
     `promise` says of an ONNX file of a run with an accuracy budget whether it is certified to keep to it, and `test` is
-    that of a file that was tested on its own. `fault` says how it breaks the budget, by the images that search.
+    that of a file that was tested on its own. `fault` says how it breaks the budget, by the validation images.
     `exported` means that `basisprune export` wrote it, not the run.
     """
 
@@ -197,7 +197,7 @@ class CandidateRow(Candidate):
 
 @dataclass(frozen=True)
 class FrontPoint:
-    """A network among those that others are compared with; its accuracy is that on the images that search.
+    """A network among those that others are compared with; its accuracy is that on the validation images.
 
     `front` says that no other is at least as accurate, as small and as fast, and better in one of these.
     """
@@ -215,7 +215,7 @@ class FrontPoint:
 
 @dataclass(frozen=True)
 class BackboneRow:
-    """A backbone of a portfolio, and how far it came; `accuracy` is the last one, on the images that search."""
+    """A backbone of a portfolio, and how far it came; `accuracy` is the last one, on the validation images."""
 
     name: str
     status: Literal["compressed", "dropped", "missing", "failed"]

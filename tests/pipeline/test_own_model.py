@@ -88,7 +88,7 @@ def test_the_same_run_goes_on_and_other_weights_are_refused(ours):
 def test_it_is_trained_first_if_that_is_asked_for():
     notes = Notes()
     result = run(trained((1, 2, 0)), tune_first=True, basis_ratio=0.5, max_drop=None, listener=notes)
-    assert "dense: training for 1 epochs" in notes.lines
+    assert "dense: training for 1 epoch" in notes.lines
     assert len(result.history) == 2
 
 
@@ -150,7 +150,7 @@ def test_from_the_command_line_with_a_checkpoint_of_lightning(photos):
 def test_a_dry_run_says_that_it_is_taken_as_it_is(photos):
     done = command("compress", photos, "--dry-run", "--output", photos / "out")
     assert done.exit_code == 0, done.output
-    assert "recipe   the model as it is, at most 1 epochs per candidate" in done.stdout
+    assert "recipe   the model as it is, at most 1 epoch per candidate" in done.stdout
     wrong = command("compress", photos, "--dry-run", "--output", photos / "out", "--weights-key", "ema")
     assert (wrong.exit_code, "has no entry 'ema'" in wrong.stderr) == (1, True)
 

@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 EQUAL = 1e-6  # accuracies are counted in float32 while training
 LIKELY = 0.5
-"""The least chance to be certified with which a candidate passes on the images that search."""
+"""The least chance to be certified with which a candidate passes on the validation images."""
 
 SURE = 0.9
 """The chance from which on a search needs no larger network to fall back on."""

@@ -37,8 +37,11 @@ class Budget:
         if len(given) != 1:
             faults.append(f"{len(given)} of {', '.join(vars(self))} given; exactly one is needed")
         faults += [
-            f"{name}: {given[name]} given; it is a fraction, 0 <= {name} < 1 (1 % is 0.01)"
-            for name in ("max_drop", "min_accuracy")
+            f"{name}: {given[name]} given; it is a fraction, 0 <= {name} < 1 ({example}; on the command line, {typed})"
+            for name, example, typed in (
+                ("max_drop", "1 % is 0.01", "--max-drop 1%"),
+                ("min_accuracy", "95 % is 0.95", "--min-accuracy 95%"),
+            )
             if self.is_of_shares and name in given and not 0 <= given[name] < 1
         ]
         if not self.is_of_shares and not (

@@ -7,18 +7,20 @@ from pathlib import Path
 
 import typer
 
-from basisprune.budget import Budget
+from basisprune.budget import Budget, Goal
 from basisprune.cli.common import show_json
 from basisprune.costs import measure
 from basisprune.data import LabelledImages, LoaderPart
 from basisprune.deploy.fold import deploy
 from basisprune.files import user_path
+from basisprune.listener import counted
 from basisprune.runs.certifying import certifiable_here
 from basisprune.runs.estimate import Estimate, estimate
 from basisprune.runs.job import Job
 from basisprune.runs.options import RATIOS
 from basisprune.runs.output import OutputFolder
 from basisprune.runs.start import check_start
+from basisprune.training.metrics import Metric, in_words, loss_in_words, shown_as
 from basisprune.training.progress import duration
 from basisprune.transfer.model import spec_of
 
@@ -59,14 +61,13 @@ def show_plan(job: Job, output: Path, *, as_json: bool) -> None:
             }
         )
         return
-    wanted = ", ".join(f"{name} {value:g}" for name, value in limits.items())
     train, tune = recipe.train, recipe.finetune
     lines = [
         f"model    {size.parameters:,} parameters, {size.macs:,} multiply-adds at {'x'.join(map(str, spec.size))}",
         *(f"data     {line}" for line in data.describe().splitlines()),
-        f"goal     {wanted}, with {job.config.framework.name}",
+        f"goal     {_wanted(goal, job.config.promise.metric)}, with {job.config.framework.name}",
         *([] if certifiable is None else [f"promise  {certifiable}"]),
-        f"recipe   {_before(job)}, at most {tune.epochs} epochs per candidate, {train.optimizer}, "
+        f"recipe   {_before(job)}, at most {counted(tune.epochs, 'epoch')} per candidate, {train.optimizer}, "
         f"{_batches(data.train, train.batch_size)}",
         f"search   about {time.candidates} candidates{_at_most(time)}",
         f"time     about {duration(time.total)} on this machine{_longest(time)}: {duration(time.reference)} for the "
@@ -75,6 +76,23 @@ def show_plan(job: Job, output: Path, *, as_json: bool) -> None:
         "nothing was written",
     ]
     typer.echo("\n".join(lines))
+
+
+def _wanted(goal: Goal, metric: Metric) -> str:
+    """The goal in words.
+
+    >>> _wanted(Budget(max_drop=0.01), "accuracy"), _wanted(Budget(target_latency=5), "accuracy")
+    ('lose at most 1.0 points of accuracy', 'at most 5 ms per image')
+    """
+    if not isinstance(goal, Budget):
+        return f"remove {goal.basis:.0%} of the basis vectors and {goal.filters:.0%} of the filters"
+    if goal.max_drop is not None:
+        return f"lose at most {loss_in_words(metric, goal.max_drop)} of {in_words(metric)}"
+    if goal.min_accuracy is not None:
+        return f"{in_words(metric)} of at least {shown_as(metric, goal.min_accuracy)}"
+    if goal.target_latency is not None:
+        return f"at most {goal.target_latency:g} ms per image"
+    return f"at most {goal.value:,.0f} {'parameters' if goal.target_params is not None else 'multiply-adds'}"
 
 
 def _batches(train: LabelledImages, size: int) -> str:
@@ -90,12 +108,12 @@ def _batches(train: LabelledImages, size: int) -> str:
 def _before(job: Job) -> str:
     if job.config.start.is_trained:
         return "the model as it is"
-    return f"{job.config.recipe.train.epochs} epochs to train"
+    return f"{counted(job.config.recipe.train.epochs, 'epoch')} to train"
 
 
 def _at_most(time: Estimate) -> str:
-    return f", seldom more than {time.most}" if time.most > time.candidates else ""
+    return f", rarely more than {time.most}" if time.most > time.candidates else ""
 
 
 def _longest(time: Estimate) -> str:
-    return f", seldom more than {duration(time.longest)}" if time.most > time.candidates else ""
+    return f", rarely more than {duration(time.longest)}" if time.most > time.candidates else ""

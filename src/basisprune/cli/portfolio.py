@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from basisprune.cli.common import Teller, show_json, typed_here
+from basisprune.listener import counted
 
 if TYPE_CHECKING:
     from basisprune.results import Portfolio, RunSummary
@@ -104,7 +105,7 @@ def show_portfolio(chosen: tuple[str | list[str], PortfolioConfig], *, as_json: 
     for name, is_here in there.items():
         typer.echo(f"{name}{'' if is_here else ': its weights are to be fetched, or are in the folder of weights'}")
     for epochs, left in rungs:
-        typer.echo(f"after {epochs} epochs: {left} go on")
+        typer.echo(f"after {counted(epochs, 'epoch')}: {left} go on")
     typer.echo("nothing was written")
 
 

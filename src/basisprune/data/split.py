@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from basisprune.data.arrays import Labels
 from basisprune.data.datasets import LabelledImages, take
 from basisprune.errors import ConfigError, DataError
+from basisprune.listener import counted
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,8 @@ class Splits:
     def _describe(self, name: str, part: LabelledImages) -> str:
         counts = np.bincount(part.labels, minlength=self.num_classes)
         few, many = int(counts.argmin()), int(counts.argmax())
+        if counts[few] == counts[many]:
+            return f"{name}: {counted(len(part), 'image')}, {counts[few]} of each class"
         return (
             f"{name}: {len(part)} images, smallest class {self.classes[few]!r} ({counts[few]}), "
             f"largest {self.classes[many]!r} ({counts[many]})"

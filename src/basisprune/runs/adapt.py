@@ -14,7 +14,7 @@ from basisprune.data import LabelledImages
 from basisprune.data.roles import keep_images
 from basisprune.deploy.bundle import save_pretrained
 from basisprune.files import sealed, user_path, write_text
-from basisprune.listener import Listener, Silence
+from basisprune.listener import Listener, Silence, counted
 from basisprune.results import Accuracy, Settings
 from basisprune.runs.job import Job
 from basisprune.runs.output import BUNDLE, SUMMARY, OutputFolder, versions
@@ -72,7 +72,7 @@ def _run(job: Job, output: Path, config: Settings, listener: Listener, command: 
         fingerprint(job.network, splits, with_head=job.config.start.keep_head)
     )  # the same names may refer to other weights or images
     listener.say(splits.describe())
-    listener.say(f"training for {training.epochs} epochs")
+    listener.say(f"training for {counted(training.epochs, 'epoch')}")
     trained = fit(job.network, splits.train, splits.val, training, checkpoint=output / "training.pt")
     size = measure(trained.model)
     validation, test = (_accuracy(trained.model, part, training.prepared) for part in (splits.val, splits.test))

@@ -23,7 +23,7 @@ _CALIBRATION = 256
 
 @dataclass(frozen=True)
 class Made:
-    """An int8 file: which of its layers stay in float, and whether it keeps to the budget on the images that search.
+    """An int8 file: which of its layers stay in float, and whether it keeps to the budget on the validation images.
 
     `values` are the metric of the unpruned network and of the file on these, where there is a budget of accuracy.
     """
@@ -49,7 +49,7 @@ class Made:
         before, after = (f"{value:.1%}" if self.is_share else f"{value:.4g}" for value in self.values)
         return (
             f"it breaks the budget even with {self.layers.in_float} of {self.layers.layers} layers in float: "
-            f"{self.metric} on the images that search is {after}, and {before} for the unpruned model"
+            f"{self.metric} on the validation images is {after}, and {before} for the unpruned model"
         )
 
 

@@ -19,7 +19,11 @@ from basisprune.training.trainable import classes_of
 MOST_IMAGES = 512
 _DEVIATIONS = 3.0  # how far above guessing an accuracy must be
 _MUCH = 0.2
+_LUCK = 1e-3  # how seldom an order that suits the answers may be one by chance
 _LISTED = 10
+_PREPARED = (
+    "its images were prepared in another way: pass the mean, std, size and interpolation that it was trained with"
+)
 
 
 def check_classes(network: nn.Module, splits: Splits, names: Sequence[str] | None, listener: Listener) -> None:
@@ -72,7 +76,8 @@ class Outcome:
     """How many answers are right, how many would be by guessing as often, and if each class were called differently.
 
     `chance` is the accuracy of answers as frequent as these that know nothing of the images; `reordered` that with the
-    classes called what they most often are, None where two would be called the same.
+    classes called what they most often are, None where two would be called the same, or where luck may have found that
+    order: among few images, some order suits any answers.
     """
 
     images: int
@@ -98,7 +103,8 @@ class Outcome:
         is_order = len(set(meant[given].tolist())) == int(given.sum())
         right = float(shares[np.arange(classes), meant].sum())
         chance = float(shares.sum(axis=1) @ shares.sum(axis=0))
-        return cls(total, float(np.trace(shares)), chance, right if is_order else None)
+        is_known = is_order and not _may_be_luck(right, counts)
+        return cls(total, float(np.trace(shares)), chance, right if is_known else None)
 
     @property
     def is_guessing(self) -> bool:
@@ -115,6 +121,25 @@ class Outcome:
         return self.reordered is not None and self.reordered > self.accuracy + _MUCH
 
 
+def _may_be_luck(right: float, counts: npt.NDArray[np.int64]) -> bool:
+    """Whether some order may make this share of answers right although they know nothing of the images.
+
+    One order does with a chance of at most exp(-n KL(right, p)) for n images, p of which have the most frequent label
+    (Chernoff); any order with that times the number of orders of the answers that there are.
+    """
+    classes, images = len(counts), int(counts.sum())
+    if images == 0:
+        return True
+    said, most = int((counts.sum(axis=1) > 0).sum()), float(counts.sum(axis=0).max()) / images
+    if right <= most or most == 1:
+        return True
+    divergence = right * math.log(right / most)
+    if right < 1:
+        divergence += (1 - right) * math.log((1 - right) / (1 - most))
+    orders = math.lgamma(classes + 1) - math.lgamma(classes - said + 1)
+    return images * divergence < orders - math.log(_LUCK)
+
+
 def _some(images: LabelledImages) -> LabelledImages:
     """As many images as tell whether a network knows anything, from everywhere; all of somebody's own loader."""
     step = max(1, math.ceil(len(images) / MOST_IMAGES))
@@ -125,12 +150,10 @@ def _why(outcome: Outcome, classes: Sequence[str]) -> str:
     if outcome.fits_another_order:
         return (
             f"with its classes in another order it would get {outcome.reordered:.1%}: it must have them as the data, "
-            f"which has them sorted by name: {_listed(classes)}. Reorder the rows of its last layer"
+            f"which has them sorted by name: {_listed(classes)}. Reorder the rows of its last layer; if the order is "
+            f"right, {_PREPARED}"
         )
-    return (
-        f"either its classes are not in the order of the data ({_listed(classes)}, sorted by name), or its images were "
-        "prepared in another way: pass the mean, std, size and interpolation that it was trained with"
-    )
+    return f"either its classes are not in the order of the data ({_listed(classes)}, sorted by name), or {_PREPARED}"
 
 
 def _listed(names: Sequence[str]) -> str:

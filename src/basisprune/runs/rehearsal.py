@@ -244,6 +244,11 @@ def _scores(network: nn.Module, example: Tensor, classes: int, *, training: bool
         scores = _try(f"does not run in {words} mode", network, lambda: twin(example))
     if isinstance(scores, Tensor) and tuple(scores.shape) == (len(example), classes):
         return scores
+    if isinstance(scores, Tensor) and scores.ndim == 2 and len(scores) == len(example):
+        raise ModelError(
+            f"{type(network).__name__} distinguishes {scores.shape[1]} classes, and the data has {classes}; build it "
+            f"for {classes} classes (transfer_model(..., num_classes={classes})), or pass the data that it is for"
+        )
     given = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
     raise ModelError(
         f"{type(network).__name__} returns {given} in {words} mode for {len(example)} images; one tensor of scores "

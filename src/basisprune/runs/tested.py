@@ -82,7 +82,7 @@ def promised(promise: Promise, reference: Answers, images: str) -> str:
     """A name for a promise on these confirming images, which `images` is the digest of.
 
     Functions have no content to compare, so that a metric is also known by its value for the unpruned network, whose
-    answers on the images that search are given.
+    answers on the validation images are given.
     """
     (budget,) = [f"{name} {value!r}" for name, value in vars(promise.budget).items() if value is not None]
     value = value_of(promise.metric, reference)

@@ -184,7 +184,7 @@ class Found:
 
 
 def _judged(reference: State, state: State) -> tuple[float, tuple[float, float], Evidence]:
-    """How good a network is on the images that search, with its 95 % interval, and what it lost."""
+    """How good a network is on the validation images, with its 95 % interval, and what it lost."""
     before, after = reference.answers, state.answers
     if isinstance(before, Outcomes) and isinstance(after, Outcomes):
         return after.value, interval_of(after), PairedValues.of(before, after)

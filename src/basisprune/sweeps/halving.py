@@ -41,7 +41,7 @@ class Halving:
 
 @dataclass(frozen=True)
 class Probed:
-    """A backbone after a short training: its accuracy on the images that search, and its size."""
+    """A backbone after a short training: its accuracy on the validation images, and its size."""
 
     name: str
     accuracy: float

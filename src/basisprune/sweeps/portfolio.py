@@ -16,7 +16,7 @@ from basisprune.data.load import Source
 from basisprune.deploy.bundle import load_bundle
 from basisprune.errors import BasisPruneError, CheckpointError, ConfigError, TrainingError
 from basisprune.files import read_checked, user_path, write_checked
-from basisprune.listener import Listener, Silence
+from basisprune.listener import Listener, Silence, counted
 from basisprune.results import BackboneRow, Portfolio, RunSummary
 from basisprune.runs.job import ModelSource
 from basisprune.runs.options import Options, RunConfig, configure
@@ -109,7 +109,7 @@ def compress_portfolio(
     """The smallest model within the budget, whichever of several backbones it comes from.
 
     `models` is "auto" for a portfolio of timm models, small and large, or the names of some; in Python also anything
-    else that `compress` starts from. All are trained briefly and the less promising dropped, by the images that search;
+    else that `compress` starts from. All are trained briefly and the less promising dropped, by the validation images;
     the rest are compressed. Then one front of accuracy against parameters and milliseconds is there for all, in
     `summary.portfolio`, and the recommended network is certified like that of `compress`.
 
@@ -183,9 +183,8 @@ class _Coordinator:
             status = "compressed" if each.name in going else "dropped"
             row = BackboneRow(each.name, status, said, epochs, about.accuracy, about.parameters)  # type: ignore[arg-type]
             self.rows[each.name] = row
-            self.listener.say(
-                f"{each.name}: {about.accuracy:.1%} after {epochs} epochs, {'dropped' if said else 'goes on'}"
-            )
+            after = f"{about.accuracy:.1%} after {counted(epochs, 'epoch')}"
+            self.listener.say(f"{each.name}: {after}, {'dropped' if said else 'goes on'}")
         return [each for each in found if each.name in going]
 
     def _stage(
@@ -351,7 +350,7 @@ def _noted(
 def _known(
     root: Path, names: list[str], given: Given, config: RunConfig, plan: PortfolioConfig, listener: Listener
 ) -> _Known:
-    """The backbones of the run: those that could be had when it was first started."""
+    """The backbones of the run: those that were available when it was first started."""
     path = root / _KNOWN
     if path.exists():
         known = _Known.from_json(read_checked(path))

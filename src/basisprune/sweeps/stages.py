@@ -41,7 +41,7 @@ PORTFOLIO = "portfolio.json"
 
 @dataclass(frozen=True)
 class Trained(JsonValue):
-    """A backbone after a training: how good it is on the images that search, and its size.
+    """A backbone after a training: how good it is on the validation images, and its size.
 
     `value` is in what the budget is counted in, `size` in what the result is to have least of. `images` is the digest
     of all images with their roles, which must be the same for all backbones.

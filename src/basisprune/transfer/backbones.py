@@ -15,6 +15,7 @@ from basisprune.transfer.hints import NO_HINTS, Hints
 _TIMM, _TORCHVISION = "timm", "torchvision"
 _PLACES = ("hf-hub", "local-dir")  # of networks that timm builds as a config.json there says
 _LISTED = 5
+_WEIGHTS_FILE = "pass pretrained=False and weights='file' (on the command line --no-pretrained --weights FILE)"
 
 
 def is_known_name(backbone: object) -> bool:
@@ -116,8 +117,8 @@ def _from_timm(name: str, pretrained: bool, size: tuple[int, int] | None) -> nn.
         cause = f"{type(error).__name__}: {error}"
         if pretrained:
             raise ModelError(
-                f"{name}: no pretrained weights could be had: {cause}; if you have them in a file, pass "
-                "pretrained=False and weights='file.safetensors' (or .pth, .pt, .bin)"
+                f"{name}: no pretrained weights could be loaded: {cause}; if you have them in a file "
+                f"(.safetensors, .pth, .pt, .bin), {_WEIGHTS_FILE}"
             ) from error
         raise ModelError(f"{name}: timm cannot build it: {cause}") from error
     return model
@@ -134,8 +135,8 @@ def _from_torchvision(name: str, pretrained: bool) -> nn.Module:
         model: nn.Module = torchvision.models.get_model(name, weights="DEFAULT" if pretrained else None, **options)
     except Exception as error:
         cause = f"{type(error).__name__}: {error}"
-        said = "no pretrained weights could be had" if pretrained else "torchvision cannot build it"
-        advice = "; if you have them in a file, pass pretrained=False and weights='file.pth'" if pretrained else ""
+        said = "no pretrained weights could be loaded" if pretrained else "torchvision cannot build it"
+        advice = f"; if you have them in a file, {_WEIGHTS_FILE}" if pretrained else ""
         raise ModelError(f"torchvision:{name}: {said}: {cause}{advice}") from error
     return model
 

@@ -11,9 +11,9 @@ def test_a_dry_run_says_what_would_be_done_and_writes_nothing(photos, tmp_path):
     for word in (
         "parameters",
         "train: 78 images",
-        "max_drop 0.01",
+        "lose at most 1.0 points of accuracy",
         "loss+basis",
-        "about 5 candidates, seldom more than ",
+        "about 5 candidates, rarely more than ",
         "time ",
         "promise  ",
         "certified",

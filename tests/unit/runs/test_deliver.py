@@ -222,7 +222,7 @@ def certificate(status: str = "certified") -> Certificate:
 
 
 def broken(**parts) -> Made:
-    """An int8 file that loses ten points on the images that search."""
+    """An int8 file that loses ten points on the validation images."""
     return Made(Quantised(12, 24, accepted=False), **{"within": False, "values": (0.95, 0.85), **parts})
 
 
@@ -247,7 +247,7 @@ def test_an_int8_file_that_breaks_the_budget_is_told_everywhere(tmp_path, tested
     result = deliver(found, given, tmp_path / "out", notes)
     small = result.files["model.int8.onnx"]
     assert (small.promise, result.files["model.onnx"].promise) == ("estimated", result.certificate.status)
-    assert "breaks the budget even with 12 of 24 layers in float: accuracy on the images that search is" in small.fault
+    assert "breaks the budget even with 12 of 24 layers in float: accuracy on the validation images is" in small.fault
     assert not result.fulfilled
     assert "Warning: model.int8.onnx is not within the budget" in result.verdict
     assert any("model.int8.onnx: it breaks the budget" in line for line in notes.lines)

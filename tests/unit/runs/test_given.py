@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tiny import NAMES, tiny_images
 from trained import HINTS, SPEC, trained
 
@@ -96,7 +98,18 @@ def test_too_few_images_decide_only_against_what_is_worse_than_guessing():
 
 def test_another_order_is_known_only_where_it_is_one():
     assert outcome([0, 0, 1, 1], [1, 1, 1, 1]).reordered is None
-    assert outcome([0, 0, 1, 1], [1, 1, 0, 0]).fits_another_order
+    assert outcome([0, 1] * 8, [1, 0] * 8).fits_another_order
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.integers(2, 10), st.integers(2, 200), st.integers(0, 10_000))
+def test_some_order_that_suits_answers_at_random_is_not_told_of(classes, images, seed):
+    said, labels = np.random.default_rng(seed).integers(classes, size=(2, images))
+    assert not outcome(said, labels, classes).fits_another_order
+
+
+def test_nine_images_do_not_tell_of_another_order():
+    assert outcome([0, 1, 2] * 3, [1, 2, 0, 1, 2, 0, 2, 0, 1], 3).reordered is None
 
 
 def test_a_loader_of_ones_own_is_gone_through_as_it_is(monkeypatch):

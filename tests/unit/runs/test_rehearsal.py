@@ -24,6 +24,7 @@ from basisprune.runs.options import configure
 from basisprune.runs.rehearsal import refuse_unprunable, rehearse
 from basisprune.runs.start import check_start
 from basisprune.tasks import segmentation
+from basisprune.transfer.model import transfer_model
 
 
 def job(network: nn.Module, **options) -> Job:
@@ -76,6 +77,13 @@ def broken_in_training(network: nn.Module, scores: Tensor) -> Tensor:
 )
 def test_a_network_that_cannot_be_trained_is_refused(change, message):
     refused(Changed(change), message)
+
+
+def test_a_network_for_another_number_of_classes_is_refused_by_both_numbers():
+    network = transfer_model(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()), 10, input_size=16)
+    given = prepare_job(network, tiny_images(60), configure({"recipe": tiny_recipe(tiny_training(epochs=1))}))
+    with pytest.raises(ModelError, match="distinguishes 10 classes, and the data has 3; build it for 3 classes"):
+        rehearse(given, prunes=True, saves=True, listener=Silence())
 
 
 def test_weights_that_are_no_numbers_are_refused_by_name():

@@ -109,7 +109,7 @@ def test_a_failed_download_names_the_way_out(monkeypatch: pytest.MonkeyPatch) ->
         raise OSError("no route to host")
 
     monkeypatch.setattr(timm, "create_model", offline)
-    refused("resnet18: no pretrained weights could be had: OSError: no route.*weights=", "resnet18", pretrained=True)
+    refused("resnet18: no pretrained weights could be loaded: OSError: no route.*weights=", "resnet18", pretrained=True)
     refused("resnet18: timm cannot build it: OSError", "resnet18")
 
 
