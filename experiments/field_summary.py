@@ -190,7 +190,8 @@ def point_table(points: Iterable[Mean]) -> str:
 def overview(points: Sequence[Mean]) -> str:
     """For the README: the unpruned network, smaller ones, the two most accurate rivals and ours, all of one backbone.
 
-    Only what has all seeds on all datasets; sizes and times are means over the datasets.
+    Only what has all seeds on all datasets; sizes and times are means over the datasets. A rival is there once, at its
+    most accurate size.
     """
     most = max(len(point.seeds) for point in points)
     of_method: dict[tuple[str, tuple[float, ...]], dict[str, Mean]] = {}
@@ -201,8 +202,11 @@ def overview(points: Sequence[Mean]) -> str:
     for found in sorted(of_method.values(), key=lambda found: -mean(point.accuracy for point in found.values())):
         if len(found) == len(DATASETS):
             by_kind[next(iter(found.values())).kind].append(found)
+    rivals: dict[str, dict[str, Mean]] = {}
+    for found in by_kind["rival"]:
+        rivals.setdefault(next(iter(found.values())).method, found)
     rows = []
-    for found in (*by_kind["unpruned"], *by_kind["small"], *by_kind["rival"][:2], *by_kind["ours"]):
+    for found in (*by_kind["unpruned"], *by_kind["small"], *list(rivals.values())[:2], *by_kind["ours"]):
         accuracies = (percent(found[dataset].accuracy) for dataset in DATASETS)
         costs = (shown(axis, mean(point.cost(axis) for point in found.values())) for axis in UNITS)
         rows.append([named(next(iter(found.values()))), *accuracies, *costs])

@@ -204,6 +204,7 @@ def test_the_readme_shows_ours_beside_the_two_best_rivals_that_were_run_everywhe
     points = [
         made_up(name, kind, value, dataset=each) for name, (value, kind) in found.items() for each in field.DATASETS
     ]
+    points += [made_up("hrank", "rival", 0.88, dataset=dataset, size=(0.3,)) for dataset in field.DATASETS]
     points.append(made_up("svd", "rival", 0.95, dataset="mnist"))
     _, _, *rows = field_summary.overview(points).splitlines()
     assert [row.split(" | ")[0] for row in rows] == ["| unpruned 0.5", "| hrank 0.5", "| l1 0.5", "| ours 0.5"]
