@@ -60,11 +60,14 @@ OURS = replace(NORMS, train="all", weight_lr=0.3, clip_norm=5.0)
 """How the start is trained, and the unpruned network at the best of RATES."""
 
 TUNED = replace(OURS, weight_lr=1.0)
-"""The same at rate 1, for ours and for rivals with fixed statistics, which are not swept."""
+"""The same at rate 1, for ours, which is not swept."""
 
 RIVAL = replace(OURS, norm_statistics="batch")
 """How rivals are tuned, at the best of RIVAL_RATES: much pruned, they need new statistics, or they diverge. Where
 pruning leaves some accuracy, those that they have may be better: that is run too."""
+
+RIVAL_NORMS = replace(RIVAL, train="method")
+"""Norms, scales and classifier of rivals that need new statistics."""
 
 RATES = (0.3, 1.0)
 """`weight_lr`: the rates of the weights, in relation to their size, that are swept with seed 0; at 3, both the
@@ -72,6 +75,9 @@ unpruned network and the factors of our pairs diverge."""
 
 RIVAL_RATES = (1.0, 3.0, 10.0)
 """The same for networks that lose most of their accuracy when they are pruned, and need to learn more anew."""
+
+FIXED_RATES = (0.3, 1.0, 3.0)
+"""The same for rivals that keep their statistics, which are closer to the unpruned network."""
 
 
 @dataclass(frozen=True)
@@ -266,6 +272,9 @@ _RIVALS = {
     "hrank": (_filters("hrank"), _WIDTHS),
 }
 
+_KEEPING = ("torch-pruning taylor", "hrank")
+"""Those that keep enough accuracy to be tuned with the statistics that they have."""
+
 METHODS = {
     method.name: method
     for method in (
@@ -276,7 +285,7 @@ METHODS = {
         Method("smaller images", "small", ((48,), (32,)), OURS, swept=RATES),
         *(Method(name, "rival", sizes, RIVAL, prune, RIVAL_RATES) for name, (prune, sizes) in _RIVALS.items()),
         *(
-            Method(f"{name}, fixed statistics", "rival", ((0.15,), (0.3,)), TUNED, _RIVALS[name][0])
+            Method(f"{name}, fixed statistics", "rival", ((0.15,), (0.3,)), OURS, _RIVALS[name][0], FIXED_RATES)
             for name in (
                 "torch-pruning taylor",
                 "torch-pruning magnitude",
@@ -286,7 +295,7 @@ METHODS = {
             )
         ),
         *(
-            Method(f"{name}, norms only", "rival", sizes[:2], replace(RIVAL, train="method"), prune)
+            Method(f"{name}, norms only", "rival", sizes[:2], NORMS if name in _KEEPING else RIVAL_NORMS, prune)
             for name, (prune, sizes) in _RIVALS.items()
         ),
         Method("quick", "quick", ((0.5,), (0.7,), (0.3,), (0.85,)), NORMS, _quick),
