@@ -321,10 +321,9 @@ class Pipeline:
         """
         pruned = Processes.here().agree(pruned)
         untuned, said = self._stage(f"{named(steps)}, not tuned", pruned)
-        after = State(steps, pruned, (*state.stages, untuned), (*state.plans, *plans), hits_of(said), said)
-        was_tuned = not state.plans or bool(state.stages[-1].history)
-        unchanged = was_tuned and not any(plan.removed for plan in plans)
-        if (unchanged and tuning != FULLY) or tuning.may_end(0, untuned.accuracy):
+        stages, all_plans = (*state.stages, untuned), (*state.plans, *plans)
+        after = State(steps, pruned, stages, all_plans, hits_of(said), said, state.tuned)
+        if (tuning != FULLY and not after.has_to_recover) or tuning.may_end(0, untuned.accuracy):
             return after
         return self._train(self._settled(after), self.settings.finetune, tuning)
 
@@ -339,7 +338,10 @@ class Pipeline:
         return replace(state, model=settle(state.model, example_input(state.model, self.spec.shape), times))
 
     def _train(self, state: State, config: TrainConfig, tuning: Tuning = FULLY) -> State:
-        self.hearer.say(f"{state.name}: training for {counted(config.epochs, 'epoch')}")
+        checkpoint = self.store.path(state.steps, ".pt")
+        resumed = checkpoint is not None and checkpoint.exists()
+        doing = "going on from its checkpoint, up to" if resumed else "training for"
+        self.hearer.say(f"{state.name}: {doing} {counted(config.epochs, 'epoch')}")
 
         def stop(history: Sequence[EpochRecord]) -> bool:
             accuracy = history[-1].val_accuracy
@@ -352,14 +354,15 @@ class Pipeline:
             self.splits.train,
             self.val,
             config,
-            checkpoint=self.store.path(state.steps, ".pt"),
+            checkpoint=checkpoint,
             progress=self.progress,
             session=Session(
                 teacher=None if start is None else start.model, stop=stop, listener=self.listener, task=self.task
             ),
         )
         stage, said = self._stage(state.name, result.model, result.history)
-        return State(state.steps, result.model, (*state.stages, stage), state.plans, hits_of(said), said)
+        stages, plans = (*state.stages, stage), state.plans
+        return State(state.steps, result.model, stages, plans, hits_of(said), said, tuned=len(plans))
 
     def _stage(self, name: str, model: nn.Module, history: tuple[EpochRecord, ...] = ()) -> tuple[Stage, Answers]:
         tuning = self.settings.finetune

@@ -161,7 +161,7 @@ def largest_ratio(ratio: float, plan: Callable[[float], object]) -> float:
             pass
         if step < 0.005:
             return low
-        possible, step = low + step, step / 2
+        possible, step = round(low + step, 4), step / 2
 
 
 def filter_plan(

@@ -185,7 +185,8 @@ def find_recipe(recipe: str | Recipe) -> Recipe:
 
     >>> find_recipe("papr")
     Traceback (most recent call last):
-    basisprune.errors.ConfigError: recipe: 'papr' given; allowed are paper, quick, best. Did you mean 'paper'?
+    basisprune.errors.ConfigError: recipe: 'papr' given; allowed are paper, quick, best, paper:cifar10, paper:mnist, \
+paper:fashion_mnist. Did you mean 'paper'?
     """
     if isinstance(recipe, Recipe):
         return recipe
@@ -195,4 +196,5 @@ def find_recipe(recipe: str | Recipe) -> Recipe:
     if name == "paper" and dataset in PAPER_DATASETS:
         training = replace(_PAPER_TRAINING, augmentation=PAPER_DATASETS[dataset][1])
         return replace(RECIPES["paper"], train=training, finetune=training)
-    raise ConfigError(f"recipe: {recipe!r} given; allowed are {', '.join(RECIPES)}.{nearest(recipe, RECIPES)}")
+    allowed = (*RECIPES, *(f"paper:{name}" for name in PAPER_DATASETS))
+    raise ConfigError(f"recipe: {recipe!r} given; allowed are {', '.join(allowed)}.{nearest(recipe, allowed)}")

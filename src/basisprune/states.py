@@ -74,7 +74,7 @@ class State:
     """A network under way: the steps that led to it, their stages and plans, and what it gets right.
 
     `hits` are the validation images that it classifies correctly, `predictions` what it says of each; of other tasks,
-    the outcomes, and no hits.
+    the outcomes, and no hits. `tuned` counts the plans after which it was trained.
     """
 
     steps: Steps
@@ -83,6 +83,12 @@ class State:
     plans: tuple[Plan, ...] = ()
     hits: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
     predictions: Answers | None = None
+    tuned: int = 0
+
+    @property
+    def has_to_recover(self) -> bool:
+        """Whether anything was removed since it was last trained."""
+        return any(plan.removed for plan in self.plans[self.tuned :])
 
     @property
     def branches(self) -> int:

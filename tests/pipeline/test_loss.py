@@ -11,13 +11,16 @@ from tiny import differing, tiny_images, tiny_model, tiny_recipe, tiny_training
 import basisprune.pipeline
 import basisprune.training.loop
 from basisprune.basis.layers import basis_pairs
+from basisprune.budget import Ratios
 from basisprune.data import Splits, load_data
 from basisprune.errors import CheckpointError
-from basisprune.frameworks import DECOMPOSED
+from basisprune.frameworks import DECOMPOSED, find_framework
 from basisprune.listener import Silence
 from basisprune.pipeline import Pipeline
+from basisprune.plan import PlanConfig
 from basisprune.recipes import Recipe
 from basisprune.runs.compress import compress
+from basisprune.states import Tuning
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -29,6 +32,16 @@ def recipe(**settings) -> Recipe:
 
 def data() -> Splits:
     return load_data(tiny_images(120), val_fraction=0.25, test_fraction=0.25)
+
+
+class Notes(Silence):
+    """Keeps what was said."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
 
 
 class Impatient(Silence):
@@ -68,6 +81,24 @@ def test_basis_vectors_go_by_what_the_loss_says(settings):
         "decomposed, basis 0.4",
     ]
     assert result.stages[-1].parameters < result.stages[1].parameters
+
+
+def test_a_network_from_which_blocks_remove_nothing_is_not_tuned():
+    blocks = PlanConfig(round_to=8)
+    pipeline = Pipeline(tiny_model(), data(), recipe(plan=blocks))
+    start, move = pipeline.decomposed(), find_framework("loss+basis").moves[0]
+    untouched = pipeline.remove(start, move, Ratios(0.01, 0.01), Tuning(hopeless=0.0))
+    assert [plan.removed for plan in untouched.plans] == [0, 0]
+    assert (untouched.tuned, untouched.stages[-1].history) == (0, ())
+    pruned = Pipeline(tiny_model(), data(), recipe()).remove(start, move, Ratios(0.4, 0.4), Tuning(hopeless=0.0))
+    assert (pruned.tuned, len(pruned.stages[-1].history)) == (2, 2)
+
+
+def test_a_network_that_was_trained_before_is_said_to_be_resumed(tmp_path):
+    for expected in ("dense: training for 2 epochs", "dense: going on from its checkpoint, up to 2 epochs"):
+        notes = Notes()
+        Pipeline(tiny_model(), data(), recipe(), checkpoints=tmp_path, listener=notes).dense()
+        assert expected in notes.lines
 
 
 def test_the_scores_of_the_loss_see_no_validation_image():
