@@ -1,4 +1,4 @@
-"""A network and images so small that a test can train on them."""
+"""A network and images so small that a test can train on them, and one who listens."""
 
 from __future__ import annotations
 
@@ -10,12 +10,23 @@ from torch import nn
 
 from basisprune.basis.decompose import decompose
 from basisprune.data import ArrayImages
+from basisprune.listener import Silence
 from basisprune.recipes import RECIPES, Recipe
 from basisprune.training.config import TrainConfig
 from basisprune.transfer.model import TransferModel, transfer_model
 
 CLASSES = 3
 NAMES = ("r", "g", "b")
+
+
+class Notes(Silence):
+    """Remembers the lines that it hears."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
 
 
 def tiny_model(seed: int = 0) -> TransferModel:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny import differing, tiny_images, tiny_model, tiny_recipe, tiny_training
+from tiny import Notes, differing, tiny_images, tiny_model, tiny_recipe, tiny_training
 
 import basisprune.training.loop
 from basisprune.basis.layers import basis_pairs
@@ -15,7 +15,7 @@ from basisprune.costs import measure
 from basisprune.data import Splits, load_data
 from basisprune.errors import CheckpointError, ConfigError, DataError, PlanError
 from basisprune.frameworks import BASIS
-from basisprune.listener import Silence, TrainingStep
+from basisprune.listener import TrainingStep
 from basisprune.pipeline import Pipeline, run
 from basisprune.recipes import RECIPES, Recipe
 from basisprune.states import NOT_AT_ALL, Tuning
@@ -29,16 +29,13 @@ def recipe(name: str = "quick", **settings) -> Recipe:
     return replace(tiny_recipe(training, name), **settings)
 
 
-class Notes(Silence):
-    """Remembers what it hears."""
+class TrainingNotes(Notes):
+    """Remembers how the training went, too."""
 
     def __init__(self) -> None:
-        self.lines: list[str] = []
+        super().__init__()
         self.epochs: set[float] = set()
         self.shares: list[float] = []
-
-    def say(self, line: str) -> None:
-        self.lines.append(line)
 
     def trained(self, step: TrainingStep) -> None:
         self.epochs.add(step.epochs_here)
@@ -55,7 +52,7 @@ def same_weights(one: torch.nn.Module, other: torch.nn.Module) -> bool:
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_basis_pruning_removes_what_was_asked_and_tells_its_story(name):
-    model, notes = tiny_model(), Notes()
+    model, notes = tiny_model(), TrainingNotes()
     before = copy.deepcopy(model)
     result = Pipeline(model, data(), recipe(name), listener=notes).run("basis", basis_ratio=0.4)
     assert same_weights(model, before)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import differing, tiny_images, tiny_model, tiny_recipe, tiny_training
+from tiny import Notes, differing, tiny_images, tiny_model, tiny_recipe, tiny_training
 from torch import nn
 
 from basisprune.basis.layers import BasisPair
@@ -43,16 +43,6 @@ def recipe() -> Recipe:
 
 def data() -> Splits:
     return load_data(tiny_images(120), val_fraction=0.25, test_fraction=0.25)
-
-
-class Notes(Silence):
-    """Remembers the lines that it hears."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def say(self, line: str) -> None:
-        self.lines.append(line)
 
 
 def run(output: Path | None = None, **settings):

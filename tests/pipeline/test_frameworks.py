@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tiny import differing, tiny_images, tiny_model, tiny_recipe, tiny_training
+from tiny import Notes, differing, tiny_images, tiny_model, tiny_recipe, tiny_training
 
 from basisprune.basis.layers import BasisPair
 from basisprune.costs import measure
@@ -58,16 +58,11 @@ def test_every_framework_runs_on_the_embedded_default(framework, embedded):
 
 
 def test_frameworks_share_their_starting_points():
-    said: list[str] = []
-
-    class Notes(Silence):
-        def say(self, line: str) -> None:
-            said.append(line)
-
+    notes = Notes()
     data = load_data(tiny_images(90), val_fraction=0.2, test_fraction=0.2)
-    pipeline = Pipeline(tiny_model(), data, recipe(), listener=Notes())
+    pipeline = Pipeline(tiny_model(), data, recipe(), listener=notes)
     results = [pipeline.run(framework, basis_ratio=0.3, filter_ratio=0.2) for framework in FRAMEWORKS]
-    trainings = [line for line in said if "training for" in line]
+    trainings = [line for line in notes.lines if "training for" in line]
     # dense, four ways to prune its filters, basis, four ways to prune filters on top, filters and basis at once
     assert len(trainings) == 11
     starts = {

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny import differing, tiny_images, tiny_model, tiny_recipe, tiny_training
+from tiny import Notes, differing, tiny_images, tiny_model, tiny_recipe, tiny_training
 
 import basisprune.pipeline
 import basisprune.training.loop
@@ -32,16 +32,6 @@ def recipe(**settings) -> Recipe:
 
 def data() -> Splits:
     return load_data(tiny_images(120), val_fraction=0.25, test_fraction=0.25)
-
-
-class Notes(Silence):
-    """Keeps what was said."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def say(self, line: str) -> None:
-        self.lines.append(line)
 
 
 class Impatient(Silence):

@@ -9,14 +9,13 @@ import torch
 from commands import invoke
 from PIL import Image
 from safetensors.torch import save_file
-from tiny import differing, tiny_images, tiny_recipe, tiny_training
+from tiny import Notes, differing, tiny_images, tiny_recipe, tiny_training
 from torch import nn
 from trained import HINTS, PREPARED, own_network, trained
 
 from basisprune.data import Splits, load_data
 from basisprune.deploy.bundle import from_pretrained, load_bundle
 from basisprune.errors import CheckpointError, ConfigError, ModelError
-from basisprune.listener import Silence
 from basisprune.recipes import RECIPES
 from basisprune.runs.compress import compress
 from basisprune.training.evaluation import evaluate
@@ -25,14 +24,6 @@ from basisprune.transfer.kept import KeptModel, kept_model
 pytestmark = pytest.mark.usefixtures("one_thread")
 IMAGES = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 CLASSES = ("red", "green", "blue")
-
-
-class Notes(Silence):
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def say(self, line: str) -> None:
-        self.lines.append(line)
 
 
 def data() -> Splits:

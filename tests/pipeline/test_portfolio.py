@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commands import invoke
-from tiny import CLASSES, poor_backbone, smaller_backbone, tiny_images, tiny_model, tiny_recipe, tiny_training
+from tiny import CLASSES, Notes, poor_backbone, smaller_backbone, tiny_images, tiny_model, tiny_recipe, tiny_training
 
 from basisprune.data import load_data
 from basisprune.deploy.bundle import load_bundle
@@ -43,14 +43,6 @@ recipe:
   plan: {{round_to: null}}
   filter_plan: {{round_to: null}}
 """
-
-
-class Notes(Silence):
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def say(self, line: str) -> None:
-        self.lines.append(line)
 
 
 @pytest.fixture(scope="module")

@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tiny import differing, tiny_images, tiny_model, tiny_recipe, tiny_training
+from tiny import Notes, differing, tiny_images, tiny_model, tiny_recipe, tiny_training
 
 from basisprune.data import ArrayImages, LabelledImages, Splits, load_data, take
 from basisprune.deploy.export.evaluating import predict_onnx
-from basisprune.listener import Silence
 from basisprune.results import RunSummary
 from basisprune.runs import deliver
 from basisprune.runs.compress import Compressed, compress
@@ -18,16 +17,6 @@ from basisprune.search import SearchConfig
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 OPTIONS = {"max_drop": 0.02, "search": SearchConfig(framework="basis", polish=False), "onnx": False}
-
-
-class Notes(Silence):
-    """Remembers what it hears, and what was said before the tests began."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def say(self, line: str) -> None:
-        self.lines.append(line)
 
 
 class Untouchable(LabelledImages):

@@ -13,10 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commands import invoke
-from tiny import tiny_images
+from tiny import Notes, tiny_images
 
 from basisprune.files import unsealed
-from basisprune.listener import Silence
 from basisprune.results import RunSummary
 from basisprune.sweeps.sweep import run_sweep
 
@@ -39,14 +38,6 @@ options:
 resources: {{cpus: 1, memory: 50M}}
 retries: 1
 """
-
-
-class Notes(Silence):
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def say(self, line: str) -> None:
-        self.lines.append(line)
 
 
 @pytest.fixture(autouse=True)

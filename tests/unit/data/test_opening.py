@@ -10,22 +10,21 @@ import pytest
 import torch
 from PIL import Image
 from sources import sizes, write_images
+from tiny import Notes
 
 from basisprune.data import ArrayImages, load_data, take
 from basisprune.data.datasets import base_of
 from basisprune.data.opening import for_each, look_at, looks_of, reread, white_of
 from basisprune.data.reading import Reading
 from basisprune.errors import DataError
-from basisprune.listener import Silence
 
 
-class Notes(Silence):
+class OpeningNotes(Notes):
+    """Remembers how far the opening went, too."""
+
     def __init__(self) -> None:
-        self.lines: list[str] = []
+        super().__init__()
         self.progress: list[tuple[int, int]] = []
-
-    def say(self, line: str) -> None:
-        self.lines.append(line)
 
     def opened(self, done: int, total: int) -> None:
         self.progress.append((done, total))
@@ -43,7 +42,7 @@ def test_a_damaged_image_is_left_out_and_told(tmp_path):
     write_images(tmp_path, {"ant": 10, "bee": 10})
     (tmp_path / "ant" / "3.png").write_bytes((tmp_path / "ant" / "3.png").read_bytes()[:60])
     (tmp_path / "bee" / "notes.jpg").write_text("no image")
-    notes = Notes()
+    notes = OpeningNotes()
     splits = load_data(tmp_path, reading=Reading(listener=notes))
     assert sum(sizes(splits).values()) == 19
     assert all(len(part[index][0]) == 3 for part in splits.parts.values() for index in range(len(part)))
@@ -67,14 +66,14 @@ def test_a_class_without_a_sound_image_is_refused(tmp_path):
     for number in range(2):
         (tmp_path / "ant" / f"{number}.png").write_bytes(b"")
     with pytest.raises(DataError, match=r"train: no image of ant can be used(?s:.*)0\.png(?s:.*)1\.png"):
-        load_data(tmp_path, reading=Reading(listener=Notes()))
+        load_data(tmp_path, reading=Reading(listener=OpeningNotes()))
 
 
 def test_a_file_whose_name_is_no_utf8_is_left_out(tmp_path):
     write_images(tmp_path, {"ant": 5, "bee": 5})
     odd = os.fsencode(tmp_path / "ant") + b"/\xff.png"
     os.rename(tmp_path / "ant" / "0.png", odd)
-    notes = Notes()
+    notes = OpeningNotes()
     assert sum(sizes(load_data(tmp_path, reading=Reading(listener=notes))).values()) == 9
     assert r"\xff.png: the name of the file is not valid UTF-8" in notes.lines[1]
 
@@ -95,7 +94,7 @@ def test_all_deep_images_of_a_dataset_are_scaled_by_one_white_which_is_said(tmp_
     for name, value in zip(("ant", "bee"), values, strict=True):
         for number in range(4):
             grey(tmp_path / name / f"{number}.{suffix}", value, dtype)
-    notes = Notes()
+    notes = OpeningNotes()
     splits = load_data(tmp_path, size=(4, 4), val_fraction=0, test_fraction=0, reading=Reading(listener=notes))
     for image, label in splits.train:
         assert abs(image[0, 0, 0].item() - values[label] * 255 / white) <= 0.5

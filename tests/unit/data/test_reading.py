@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from tiny import Notes
 
 from basisprune.data.reading import Reading
 from basisprune.errors import DataError
-from basisprune.listener import Silence
 
 FOUND = [f"{number}.png" for number in range(12)]
-
-
-class Notes(Silence):
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def say(self, line: str) -> None:
-        self.lines.append(line)
 
 
 def test_a_listener_hears_the_first_ten_and_how_many_more():

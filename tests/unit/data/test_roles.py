@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from sources import arrays, sizes, write_images, write_npz
+from tiny import Notes
 from torch.utils.data import Dataset
 
 from basisprune.data import ArrayImages, load_data
@@ -17,14 +18,6 @@ from basisprune.data.reading import Reading
 from basisprune.data.roles import keep_images, manifest_of, names_of
 from basisprune.errors import CheckpointError, DataError
 from basisprune.listener import Silence
-
-
-class Notes(Silence):
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def say(self, line: str) -> None:
-        self.lines.append(line)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from summaries import summary
-from tiny import NAMES, tiny_images, tiny_model
+from tiny import NAMES, Notes, tiny_images, tiny_model
 
 import basisprune.runs.deliver
 from basisprune.budget import Budget
@@ -28,12 +28,8 @@ from basisprune.runs.load import load_any
 FOUND = summary(classes=list(NAMES), latency=None, files={}, runtimes=[])
 
 
-class Notes(Silence):
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def say(self, line: str) -> None:
-        self.lines.append(line)
+class RefusalNotes(Notes):
+    """Finds what was refused."""
 
     def refused(self) -> list[str]:
         return [line for line in self.lines if "is not written" in line]
@@ -76,7 +72,7 @@ def test_the_folder_holds_the_files_of_the_summary_and_the_summary_itself(tmp_pa
 def test_what_an_earlier_start_delivered_is_gone_and_what_is_missing_is_told(tmp_path):
     for name in ("model.onnx", "model.int8.onnx", "summary.json", "mine.txt"):
         (tmp_path / name).write_text("old")
-    notes = Notes()
+    notes = RefusalNotes()
     found = deliver(FOUND, delivery(int8=True), tmp_path, notes)
     assert names(tmp_path) == {"model", "report.html", "summary.json", "mine.txt"}
     assert list(found.files) == ["model"]
@@ -90,7 +86,7 @@ def test_a_report_that_needs_an_extra_is_left_out_and_the_summary_is_written(tmp
         raise MissingExtraError("plotly", extra="report")
 
     monkeypatch.setattr(basisprune.runs.deliver, "write_report", missing)
-    notes = Notes()
+    notes = RefusalNotes()
     deliver(FOUND, delivery(onnx=False), tmp_path, notes)
     assert names(tmp_path) == {"model", "summary.json"}
     assert "basisprune[report]" in notes.refused()[0]
@@ -111,7 +107,7 @@ def test_a_form_that_the_model_cannot_take_is_left_out(tmp_path, monkeypatch):
         raise ModelError("no")
 
     monkeypatch.setattr(basisprune.runs.deliver, "save_pretrained", refuse)
-    notes = Notes()
+    notes = RefusalNotes()
     assert deliver(FOUND, delivery(onnx=False), tmp_path, notes).files == {}
     assert notes.refused() == ["model is not written: no"]
 
@@ -154,7 +150,7 @@ def test_exports_stay_when_the_same_network_is_delivered_again_and_go_with_anoth
     assert (tmp_path / "model.pt2").read_text() == "exported"
     other = delivery(onnx=False)
     next(other.model.parameters()).data += 1
-    notes = Notes()
+    notes = RefusalNotes()
     found = deliver(FOUND, other, tmp_path, notes)
     assert (list(found.files), found.runtimes) == (["model"], ())
     assert names(tmp_path) == {"model", "report.html", "summary.json"}
@@ -192,7 +188,7 @@ def test_an_int8_file_that_was_exported_stays_and_one_of_the_run_goes_if_it_is_n
         (tmp_path / "model.int8.onnx").write_text("small")
         small = DeliveredFile(5, "small", sha256=digest(b"small"), promise="estimated", exported=exported)
         replace(known, files={**known.files, "model.int8.onnx": small}).write(tmp_path / "summary.json")
-        notes = Notes()
+        notes = RefusalNotes()
         again = deliver(found, certified, tmp_path, notes)
         assert ("model.int8.onnx" in again.files) == (tmp_path / "model.int8.onnx").exists() == exported
         assert any("removed model.int8.onnx" in line for line in notes.lines) != exported
@@ -243,7 +239,7 @@ def test_an_int8_file_that_breaks_the_budget_is_told_everywhere(tmp_path, tested
         made = given.exporter.quantise(source, small, given.original, None)
         files = Files(source.read_bytes(), small.read_bytes(), made, certified=frozenset(["model.onnx"]))
         given = replace(given, files=files)
-    notes, found = Notes(), replace(FOUND, certificate=certificate("certified" if tested else "estimated"))
+    notes, found = RefusalNotes(), replace(FOUND, certificate=certificate("certified" if tested else "estimated"))
     result = deliver(found, given, tmp_path / "out", notes)
     small = result.files["model.int8.onnx"]
     assert (small.promise, result.files["model.onnx"].promise) == ("estimated", result.certificate.status)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import NAMES, tiny_images
+from tiny import NAMES, Notes, tiny_images
 from trained import HINTS, SPEC, trained
 
 from basisprune.data import Loaders, PreparedBatches, Splits, load_data
@@ -19,14 +19,6 @@ from basisprune.transfer.hints import Hints
 from basisprune.transfer.kept import KeptModel, kept_model
 
 ORDER = (1, 2, 0)
-
-
-class Notes(Silence):
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def say(self, line: str) -> None:
-        self.lines.append(line)
 
 
 def splits() -> Splits:

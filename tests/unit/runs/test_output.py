@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tiny import Notes
 
 from basisprune.data.manifest import IMAGES
 from basisprune.errors import CheckpointError
@@ -19,14 +20,6 @@ from basisprune.runs.output import OutputFolder, is_loadable, is_repeatable, set
 from basisprune.runs.validating import read_settings
 
 CONFIG = {"model": "resnet18", "recipe": {"train": {"epochs": 3}}, "shape": (1, 2), "rate": 1e-5, "int8": False}
-
-
-class Notes(Silence):
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def say(self, line: str) -> None:
-        self.lines.append(line)
 
 
 def test_a_folder_belongs_to_one_configuration(tmp_path):

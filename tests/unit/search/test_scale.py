@@ -4,23 +4,13 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+from tiny import Notes
 from torch import nn
 
 from basisprune.frameworks import DECOMPOSED, DENSE
-from basisprune.listener import Silence
 from basisprune.search.scale import Scale
 from basisprune.stage_store import StageStore
 from basisprune.states import State
-
-
-class Notes(Silence):
-    """Remembers what it hears."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def say(self, line: str) -> None:
-        self.lines.append(line)
 
 
 def test_a_network_that_cannot_be_exported_is_timed_in_pytorch(monkeypatch):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tiny import Notes
 from torch import nn
 
 from basisprune.budget import Budget, Ratios
@@ -271,22 +272,19 @@ def test_the_folder_is_claimed_before_anything_else(monkeypatch):
     assert pipeline.claimed == 1
 
 
-class Notes(Silence):
-    """Remembers what it hears."""
+class CandidateNotes(Notes):
+    """Remembers the candidates, too."""
 
     def __init__(self) -> None:
-        self.lines: list[str] = []
+        super().__init__()
         self.candidates: list[object] = []
-
-    def say(self, line: str) -> None:
-        self.lines.append(line)
 
     def judged(self, candidate) -> None:
         self.candidates.append(candidate)
 
 
 def test_each_candidate_is_told_as_it_is_judged():
-    notes = Notes()
+    notes = CandidateNotes()
     found = Search(FakePipeline(0.5, 0.5, hearer=notes), Budget(max_drop=0.01)).run()
     assert tuple(notes.candidates) == found.candidates
 

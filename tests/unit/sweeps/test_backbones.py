@@ -9,7 +9,7 @@ import timm
 import torch
 from huggingface_hub import constants
 from safetensors.torch import save_file
-from tiny import tiny_images
+from tiny import Notes, tiny_images
 
 from basisprune.data import load_data
 from basisprune.errors import ConfigError, ModelError
@@ -21,14 +21,6 @@ from basisprune.sweeps.cells import Backbone
 
 NAME = "test_resnet.r160_in1k"
 OTHER = "test_efficientnet.r160_in1k"
-
-
-class Notes(Silence):
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def say(self, line: str) -> None:
-        self.lines.append(line)
 
 
 @pytest.fixture(autouse=True)
