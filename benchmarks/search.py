@@ -105,14 +105,15 @@ def searched(way: Way, dataset: str, seed: int, assets: Path) -> dict[str, Any]:
 
 
 def _tried(trial: Trial) -> dict[str, Any]:
-    """What became of a candidate, and its accuracy before it was tuned and after each pass."""
-    candidate, (*_, untuned, tuned) = trial.candidate, trial.state.stages
+    """What became of a candidate, and its accuracy before it was tuned and after each pass, if it was."""
+    candidate, (*_, before, last) = trial.candidate, trial.state.stages
+    untuned = before if last.history else last
     return {
         "removed": [round(ratio, 4) for ratio in (candidate.basis_ratio, candidate.filter_ratio)],
         "parameters": candidate.parameters,
         "drop": round(candidate.drop, 4),
         "passed": candidate.passed,
-        "accuracies": [round(untuned.accuracy, 3), *(round(epoch.val_accuracy or 0, 3) for epoch in tuned.history)],
+        "accuracies": [round(untuned.accuracy, 3), *(round(epoch.val_accuracy or 0, 3) for epoch in last.history)],
     }
 
 

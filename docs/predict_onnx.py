@@ -1,8 +1,7 @@
-"""Names the class of each image, or of all images in a folder: python predict_onnx.py model.onnx image.png ..."""
+"""Names the class of each image: python predict_onnx.py model.onnx image.png ..."""
 
 import json
 import sys
-from pathlib import Path
 
 import numpy as np
 import onnxruntime
@@ -30,7 +29,5 @@ def predict(model: str, images: list[str]) -> list[tuple[str, float]]:
 
 
 if __name__ == "__main__":
-    given = [Path(argument) for argument in sys.argv[2:]]
-    paths = [str(path) for one in given for path in (sorted(one.iterdir()) if one.is_dir() else [one])]
-    for path, (name, share) in zip(paths, predict(sys.argv[1], paths), strict=True):
+    for path, (name, share) in zip(sys.argv[2:], predict(sys.argv[1], sys.argv[2:]), strict=True):
         print(f"{path}: {name} ({share:.1%})")

@@ -214,7 +214,10 @@ def main() -> None:
             continue
         passes = None
         if cell != cell.ours and PARTS[part].same_passes:
-            passes = json.loads((options.results / cell.ours.file).read_text())["passes"]
+            ours = options.results / cell.ours.file
+            if not ours.exists():
+                raise SystemExit(f"{ours}: not there; run the part 'ours' first, which says how many passes there are")
+            passes = json.loads(ours.read_text())["passes"]
         record = run(cell, options.assets, options.runs, passes)
         write_text(path, json.dumps(record) + "\n")
         log(

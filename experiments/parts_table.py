@@ -42,12 +42,14 @@ def parts_table(records: Sequence[Record]) -> str:
     for name, cells in sorted(replaced.items(), key=lambda each: mean(differences(each[1], ours, "accuracy"))):
         by_model = [[cell for cell in cells if cell["model"] == model] for model in models]
         gains = [shown(differences(group, ours, "accuracy")) for group in by_model]
-        untuned = shown(differences(cells, ours, "untuned"))
+        untuned = [shown(differences(group, ours, "untuned")) for group in by_model]
         size = mean(cell["parameters"] / ours[_place(cell)]["parameters"] for cell in cells)
         texts = (name, cells[0]["ours"], cells[0]["instead"])
-        rows.append((*texts, *gains, untuned, f"{size:.2f}", str(len(cells))))
-    names = (MODEL_NAMES[model] for model in models)
-    return table(("Part", "Ours", "Instead", *names, "Untuned", "Parameters", "Cells"), rows)
+        rows.append((*texts, *gains, *untuned, f"{size:.2f}", str(len(cells))))
+    names = [MODEL_NAMES[model] for model in models]
+    return table(
+        ("Part", "Ours", "Instead", *names, *(f"{name}, untuned" for name in names), "Parameters", "Cells"), rows
+    )
 
 
 def differences(cells: Sequence[Record], ours: Mapping[Place, Record], value: str) -> list[float]:

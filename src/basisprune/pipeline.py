@@ -315,15 +315,13 @@ class Pipeline:
         return self._train(self._settled(replace(state, steps=state.after(POLISHED))), self.settings.finetune)
 
     def tune(self, state: State, steps: Steps, pruned: nn.Module, *plans: Plan, tuning: Tuning = FULLY) -> State:
-        """The state after pruning, tuned; `steps` and `plans` say how it was pruned.
-
-        Unless it is to be tuned fully, one from which nothing was removed is not tuned.
-        """
+        """The state after pruning, tuned according to `tuning`; `steps` and `plans` say how it was pruned."""
         pruned = Processes.here().agree(pruned)
         untuned, said = self._stage(f"{named(steps)}, not tuned", pruned)
         stages, all_plans = (*state.stages, untuned), (*state.plans, *plans)
         after = State(steps, pruned, stages, all_plans, hits_of(said), said, state.tuned)
-        if (tuning != FULLY and not after.has_to_recover) or tuning.may_end(0, untuned.accuracy):
+        to_be_tuned = tuning.even_unchanged or after.has_to_recover
+        if not to_be_tuned or tuning.may_end(0, untuned.accuracy):
             return after
         return self._train(self._settled(after), self.settings.finetune, tuning)
 

@@ -22,13 +22,14 @@ class Tuning:
     """How long a pruned network is tuned: for all epochs of the recipe, or fewer.
 
     Tuning ends as soon as the validation accuracy is `enough`, or is below `hopeless` after `grace` epochs or more.
-    With `skip` it does not start at all.
+    With `skip` it does not start at all. One from which nothing was removed is tuned only if `even_unchanged`.
     """
 
     enough: float | None = None
     hopeless: float | None = None
     grace: int = 1
     skip: bool = False
+    even_unchanged: bool = False
 
     def may_end(self, epochs: int, accuracy: float) -> bool:
         """Whether tuning may end after this many epochs with this validation accuracy."""
@@ -37,7 +38,7 @@ class Tuning:
         return epochs >= self.grace and self.hopeless is not None and accuracy < self.hopeless
 
 
-FULLY, NOT_AT_ALL = Tuning(), Tuning(skip=True)
+FULLY, NOT_AT_ALL = Tuning(even_unchanged=True), Tuning(skip=True)
 
 
 @dataclass(frozen=True)

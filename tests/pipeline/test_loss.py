@@ -73,14 +73,15 @@ def test_basis_vectors_go_by_what_the_loss_says(settings):
     assert result.stages[-1].parameters < result.stages[1].parameters
 
 
-def test_a_network_from_which_blocks_remove_nothing_is_not_tuned():
+@pytest.mark.parametrize("tuning", [Tuning(), Tuning(hopeless=0.0)])
+def test_a_network_from_which_blocks_remove_nothing_is_not_tuned(tuning):
     blocks = PlanConfig(round_to=8)
     pipeline = Pipeline(tiny_model(), data(), recipe(plan=blocks))
     start, move = pipeline.decomposed(), find_framework("loss+basis").moves[0]
-    untouched = pipeline.remove(start, move, Ratios(0.01, 0.01), Tuning(hopeless=0.0))
+    untouched = pipeline.remove(start, move, Ratios(0.01, 0.01), tuning)
     assert [plan.removed for plan in untouched.plans] == [0, 0]
     assert (untouched.tuned, untouched.stages[-1].history) == (0, ())
-    pruned = Pipeline(tiny_model(), data(), recipe()).remove(start, move, Ratios(0.4, 0.4), Tuning(hopeless=0.0))
+    pruned = Pipeline(tiny_model(), data(), recipe()).remove(start, move, Ratios(0.4, 0.4), tuning)
     assert (pruned.tuned, len(pruned.stages[-1].history)) == (2, 2)
 
 

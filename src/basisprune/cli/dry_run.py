@@ -20,7 +20,8 @@ from basisprune.runs.job import Job
 from basisprune.runs.options import RATIOS
 from basisprune.runs.output import OutputFolder
 from basisprune.runs.start import check_start
-from basisprune.training.metrics import Metric, in_words, loss_in_words, shown_as
+from basisprune.tasks import Task
+from basisprune.training.metrics import Metric, in_points, in_words
 from basisprune.training.progress import duration
 from basisprune.transfer.model import spec_of
 
@@ -69,7 +70,7 @@ def show_plan(job: Job, output: Path, *, as_json: bool) -> None:
         *([] if certifiable is None else [f"promise  {certifiable}"]),
         f"recipe   {_before(job)}, at most {counted(tune.epochs, 'epoch')} per candidate, {train.optimizer}, "
         f"{_batches(data.train, train.batch_size)}",
-        f"search   about {time.candidates} candidates{_at_most(time)}",
+        f"search   about {counted(time.candidates, 'candidate')}{_at_most(time)}",
         f"time     about {duration(time.total)} on this machine{_longest(time)}: {duration(time.reference)} for the "
         f"unpruned model, at most {duration(time.candidate)} per candidate",
         f"output   {output}: config.yaml, images.json, summary.json, report.html, model/, model.onnx, candidates/",
@@ -81,15 +82,20 @@ def show_plan(job: Job, output: Path, *, as_json: bool) -> None:
 def _wanted(goal: Goal, metric: Metric) -> str:
     """The goal in words.
 
-    >>> _wanted(Budget(max_drop=0.01), "accuracy"), _wanted(Budget(target_latency=5), "accuracy")
-    ('lose at most 1.0 points of accuracy', 'at most 5 ms per image')
+    >>> _wanted(Budget(max_drop=0.0025), "accuracy"), _wanted(Budget(target_latency=5), "accuracy")
+    ('lose at most 0.25 points of accuracy', 'at most 5 ms per image')
+    >>> _wanted(Budget(min_accuracy=0.9555), "accuracy")
+    'accuracy of at least 95.55%'
     """
     if not isinstance(goal, Budget):
-        return f"remove {goal.basis:.0%} of the basis vectors and {goal.filters:.0%} of the filters"
+        return f"remove {100 * goal.basis:g}% of the basis vectors and {100 * goal.filters:g}% of the filters"
+    is_share = not isinstance(metric, Task) or metric.is_share
     if goal.max_drop is not None:
-        return f"lose at most {loss_in_words(metric, goal.max_drop)} of {in_words(metric)}"
+        most = in_points(goal.max_drop) if is_share else f"{goal.max_drop:g}"
+        return f"lose at most {most} of {in_words(metric)}"
     if goal.min_accuracy is not None:
-        return f"{in_words(metric)} of at least {shown_as(metric, goal.min_accuracy)}"
+        least = f"{100 * goal.min_accuracy:g}%" if is_share else f"{goal.min_accuracy:g}"
+        return f"{in_words(metric)} of at least {least}"
     if goal.target_latency is not None:
         return f"at most {goal.target_latency:g} ms per image"
     return f"at most {goal.value:,.0f} {'parameters' if goal.target_params is not None else 'multiply-adds'}"

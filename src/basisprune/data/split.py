@@ -55,7 +55,7 @@ class Splits:
         if counts[few] == counts[many]:
             return f"{name}: {counted(len(part), 'image')}, {counts[few]} of each class"
         return (
-            f"{name}: {len(part)} images, smallest class {self.classes[few]!r} ({counts[few]}), "
+            f"{name}: {counted(len(part), 'image')}, smallest class {self.classes[few]!r} ({counts[few]}), "
             f"largest {self.classes[many]!r} ({counts[many]})"
         )
 

@@ -26,7 +26,7 @@ from basisprune.report.figures import (
     training_plots,
 )
 from basisprune.results import CandidateRow, Interval, RunSummary, Side
-from basisprune.training.metrics import in_words
+from basisprune.training.metrics import in_points, in_words
 from basisprune.types import dotted
 
 # A larger matrix is unreadable; only the classes most often confused are shown.
@@ -322,8 +322,7 @@ def _limit(summary: RunSummary) -> str:
     if quantity == "accuracy" and not summary.metric_is_share:
         return f"Limit: {'lose at most' if kind == 'max_drop' else 'at least'} {number(value)} of {_metric(summary)}."
     if kind == "max_drop":
-        unit = "point" if value == 0.01 else "points"
-        return f"Limit: lose at most {100 * value:.3g} {unit} of {_metric(summary)}."
+        return f"Limit: lose at most {in_points(value)} of {_metric(summary)}."
     if kind == "min_accuracy":
         return f"Limit: at least {percent(value)} {_metric(summary)}."
     if quantity == "latency_ms":

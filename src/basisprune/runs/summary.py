@@ -43,7 +43,7 @@ from basisprune.search.candidates import Found, share
 from basisprune.tasks import Task
 from basisprune.torchkit.surgery import find_layers
 from basisprune.training.intervals import Bools, Paired, wilson_interval
-from basisprune.training.metrics import ClassMetric, in_words, value_of
+from basisprune.training.metrics import ClassMetric, in_points, in_words, value_of
 from basisprune.training.outcomes import Outcomes
 from basisprune.training.paired_values import interval_of
 from basisprune.training.predict import Predictions
@@ -191,7 +191,7 @@ def _promised(job: Job) -> str:
         most = "a loss of at most" if limit.kind == "max_drop" else "at least"
         return f"{most} {_as_text(job, value)} {'of ' if limit.kind == 'max_drop' else ''}{metric}"
     if limit.kind == "max_drop":
-        return f"a loss of at most {100 * value:.3g} point{'' if value == 0.01 else 's'} of {metric}"
+        return f"a loss of at most {in_points(value)} of {metric}"
     return f"at least {value:.1%} {metric}"
 
 

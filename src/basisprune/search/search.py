@@ -15,7 +15,7 @@ from basisprune.search.candidates import ALL, Candidate, Found, Shares, Trial
 from basisprune.search.config import SearchConfig
 from basisprune.search.scale import Scale
 from basisprune.search.stepping import Attempt, Stepping, axes_of
-from basisprune.states import FULLY, NOT_AT_ALL, State, Tuning
+from basisprune.states import NOT_AT_ALL, State, Tuning
 from basisprune.tasks import Task
 from basisprune.torchkit.processes import Processes
 from basisprune.training.metrics import value_of
@@ -229,7 +229,7 @@ class Search:
         """
         metric = None if self.standard is None else self.standard.promise.metric
         if self.config.tune_fully or self.standard is None or not (metric == "accuracy" or isinstance(metric, Task)):
-            return FULLY
+            return Tuning()
         limit = budget.least_accuracy(self.trials[0].candidate.accuracy)
         enough = None if foreseen or self.standard.confirming is not None else limit - EQUAL
         if isinstance(metric, Task) and not metric.is_share:
@@ -248,7 +248,7 @@ class Search:
             while share < 1.0:
                 step = max(share, self.config.step)  # no step removes more than a step of the search
                 try:
-                    tried = self.pipeline.prune(state, move, round(1 - step, 4))
+                    tried = self.pipeline.prune(state, move, round(1 - step, 4), Tuning())
                 except TooMuchError:
                     break
                 if _removes_nothing(tried, state):

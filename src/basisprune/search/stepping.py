@@ -51,7 +51,10 @@ class Stepping:
     outlook: Outlook | None = None
 
     def next_share(self, attempts: Sequence[Attempt]) -> float | None:
-        """The share to try next; None if what failed, or is expected to fail, is within the tolerance of what passed.
+        """The share to try next; None if hardly anything smaller can be found.
+
+        That is so if what passed keeps the smallest share, or if what failed, or is expected to fail, is within the
+        tolerance of what passed, by the share or by the size.
 
         >>> halving = Stepping(allowed=0.01, step=0.5, tolerance=0.2, smallest=0.02)
         >>> halving.next_share([]), halving.next_share([Attempt(0.5, 0.0, passed=True)])

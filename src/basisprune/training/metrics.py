@@ -68,6 +68,15 @@ def loss_in_words(metric: Metric | str, loss: float) -> str:
     return f"{100 * loss:.1f} points"
 
 
+def in_points(loss: float) -> str:
+    """A loss that was asked for, with its digits.
+
+    >>> in_points(0.01), in_points(0.0025)
+    ('1 point', '0.25 points')
+    """
+    return f"{100 * loss:.3g} point{'' if loss == 0.01 else 's'}"
+
+
 def value_of(metric: Metric, predictions: Answers) -> float:
     """The metric of these predictions, or outcomes of a task; classes without images do not count.
 

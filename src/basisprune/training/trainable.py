@@ -15,7 +15,7 @@ from basisprune.training.config import TrainConfig, Trained
 from basisprune.transfer.kept import KeptModel
 
 _SMALLEST = 1e-3  # so that a bias that starts at zero learns
-_FUSED_ON = ("cpu", "cuda", "mps", "xpu")  # PyTorch refuses a fused optimizer elsewhere
+_FUSED_ON = ("cpu", "cuda", "mps", "xpu")  # on some other devices PyTorch refuses a fused optimizer
 
 
 def set_trainable(model: nn.Module, *, scales: bool = True, train: Trained = "method") -> list[nn.Parameter]:
@@ -100,12 +100,13 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimiz
     """
     set_trainable(model, scales=config.train_scales, train=config.train)
     light, heavy = split_parameters(model, scales=config.train_scales)
-    groups = [_group(light, 1.0, heavy=False)]
-    if config.train == "all":
-        by_share: dict[float, list[nn.Parameter]] = {}
-        for weight in heavy:
-            by_share.setdefault(weight_share(weight, config), []).append(weight)
-        groups += [_group(weights, share, heavy=True) for share, weights in by_share.items()]
+    if config.train == "method":
+        heavy = []
+    by_share: dict[float, list[nn.Parameter]] = {}
+    for weight in heavy:
+        by_share.setdefault(weight_share(weight, config), []).append(weight)
+    rest = (_group(weights, share, heavy=True) for share, weights in by_share.items())
+    groups = [_group(light, 1.0, heavy=False), *rest]
     if config.optimizer == "adamw":
         # On a CPU, without the fused kernel the optimizer takes a good part of the training.
         fused = all(_can_be_fused(parameter) for parameter in (*light, *heavy))

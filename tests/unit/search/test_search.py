@@ -316,7 +316,7 @@ def test_a_size_is_reached_with_as_little_pruning_as_possible_and_few_trainings(
     assert 0.94 * 400_000 <= chosen.parameters <= 400_000
     assert chosen.filter_ratio == 0
     assert len(pipeline.tuned) == 2  # in two steps, each of which keeps half or more
-    assert set(pipeline.tunings) == {NOT_AT_ALL, FULLY}
+    assert set(pipeline.tunings) == {NOT_AT_ALL, Tuning()}
 
 
 def test_a_model_that_is_small_enough_is_left_as_it_is():
@@ -361,7 +361,7 @@ def test_a_size_that_tuning_moved_out_of_reach_is_gone_after():
 def test_the_paper_tunes_every_candidate_fully():
     pipeline = FakePipeline(0.5, 0.5)
     Search(pipeline, Budget(max_drop=0.01), SearchConfig(tune_fully=True)).run()
-    assert set(pipeline.tunings) == {FULLY}
+    assert set(pipeline.tunings) == {Tuning()}
 
 
 def test_tuning_ends_when_it_is_good_enough_or_hopeless():

@@ -100,21 +100,18 @@ def test_wrong_settings_are_refused(tmp_path):
 def test_the_example_predicts_without_torch(preprocess, tiny, tmp_path):
     model, files = tiny
     colours = np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)
-    (tmp_path / "folder").mkdir()
-    for path in ("image.png", "folder/same.png"):
-        Image.fromarray(colours).save(tmp_path / path)
+    Image.fromarray(colours).save(tmp_path / "image.png")
     code = (
         "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__'); "
         "assert not {'torch', 'basisprune', 'torchvision', 'timm'} & set(sys.modules)"
     )
-    command = [sys.executable, "-c", code, str(EXAMPLE), str(files[preprocess]), "image.png", "folder"]
+    command = [sys.executable, "-c", code, str(EXAMPLE), str(files[preprocess]), "image.png", "image.png"]
     result = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
     mean, std = (np.array(values) for values in (model.input_spec.mean, model.input_spec.std))
     x = torch.from_numpy(((colours / 255 - mean) / std).transpose(2, 0, 1)[None]).float()
     with torch.no_grad():
         share, best = model(x).softmax(-1)[0].max(0)
-    said = f"{NAMES[best]} ({share:.1%})"
-    assert result.stdout.splitlines() == [f"image.png: {said}", f"{Path('folder/same.png')}: {said}"]
+    assert result.stdout.splitlines() == [f"image.png: {NAMES[best]} ({share:.1%})"] * 2
 
 
 def test_the_example_is_short():
