@@ -43,17 +43,26 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 class Cells:
-    """Results by name that are written as they come, so that a stopped benchmark goes on where it was."""
+    """Results by name that are written as they come, so that a stopped benchmark goes on where it was.
+
+    Two processes may add cells to the same file, if they do not end one in the same moment.
+    """
 
     def __init__(self, name: str, config: Mapping[str, Any]) -> None:
         self.name, self.config = name, dict(config)
-        old = load(name) if (RESULTS / f"{name}.json").exists() else {}
-        self.results: dict[str, Any] = old["results"] if old.get("config") == self.config else {}
+        self.results = self._on_file()
+
+    def _on_file(self) -> dict[str, Any]:
+        """Those that are there already, if they were made with the same settings."""
+        old = load(self.name) if (RESULTS / f"{self.name}.json").exists() else {}
+        found: dict[str, Any] = old["results"] if old.get("config") == self.config else {}
+        return found
 
     def run(self, cell: str, work: Callable[[], Any]) -> Any:
         """The result of the cell: the one on file, or else that of `work`, which is then written."""
         if cell not in self.results:
             self.results[cell] = work()
+            self.results = self._on_file() | self.results
             write_result(self.name, self.config, self.results)
         print(cell, json.dumps(self.results[cell]), flush=True)
         return self.results[cell]
