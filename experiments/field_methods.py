@@ -256,7 +256,7 @@ def planned(bench: Bench, planner: CostPlanner, ratio: float) -> nn.Module:
 
 
 _MOVE = find_framework("loss+basis").moves[0]
-_WIDTHS: tuple[Size, ...] = ((0.3,), (0.15,), (0.5,))
+_WIDTHS: tuple[Size, ...] = ((0.3,), (0.5,), (0.15,))
 _RANKS: tuple[Size, ...] = ((0.7,), (0.85,), (0.5,), (0.9,))
 _BOTH: tuple[Size, ...] = ((0.5, 0.5), (0.3, 0.3), (0.65, 0.65), (0.75, 0.75))
 
@@ -300,7 +300,7 @@ METHODS = {
         ),
         Method("quick", "quick", ((0.5,), (0.7,), (0.3,), (0.85,)), NORMS, _quick),
         Method("ours", "ours", _BOTH, TUNED, Ours()),
-        Method("ours, by time", "ours", ((0.5,), (0.7,), (0.3,), (0.4,)), TUNED, _by_time, by_time=True),
+        Method("ours, by time", "ours", ((0.5,), (0.7,), (0.85,), (0.3,), (0.4,)), TUNED, _by_time, by_time=True),
         Method("ours, basis alone", "ours", _RANKS, TUNED, Ours()),
         Method("ours, per parameter", "ours", _BOTH, TUNED, Ours(replace(BLOCKS, per="parameter", min_share=0.0))),
         Method("ours, per multiply-add", "ours", _BOTH, TUNED, Ours(replace(BLOCKS, per="mac", min_share=0.0))),
