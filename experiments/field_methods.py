@@ -263,7 +263,7 @@ _BOTH: tuple[Size, ...] = ((0.5, 0.5), (0.3, 0.3), (0.65, 0.65), (0.75, 0.75))
 
 _RIVALS = {
     "torch-pruning taylor": (_taylor, _WIDTHS),
-    "torch-pruning taylor, by layer": (_taylor_by_layer, _WIDTHS),
+    "torch-pruning taylor, by layer": (_taylor_by_layer, ((0.3,), (0.5,), (0.7,), (0.15,))),
     "torch-pruning magnitude": (_magnitude, _WIDTHS),
     "torch-pruning magnitude, by layer": (_magnitude_by_layer, ((0.15,), (0.3,))),
     "torch-pruning group norm": (_group_norm, _WIDTHS),
@@ -300,7 +300,10 @@ METHODS = {
         ),
         Method("quick", "quick", ((0.5,), (0.7,), (0.3,), (0.85,)), NORMS, _quick),
         Method("ours", "ours", _BOTH, TUNED, Ours()),
-        Method("ours, by time", "ours", ((0.5,), (0.7,), (0.85,), (0.3,), (0.4,)), TUNED, _by_time, by_time=True),
+        Method(
+            "ours, by time", "ours", ((0.5,), (0.7,), (0.85,), (0.92,), (0.3,), (0.4,)), TUNED, _by_time, by_time=True
+        ),
+        Method("ours, by time, batch statistics", "ours", ((0.85,),), RIVAL, _by_time, swept=(3.0,), by_time=True),
         Method("ours, basis alone", "ours", _RANKS, TUNED, Ours()),
         Method("ours, per parameter", "ours", _BOTH, TUNED, Ours(replace(BLOCKS, per="parameter", min_share=0.0))),
         Method("ours, per multiply-add", "ours", _BOTH, TUNED, Ours(replace(BLOCKS, per="mac", min_share=0.0))),
