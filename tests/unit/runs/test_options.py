@@ -94,7 +94,7 @@ def test_one_ratio_leaves_the_other_at_nothing():
         ({"max_drop": 0.1, "basis_ratio": 0.5}, ["max_drop, basis_ratio given; pass one budget, or the ratios"]),
         ({"basis_ratio": 1.0, "filter_ratio": -0.1}, ["basis_ratio: 1.0 given", "filter_ratio: -0.1 given"]),
         ({"max_drop": 2.0, "epochs": 0}, ["epochs: 0 given", "max_drop: 2.0 given"]),
-        ({"recipe": "quik"}, ["recipe: 'quik' given; allowed are paper, quick, best. Did you mean 'quick'?"]),
+        ({"recipe": "quik"}, ["recipe: 'quik' given; allowed are paper, quick, best, paper:cifar10, "]),
         ({"recipe": {"trian": {}}}, ["recipe: trian: no such setting. Did you mean 'train'?"]),
         ({"recipe": {"train": {"epochs": 0}}}, ["recipe: train.epochs: 0 given"]),
         ({"recipe": 3}, ["recipe: 3 given; a name is needed"]),
