@@ -6,8 +6,7 @@
 By hand: AdamW on all weights, the classifier at ten times the rate, warm-up over a tenth of the steps, cosine to zero,
 gradients clipped, small shifts, mirrored except for digits; three rates, batch-norm statistics fixed or of the batch. The
 best of the six *by its test accuracy* counts, which favours it. `quick` is the recipe with as many epochs, and chooses by
-itself. Five passes are over 2,000 images, twenty over 500, 64 pixels each way; half as many for ResNet-50 and VGG-16, the
-latter at 32 pixels, because they are slow; 5,000 test images.
+itself. Five passes are over 2,000 images, twenty over 500, 64 pixels each way, 32 for VGG-16, which is slow; 5,000 test images.
 
 At seeds after the first, settings that were more than three points behind on the first are left out: they are not the best.
 DIR is described in benchmarks/backbones.py. Resumes where it was stopped. Writes results/by_hand.json and, for `quick`,
@@ -45,8 +44,8 @@ from basisprune.types import InputSpec
 SIDE, TEST_IMAGES = 64, 5000
 IMAGES = {5: 2000, 20: 500}
 """Training images for this many passes: as many steps either way."""
-SLOW = ("resnet50", "vgg16")
-"""Networks that get half of these images."""
+SPEC = InputSpec((SIDE, SIDE), (0.5,) * 3, (0.25,) * 3)
+"""How networks that are trained here from scratch see their images."""
 SMALL = ("vgg16",)
 """Networks that see their images at half the side."""
 OTHERS = slice(30_000, 50_000)
@@ -72,10 +71,6 @@ class Cell:
     @property
     def side(self) -> int:
         return SIDE // 2 if self.network in SMALL else SIDE
-
-    @property
-    def images(self) -> int:
-        return IMAGES[self.passes] // 2 if self.network in SLOW else IMAGES[self.passes]
 
     @property
     def mirrors(self) -> bool:
@@ -122,7 +117,7 @@ def scratch(name: str, assets: Path, runs: Path) -> Any:
         torch.manual_seed(0)
         arrays = np.load(assets / "data" / "cifar10.npz")
         pixels, labels = (torch.from_numpy(arrays[key][OTHERS]) for key in ("x_train", "y_train"))
-        images = prepare(pixels.permute(0, 3, 1, 2), InputSpec((SIDE, SIDE)))
+        images = prepare(pixels.permute(0, 3, 1, 2), SPEC)
         trained = by_hand(backbone, images, labels.flatten().long(), Cell(name, "cifar10", 6, 0), 1e-3, "batch")
         file.parent.mkdir(parents=True, exist_ok=True)
         torch.save(trained.state_dict(), file)
@@ -134,14 +129,14 @@ def start(cell: Cell, assets: Path, runs: Path) -> TransferModel:
     """Return the network with a new classifier."""
     torch.manual_seed(cell.seed)
     if cell.network in SCRATCH:
-        return transfer_model(scratch(cell.network, assets, runs), 10, input_spec=InputSpec((SIDE, SIDE)))
+        return transfer_model(scratch(cell.network, assets, runs), 10, input_spec=SPEC)
     return build(cell.network, assets, num_classes=10, input_size=cell.side)
 
 
 def images(cell: Cell, assets: Path) -> Splits:
     """Return training images, none of which trained a network from scratch, and test images."""
     arrays = np.load(assets / "data" / f"{cell.dataset}.npz")
-    rows = np.random.default_rng(cell.seed).permutation(OTHERS.start)[: cell.images]
+    rows = np.random.default_rng(cell.seed).permutation(OTHERS.start)[: IMAGES[cell.passes]]
     parts = [(arrays["x_train"][rows], arrays["y_train"][rows].ravel())]
     parts.append((arrays["x_test"][:TEST_IMAGES], arrays["y_test"][:TEST_IMAGES].ravel()))
     train, test = (torch.utils.data.TensorDataset(_nchw(x), torch.from_numpy(y).long()) for x, y in parts)
