@@ -149,9 +149,9 @@ def is_about_memory(error: BaseException) -> bool:
     >>> is_about_memory(RuntimeError("could not create a primitive")), is_about_memory(ValueError("allocate"))
     (True, False)
     """
-    if isinstance(error, OSError) and error.errno is not None:
+    if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
-    said = str(error).lower() if isinstance(error, RuntimeError | OSError) else ""
+    said = str(error).lower() if isinstance(error, RuntimeError) else ""
     return isinstance(error, MemoryError) or any(words in said for words in _OF_MEMORY)
 
 
@@ -162,6 +162,15 @@ def is_about_system(error: BaseException) -> bool:
     (True, False)
     """
     return is_about_memory(error) or (isinstance(error, OSError) and error.errno in _OF_THE_SYSTEM)
+
+
+def pass_on(error: BaseException, where: object = None) -> None:
+    """Raise the error again if it tells of the machine, naming where if nothing is named; otherwise do nothing."""
+    if not is_about_system(error):
+        return
+    if isinstance(error, OSError) and error.filename is None and where is not None:
+        error.filename = str(where)
+    raise error
 
 
 def _shortened(text: str, most: int) -> str:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from basisprune.errors import DataError
+from basisprune.errors import DataError, pass_on
 from basisprune.files import open_file
 
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP")
@@ -50,6 +50,7 @@ def decode(path: Path, size: tuple[int, int], white: int | None = None) -> Tenso
     except FileNotFoundError as error:
         raise DataError(f"{path}: there is no such file") from error
     except (OSError, ValueError) as error:
+        pass_on(error, path)
         raise DataError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
     with file:
         return _decoded(file, path, size, white)
@@ -128,6 +129,7 @@ def _image_in(file: BinaryIO, path: str | Path) -> Iterator[Image.Image]:
         kinds = ", ".join(FORMATS)
         raise DataError(f"{path}: not an image of a kind that is read ({kinds}); remove it or replace it") from error
     except Exception as error:  # the decoders behind PIL raise errors of a dozen kinds
+        pass_on(error, path)
         raise DataError(
             f"{path}: the image is damaged or of an unknown kind ({type(error).__name__}: {error}); "
             "remove the file or replace it"

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from basisprune.data.arrays import Labels, as_labels
 from basisprune.data.datasets import ArrayImages
 from basisprune.data.split import Splits
-from basisprune.errors import DataError
+from basisprune.errors import DataError, pass_on
 from basisprune.files import open_file
 
 KEYS = ("x_train", "y_train", "x_val", "y_val", "x_test", "y_test", "groups", "groups_val")
@@ -60,9 +60,10 @@ def _read_arrays(path: Path) -> Arrays:
             return {key: _read_array(file, key, path) for key in KEYS if key in file.files}
     except DataError:
         raise
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
     except Exception as error:  # archives are damaged in many ways
+        pass_on(error, path)
+        if isinstance(error, OSError):
+            raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
         raise DataError(f"{path}: not a .npz file, or damaged ({error}); write it with numpy.savez") from error
 
 

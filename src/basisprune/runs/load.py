@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from basisprune.data.classes import told_apart
 from basisprune.deploy.bundle import holds_bundle, load_bundle
 from basisprune.deploy.bundle.files import read_folder
 from basisprune.deploy.export.interface import Runtime, said_by
@@ -168,4 +169,4 @@ def _names(
     if len(shape) != 2 or (classes is not None and len(classes) != shape[1]):
         names = "class numbers" if classes is None else f"{len(classes)} classes"
         raise ModelError(f"{where}: has {names} and outputs {tuple(shape)[1:]} numbers; export it again")
-    return tuple(str(number) for number in range(shape[1])) if classes is None else tuple(classes)
+    return tuple(str(number) for number in range(shape[1])) if classes is None else told_apart(classes)

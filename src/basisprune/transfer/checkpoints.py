@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from basisprune.errors import ModelError, is_about_memory, is_about_system
+from basisprune.errors import ModelError, is_about_memory, pass_on
 from basisprune.files import Json, open_file, parse_json, read_bytes, user_path
 from basisprune.transfer.hints import NO_HINTS, Hints, hints_of
 from basisprune.transfer.pickles import BombError, load_tensors
@@ -293,8 +293,8 @@ def _read(path: Path) -> object:
         with open_file(path) as file:  # which is no pipe or device
             content = load_file(path) if path.suffix == ".safetensors" else load_tensors(file)
     except Exception as error:  # a damaged file fails in many ways
-        if isinstance(error, OSError) and is_about_system(error):
-            raise
+        if isinstance(error, OSError):
+            pass_on(error, path)
         raise ModelError(f"{path}: {_fault(error)}") from error
     for name, tensor in _tensors_in(content):
         if tensor.is_meta or tensor.layout != torch.strided or tensor.is_quantized:
