@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from basisprune.data.classes import told_apart
 from basisprune.deploy.bundle import holds_bundle, load_bundle
 from basisprune.deploy.bundle.files import read_folder
+from basisprune.deploy.export.guard import guarded
 from basisprune.deploy.export.interface import Runtime, said_by
 from basisprune.deploy.export.onnx import ONNX_RUNTIME
 from basisprune.deploy.export.openvino import OPENVINO
@@ -46,15 +47,17 @@ class Loaded:
 
 
 class FileModel(nn.Module):
-    """A file that basisprune exported, run by its runtime on the CPU, as a module for prepared images."""
+    """An exported file, run by its runtime on the CPU in a process of its own, as a module for prepared images."""
 
     def __init__(self, path: Path, runtime: Runtime, threads: int | None = None) -> None:
         super().__init__()
         runtime.require()
+        threads = threads or torch.get_num_threads()
+        runtime = guarded(runtime, threads)
         facts = runtime.facts(path)
         self.input, self.input_spec, self.classes = facts.input, facts.input.spec, facts.classes
         self.runtime = runtime
-        self.run = said_by(runtime.title, path, lambda: runtime.open(path, threads or torch.get_num_threads()))
+        self.run = said_by(runtime.title, path, lambda: runtime.open(path, threads))
         # Parameters, because callers look for a network's device there.
         self.mean = nn.Parameter(torch.tensor(self.input_spec.mean).view(-1, 1, 1), requires_grad=False)
         self.std = nn.Parameter(torch.tensor(self.input_spec.std).view(-1, 1, 1), requires_grad=False)
