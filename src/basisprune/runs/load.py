@@ -29,7 +29,7 @@ from basisprune.types import InputSpec
 _DELIVERED = frozenset(
     [BUNDLE, *(name for each in RUNTIMES.values() for stem in (STEM, INT8_STEM) for name in each.files(stem))]
 )
-_READ = (ONNX_RUNTIME, OPENVINO)  # formats that are data; reading a program of torch.export may run code
+READ = (ONNX_RUNTIME, OPENVINO)  # formats that are data; reading a program of torch.export may run code
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def load_any(path: str | Path, *, trust_remote_code: bool = False) -> Loaded:
     """
     path = Path(path)
     runtime = runtime_of(path)
-    if runtime in _READ and path.is_file():
+    if runtime in READ and path.is_file():
         for name in runtime.files(path.name.removesuffix(runtime.suffixes[0])):
             _check_file(path.with_name(name))
         network = FileModel(path, runtime).eval()

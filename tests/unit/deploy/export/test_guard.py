@@ -120,7 +120,7 @@ def test_so_is_one_that_never_ends_for_some_images(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(guard, "_LEAST", 3)
     monkeypatch.setattr(guard, "_TIMES_SLOWEST", 1)
     assert loaded.model(torch.zeros(20, *loaded.spec.shape)).shape == (20, 3)
-    with pytest.raises(ModelError, match="more than [0-9]+ seconds for 16 images"):
+    with pytest.raises(ModelError, match=r"more than [0-9]+ seconds for 16 images"):
         loaded.model(torch.ones(20, *loaded.spec.shape))
     with pytest.raises(ModelError, match=r"hostile\.onnx"):  # and nothing is waited for
         loaded.model(torch.zeros(1, *loaded.spec.shape))
