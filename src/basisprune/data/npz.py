@@ -20,6 +20,7 @@ from basisprune.files import open_file
 
 KEYS = ("x_train", "y_train", "x_val", "y_val", "x_test", "y_test", "groups", "groups_val")
 
+_UNPACKED, _MOST_TIMES = 1 << 30, 100  # bytes that any file may have when unpacked, and how much larger others may get
 _GROUPS = {"train": "groups", "val": "groups_val"}
 
 Arrays = dict[str, NDArray[np.generic]]
@@ -85,6 +86,10 @@ def _check_headers(path: Path, stream: BinaryIO) -> None:
                 if claimed is not None and claimed != body:
                     raise DataError(f"{path}: {key} claims {claimed:,} bytes and has {body:,}; write it anew")
                 total += body
+    if total > _UNPACKED and total > _MOST_TIMES * (size := os.fstat(stream.fileno()).st_size):
+        raise DataError(
+            f"{path}: its arrays need {total:,} bytes, and the file has {size:,}; write it with numpy.savez"
+        )
     if total > (memory := _memory()):
         raise DataError(f"{path}: its arrays need {total:,} bytes, and this machine has {memory:,}; use class folders")
 

@@ -121,9 +121,7 @@ class _Work:
             for stem in (STEM, INT8_STEM):
                 path = self.folder / runtime.files(stem)[0]
                 is_new = runtime is wanted and (stem == STEM or self.options.int8)
-                if path.is_file() and (
-                    is_new or (runtime in READ and runtime.is_installed and self._runs(path, runtime))
-                ):
+                if path.is_file() and (is_new or self._runs(path, runtime)):
                     files[path.name] = runtime, path
         self.listener.say(f"measuring {', '.join([PYTORCH, *files])}")
         times = time_files(files, self.loaded.model)
@@ -131,7 +129,9 @@ class _Work:
         return (*found, self._pytorch(times[PYTORCH]))
 
     def _runs(self, path: Path, runtime: Runtime) -> bool:
-        """Whether a file gives scores for the image that it is timed on, within memory and time."""
+        """Whether a file of data gives scores for the image that it is timed on, within memory and time."""
+        if runtime not in READ or not runtime.is_installed:
+            return False
         try:
             bounded = guarded(runtime, 1)
             image = random_images(bounded.facts(path).input, 1)
@@ -146,10 +146,8 @@ class _Work:
             self.loaded.model, runtime, self.loaded.spec, prepared=self.prepared, classes=self.loaded.classes
         )
         wanted = order_input(order)
-        near = agreement(
-            *(order, guarded(runtime, 1), path),
-            [as_taken(images, wanted, prepared=self.prepared) for images in self.checks],
-        )
+        checks = [as_taken(images, wanted, prepared=self.prepared) for images in self.checks]
+        near = agreement(order, guarded(runtime, 1), path, checks)
         is_int8 = path.name == runtime.files(INT8_STEM)[0]
         names = runtime.files(INT8_STEM if is_int8 else STEM)
         row = RuntimeRow(

@@ -94,7 +94,7 @@ def measure(file: IO[bytes]) -> None:
             if code.name == "GLOBAL" and argument in _REFUSED:
                 raise BombError(f"it needs {argument.split()[1]}, which no weights do")
             if code.name in _GETS:
-                stack.append(memo[int(argument)])
+                stack.append(memo[int(argument or 0)])
             elif code.name in _PUTS:
                 memo[len(memo) if argument is None else int(argument)] = _value(stack[-1])
             elif code.name == "DUP":
