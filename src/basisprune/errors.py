@@ -21,11 +21,20 @@ is made of them in one place.
 from __future__ import annotations
 
 import difflib
+import errno
 from collections.abc import Iterable
 from typing import ClassVar, Self
 
 _MOST_LINES = 20
 _MOST_LETTERS = 4000  # of a message with one fault; of each in a list, a fifth
+_OF_THE_SYSTEM = frozenset(
+    getattr(errno, f"E{name}", 0)  # not every system has them all
+    for name in ("MFILE", "NFILE", "NOMEM", "NOBUFS", "NOSPC", "DQUOT", "IO", "STALE", "TIMEDOUT", "ACCES", "PERM")
+)
+_OF_MEMORY = (  # what allocators of C++, oneDNN, CUDA, its libraries and Windows say
+    *("allocate", "out of memory", "not enough memory", "insufficient memory", "bad_alloc", "bad allocation"),
+    *("alloc_failed", "could not create a primitive", "could not create a memory"),
+)
 
 
 class BasisPruneError(Exception):
@@ -132,6 +141,36 @@ class MissingExtraError(BasisPruneError, ImportError):
             f"the package {package!r} is needed for this; install it with: pip install 'basisprune[{extra}]'"
         )
         self.args = (package, extra)  # what a pickle of it calls the class with
+
+
+def is_about_memory(error: BaseException) -> bool:
+    """Whether the error says that memory is short; PyTorch has no type for it, and each of its libraries its own words.
+
+    >>> is_about_memory(RuntimeError("could not create a primitive")), is_about_memory(ValueError("allocate"))
+    (True, False)
+    """
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    said = str(error).lower() if isinstance(error, RuntimeError) else ""
+    return isinstance(error, MemoryError) or any(words in said for words in _OF_MEMORY)
+
+
+def is_about_system(error: BaseException) -> bool:
+    """Whether the error tells of the machine and its limits (memory, open files, disks, permissions), not of a file.
+
+    >>> is_about_system(OSError(errno.EMFILE, "Too many open files")), is_about_system(OSError("image is truncated"))
+    (True, False)
+    """
+    return is_about_memory(error) or (isinstance(error, OSError) and error.errno in _OF_THE_SYSTEM)
+
+
+def pass_on(error: BaseException, where: object = None) -> None:
+    """Raise the error again if it tells of the machine, naming where if nothing is named; otherwise do nothing."""
+    if not is_about_system(error):
+        return
+    if isinstance(error, OSError) and error.filename is None and where is not None:
+        error.filename = str(where)
+    raise error
 
 
 def _shortened(text: str, most: int) -> str:

@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import os
+import re
 import shlex
 import signal
 import sys
@@ -37,8 +38,11 @@ _ADVICE = {
     errno.ENFILE: "close other programs",
     errno.ENOMEM: _LESS_MEMORY,
     errno.EIO: "check the disk",
+    errno.ESTALE: "mount the network folder again",
+    errno.ETIMEDOUT: "check the network folder",
     errno.ENAMETOOLONG: "use a shorter name",
 }
+_FROM_WORKER = re.compile(r"Error: \[Errno (\d+)\] (.+)\s*$")  # the last line of what PyTorch makes of its error
 _IGNORED = frozenset({"versions", "device_sha256"})
 
 
@@ -48,7 +52,7 @@ def told_errors() -> Iterator[None]:
 
     A program that is ended by somebody else's code, such as a network's, ends with an error too.
     """
-    from basisprune.errors import BasisPruneError
+    from basisprune.errors import BasisPruneError, is_about_memory
 
     try:
         yield
@@ -61,9 +65,12 @@ def told_errors() -> Iterator[None]:
     except SystemExit as error:
         raise _failed(f"code that is not basisprune's ended the program, with exit code {error.code}") from error
     except (MemoryError, RuntimeError) as error:
-        if isinstance(error, typer.Exit | typer.Abort) or not _is_about_memory(error):
+        if is_about_memory(error):
+            said = f" ({str(error)[:200]})" if str(error) else ""
+            raise _failed(f"there is not enough memory{said}; {_LESS_MEMORY}; {_RESUMES}") from error
+        if "too many open files" not in str(error).lower():
             raise
-        raise _failed(f"there is not enough memory ({str(error)[:200]}); {_LESS_MEMORY}; {_RESUMES}") from error
+        raise _failed(f"too many open files; {_ADVICE[errno.EMFILE]}, and {_RESUMES}") from error
     except KeyboardInterrupt:
         with suppress(ValueError):  # only the main thread may
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # who presses Ctrl-C twice sees the same as who does once
@@ -78,14 +85,12 @@ def _failed(message: str) -> typer.Exit:
 
 def _said_by_system(error: OSError) -> str:
     """What the system says, where, and what to do about it."""
+    if error.errno is None and (inner := _FROM_WORKER.search(str(error))):
+        error = OSError(int(inner[1]), inner[2])
     name = error.filename if error.filename2 is None else error.filename2  # of what was to be replaced
     where = "" if name is None else f"{str(name)[:200]}: "
     advice = _ADVICE.get(error.errno or 0, "see to that")
     return f"{where}{error.strerror or error}; {advice}, and {_RESUMES}"
-
-
-def _is_about_memory(error: Exception) -> bool:
-    return isinstance(error, MemoryError) or "allocate" in str(error).lower()
 
 
 class Commands(TyperGroup):

@@ -16,7 +16,7 @@ from basisprune.coupling.cutting import hollow_cut, shell
 from basisprune.coupling.labelled_run import Tracer, forward
 from basisprune.coupling.ledger import Ids, Ledger
 from basisprune.coupling.solving import Solution, solve
-from basisprune.errors import ModelError
+from basisprune.errors import ModelError, pass_on
 from basisprune.torchkit.surgery import LayerPatterns, find_layers, match_layers, named_tensors
 from basisprune.types import Coupling, Group
 
@@ -90,6 +90,7 @@ def _first_runs(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Ledger, t
     try:
         forward(model, inputs, Tracer(ledger), training=False)
     except Exception as error:
+        pass_on(error)
         raise ModelError(f"{type(model).__name__} does not run on the example inputs: {error}") from error
     weights = [p for p in model.parameters() if p.dim() > 1 and id(p) not in ledger.used]
     if not weights:
@@ -97,7 +98,8 @@ def _first_runs(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Ledger, t
     before = len(ledger.used)
     try:
         forward(model, inputs, Tracer(ledger), training=True)
-    except Exception:  # a network need not be trainable on these inputs; what eval mode showed still holds
+    except Exception as error:  # a network need not be trainable on these inputs; what eval mode showed still holds
+        pass_on(error)
         return ledger, (False,)
     return ledger, (False, True) if len(ledger.used) > before else (False,)
 
@@ -187,6 +189,7 @@ def _try(
         try:
             forward(smaller, inputs, tracer, training=training)
         except Exception as error:
+            pass_on(error)
             return _fault(tracer, solution, by_number, error)
     return None
 

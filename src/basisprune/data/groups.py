@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from basisprune.data.arrays import Labels
-from basisprune.errors import DataError
+from basisprune.errors import DataError, pass_on
 from basisprune.files import read_bytes
 
 _HEADER = ["file", "group"]
@@ -26,6 +26,7 @@ def read_groups(path: Path) -> dict[str, str]:
         text = read_bytes(path, most=_MOST_BYTES).decode("utf-8-sig")
         rows = [(number, row) for number, row in enumerate(csv.reader(text.splitlines(), strict=True), 1) if any(row)]
     except OSError as error:
+        pass_on(error, path)
         raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path}: is no CSV file in UTF-8 ({error}); write it as file,group") from error

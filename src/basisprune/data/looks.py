@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from basisprune.data.decode import Depth, glance
-from basisprune.errors import DataError
+from basisprune.errors import DataError, pass_on
 from basisprune.files import read_bytes
 
 _Version = tuple[str, int, int, int]
@@ -48,6 +48,7 @@ def look_at_file(path: Path) -> Look:
     except DataError as error:
         return Look(_hashes[version], fault=str(error))
     except (OSError, ValueError) as error:
+        pass_on(error, path)
         return Look(fault=f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})")
 
 
@@ -70,6 +71,7 @@ def file_hash(path: Path) -> str:
     except FileNotFoundError as error:
         raise DataError(f"{path}: there is no such file") from error
     except (OSError, ValueError) as error:
+        pass_on(error, path)
         raise DataError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
 
 

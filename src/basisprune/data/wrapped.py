@@ -18,10 +18,11 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Subset
 
 from basisprune.data.arrays import Labels, as_labels, read_only
+from basisprune.data.classes import told_apart
 from basisprune.data.datasets import Item, LabelledImages, as_groups, below, numbered
 from basisprune.data.decode import to_pixels
 from basisprune.data.looks import Look, file_hash, image_hash, random_numbers_kept, same_random_numbers
-from basisprune.errors import DataError
+from basisprune.errors import DataError, pass_on
 
 
 class WrappedDataset(LabelledImages):
@@ -153,6 +154,7 @@ class WrappedDataset(LabelledImages):
         except (Exception, SystemExit) as error:
             if isinstance(error, IndexError) and index >= len(self):
                 raise  # it ends a loop over the items
+            pass_on(error, f"{self.name}: item {index}")
             said = "it ends the program" if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}"
             raise DataError(f"{self.name}: item {index}: cannot be had from the dataset ({said})") from error
         if not isinstance(item, tuple | list) or len(item) != 2:
@@ -185,7 +187,7 @@ def declared_classes(dataset: object) -> tuple[str, ...]:
     names = getattr(dataset, "classes", None)
     if not isinstance(names, list | tuple):
         return ()
-    return tuple(str(name[0] if isinstance(name, tuple) else name) for name in names)
+    return told_apart([str(name[0] if isinstance(name, tuple) and name else name) for name in names])
 
 
 def _is_pixels(image: Tensor) -> bool:

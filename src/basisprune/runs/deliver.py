@@ -290,7 +290,7 @@ def _value_of_file(delivery: Delivery, path: Path, data: LabelledImages) -> tupl
     if not delivery.task.is_classification:
         found = delivery.exporter.file_answers(path, delivery.model, data)
         return value_of(delivery.task, found), interval_of(found)
-    known = evaluate_onnx(path, data, prepared=delivery.prepared)
+    known = evaluate_onnx(path, data, prepared=delivery.prepared, ours=True)
     return known.accuracy, wilson_interval(round(known.accuracy * known.count), known.count)
 
 

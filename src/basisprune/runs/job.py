@@ -258,10 +258,9 @@ def _new_network(model: str | nn.Module, read: _Read, config: RunConfig) -> tupl
     splits = read(None if side is None else (side, side))
     start = config.start
     pretrained = config.pretrained and start.weights is None and is_known_name(model)
-    if start.weights_key is not None:
-        raise ConfigError("weights_key: given without keep_head; a network that gets a new head takes whole files")
+    weights = None if start.weights is None else read_checkpoint(start.weights, key=start.weights_key)
     network: nn.Module = transfer_model(
-        model, splits.num_classes, pretrained=pretrained, weights=start.weights, input_size=side
+        model, splits.num_classes, pretrained=pretrained, weights=weights, input_size=side
     )
     network = _with_weights(network, replace(config, start=replace(start, weights=None)), Silence())
     return _with_white(network, splits), reread(splits, size=spec_of(network).image_size)

@@ -17,7 +17,7 @@ from basisprune.deploy.bundle import refuse_unsaveable
 from basisprune.deploy.bundle.graph import without_its_class
 from basisprune.deploy.export.runtime import has_onnx, to_proto
 from basisprune.deploy.fold import deploy
-from basisprune.errors import BasisPruneError, BundleError, LayerError, ModelError
+from basisprune.errors import BasisPruneError, BundleError, LayerError, ModelError, pass_on
 from basisprune.frameworks import Framework
 from basisprune.importance import score_filters
 from basisprune.listener import Listener
@@ -262,5 +262,6 @@ def _try(what: str, network: nn.Module, work: Callable[[], object]) -> object:
     except BasisPruneError:
         raise
     except Exception as error:
+        pass_on(error)
         said = str(error).strip().splitlines() or [type(error).__name__]
         raise ModelError(f"{type(network).__name__} {what}: {type(error).__name__}: {said[0]}") from error

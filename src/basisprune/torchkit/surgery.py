@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.nn.utils.parametrize import is_parametrized
 from torch.overrides import TorchFunctionMode
 
-from basisprune.errors import LayerError, ModelError
+from basisprune.errors import LayerError, ModelError, pass_on
 from basisprune.torchkit.running import mode, relative_difference
 
 Conv: TypeAlias = nn.modules.conv._ConvNd
@@ -197,6 +197,7 @@ def plain_conv(name: str, conv: Conv) -> Conv:
                 if _same_function(conv, candidate):
                     return candidate
         except Exception as error:
+            pass_on(error)
             raise LayerError(
                 name, f"{type(conv).__name__} cannot be tried on one tensor ({error}); add it to ignored_layers"
             ) from error

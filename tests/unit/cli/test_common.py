@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from commands import invoke
 
@@ -87,6 +88,18 @@ def test_ctrl_c_is_an_exit_code(tiny_demo, tmp_path, monkeypatch):
         (OSError("something else"), "something else; see to that"),
         (MemoryError(), "there is not enough memory"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "there is not enough memory"),
+        (RuntimeError("could not create a primitive"), "there is not enough memory"),
+        (RuntimeError("std::bad_alloc"), "there is not enough memory"),
+        (RuntimeError("[enforce fail] . DefaultCPUAllocator: not enough memory: you tried"), "there is not enough mem"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to alloc"), "there is not enough memory"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), "there is not enough memory"),
+        (RuntimeError("Too many open files. Communication with the workers is no longer possible."), "ulimit -n"),
+        (
+            OSError(
+                "Caught OSError in worker process 0.\nOriginal T\nOSError: [Errno 24] Too many open files: 'a.png'"
+            ),
+            "error: Too many open files: 'a.png'; allow more open files (ulimit -n)",
+        ),
         (SystemExit(0), "code that is not basisprune's ended the program, with exit code 0"),
     ],
 )

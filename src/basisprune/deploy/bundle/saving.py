@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from typing_extensions import Unpack
 
+from basisprune.data.classes import told_apart
 from basisprune.deploy.bundle.arguments import check_repo_id, check_saving
 from basisprune.deploy.bundle.card import Card, model_card
 from basisprune.deploy.bundle.config import KINDS, Architecture, Config, Input, Plan
@@ -236,7 +237,7 @@ def _checked_classes(classes: Sequence[str] | None, output: Tensor) -> list[str]
             "save_pretrained",
             [f"classes: {list(classes)[:5]} ... ({len(classes)}) given, {output.shape[-1]} names are needed"],
         )
-    return list(classes)
+    return list(told_apart(classes))
 
 
 def _plans_text(plans: Sequence[Plan]) -> bytes:
