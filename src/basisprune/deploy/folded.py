@@ -42,7 +42,7 @@ class _Pool(TypedDict):
 class About(TypedDict):
     """What a folded model knows of itself, as plain data; `pool` is None where it is in the graph alone."""
 
-    input_spec: _Spec
+    input_spec: _Spec | None
     source: _Source
     pool: _Pool | None
     classes: tuple[str, ...] | None
@@ -81,8 +81,11 @@ class FoldedModel(fx.GraphModule):
 
     @property
     def input_spec(self) -> InputSpec:
-        """How it wants its images."""
-        return InputSpec(**self.about["input_spec"])
+        """How it wants its images; like any other attribute, there is none where that is not known."""
+        known = self.about["input_spec"]
+        if known is None:
+            raise AttributeError("input_spec")
+        return InputSpec(**known)
 
     @property
     def source(self) -> ModelSource:
@@ -214,12 +217,12 @@ def traced(name: str, model: TransferModel | KeptModel) -> FoldedModel:
 
 
 def about(
-    spec: InputSpec, source: ModelSource | None, classes: Sequence[str] | None, pool: _Pool | None = None
+    spec: InputSpec | None, source: ModelSource | None, classes: Sequence[str] | None, pool: _Pool | None = None
 ) -> About:
-    """What a folded model with this input, source and these classes knows of itself."""
+    """What a folded model with this input, if that is known, this source and these classes knows of itself."""
     source = source or ModelSource(None)
     return About(
-        input_spec=_Spec(
+        input_spec=None if spec is None else _Spec(
             size=spec.size, mean=spec.mean, std=spec.std, interpolation=spec.interpolation, white=spec.white
         ),
         source=_Source(backbone=source.backbone, insert_norm=source.insert_norm),

@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypeVar
 
 from pydantic import JsonValue
-from torch import nn
+from torch import Tensor, nn
 
 from basisprune.budget.certify import Standard
 from basisprune.data import LabelledImages, Splits
+from basisprune.data.looks import random_numbers_kept
 from basisprune.deploy.bundle import save_pretrained
 from basisprune.deploy.bundle.files import TENSORS
-from basisprune.deploy.bundle.graph import without_its_class
 from basisprune.deploy.export import evaluate_onnx
 from basisprune.deploy.export.onnx import ONNX_RUNTIME
 from basisprune.deploy.export.runtime import has_onnx
@@ -25,7 +25,7 @@ from basisprune.deploy.export.runtimes import RUNTIMES
 from basisprune.deploy.export.speed import measure_files
 from basisprune.deploy.export.writing import INT8_STEM, STEM
 from basisprune.deploy.latency import LatencyReport, measure_latency
-from basisprune.errors import BasisPruneError, BundleError, CheckpointError, LayerError, MissingExtraError
+from basisprune.errors import BasisPruneError, CheckpointError, MissingExtraError
 from basisprune.files import atomic, file_digest
 from basisprune.listener import Listener
 from basisprune.report.html import write_report
@@ -40,10 +40,11 @@ from basisprune.tasks import CLASSIFICATION, Task
 from basisprune.torchkit.processes import Processes
 from basisprune.training.intervals import wilson_interval
 from basisprune.training.metrics import value_of
+from basisprune.training.outcomes import task_batches
 from basisprune.training.paired_values import interval_of
 from basisprune.transfer.model import spec_of
 
-_BATCHES = (1, 32)
+_BATCHES, _EXAMPLES = (1, 32), 8
 _WEIGHTS = f"{BUNDLE}/{TENSORS}"
 # What this and `basisprune export` write for runtimes, with a few words about each.
 _EXPORTED = {
@@ -83,6 +84,13 @@ class Delivery:
     def exporter(self) -> Exporter:
         """What writes ONNX files."""
         return Exporter(self.data, self.prepared, self.task)
+
+    @property
+    def some_inputs(self) -> list[Tensor]:
+        """A batch of training examples as the network reads them, which what is written is compared on."""
+        with random_numbers_kept():
+            batches = task_batches(self.data.train, self.model, self.task, batch_size=_EXAMPLES, prepared=self.prepared)
+            return [batch[0] for batch in islice(batches, 1)]
 
     @property
     def with_onnx(self) -> bool:
@@ -235,20 +243,15 @@ def _save_bundle(summary: RunSummary, delivery: Delivery, folder: Path, sums: Ma
         metrics["validation"] = {"accuracy": chosen.accuracy, "interval": list(chosen.interval)}
     if sums:
         metrics[CHECKSUMS] = dict(sums)
-    save = partial(
-        save_pretrained,
-        folder=folder,
+    return save_pretrained(
+        delivery.model,
+        folder,
         classes=list(summary.classes) or None,
         metrics=_plain(metrics),
         plans=delivery.plans,
+        factory=delivery.factory,
+        check_inputs=delivery.some_inputs,
     )
-    graph = without_its_class(delivery.model, spec_of(delivery.model))
-    if delivery.factory is None:
-        return save(graph)
-    try:
-        return save(graph)  # which whoever loads it needs no code of others for
-    except (BundleError, LayerError):
-        return save(delivery.model, factory=delivery.factory)
 
 
 def _plain(value: object) -> dict[str, JsonValue]:

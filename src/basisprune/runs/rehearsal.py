@@ -14,7 +14,6 @@ from basisprune.basis.decompose import check_layers, choose_layers
 from basisprune.budget import Ratios
 from basisprune.data.looks import random_numbers_kept
 from basisprune.deploy.bundle import refuse_unsaveable
-from basisprune.deploy.bundle.graph import without_its_class
 from basisprune.deploy.export.runtime import has_onnx, to_proto
 from basisprune.deploy.fold import deploy
 from basisprune.errors import BasisPruneError, BundleError, LayerError, ModelError
@@ -93,10 +92,7 @@ def rehearse(job: Job, *, prunes: bool, saves: bool, listener: Listener) -> None
         _check_onnx(deployed, job.config, listener)
     if saves:
         try:
-            if prunes:
-                _refuse_unsaveable(deployed, factory_of(job))
-            else:
-                refuse_unsaveable(network)
+            refuse_unsaveable(deployed, factory_of(job) if prunes else None)
         except (BundleError, LayerError) as error:
             listener.say(f"model/ cannot be written for this network, only other formats can: {error}")
 
@@ -114,16 +110,6 @@ def _check_onnx(deployed: nn.Module, config: RunConfig, listener: Listener) -> N
         if asked:
             raise
         listener.say(f"model.onnx cannot be written for this network, only other formats can: {error}")
-
-
-def _refuse_unsaveable(deployed: nn.Module, factory: str | None) -> None:
-    """Raises the error that writing the bundle would cause: as a graph, or else by the function that builds it."""
-    try:
-        refuse_unsaveable(without_its_class(deployed, spec_of(deployed)))
-    except (BundleError, LayerError):
-        if factory is None:
-            raise
-        refuse_unsaveable(deployed, factory)
 
 
 def refuse_unprunable(

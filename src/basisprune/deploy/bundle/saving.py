@@ -14,7 +14,6 @@ from typing import TypedDict
 from pydantic import JsonValue
 from safetensors.torch import save
 from torch import Tensor, nn
-from torch.fx import GraphModule
 from typing_extensions import Unpack
 
 from basisprune.deploy.bundle.arguments import check_repo_id, check_saving
@@ -25,9 +24,11 @@ from basisprune.deploy.bundle.graph import plain_steps
 from basisprune.deploy.bundle.hub import HubFolder
 from basisprune.deploy.bundle.loading import assemble, fresh_network, load_bundle
 from basisprune.deploy.bundle.page import page_files
-from basisprune.deploy.bundle.running import check_same, fingerprint, fixed_input, package_versions, run
+from basisprune.deploy.bundle.running import fingerprint, fixed_input, package_versions, run
 from basisprune.deploy.bundle.structure import describe
 from basisprune.deploy.bundle.tensors import collect_tensors
+from basisprune.deploy.bundle.tracing import as_graph
+from basisprune.deploy.comparing import difference
 from basisprune.deploy.folded import FoldedModel, untraced
 from basisprune.errors import BundleError, ConfigError, LayerError
 from basisprune.files import user_path
@@ -44,15 +45,20 @@ class Saving(TypedDict, total=False):
     plans: Sequence[Plan]
     factory: str | None
     input_shape: Sequence[int] | None
+    check_inputs: Sequence[Tensor]
 
 
 @dataclass(frozen=True)
 class _Form:
-    """One way to write a network down: how it is built anew, as what, and what is built first."""
+    """One way to write a network down: how it is built anew, as what, and what is built first.
+
+    `graph` is the network that a list of operations stands for.
+    """
 
     architecture: Architecture
     stored: nn.Module
     fresh: nn.Module | None = None
+    graph: nn.Module | None = None
 
 
 def save_pretrained(
@@ -64,21 +70,25 @@ def save_pretrained(
     plans: Sequence[Plan] = (),
     factory: str | None = None,
     input_shape: Sequence[int] | None = None,
+    check_inputs: Sequence[Tensor] = (),
 ) -> Path:
     """The folder, which now holds the network as it is: dense, decomposed, pruned or folded.
 
     A network from `transfer_model` knows how to build its architecture anew from a timm name or
-    `"package.module:factory"`; so does one of nothing but layers of torch.nn. For any other, `factory` is the
+    `"package.module:factory"`; so does one of nothing but layers of torch.nn. Any other whose forward can be traced
+    is written as a graph of such layers. For one that cannot, `factory` is the
     timm name or function that builds its backbone (or the whole network, if it is not from `transfer_model`). Where
-    the network can be written down without such a function, it is, so that nobody has to trust one.
+    the network can be written down without such a function, it is, so that nobody has to trust one; only a network
+    that is not frozen keeps the class that a `factory` gives it, to be trained on.
     `classes` are by default those that the network has as an attribute. `input_shape` is that of one input, for
     networks without an `input_spec`. `metrics` is anything that JSON can hold.
 
-    What was written is loaded and compared, bit for bit, before it takes the place of an older bundle in the folder;
-    other files there stay. Raises BundleError or LayerError, and leaves the folder as it was, if the network cannot be
-    saved; ConfigError for arguments that are wrong. The network is not changed.
+    What was written is loaded and compared with the network, bit for bit, in eval and in training mode, before it takes
+    the place of an older bundle in the folder: on the batches `check_inputs`, which are best real ones, and on random
+    ones of several sizes. Other files there stay. Raises BundleError or LayerError, and leaves the folder as it was, if
+    the network cannot be saved; ConfigError for arguments that are wrong. The network is not changed.
     """
-    check_saving(model, classes, metrics, plans, factory, input_shape)
+    check_saving(model, classes, metrics, plans, factory, input_shape, check_inputs)
     path = user_path(folder, "save_pretrained")
     check_folder(path)
     if any(tensor.device.type != "cpu" for tensor in (*model.parameters(), *model.buffers())):
@@ -101,20 +111,26 @@ def save_pretrained(
         )
         card = model_card(config).encode()
         files = {TENSORS: save(tensors, {"format": "pt"}), PLANS: _plans_text(plans), CARD: card}
-        return write_folder(path, config, files, lambda new: _check(new, path, model, known.shape))
+        return write_folder(path, config, files, lambda new: _check_bundle(new, path))
 
-    return _first_that_fits(_forms(model, factory, known.spec), write)
+    def _check_bundle(new: Path, where: Path) -> None:
+        bundle = assemble(read_folder(new), str(where), trust_remote_code=True)  # it is the caller's own
+        _refuse_other(model, bundle.model, known, check_inputs)
+
+    return _first_that_fits(_forms(model, factory, known), write)
 
 
 def refuse_unsaveable(model: nn.Module, factory: str | None = None) -> None:
     """Raises BundleError or LayerError for a network that `save_pretrained` could not write down; writes nothing."""
-    spec = getattr(model, "input_spec", None)
+    known = _input(model, None)
 
     def try_out(form: _Form) -> Path:
         describe(form.stored, form.fresh)
+        if form.graph is not None:
+            _refuse_other(model, form.graph, known)
         return Path()
 
-    _first_that_fits(_forms(model, factory, spec if isinstance(spec, InputSpec) else None), try_out)
+    _first_that_fits(_forms(model, factory, known), try_out)
 
 
 def push_to_hub(
@@ -150,30 +166,31 @@ def push_to_hub(
         return HubFolder(folder, about, more).push(repo_id, private=private, token=token, message=message)
 
 
-def _forms(model: nn.Module, factory: str | None, spec: InputSpec | None) -> list[Callable[[], _Form]]:
-    """The ways to write the network down, the ones that need the least to load it first."""
+def _forms(model: nn.Module, factory: str | None, known: Input) -> list[Callable[[], _Form]]:
+    """The ways to write the network down, in the order in which they are tried.
+
+    A network that is ready to be used needs as little as possible to be loaded; one to be trained keeps its class.
+    """
     architecture = _architecture(model, factory)
-    alone = replace(architecture, alone=True)
-    built = partial(_built, model, architecture, spec)
+    alone = replace(architecture, alone=True, backbone=_source(model).backbone)
+    built, graph = partial(_built, model, architecture, known.spec), partial(_as_graph, model, alone, known)
     if architecture.is_timm:
-        graph = [partial(_as_graph, model, alone)] if isinstance(model, FoldedModel) else []
-        return [built, *graph] if architecture.insert_norm is None else [built]
+        return [built, graph]
     forms = [partial(_alone, model, alone)]
-    if isinstance(model, FoldedModel):
-        forms.append(partial(_as_graph, model, alone))
-    return [*forms, built] if architecture.backbone is not None else list(forms)
+    if architecture.backbone is None:
+        return [*forms, graph]
+    is_trained_on = not isinstance(model, FoldedModel) and any(each.requires_grad for each in model.parameters())
+    return [*forms, built] if is_trained_on else [*forms, graph, built]
+
+
+def _source(model: nn.Module) -> ModelSource:
+    source = getattr(model, "source", None)
+    return source if isinstance(source, ModelSource) else ModelSource(None, None)
 
 
 def _architecture(model: nn.Module, factory: str | None) -> Architecture:
-    source, is_folded = getattr(model, "source", None), isinstance(model, FoldedModel)
-    if isinstance(model, GraphModule) and not is_folded:
-        raise BundleError(
-            "a torch.fx graph is code, which no bundle holds; save what fold made of a network of transfer_model, "
-            "as fold returned it"
-        )
-    if not isinstance(source, ModelSource):
-        return Architecture(factory, insert_norm=None)
-    return Architecture(factory or source.backbone, source.insert_norm, is_folded)
+    source = _source(model)
+    return Architecture(factory or source.backbone, source.insert_norm, isinstance(model, FoldedModel))
 
 
 def _alone(model: nn.Module, architecture: Architecture) -> _Form:
@@ -185,9 +202,10 @@ def _bare(model: nn.Module) -> nn.Module:
     return model.network if isinstance(model, KeptModel) and model.part is None else model
 
 
-def _as_graph(model: FoldedModel, architecture: Architecture) -> _Form:
-    parts, steps = plain_steps(model)
-    return _Form(replace(architecture, graph=steps), parts)
+def _as_graph(model: nn.Module, architecture: Architecture, known: Input) -> _Form:
+    graph = as_graph(model, fixed_input(model, known.shape), known.spec)
+    parts, steps = plain_steps(graph)
+    return _Form(replace(architecture, graph=steps), parts, graph=graph)
 
 
 def _built(model: nn.Module, architecture: Architecture, spec: InputSpec | None) -> _Form:
@@ -206,10 +224,13 @@ def _first_that_fits(forms: Sequence[Callable[[], _Form]], write: Callable[[_For
     return write(last())
 
 
-def _check(new: Path, folder: Path, model: nn.Module, shape: Sequence[int]) -> None:
-    """Raises BundleError unless what lies in `new`, and is to become `folder`, is the network."""
-    bundle = assemble(read_folder(new), str(folder), trust_remote_code=True)  # it is the caller's own
-    check_same(model, bundle.model, shape)
+def _refuse_other(model: nn.Module, stored: nn.Module, known: Input, given: Sequence[Tensor] = ()) -> None:
+    """Raises BundleError unless what is stored is the network."""
+    if where := difference(model, stored, known.shape, given):
+        raise BundleError(
+            f"what would be loaded does not output what the network does ({where}), so nothing was saved; its forward "
+            "depends on what no file holds: build it in a factory='package.module:function'"
+        )
 
 
 def _input(model: nn.Module, given: Sequence[int] | None) -> Input:
