@@ -7,9 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypedDict, cast
 
+import torch
 from torch import Tensor, fx, nn
 
+from basisprune.deploy.tracing import ValuedTracer
 from basisprune.errors import LayerError
+from basisprune.torchkit.watching import example_input
 from basisprune.transfer.kept import KeptModel
 from basisprune.transfer.model import GlobalPool, Layout, ModelSource, TransferModel
 from basisprune.types import InputSpec
@@ -190,7 +193,7 @@ def _replaced(value: object, leaf: Callable[[object], object]) -> object:
     return leaf(value)
 
 
-class _OuterTracer(fx.Tracer):
+class _OuterTracer(ValuedTracer):
     """Looks into the modules of this package only; a backbone's blocks stay as they are."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:  # noqa: ARG002
@@ -199,9 +202,13 @@ class _OuterTracer(fx.Tracer):
 
 
 def traced(name: str, model: TransferModel | KeptModel) -> FoldedModel:
-    """What the model called `name` does, as a graph of its parts, which are shared; raises LayerError if it cannot."""
+    """What the model called `name` does, as a graph of its parts, which are shared; raises LayerError if it cannot.
+
+    The model is in eval mode. Whether the graph does the same must be seen by comparing the two.
+    """
     try:
-        graph = _OuterTracer().trace(model)
+        with torch.no_grad():
+            graph = _OuterTracer(example_input(model, model.input_spec.shape)).trace(model)
     except Exception as error:
         inner = model.network if isinstance(model, KeptModel) else model.backbone
         raise LayerError(

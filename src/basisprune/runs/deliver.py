@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,7 +26,7 @@ from basisprune.deploy.export.runtimes import RUNTIMES
 from basisprune.deploy.export.speed import measure_files
 from basisprune.deploy.export.writing import INT8_STEM, STEM
 from basisprune.deploy.latency import LatencyReport, measure_latency
-from basisprune.errors import BasisPruneError, CheckpointError, MissingExtraError
+from basisprune.errors import BasisPruneError, BundleError, CheckpointError, LayerError, MissingExtraError
 from basisprune.files import atomic, file_digest
 from basisprune.listener import Listener
 from basisprune.report.html import write_report
@@ -243,15 +244,21 @@ def _save_bundle(summary: RunSummary, delivery: Delivery, folder: Path, sums: Ma
         metrics["validation"] = {"accuracy": chosen.accuracy, "interval": list(chosen.interval)}
     if sums:
         metrics[CHECKSUMS] = dict(sums)
-    return save_pretrained(
+    save = partial(
+        save_pretrained,
         delivery.model,
         folder,
         classes=list(summary.classes) or None,
         metrics=_plain(metrics),
         plans=delivery.plans,
-        factory=delivery.factory,
         check_inputs=delivery.some_inputs,
     )
+    try:
+        return save()  # which whoever loads it needs no code of others for
+    except (BundleError, LayerError):
+        if delivery.factory is None:
+            raise
+        return save(factory=delivery.factory)
 
 
 def _plain(value: object) -> dict[str, JsonValue]:

@@ -92,7 +92,10 @@ def rehearse(job: Job, *, prunes: bool, saves: bool, listener: Listener) -> None
         _check_onnx(deployed, job.config, listener)
     if saves:
         try:
-            refuse_unsaveable(deployed, factory_of(job) if prunes else None)
+            if prunes:
+                _refuse_unsaveable(deployed, factory_of(job))
+            else:
+                refuse_unsaveable(network)
         except (BundleError, LayerError) as error:
             listener.say(f"model/ cannot be written for this network, only other formats can: {error}")
 
@@ -110,6 +113,16 @@ def _check_onnx(deployed: nn.Module, config: RunConfig, listener: Listener) -> N
         if asked:
             raise
         listener.say(f"model.onnx cannot be written for this network, only other formats can: {error}")
+
+
+def _refuse_unsaveable(deployed: nn.Module, factory: str | None) -> None:
+    """Raises the error that writing the bundle would cause: as a graph, or else by the function that builds it."""
+    try:
+        refuse_unsaveable(deployed)
+    except (BundleError, LayerError):
+        if factory is None:
+            raise
+        refuse_unsaveable(deployed, factory)
 
 
 def refuse_unprunable(

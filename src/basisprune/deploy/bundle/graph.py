@@ -19,15 +19,15 @@ from basisprune.deploy.folded import FoldedModel
 from basisprune.errors import BundleError, LayerError
 
 _OF_TENSORS = (
-    *("abs", "add", "cat", "chunk", "clamp", "concat", "div", "exp", "flatten", "log", "matmul", "max", "maximum"),
+    *("abs", "add", "cat", "chunk", "clamp", "concat", "cos", "cumsum", "div", "einsum", "exp", "flatten", "log", "matmul", "max", "maximum"),
     *("mean", "min", "minimum", "movedim", "mul", "neg", "permute", "pow", "reciprocal", "relu", "reshape", "roll"),
-    *("rsqrt", "sigmoid", "softmax", "split", "sqrt", "square", "squeeze", "stack", "std", "sub", "sum", "tanh"),
-    *("transpose", "unbind", "unsqueeze", "var"),
+    *("rsqrt", "sigmoid", "sin", "softmax", "split", "sqrt", "square", "squeeze", "stack", "std", "sub", "sum", "swapaxes"),
+    *("tanh", "transpose", "unbind", "unflatten", "unsqueeze", "var"),
 )
 _OF_LAYERS = (
     *("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool2d", "avg_pool1d"),
-    *("avg_pool2d", "avg_pool3d", "dropout", "elu", "gelu", "glu", "hardsigmoid", "hardswish", "hardtanh"),
-    *("interpolate", "layer_norm", "leaky_relu", "log_softmax", "max_pool1d", "max_pool2d", "max_pool3d", "mish"),
+    *("avg_pool2d", "avg_pool3d", "conv1d", "conv2d", "conv3d", "dropout", "elu", "gelu", "glu", "hardsigmoid", "hardswish", "hardtanh"),
+    *("interpolate", "layer_norm", "leaky_relu", "linear", "log_softmax", "max_pool1d", "max_pool2d", "max_pool3d", "mish"),
     *("normalize", "pad", "pixel_shuffle", "pixel_unshuffle", "relu", "relu6", "scaled_dot_product_attention", "selu"),
     *("sigmoid", "silu", "softmax", "softplus", "tanh"),
 )
@@ -38,15 +38,15 @@ _FUNCTIONS: dict[str, Callable[..., object]] = {
     **{f"operator.{name}": getattr(operator, name) for name in _OF_NUMBERS},
     "getattr": getattr,
 }
-_METHODS = frozenset(_OF_TENSORS) - {"cat", "concat", "stack"} | {
-    *("add_", "clamp_", "contiguous", "dim", "div_", "expand", "expand_as", "mul_", "relu_", "sigmoid_", "size"),
+_METHODS = frozenset(_OF_TENSORS) - {"cat", "concat", "einsum", "stack"} | {
+    *("add_", "clamp_", "contiguous", "dim", "div_", "expand", "expand_as", "mul_", "relu_", "reshape_as", "sigmoid_", "size"),
     *("sub_", "t", "view", "view_as"),
 }
-_READABLE = (["shape"], ["ndim"], ["dtype"])  # the attributes of a tensor that may be asked for
+_READABLE = (["shape"], ["ndim"], ["dtype"], ["device"])  # the attributes of a tensor that may be asked for
 _NAMES = {function: name for name, function in reversed(_FUNCTIONS.items())}
 _ARITHMETIC = frozenset(_FUNCTIONS[f"operator.{name}"] for name in _OF_NUMBERS if name != "getitem")
 _LARGEST_NUMBER = 1 << 40
-_HINT = "pass factory='package.module:function' (or a timm name), which builds the backbone"
+HINT = "pass factory='package.module:function' (or a timm name), which builds the backbone"
 
 
 def plain_steps(model: FoldedModel) -> tuple[nn.Module, list[Step]]:
@@ -119,7 +119,7 @@ def _step(node: fx.Node, numbers: dict[fx.Node, int]) -> Step:
     target = node.target if isinstance(node.target, str) else _NAMES.get(node.target, "")
     allowed = node.op != "call_method" or target in _METHODS
     if not target or not allowed or (target == "getattr" and list(node.args[1:]) not in _READABLE):
-        raise LayerError("backbone", f"calls {node.target}, which a bundle cannot name; {_HINT}")
+        raise LayerError("backbone", f"calls {node.target}, which a bundle cannot name; {HINT}")
     return Step(
         op=node.op,  # type: ignore[typeddict-item]
         target=target,
@@ -142,7 +142,7 @@ def _written(value: object, numbers: dict[fx.Node, int]) -> JsonValue:
     if value is ...:
         return {"ellipsis": True}
     if not is_plain(value):
-        raise LayerError("backbone", f"is given a {type(value).__name__}, which a bundle cannot hold; {_HINT}")
+        raise LayerError("backbone", f"is given a {type(value).__name__}, which a bundle cannot hold; {HINT}")
     return encode(value)
 
 

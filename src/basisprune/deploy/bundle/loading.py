@@ -122,7 +122,9 @@ def _network(stored: Stored, architecture: Architecture) -> nn.Module:
         if value is not None:
             setattr(model, name, value)
     is_traced = isinstance(model, TransferModel | KeptModel) and architecture.traced
-    return (traced("", model) if is_traced else model).eval()  # type: ignore[arg-type]
+    model.eval()
+    with Bounded():
+        return traced("", model) if is_traced else model  # type: ignore[arg-type]
 
 
 def _from_graph(parts: nn.Module, steps: list[Step], config: Config, source: ModelSource) -> nn.Module:

@@ -14,6 +14,7 @@ from typing import TypedDict
 from pydantic import JsonValue
 from safetensors.torch import save
 from torch import Tensor, nn
+from torch.fx import GraphModule
 from typing_extensions import Unpack
 
 from basisprune.deploy.bundle.arguments import check_repo_id, check_saving
@@ -28,7 +29,7 @@ from basisprune.deploy.bundle.running import fingerprint, fixed_input, package_v
 from basisprune.deploy.bundle.structure import describe
 from basisprune.deploy.bundle.tensors import collect_tensors
 from basisprune.deploy.bundle.tracing import as_graph
-from basisprune.deploy.comparing import difference
+from basisprune.deploy.comparing import alike, difference
 from basisprune.deploy.folded import FoldedModel, untraced
 from basisprune.errors import BundleError, ConfigError, LayerError
 from basisprune.files import user_path
@@ -75,11 +76,10 @@ def save_pretrained(
     """The folder, which now holds the network as it is: dense, decomposed, pruned or folded.
 
     A network from `transfer_model` knows how to build its architecture anew from a timm name or
-    `"package.module:factory"`; so does one of nothing but layers of torch.nn. Any other whose forward can be traced
-    is written as a graph of such layers. For one that cannot, `factory` is the
-    timm name or function that builds its backbone (or the whole network, if it is not from `transfer_model`). Where
-    the network can be written down without such a function, it is, so that nobody has to trust one; only a network
-    that is not frozen keeps the class that a `factory` gives it, to be trained on.
+    `"package.module:factory"`; so does one of nothing but layers of torch.nn. A folded one whose code can be traced is
+    written as a graph of such layers. For any other, `factory` is the timm name or function that builds its backbone
+    (or the whole network, if it is not from `transfer_model`). Where a network that knows its function can be written
+    down without it, it is, so that nobody has to trust one.
     `classes` are by default those that the network has as an attribute. `input_shape` is that of one input, for
     networks without an `input_spec`. `metrics` is anything that JSON can hold.
 
@@ -98,6 +98,8 @@ def save_pretrained(
     names = _checked_classes(getattr(model, "classes", None) if classes is None else classes, output)
 
     def write(form: _Form) -> Path:
+        if form.graph is not None and not alike(output, run(form.graph, fixed_input(model, known.shape))):
+            raise _another(f"for inputs {known.shape}, it differs")
         tensors, facts = collect_tensors(form.stored, form.fresh)
         config = Config(
             architecture=form.architecture,
@@ -167,30 +169,36 @@ def push_to_hub(
 
 
 def _forms(model: nn.Module, factory: str | None, known: Input) -> list[Callable[[], _Form]]:
-    """The ways to write the network down, in the order in which they are tried.
+    """The ways to write the network down, the ones that need the least to load it first.
 
-    A network that is ready to be used needs as little as possible to be loaded; one to be trained keeps its class.
+    A network that is not folded may be trained on, and needs its class.
     """
     architecture = _architecture(model, factory)
-    alone = replace(architecture, alone=True, backbone=_source(model).backbone)
-    built, graph = partial(_built, model, architecture, known.spec), partial(_as_graph, model, alone, known)
+    alone = replace(architecture, alone=True)
+    stands_alone, built = partial(_alone, model, alone), partial(_built, model, architecture, known.spec)
+    graph = [partial(_as_graph, model, alone, known)] if _is_folded(model) else []
     if architecture.is_timm:
-        return [built, graph]
-    forms = [partial(_alone, model, alone)]
+        return [built, *graph]
     if architecture.backbone is None:
-        return [*forms, graph]
-    is_trained_on = not isinstance(model, FoldedModel) and any(each.requires_grad for each in model.parameters())
-    return [*forms, built] if is_trained_on else [*forms, graph, built]
+        return [stands_alone, *graph]
+    return [stands_alone, *(graph if isinstance(model, FoldedModel) else []), built]
 
 
-def _source(model: nn.Module) -> ModelSource:
-    source = getattr(model, "source", None)
-    return source if isinstance(source, ModelSource) else ModelSource(None, None)
+def _is_folded(model: nn.Module) -> bool:
+    """Whether the network is ready to be used: a graph, or frozen."""
+    return isinstance(model, FoldedModel) or not any(parameter.requires_grad for parameter in model.parameters())
 
 
 def _architecture(model: nn.Module, factory: str | None) -> Architecture:
-    source = _source(model)
-    return Architecture(factory or source.backbone, source.insert_norm, isinstance(model, FoldedModel))
+    source, is_graph = getattr(model, "source", None), isinstance(model, FoldedModel)
+    if isinstance(model, GraphModule) and not is_graph:
+        raise BundleError(
+            "a torch.fx graph is code, which no bundle holds; save what fold made of a network of transfer_model, "
+            "as fold returned it"
+        )
+    if not isinstance(source, ModelSource):
+        return Architecture(factory, insert_norm=None)
+    return Architecture(factory or source.backbone, source.insert_norm, is_graph)
 
 
 def _alone(model: nn.Module, architecture: Architecture) -> _Form:
@@ -227,10 +235,14 @@ def _first_that_fits(forms: Sequence[Callable[[], _Form]], write: Callable[[_For
 def _refuse_other(model: nn.Module, stored: nn.Module, known: Input, given: Sequence[Tensor] = ()) -> None:
     """Raises BundleError unless what is stored is the network."""
     if where := difference(model, stored, known.shape, given):
-        raise BundleError(
-            f"what would be loaded does not output what the network does ({where}), so nothing was saved; its forward "
-            "depends on what no file holds: build it in a factory='package.module:function'"
-        )
+        raise _another(where)
+
+
+def _another(where: str) -> BundleError:
+    return BundleError(
+        f"what would be loaded does not output what the network does ({where}), so nothing was saved; its code depends "
+        "on what no file holds: build it in a factory='package.module:function'"
+    )
 
 
 def _input(model: nn.Module, given: Sequence[int] | None) -> Input:
