@@ -28,8 +28,9 @@ def trace_coupling(
 ) -> Coupling:
     """The groups of channels of a network that can be cut, found by running it once and tried on a copy.
 
-    The network is not changed and may be in any mode. Each group was cut in the trial; one that made the
-    network fail, or put channels in each other's place, is frozen and named with the reason. The basis
+    The network is not changed and may be in any mode. Each group was cut in trials, by other shares than its
+    neighbours and without some of them; one that made the network fail, or put channels in each other's place, is
+    coupled with those that have to be cut alike, or frozen and named with the reason. The basis
     vectors of a BasisPair are left to basis pruning. Raises ModelError if the network does not run.
 
     >>> import torch

@@ -26,8 +26,8 @@ def difference(
     """Say where `other` does not compute what `original` does, bit for bit; None if it always does.
 
     Both run, as copies and with the same random numbers, on the batches `given` and on random ones of inputs of this
-    `shape`: of several sizes and ranges, and in eval mode of a larger image. `modes` says whether to train. What the original cannot
-    run on, or answers with numbers that are not finite, is left out.
+    `shape`: of several sizes and ranges, and in eval mode of a larger image. `modes` says whether to train. What the
+    original cannot run on, or answers with numbers that are not finite, is left out.
     """
     batches = [*(placed(batch[:_EXAMPLES], original) for batch in given), *varied_inputs(original, shape)]
     for training in modes:

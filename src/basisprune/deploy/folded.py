@@ -229,9 +229,9 @@ def about(
     """What a folded model with this input, if that is known, this source and these classes knows of itself."""
     source = source or ModelSource(None)
     return About(
-        input_spec=None if spec is None else _Spec(
-            size=spec.size, mean=spec.mean, std=spec.std, interpolation=spec.interpolation, white=spec.white
-        ),
+        input_spec=None
+        if spec is None
+        else _Spec(size=spec.size, mean=spec.mean, std=spec.std, interpolation=spec.interpolation, white=spec.white),
         source=_Source(backbone=source.backbone, insert_norm=source.insert_norm),
         pool=pool,
         classes=None if classes is None else tuple(classes),

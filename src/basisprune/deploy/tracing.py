@@ -8,13 +8,14 @@ the graph with it (`comparing.difference`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias, cast
 
 import torch
 from torch import Tensor, fx, nn
-from torch.fx.proxy import Attribute
 
 Forward: TypeAlias = Callable[..., object]
+Arguments: TypeAlias = tuple[fx.node.Argument, ...]
+Options: TypeAlias = dict[str, fx.node.Argument]
 
 
 class _Valued(fx.Proxy):
@@ -24,7 +25,7 @@ class _Valued(fx.Proxy):
     _is_param = False  # what isinstance(x, nn.Parameter) reads
 
     @property
-    def __class__(self) -> type:  # type: ignore[override]
+    def __class__(self) -> type:  # type: ignore[misc]
         """The type of the value."""
         return type(self.fx_value)
 
@@ -35,21 +36,36 @@ class ValuedTracer(fx.Tracer):
     def __init__(self, example: Tensor) -> None:
         super().__init__()
         self.example = example
+        self.values: dict[fx.Node, object] = {}
         self.is_running = False  # one operation, to see what it gives
 
+    def trace(self, root: nn.Module | Forward, concrete_args: dict[str, object] | None = None) -> fx.Graph:
+        """The graph, without assertions: what they would refuse, the network refuses."""
+        graph = super().trace(root, concrete_args)
+        for node in [node for node in graph.nodes if node.target is torch._assert]:
+            graph.erase_node(node)
+        self.values.clear()
+        return graph
+
     def create_args_for_root(
-        self, root_fn: Forward, is_module: bool, concrete_args: object = None
+        self,
+        root_fn: Forward,
+        is_module: bool,  # noqa: ARG002
+        concrete_args: object = None,  # noqa: ARG002
     ) -> tuple[Forward, list[object]]:
         """The network's forward, and what it is called with."""
         return root_fn, [self.root, self.create_proxy("placeholder", "images", (), {})]
 
     def create_arg(self, a: object) -> fx.node.Argument:
         """The value as an argument of a node."""
-        return a.node if issubclass(type(a), fx.Proxy) else super().create_arg(a)
+        # By its type, because it may call itself a tensor.
+        return cast(fx.Proxy, a).node if issubclass(type(a), fx.Proxy) else super().create_arg(a)
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         """What stands for the node's value."""
-        return _Valued(node, self)
+        found = _Valued(node, self)
+        found.fx_value = self.values[node]
+        return found
 
     def call_module(
         self, m: nn.Module, forward: Forward, args: tuple[object, ...], kwargs: dict[str, object]
@@ -61,41 +77,36 @@ class ValuedTracer(fx.Tracer):
         """A parameter of a module: itself while an operation runs, and a node otherwise."""
         return attr_val if self.is_running else super().getattr(attr, attr_val, parameter_proxy_cache)
 
-    def create_proxy(
-        self, kind: str, target: fx.node.Target, args: tuple[object, ...], kwargs: dict[str, object], **more: object
-    ) -> fx.Proxy:
+    def create_node(
+        self,
+        kind: str,
+        target: fx.node.Target,
+        args: Arguments,
+        kwargs: Options,
+        name: str | None = None,
+        type_expr: object = None,
+    ) -> fx.Node:
         """A node, and its value in this run."""
-        if target is torch._assert:
-            return args[0]  # what it would refuse, the network refuses
-        proxy = super().create_proxy(kind, target, args, kwargs, **more)
+        node = super().create_node(kind, target, args, kwargs, name, type_expr)
         self.is_running = True
         try:
-            proxy.fx_value = self._value(kind, target, _known(args), _known(kwargs))
+            self.values[node] = self._value(node)
         finally:
             self.is_running = False
-        return proxy
+        return node
 
-    def _value(self, kind: str, target: fx.node.Target, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-        if kind == "placeholder":
-            return self.example
-        if kind == "get_attr":
-            return self.root.get_parameter(target)
-        if kind == "call_module":
-            return self.root.get_submodule(target)(*args, **kwargs)
-        return getattr(args[0], target)(*args[1:], **kwargs) if kind == "call_method" else target(*args, **kwargs)
-
-
-def _known(value: object) -> object:
-    """The argument with the values of this run in it."""
-    kind = type(value)
-    if isinstance(value, _Valued):
-        return value.fx_value
-    if issubclass(kind, Attribute):
-        return getattr(_known(value.root), value.attr)
-    if kind in (tuple, list):
-        return kind(map(_known, value))
-    if kind is dict:
-        return {key: _known(item) for key, item in value.items()}
-    if kind is slice:
-        return slice(_known(value.start), _known(value.stop), _known(value.step))
-    return value
+    def _value(self, node: fx.Node) -> object:
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), self.values.__getitem__)
+        if not isinstance(node.target, str):
+            return node.target(*args, **kwargs)
+        match node.op:
+            case "placeholder":
+                return self.example
+            case "get_attr":
+                home, _, leaf = node.target.rpartition(".")
+                return getattr(self.root.get_submodule(home), leaf)
+            case "call_module":
+                return self.root.get_submodule(node.target)(*args, **kwargs)
+            case "call_method":
+                return getattr(args[0], node.target)(*args[1:], **kwargs)
+        return None

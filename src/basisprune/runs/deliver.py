@@ -157,13 +157,13 @@ class _Writer:
 def _remedies(delivery: Delivery) -> list[str]:
     """What would help where nothing could be written."""
     onnx = [] if delivery.with_onnx else ["write ONNX (--onnx)" if has_onnx() else "pip install 'basisprune[onnx]'"]
-    named = [] if delivery.factory else ["pass the model by name, as package.module:function, which a bundle then names"]
+    named = (
+        [] if delivery.factory else ["pass the model by name, as package.module:function, which a bundle then names"]
+    )
     return [*onnx, *named, "remove from its forward what the reasons name"]
 
 
-def _describe_onnx(
-    summary: RunSummary, delivery: Delivery, folder: Path, writer: _Writer
-) -> dict[str, DeliveredFile]:
+def _describe_onnx(summary: RunSummary, delivery: Delivery, folder: Path, writer: _Writer) -> dict[str, DeliveredFile]:
     """The ONNX files, written and described: their checksums, and what is promised of them."""
     files: dict[str, DeliveredFile] = {}
     for name, about in _write_onnx(delivery, folder, writer).items():

@@ -19,17 +19,17 @@ from basisprune.deploy.folded import FoldedModel
 from basisprune.errors import BundleError, LayerError
 
 _OF_TENSORS = (
-    *("abs", "add", "cat", "chunk", "clamp", "concat", "cos", "cumsum", "div", "einsum", "exp", "flatten", "log", "matmul", "max", "maximum"),
+    *("abs", "add", "cat", "chunk", "clamp", "concat", "div", "exp", "flatten", "log", "matmul", "max", "maximum"),
     *("mean", "min", "minimum", "movedim", "mul", "neg", "permute", "pow", "reciprocal", "relu", "reshape", "roll"),
-    *("rsqrt", "sigmoid", "sin", "softmax", "split", "sqrt", "square", "squeeze", "stack", "std", "sub", "sum", "swapaxes"),
-    *("tanh", "transpose", "unbind", "unflatten", "unsqueeze", "var"),
+    *("rsqrt", "sigmoid", "softmax", "split", "sqrt", "square", "squeeze", "stack", "std", "sub", "sum", "tanh"),
+    *("transpose", "unbind", "unsqueeze", "var", "cos", "cumsum", "einsum", "sin", "swapaxes", "unflatten"),
 )
 _OF_LAYERS = (
     *("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool2d", "avg_pool1d"),
-    *("avg_pool2d", "avg_pool3d", "conv1d", "conv2d", "conv3d", "dropout", "elu", "gelu", "glu", "hardsigmoid", "hardswish", "hardtanh"),
-    *("interpolate", "layer_norm", "leaky_relu", "linear", "log_softmax", "max_pool1d", "max_pool2d", "max_pool3d", "mish"),
+    *("avg_pool2d", "avg_pool3d", "dropout", "elu", "gelu", "glu", "hardsigmoid", "hardswish", "hardtanh"),
+    *("interpolate", "layer_norm", "leaky_relu", "log_softmax", "max_pool1d", "max_pool2d", "max_pool3d", "mish"),
     *("normalize", "pad", "pixel_shuffle", "pixel_unshuffle", "relu", "relu6", "scaled_dot_product_attention", "selu"),
-    *("sigmoid", "silu", "softmax", "softplus", "tanh"),
+    *("sigmoid", "silu", "softmax", "softplus", "tanh", "conv1d", "conv2d", "conv3d", "linear"),
 )
 _OF_NUMBERS = ("add", "eq", "floordiv", "getitem", "iadd", "imul", "matmul", "mod", "mul", "neg", "sub", "truediv")
 _FUNCTIONS: dict[str, Callable[..., object]] = {
@@ -39,8 +39,8 @@ _FUNCTIONS: dict[str, Callable[..., object]] = {
     "getattr": getattr,
 }
 _METHODS = frozenset(_OF_TENSORS) - {"cat", "concat", "einsum", "stack"} | {
-    *("add_", "clamp_", "contiguous", "dim", "div_", "expand", "expand_as", "mul_", "relu_", "reshape_as", "sigmoid_", "size"),
-    *("sub_", "t", "view", "view_as"),
+    *("add_", "clamp_", "contiguous", "dim", "div_", "expand", "expand_as", "mul_", "relu_", "sigmoid_", "size"),
+    *("reshape_as", "sub_", "t", "view", "view_as"),
 }
 _READABLE = (["shape"], ["ndim"], ["dtype"], ["device"])  # the attributes of a tensor that may be asked for
 _NAMES = {function: name for name, function in reversed(_FUNCTIONS.items())}

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from basisprune.deploy.bundle.graph import HINT
 from basisprune.deploy.bundle.structure import class_name, is_described
 from basisprune.deploy.folded import FoldedModel, about, folded
-from basisprune.deploy.tracing import Forward, ValuedTracer
+from basisprune.deploy.tracing import Arguments, Options, ValuedTracer
 from basisprune.errors import LayerError
 from basisprune.types import InputSpec
 
@@ -38,7 +38,9 @@ def as_graph(model: nn.Module, example: Tensor, spec: InputSpec | None) -> Folde
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             graph = _PlainTracer(example.clone()).trace(root)
     except Exception as error:
-        raise LayerError("", f"{type(model).__name__} cannot be traced down to plain layers ({error}); {HINT}") from error
+        raise LayerError(
+            "", f"{type(model).__name__} cannot be traced down to plain layers ({error}); {HINT}"
+        ) from error
     if isinstance(model, FoldedModel):
         return folded(root, graph, model.about).eval()
     return folded(root, graph, about(spec, None, getattr(model, "classes", None))).eval()
@@ -52,22 +54,29 @@ class _PlainTracer(ValuedTracer):
         named = class_name(type(m)) is not None and type(m) is not nn.Module
         return named and not isinstance(m, _CONTAINERS) and is_described(m)
 
-    def create_proxy(
-        self, kind: str, target: fx.node.Target, args: tuple[object, ...], kwargs: dict[str, object], **more: object
-    ) -> fx.Proxy:
+    def create_node(
+        self,
+        kind: str,
+        target: fx.node.Target,
+        args: Arguments,
+        kwargs: Options,
+        name: str | None = None,
+        type_expr: object = None,
+    ) -> fx.Node:
         """A node; dropout by a function that the mode switches is a layer, so that the graph has both modes too."""
-        if target in _DROPOUTS and (layer := _dropout_layer(target, args, kwargs)) is not None:
-            name = self.get_fresh_qualname("dropout")
-            self.root.add_module(name, layer)
-            kind, target, args, kwargs = "call_module", name, args[:1] or (kwargs["input"],), {}
-        return super().create_proxy(kind, target, args, kwargs, **more)
+        layer = _dropout_layer(target, args, kwargs)
+        if layer is not None:
+            target = self.get_fresh_qualname("dropout")
+            self.root.add_module(target, layer)
+            kind, args, kwargs = "call_module", args[:1] or (kwargs["input"],), {}
+        return super().create_node(kind, target, args, kwargs, name, type_expr)
 
 
-def _dropout_layer(
-    function: Forward, args: tuple[object, ...], kwargs: dict[str, object]
-) -> nn.Module | None:
-    """The layer that does in either mode what the function does in eval mode; None if the function always drops."""
-    given = inspect.signature(function).bind(*args, **kwargs)
+def _dropout_layer(target: fx.node.Target, args: Arguments, kwargs: Options) -> nn.Module | None:
+    """The layer that does in either mode what a dropout function does in eval mode; None for all else."""
+    if isinstance(target, str) or target not in _DROPOUTS:
+        return None
+    given = inspect.signature(target).bind(*args, **kwargs)
     given.apply_defaults()
     named = given.arguments
-    return None if named["training"] else _DROPOUTS[function](named["p"], named["inplace"]).eval()
+    return None if named["training"] else _DROPOUTS[target](named["p"], named["inplace"]).eval()
