@@ -24,8 +24,8 @@ class _Valued(fx.Proxy):
     fx_value: object = None
     _is_param = False  # what isinstance(x, nn.Parameter) reads
 
-    @property
-    def __class__(self) -> type:  # type: ignore[misc]
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
         """The type of the value."""
         return type(self.fx_value)
 
@@ -96,7 +96,7 @@ class ValuedTracer(fx.Tracer):
         return node
 
     def _value(self, node: fx.Node) -> object:
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), self.values.__getitem__)
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), self.values.__getitem__)  # type: ignore[arg-type]
         if not isinstance(node.target, str):
             return node.target(*args, **kwargs)
         match node.op:
