@@ -181,8 +181,8 @@ def compress(
       basisprune compress --model my_module:network --weights my.safetensors --keep-head --data photos --output out
       basisprune compress --config out/config.yaml --max-drop 2% --output another --dry-run
 
-    Exit codes: 0 done, 1 error, 2 usage error, 3 no pruned model within the budget or, with --require-certified, none
-    that is certified, 130 interrupted, with the best result so far written.
+    Exit codes: 0 done, 1 error, 2 usage error, 3 no pruned model within the budget, none that could be written in any
+    form or, with --require-certified, none that is certified, 130 interrupted, with the best result so far written.
     """
     several = one_of(model, models, (keep, probe_epochs, weights_folder))
     if several is not None:
@@ -235,7 +235,7 @@ def finish(summary: RunSummary, output: Path, *, as_json: bool, images: Path = P
             measured = "" if about.accuracy is None else f", {summary.metric} {about.accuracy:{form}}"
             measured += {"certified": ", certified", "estimated": ", estimated, not certified", None: ""}[about.promise]
             typer.echo(f"{output / name}: {amount_of(about.bytes, 'bytes')}, {about.what}{measured}")
-        if summary.classes:
+        if summary.classes and summary.files:
             typer.echo(f"next: basisprune predict {output} {images}")
         elif "model" in summary.files:
             typer.echo(f"next, in Python: basisprune.from_pretrained({str(output / 'model')!r})")

@@ -7,9 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypedDict, cast
 
+import torch
 from torch import Tensor, fx, nn
 
+from basisprune.deploy.tracing import ValuedTracer
 from basisprune.errors import LayerError
+from basisprune.torchkit.watching import example_input
 from basisprune.transfer.kept import KeptModel
 from basisprune.transfer.model import GlobalPool, Layout, ModelSource, TransferModel
 from basisprune.types import InputSpec
@@ -42,7 +45,7 @@ class _Pool(TypedDict):
 class About(TypedDict):
     """What a folded model knows of itself, as plain data; `pool` is None where it is in the graph alone."""
 
-    input_spec: _Spec
+    input_spec: _Spec | None
     source: _Source
     pool: _Pool | None
     classes: tuple[str, ...] | None
@@ -81,8 +84,11 @@ class FoldedModel(fx.GraphModule):
 
     @property
     def input_spec(self) -> InputSpec:
-        """How it wants its images."""
-        return InputSpec(**self.about["input_spec"])
+        """How it wants its images; like any other attribute, there is none where that is not known."""
+        known = self.about["input_spec"]
+        if known is None:
+            raise AttributeError("input_spec")
+        return InputSpec(**known)
 
     @property
     def source(self) -> ModelSource:
@@ -187,7 +193,7 @@ def _replaced(value: object, leaf: Callable[[object], object]) -> object:
     return leaf(value)
 
 
-class _OuterTracer(fx.Tracer):
+class _OuterTracer(ValuedTracer):
     """Looks into the modules of this package only; a backbone's blocks stay as they are."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:  # noqa: ARG002
@@ -196,9 +202,13 @@ class _OuterTracer(fx.Tracer):
 
 
 def traced(name: str, model: TransferModel | KeptModel) -> FoldedModel:
-    """What the model called `name` does, as a graph of its parts, which are shared; raises LayerError if it cannot."""
+    """What the model called `name` does, as a graph of its parts, which are shared; raises LayerError if it cannot.
+
+    The model is in eval mode. Whether the graph does the same must be seen by comparing the two.
+    """
     try:
-        graph = _OuterTracer().trace(model)
+        with torch.no_grad():
+            graph = _OuterTracer(example_input(model, model.input_spec.shape)).trace(model)
     except Exception as error:
         inner = model.network if isinstance(model, KeptModel) else model.backbone
         raise LayerError(
@@ -214,14 +224,14 @@ def traced(name: str, model: TransferModel | KeptModel) -> FoldedModel:
 
 
 def about(
-    spec: InputSpec, source: ModelSource | None, classes: Sequence[str] | None, pool: _Pool | None = None
+    spec: InputSpec | None, source: ModelSource | None, classes: Sequence[str] | None, pool: _Pool | None = None
 ) -> About:
-    """What a folded model with this input, source and these classes knows of itself."""
+    """What a folded model with this input, if that is known, this source and these classes knows of itself."""
     source = source or ModelSource(None)
     return About(
-        input_spec=_Spec(
-            size=spec.size, mean=spec.mean, std=spec.std, interpolation=spec.interpolation, white=spec.white
-        ),
+        input_spec=None
+        if spec is None
+        else _Spec(size=spec.size, mean=spec.mean, std=spec.std, interpolation=spec.interpolation, white=spec.white),
         source=_Source(backbone=source.backbone, insert_norm=source.insert_norm),
         pool=pool,
         classes=None if classes is None else tuple(classes),

@@ -14,7 +14,6 @@ from basisprune.basis.decompose import check_layers, choose_layers
 from basisprune.budget import Ratios
 from basisprune.data.looks import random_numbers_kept
 from basisprune.deploy.bundle import refuse_unsaveable
-from basisprune.deploy.bundle.graph import without_its_class
 from basisprune.deploy.export.runtime import has_onnx, to_proto
 from basisprune.deploy.fold import deploy
 from basisprune.errors import BasisPruneError, BundleError, LayerError, ModelError, pass_on
@@ -119,7 +118,7 @@ def _check_onnx(deployed: nn.Module, config: RunConfig, listener: Listener) -> N
 def _refuse_unsaveable(deployed: nn.Module, factory: str | None) -> None:
     """Raises the error that writing the bundle would cause: as a graph, or else by the function that builds it."""
     try:
-        refuse_unsaveable(without_its_class(deployed, spec_of(deployed)))
+        refuse_unsaveable(deployed)
     except (BundleError, LayerError):
         if factory is None:
             raise

@@ -7,9 +7,11 @@ import json
 from dataclasses import fields
 
 import pytest
+import typer
 from commands import compress_into, invoke
+from summaries import summary as result_of
 
-from basisprune.cli.compress import compress
+from basisprune.cli.compress import compress, finish
 from basisprune.cli.train import train
 from basisprune.errors import MissingExtraError
 from basisprune.files import unsealed
@@ -105,3 +107,15 @@ def test_what_cannot_be_kept_to_has_an_exit_code_of_its_own(photos, tmp_path):
     assert result.exit_code == 3, result.output
     assert "still larger than requested" in result.stdout
     assert (tmp_path / "out" / "model" / "config.json").exists()
+
+
+@pytest.mark.parametrize("files", [{}, {"model.onnx": {"bytes": 1, "what": "for ONNX Runtime"}}])
+def test_a_run_without_a_file_to_use_has_the_exit_code_of_a_result_that_is_missing(tmp_path, capsys, files):
+    found = result_of(files=files, not_written={"model": "it cannot be traced"}, verdict="No file. The rest.")
+    if files:
+        finish(found, tmp_path, as_json=False)
+    else:
+        with pytest.raises(typer.Exit) as error:
+            finish(found, tmp_path, as_json=False)
+        assert error.value.exit_code == 3
+    assert ("predict" in capsys.readouterr().out) == bool(files)

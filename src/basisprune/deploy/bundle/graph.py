@@ -14,24 +14,22 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from basisprune.deploy.bundle.config import Step
-from basisprune.deploy.bundle.structure import class_name
 from basisprune.deploy.bundle.values import decode, encode, is_plain
-from basisprune.deploy.folded import FoldedModel, about, folded
+from basisprune.deploy.folded import FoldedModel
 from basisprune.errors import BundleError, LayerError
-from basisprune.types import InputSpec
 
 _OF_TENSORS = (
     *("abs", "add", "cat", "chunk", "clamp", "concat", "div", "exp", "flatten", "log", "matmul", "max", "maximum"),
     *("mean", "min", "minimum", "movedim", "mul", "neg", "permute", "pow", "reciprocal", "relu", "reshape", "roll"),
     *("rsqrt", "sigmoid", "softmax", "split", "sqrt", "square", "squeeze", "stack", "std", "sub", "sum", "tanh"),
-    *("transpose", "unbind", "unsqueeze", "var"),
+    *("transpose", "unbind", "unsqueeze", "var", "cos", "cumsum", "einsum", "sin", "swapaxes", "unflatten"),
 )
 _OF_LAYERS = (
     *("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool2d", "avg_pool1d"),
     *("avg_pool2d", "avg_pool3d", "dropout", "elu", "gelu", "glu", "hardsigmoid", "hardswish", "hardtanh"),
     *("interpolate", "layer_norm", "leaky_relu", "log_softmax", "max_pool1d", "max_pool2d", "max_pool3d", "mish"),
     *("normalize", "pad", "pixel_shuffle", "pixel_unshuffle", "relu", "relu6", "scaled_dot_product_attention", "selu"),
-    *("sigmoid", "silu", "softmax", "softplus", "tanh"),
+    *("sigmoid", "silu", "softmax", "softplus", "tanh", "conv1d", "conv2d", "conv3d", "linear"),
 )
 _OF_NUMBERS = ("add", "eq", "floordiv", "getitem", "iadd", "imul", "matmul", "mod", "mul", "neg", "sub", "truediv")
 _FUNCTIONS: dict[str, Callable[..., object]] = {
@@ -40,63 +38,28 @@ _FUNCTIONS: dict[str, Callable[..., object]] = {
     **{f"operator.{name}": getattr(operator, name) for name in _OF_NUMBERS},
     "getattr": getattr,
 }
-_METHODS = frozenset(_OF_TENSORS) - {"cat", "concat", "stack"} | {
+_METHODS = frozenset(_OF_TENSORS) - {"cat", "concat", "einsum", "stack"} | {
     *("add_", "clamp_", "contiguous", "dim", "div_", "expand", "expand_as", "mul_", "relu_", "sigmoid_", "size"),
-    *("sub_", "t", "view", "view_as"),
+    *("reshape_as", "sub_", "t", "view", "view_as"),
 }
-_READABLE = (["shape"], ["ndim"], ["dtype"])  # the attributes of a tensor that may be asked for
+_READABLE = (["shape"], ["ndim"], ["dtype"], ["device"])  # the attributes of a tensor that may be asked for
 _NAMES = {function: name for name, function in reversed(_FUNCTIONS.items())}
 _ARITHMETIC = frozenset(_FUNCTIONS[f"operator.{name}"] for name in _OF_NUMBERS if name != "getitem")
 _LARGEST_NUMBER = 1 << 40
-_HINT = "pass factory='package.module:function' (or a timm name), which builds the backbone"
-_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
-
-
-class _PlainTracer(fx.Tracer):
-    """Looks into every module that a file cannot name."""
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:  # noqa: ARG002
-        """Whether the module stays a module."""
-        return class_name(type(m)) is not None and type(m) is not nn.Module and not isinstance(m, _CONTAINERS)
+HINT = "pass factory='package.module:function' (or a timm name), which builds the backbone"
 
 
 def plain_steps(model: FoldedModel) -> tuple[nn.Module, list[Step]]:
-    """The plain layers of a folded network, which are shared, and the operations that it does with them.
+    """The plain layers of a graph, which are shared, and the operations that it does with them.
 
     Raises LayerError if there is something in it that a file cannot hold.
     """
-    try:
-        graph = _PlainTracer().trace(model)
-    except Exception as error:
-        raise LayerError("backbone", f"cannot be traced down to plain layers ({error}); {_HINT}") from error
-    numbers = {node: number for number, node in enumerate(graph.nodes)}
+    numbers = {node: number for number, node in enumerate(model.graph.nodes)}
     steps = [_step(node, numbers) for node in numbers]
-    parts, found = nn.Module(), folded(model, graph, model.about)
-    parts._modules, parts._parameters, parts._buffers = found._modules, found._parameters, found._buffers
-    parts._non_persistent_buffers_set = found._non_persistent_buffers_set
+    parts = nn.Module()
+    parts._modules, parts._parameters, parts._buffers = model._modules, model._parameters, model._buffers
+    parts._non_persistent_buffers_set = model._non_persistent_buffers_set
     return parts.eval(), steps
-
-
-def as_graph(model: nn.Module, spec: InputSpec) -> FoldedModel:
-    """A folded network of any class as a graph down to plain layers, which are shared: no class is needed to load it.
-
-    Raises LayerError if it cannot be traced.
-    """
-    try:
-        graph = _PlainTracer().trace(model)
-    except Exception as error:
-        raise LayerError("", f"{type(model).__name__} cannot be traced ({error})") from error
-    return folded(model, graph, about(spec, None, getattr(model, "classes", None))).eval()
-
-
-def without_its_class(model: nn.Module, spec: InputSpec) -> nn.Module:
-    """The network as such a graph; the network itself if it is one, or cannot be traced."""
-    if isinstance(model, FoldedModel):
-        return model
-    try:
-        return as_graph(model, spec)
-    except LayerError:
-        return model
 
 
 class _Careful(fx.Interpreter):
@@ -156,7 +119,7 @@ def _step(node: fx.Node, numbers: dict[fx.Node, int]) -> Step:
     target = node.target if isinstance(node.target, str) else _NAMES.get(node.target, "")
     allowed = node.op != "call_method" or target in _METHODS
     if not target or not allowed or (target == "getattr" and list(node.args[1:]) not in _READABLE):
-        raise LayerError("backbone", f"calls {node.target}, which a bundle cannot name; {_HINT}")
+        raise LayerError("backbone", f"calls {node.target}, which a bundle cannot name; {HINT}")
     return Step(
         op=node.op,  # type: ignore[typeddict-item]
         target=target,
@@ -179,7 +142,7 @@ def _written(value: object, numbers: dict[fx.Node, int]) -> JsonValue:
     if value is ...:
         return {"ellipsis": True}
     if not is_plain(value):
-        raise LayerError("backbone", f"is given a {type(value).__name__}, which a bundle cannot hold; {_HINT}")
+        raise LayerError("backbone", f"is given a {type(value).__name__}, which a bundle cannot hold; {HINT}")
     return encode(value)
 
 

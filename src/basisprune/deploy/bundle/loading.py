@@ -11,7 +11,7 @@ from pydantic import JsonValue
 from torch import Tensor, nn
 
 from basisprune.deploy.bundle.arguments import check_loading
-from basisprune.deploy.bundle.config import Architecture, Config, Plan
+from basisprune.deploy.bundle.config import Architecture, Config, Plan, Step
 from basisprune.deploy.bundle.files import Stored, read_folder
 from basisprune.deploy.bundle.graph import from_steps, try_out
 from basisprune.deploy.bundle.hub import fetch
@@ -114,7 +114,7 @@ def _network(stored: Stored, architecture: Architecture) -> nn.Module:
     assign_tensors(model, stored.tensors, config.tensors)
     source = ModelSource(architecture.backbone, architecture.insert_norm)
     if architecture.graph is not None:
-        return _from_graph(model, config, source)
+        return _from_graph(model, architecture.graph, config, source)
     known = {"input_spec": spec, "classes": None if config.classes is None else tuple(config.classes)}
     if isinstance(model, TransferModel | KeptModel):
         model.source = source
@@ -122,14 +122,14 @@ def _network(stored: Stored, architecture: Architecture) -> nn.Module:
         if value is not None:
             setattr(model, name, value)
     is_traced = isinstance(model, TransferModel | KeptModel) and architecture.traced
-    return (traced("", model) if is_traced else model).eval()  # type: ignore[arg-type]
+    model.eval()
+    with Bounded():
+        return traced("", model) if is_traced else model  # type: ignore[arg-type]
 
 
-def _from_graph(parts: nn.Module, config: Config, source: ModelSource) -> nn.Module:
-    if config.input.spec is None or config.architecture.graph is None:
-        raise BundleError("a graph needs to know its input")
+def _from_graph(parts: nn.Module, steps: list[Step], config: Config, source: ModelSource) -> nn.Module:
     known = about(config.input.spec, source, config.classes)
-    model = folded(parts, from_steps(config.architecture.graph), known)
+    model = folded(parts, from_steps(steps), known)
     model.eval()
     with Bounded():
         try_out(model, fixed_input(model, config.input.shape))

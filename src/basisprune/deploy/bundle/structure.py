@@ -60,6 +60,18 @@ def rebuild(node: Node, fresh: nn.Module | None = None) -> nn.Module:
         raise BundleError(f"its structure does not fit the architecture ({type(error).__name__}: {error})") from error
 
 
+def is_described(module: nn.Module) -> bool:
+    """Whether a description, from which attributes that are not plain values are missing, is all of the module."""
+    try:
+        again = rebuild(describe(module))
+    except (LayerError, BundleError):
+        return False
+    return all(
+        _odd_attributes(one) == _odd_attributes(other)
+        for one, other in zip(module.modules(), again.modules(), strict=True)
+    )
+
+
 class _Describer:
     def __init__(self, fresh: nn.Module | None) -> None:
         self.fresh = dict(fresh.named_modules()) if fresh is not None else {}
@@ -287,3 +299,11 @@ def _construct(name: str, args: Mapping[str, JsonValue]) -> nn.Module:
 
 def _plain_attributes(module: nn.Module) -> dict[str, JsonValue]:
     return {name: encode(value) for name, value in vars(module).items() if name not in _INTERNAL and is_plain(value)}
+
+
+def _odd_attributes(module: nn.Module) -> dict[str, object]:
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if name not in _INTERNAL and not is_plain(value) and not isinstance(value, torch.Tensor)
+    }
