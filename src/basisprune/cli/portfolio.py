@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from basisprune.cli.common import Teller, show_json, typed_here
+from basisprune.cli.common import Teller, show, show_json, typed_here
 from basisprune.listener import counted
 
 if TYPE_CHECKING:
@@ -103,10 +103,10 @@ def show_portfolio(chosen: tuple[str | list[str], PortfolioConfig], *, as_json: 
         show_json({"backbones": there, "rungs": rungs, "keep": plan.keep})
         return
     for name, is_here in there.items():
-        typer.echo(f"{name}{'' if is_here else ': its weights are to be fetched, or are in the folder of weights'}")
+        show(f"{name}{'' if is_here else ': its weights are to be fetched, or are in the folder of weights'}")
     for epochs, left in rungs:
-        typer.echo(f"after {counted(epochs, 'epoch')}: {left} go on")
-    typer.echo("nothing was written")
+        show(f"after {counted(epochs, 'epoch')}: {left} go on")
+    show("nothing was written")
 
 
 def front_table(portfolio: Portfolio) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from basisprune.cli.common import FAILED, Json, Teller, show_json, tell, told_errors
+from basisprune.cli.common import FAILED, Json, Teller, TrustCode, show, show_json, tell, told_errors
 
 Jobs = Annotated[int, typer.Option(min=1, help="Processes on this machine, which share its cores.")]
 RayAddress = Annotated[
@@ -21,6 +21,7 @@ def sweep(
     output: Annotated[Path | None, typer.Option(help="The folder for all results (default: the file's).")] = None,
     jobs: Jobs = 1,
     ray_address: RayAddress = None,
+    trust_code: TrustCode = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells; run and write nothing.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -45,23 +46,23 @@ def sweep(
         from basisprune.sweeps.table import as_text
         from basisprune.sweeps.work import is_done
 
-        plan = read_sweep(file, output)
+        plan = read_sweep(file, output, trust_code=trust_code)
         if dry_run:
             done = {place.name: is_done(cell) for place, cell in plan.cells.items()}
             if as_json:
                 show_json(done)
                 return
             for name, is_there in done.items():
-                typer.echo(f"{name}{': done' if is_there else ''}")
-            typer.echo(f"{len(done)} cells, {sum(done.values())} of them done; nothing was written")
+                show(f"{name}{': done' if is_there else ''}")
+            show(f"{len(done)} cells, {sum(done.values())} of them done; nothing was written")
             return
         result = run_sweep(plan, jobs=jobs, ray_address=ray_address, listener=Teller())
     if as_json:
         show_json(rows_as_json(result.rows))
     else:
-        typer.echo(f"\n{as_text(result.rows)}\n")
+        show("", *as_text(result.rows).splitlines(), "")
         if (result.folder / PAGE).exists():  # needs an extra
-            typer.echo(f"{result.folder / PAGE}: the Pareto fronts, for a browser")
+            show(f"{result.folder / PAGE}: the Pareto fronts, for a browser")
     if result.failed:
         tell(f"{len(result.failed)} cells failed; their logs are in {result.folder / 'cells'}")
         raise typer.Exit(FAILED)

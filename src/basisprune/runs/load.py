@@ -19,7 +19,7 @@ from basisprune.deploy.export.writing import INT8_STEM, STEM
 from basisprune.errors import BundleError, CheckpointError, ConfigError, ModelError
 from basisprune.files import file_digest, open_file
 from basisprune.results import RunSummary, Settings
-from basisprune.runs.output import BUNDLE, CHECKSUMS, CONFIG, SUMMARY, VERSIONS, settings_of
+from basisprune.runs.output import BUNDLE, CHECKSUMS, CONFIG, SUMMARY, VERSIONS, refuse_links, settings_of
 from basisprune.runs.validating import read_settings
 from basisprune.types import InputSpec
 
@@ -83,6 +83,7 @@ def load_any(path: str | Path, *, trust_remote_code: bool = False) -> Loaded:
     if holds_bundle(path):
         return _from_bundle(path, _settings_beside(path), trust_remote_code)
     if (path / CONFIG).is_file():
+        refuse_links(path)
         if not holds_bundle(path / BUNDLE):
             raise BundleError(f"{path}: this run has not written its model yet; run its command again to finish it")
         return replace(_from_bundle(path / BUNDLE, settings_of(path), trust_remote_code), folder=path)

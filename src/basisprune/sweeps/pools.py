@@ -79,7 +79,7 @@ class Processes:
         environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
         with open(cell.log, "ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "basisprune.sweeps.worker", str(job), threads],
+                [sys.executable, "-P", "-m", "basisprune.sweeps.worker", str(job), threads],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -18,7 +18,7 @@ from basisprune.errors import BasisPruneError, CheckpointError, ConfigError, Tra
 from basisprune.files import read_checked, user_path, write_checked
 from basisprune.listener import Listener, Silence, counted
 from basisprune.results import BackboneRow, Portfolio, RunSummary
-from basisprune.runs.job import ModelSource
+from basisprune.runs.job import ModelSource, code_of
 from basisprune.runs.options import Options, RunConfig, configure
 from basisprune.runs.output import BUNDLE, IN_PYTHON, SUMMARY, OutputFolder
 from basisprune.runs.tested import TESTS
@@ -219,7 +219,8 @@ class _Coordinator:
 
     def _cell(self, kind: Kind, backbone: Backbone, *, epochs: int = 0, best: Backbone | None = None) -> Cell:
         options: dict[str, pydantic.JsonValue] = {**self.config.noted(), "trust_code": self.config.trust_code}
-        return Cell(backbone.name, kind, backbone, self.data, options, str(self.root), epochs, best)
+        code = tuple(each for one in (backbone, best) if one for each in code_of(one.name, self.data, None))
+        return Cell(backbone.name, kind, backbone, self.data, options, str(self.root), epochs, best, code=code)
 
     def _recommended(self, found: dict[Backbone, Searched], best: Backbone | None) -> Portfolio:
         """All that was found, with the network to deliver; the one that confirming images were looked at for stays."""
