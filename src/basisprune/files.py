@@ -33,7 +33,7 @@ Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | Non
 _MOST_BYTES = 4 << 30
 _DEEPEST, _MOST_DIGITS = 200, 100  # levels of JSON, digits of a whole number in it
 _LONGEST_PATH = 4096
-_PARTIAL, _NEW, _READY = ".partial", ".basisprune-new", ".basisprune-ready"
+_PARTIAL, _NEW, READY = ".partial", ".basisprune-new", ".basisprune-ready"
 _LEFT = re.compile(rf"({re.escape(_PARTIAL)}|{re.escape(_NEW)})-(\d{{1,10}})-[0-9a-f]{{8}}(\.[^.]*)?")
 _at_work: set[Path] = set()  # what this process writes just now
 _SEAL = re.compile(rb"\nsha256 ([0-9a-f]{64})\n")
@@ -227,7 +227,7 @@ def write_together(folder: Path, files: Mapping[str, bytes], check: Callable[[Pa
                 sync(staging / name)
             check(staging)
             sync(staging)
-            staging.rename(folder / _READY)  # the moment
+            staging.rename(folder / READY)  # the moment
         finally:
             shutil.rmtree(staging, ignore_errors=True)
             if is_new and not _entries(folder):
@@ -239,7 +239,7 @@ def write_together(folder: Path, files: Mapping[str, bytes], check: Callable[[Pa
 
 def settle(folder: Path) -> None:
     """Puts files that a killed writer had ready in their places; raises CheckpointError for what no writer leaves."""
-    ready = folder / _READY
+    ready = folder / READY
     if odd := next((place for place in (ready, *_entries(ready)) if place.is_symlink()), None):
         raise CheckpointError(f"{odd}: is a link, which is never followed here; remove it")
     for entry in _entries(ready):
@@ -251,7 +251,7 @@ def settle(folder: Path) -> None:
 
 def current(folder: Path, name: str) -> Path:
     """Where the file of that name lies now, which is in its place unless a writer was stopped at the end."""
-    ready = folder / _READY / name
+    ready = folder / READY / name
     return ready if ready.is_file() and not ready.parent.is_symlink() else folder / name
 
 

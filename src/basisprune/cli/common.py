@@ -58,7 +58,7 @@ def told_errors() -> Iterator[None]:
     try:
         yield
     except BasisPruneError as error:
-        raise _failed(error.message(_indented)) from error
+        raise _failed(error.message(indented)) from error
     except BrokenPipeError as error:  # whoever read the output has gone
         raise typer.Exit(FAILED) from error
     except OSError as error:
@@ -76,7 +76,7 @@ def told_errors() -> Iterator[None]:
         raise typer.Exit(INTERRUPTED) from None
 
 
-def _indented(text: str) -> str:
+def indented(text: str) -> str:
     """The text, its further lines indented, so that none of them looks like a line of ours."""
     return "\n    ".join(text.split("\n"))
 

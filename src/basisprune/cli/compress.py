@@ -52,6 +52,7 @@ from basisprune.cli.portfolio import (
     Models,
     ProbeEpochs,
     WeightsFolder,
+    check_several,
     choose,
     front_table,
     one_of,
@@ -191,6 +192,7 @@ def compress(
         with told_errors():
             if dry_run:
                 show_portfolio(several, as_json=as_json)
+                check_several(several, data, output, _options(ctx), (jobs, ray_address))
                 return
             summary = choose(several, data, output, _options(ctx), (jobs, ray_address))
         finish(summary, output, as_json=as_json)

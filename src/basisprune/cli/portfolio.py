@@ -90,6 +90,21 @@ def choose(
     return result.summary
 
 
+def check_several(
+    chosen: tuple[str | list[str], PortfolioConfig],
+    data: str,
+    output: Path,
+    options: Options,
+    where: tuple[int, str | None],
+) -> None:
+    """Raises the error that the run would end with, for --dry-run."""
+    from basisprune.sweeps.portfolio import check_portfolio
+    from basisprune.sweeps.running import Running
+
+    models, plan = chosen
+    check_portfolio(models, data, output=output, plan=plan, running=Running(*where), listener=Teller(), **options)
+
+
 def show_portfolio(chosen: tuple[str | list[str], PortfolioConfig], *, as_json: bool) -> None:
     """Lists the backbones that would be tried, for --dry-run."""
     from basisprune.sweeps.backbones import PORTFOLIO, is_cached, is_timm, refuse_unknown

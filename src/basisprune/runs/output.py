@@ -70,6 +70,14 @@ def is_repeatable(config: Settings) -> bool:
     return isinstance(model, str) and not model.endswith(IN_PYTHON) and is_loadable(config.get("data"))
 
 
+def refuse_link(path: Path) -> None:
+    """Raise CheckpointError if a file or folder in the folder of a run is a link."""
+    if path.is_symlink() or _is_junction(os.fspath(path)):
+        raise CheckpointError(
+            f"{path}: is a link, and none is followed in the folder of a run: remove it, or use another folder"
+        )
+
+
 def refuse_links(folder: Path) -> None:
     """Raise CheckpointError, by name, for anything below the folder that leads elsewhere: a link, a pipe, a device.
 
@@ -130,8 +138,6 @@ class OutputFolder:
         """Raises CheckpointError if the folder belongs to another configuration, or contains other files."""
         if not (self.path / CONFIG).exists():
             self._refuse_foreign()
-        refuse_links(self.path)
-        if not (self.path / CONFIG).exists():
             return
         try:
             old = settings_of(self.path)
@@ -154,6 +160,7 @@ class OutputFolder:
     @contextmanager
     def _held_here(self, config: Settings, listener: Listener) -> Iterator[None]:
         self.check(config)
+        refuse_links(self.path)
         is_new, had_folder = not (self.path / CONFIG).exists(), self.path.exists()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -187,6 +194,7 @@ class OutputFolder:
         file = self.path / CONFIG
         then: Mapping[str, str] = now
         if file.exists():
+            refuse_links(self.path)
             try:
                 old = settings_of(self.path)
             except CheckpointError as error:

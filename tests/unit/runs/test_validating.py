@@ -148,9 +148,7 @@ ODD = ("08", "010", "1e3", "1.5e3", ".5", "1_0", "no", "~", "<<", "1:30", "2020-
 @given(
     st.recursive(
         PLAIN | st.sampled_from(ODD),
-        lambda inner: (
-            st.lists(inner, max_size=4) | st.dictionaries(st.text() | st.sampled_from(ODD), inner, max_size=4)
-        ),
+        lambda part: st.lists(part, max_size=4) | st.dictionaries(st.text() | st.sampled_from(ODD), part, max_size=4),
         max_leaves=20,
     )
 )
