@@ -67,8 +67,8 @@ def named_object(reference: str, what: str, error: type[BasisPruneError]) -> obj
     """
     if not is_reference(reference):
         raise error(f"{reference!r} is not {what}; write 'package.module:name'")
-    if fault := fault_of_code(reference):
-        raise error(fault)
+    if refused := fault_of_code(reference):
+        raise error(refused)
     module_name, _, attribute = reference.partition(":")
     try:
         found = getattr(_imported(module_name), attribute, None)
