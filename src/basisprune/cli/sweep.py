@@ -12,7 +12,8 @@ from basisprune.cli.common import FAILED, Json, Teller, TrustCode, indented, sho
 from basisprune.errors import BasisPruneError
 
 if TYPE_CHECKING:
-    from basisprune.sweeps.file import Sweep
+    from basisprune.sweeps.cells import Cell
+    from basisprune.sweeps.file import Coordinates, Sweep
 
 Jobs = Annotated[int, typer.Option(min=1, help="Processes on this machine, which share its cores.")]
 RayAddress = Annotated[
@@ -80,9 +81,12 @@ def _show_cells(plan: Sweep, *, as_json: bool) -> None:
     else:
         show(*(f"{name}{': done' if is_there else ''}" for name, is_there in done.items()))
         show(f"{len(done)} cells, {sum(done.values())} of them done; nothing was written")
-    waiting = {replace(place, seed=0): cell for place, cell in reversed(plan.cells.items()) if not done[place.name]}
+    waiting: dict[Coordinates, Cell] = {}
+    for place, cell in plan.cells.items():
+        if not done[place.name]:
+            waiting.setdefault(replace(place, seed=0), cell)
     failed = 0
-    for cell in reversed(waiting.values()):
+    for cell in waiting.values():
         try:
             check_cell(cell, Silence())
         except BasisPruneError as error:

@@ -161,19 +161,15 @@ def check_portfolio(
     given, root = ready.given, ready.folder.path / FOLDER
     ready.folder.check(ready.settings)
     refuse_links(ready.folder.path)
-    found = at_hand(
-        ready.names, root, weights=_weights_of(plan), pretrained=ready.config.pretrained, given=given.models
-    )
-    here = [backbone for backbone in found.values() if backbone is not None]
+    weights, pretrained = _weights_of(plan), ready.config.pretrained
+    found = at_hand(ready.names, root, weights=weights, pretrained=pretrained, given=given.models)
     every = [backbone or Backbone(name, str(root / slug(name))) for name, backbone in found.items()]
-    images = replace(ready.config.images, size=common_size(every, ready.config.images.size))
-    config = replace(ready.config, images=images)
-    side = images.size
-    load_images(
-        data, None if side is None else (side, side), config, Reading(images.groups, images.strict, listener=hears)
-    )
+    size = common_size(every, ready.config.images.size)
+    config = replace(ready.config, images=replace(ready.config.images, size=size))
+    reading = Reading(config.images.groups, config.images.strict, listener=hears)
+    load_images(data, None if size is None else (size, size), config, reading)
     faults = []
-    for backbone in here:
+    for backbone in filter(None, found.values()):
         try:
             job = start_from(backbone, given.models.get(backbone.name), data, config, hears)
             check_start(job, OutputFolder(Path(backbone.folder)), job.noted())
