@@ -120,7 +120,7 @@ def all_settings(source: Path) -> list[Target]:
     data, photo, run = source / "data.npz", source / "photo.png", source / "run"
     pixels = np.random.default_rng(0).integers(0, 255, (36, 8, 8, 3), dtype=np.uint8)
     labels = np.arange(36) % 3
-    np.savez(data, x_train=pixels, y_train=labels, x_test=pixels[:6], y_test=labels[:6])
+    np.savez(data, x_train=pixels[6:], y_train=labels[6:], x_test=pixels[:6], y_test=labels[:6])
     Image.fromarray(pixels[0]).save(photo)
     save_pretrained(network(), run / "model", classes=["a", "b", "c"])
     options: dict[str, object] = {"max_drop": 0.01, "size": 8, "onnx": False, "recipe": {"train": {"epochs": 1}}}
