@@ -69,7 +69,7 @@ def starts(log: Path) -> list[int]:
 
 def test_a_sweep_in_two_processes_gathers_its_cells_and_repeats_nothing(colours, tmp_path):
     file, out = written(tmp_path / "sweep.yaml", colours, frameworks="baseline, basis"), tmp_path / "out"
-    done = invoke("sweep", file, "--output", out, "--jobs", 2)
+    done = invoke("sweep", file, "--trust-code", "--output", out, "--jobs", 2)
     assert done.exit_code == 0, done.output
     assert "trained" in done.stdout
     assert "  within the budget" in done.stdout
