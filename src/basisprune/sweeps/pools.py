@@ -77,9 +77,10 @@ class Processes:
         failure.unlink(missing_ok=True)
         threads = str(self._running.threads)
         environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+        environment["PYTHONSAFEPATH"] = "1"  # or files in the current folder would pass for installed packages
         with open(cell.log, "ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "basisprune.sweeps.worker", str(job), threads],
+                [sys.executable, "-m", "basisprune.sweeps.worker", str(job), threads],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
