@@ -22,9 +22,11 @@ from __future__ import annotations
 
 import difflib
 import errno
-from collections.abc import Iterable
+import unicodedata
+from collections.abc import Callable, Iterable
 from typing import ClassVar, Self
 
+_UNPRINTABLE = ("Cc", "Cf", "Cs", "Zl", "Zp")  # categories of Unicode
 _MOST_LINES = 20
 _MOST_LETTERS = 4000  # of a message with one fault; of each in a list, a fifth
 _OF_THE_SYSTEM = frozenset(
@@ -63,12 +65,17 @@ class BasisPruneError(Exception):
         return cls(*faults, where=where)
 
     def __str__(self) -> str:
+        return self.message()
+
+    def message(self, shown: Callable[[str], str] = str) -> str:
+        """What happened, with the place and each fault as `shown` gives them."""
+        where = shown(self.where)
         if len(self.faults) == 1:
-            fault = _shortened(self.faults[0], _MOST_LETTERS)
-            return f"{self.where}: {fault}" if self.where else fault
+            fault = shown(_shortened(self.faults[0], _MOST_LETTERS))
+            return f"{where}: {fault}" if where else fault
         head = f"{len(self.faults)} {self.listed_as}"
-        listed = [_shortened(fault, _MOST_LETTERS // 5) for fault in self.faults[:_MOST_LINES]]
-        lines = [f"{self.where}: {head}" if self.where else head, *listed]
+        listed = [shown(_shortened(fault, _MOST_LETTERS // 5)) for fault in self.faults[:_MOST_LINES]]
+        lines = [f"{where}: {head}" if where else head, *listed]
         if len(self.faults) > _MOST_LINES:
             lines.append(f"and {len(self.faults) - _MOST_LINES} more")
         return "\n  - ".join(lines)
@@ -171,6 +178,18 @@ def pass_on(error: BaseException, where: object = None) -> None:
     if isinstance(error, OSError) and error.filename is None and where is not None:
         error.filename = str(where)
     raise error
+
+
+def printable(text: object) -> str:
+    """The text on one line, with escapes for what a terminal acts on: control codes, line ends, changes of direction.
+
+    >>> print(printable("cat\\x1b[2J\\nerror: none"))
+    cat\\x1b[2J\\nerror: none
+    """
+    return "".join(
+        letter.encode("unicode_escape").decode() if unicodedata.category(letter) in _UNPRINTABLE else letter
+        for letter in str(text)
+    )
 
 
 def _shortened(text: str, most: int) -> str:

@@ -26,7 +26,7 @@ from basisprune.results import DeliveredFile, RunSummary, RuntimeRow
 from basisprune.runs.accuracy import Judgement, accuracy_on, is_own, is_prepared, parts_of
 from basisprune.runs.exporting import BATCH, calibration_batches
 from basisprune.runs.load import READ, FileModel, Loaded, load_any
-from basisprune.runs.output import REPORT, SUMMARY
+from basisprune.runs.output import CONFIG, REPORT, SUMMARY, refuse_links
 from basisprune.runs.verdict import promise_of, with_promises
 from basisprune.types import Part
 
@@ -70,6 +70,8 @@ def export_result(
             f"{result}: is an exported file already; pass the output folder of its run, or its model/ folder"
         )
     folder = _folder(Path(result), loaded, chosen.output)
+    if (folder / CONFIG).exists():
+        refuse_links(folder)
     work = _Work(loaded, chosen, folder, hears)
     with locked(folder) if folder.is_dir() else nullcontext():
         hears.say(f"writing {folder / runtime.files()[0]}")

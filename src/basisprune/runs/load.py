@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from basisprune.data.classes import told_apart
 from basisprune.deploy.bundle import holds_bundle, load_bundle
-from basisprune.deploy.bundle.files import read_folder
+from basisprune.deploy.bundle.files import FILES, read_folder
 from basisprune.deploy.export.guard import guarded
 from basisprune.deploy.export.interface import Runtime, said_by
 from basisprune.deploy.export.onnx import ONNX_RUNTIME
@@ -19,9 +19,9 @@ from basisprune.deploy.export.openvino import OPENVINO
 from basisprune.deploy.export.runtimes import RUNTIMES, runtime_of
 from basisprune.deploy.export.writing import INT8_STEM, STEM
 from basisprune.errors import BundleError, CheckpointError, ConfigError, ModelError
-from basisprune.files import file_digest, open_file
+from basisprune.files import READY, file_digest, open_file
 from basisprune.results import RunSummary, Settings
-from basisprune.runs.output import BUNDLE, CHECKSUMS, CONFIG, SUMMARY, VERSIONS, settings_of
+from basisprune.runs.output import BUNDLE, CHECKSUMS, CONFIG, SUMMARY, VERSIONS, refuse_link, settings_of
 from basisprune.runs.validating import read_settings
 from basisprune.types import InputSpec
 
@@ -30,6 +30,8 @@ _DELIVERED = frozenset(
     [BUNDLE, *(name for each in RUNTIMES.values() for stem in (STEM, INT8_STEM) for name in each.files(stem))]
 )
 READ = (ONNX_RUNTIME, OPENVINO)  # formats that are data; reading a program of torch.export may run code
+
+_READ_OF_A_RUN = (CONFIG, BUNDLE, *(f"{BUNDLE}/{name}" for name in (READY, *FILES)))
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,8 @@ def load_any(path: str | Path, *, trust_remote_code: bool = False) -> Loaded:
     if holds_bundle(path):
         return _from_bundle(path, _settings_beside(path), trust_remote_code)
     if (path / CONFIG).is_file():
+        for name in _READ_OF_A_RUN:
+            refuse_link(path / name)
         if not holds_bundle(path / BUNDLE):
             raise BundleError(f"{path}: this run has not written its model yet; run its command again to finish it")
         return replace(_from_bundle(path / BUNDLE, settings_of(path), trust_remote_code), folder=path)

@@ -20,7 +20,8 @@ from basisprune.errors import BasisPruneError, BundleError, LayerError, ModelErr
 from basisprune.frameworks import Framework
 from basisprune.importance import score_filters
 from basisprune.listener import Listener
-from basisprune.plan import plan_filters, traced
+from basisprune.plan import plan_basis, plan_filters, traced
+from basisprune.prune import prune_filters
 from basisprune.recipes import Recipe
 from basisprune.runs.job import Job, factory_of
 from basisprune.runs.options import RunConfig
@@ -34,7 +35,7 @@ from basisprune.training.config import TrainConfig
 from basisprune.training.outcomes import floats, moved, task_batches
 from basisprune.training.trainable import set_trainable
 from basisprune.transfer.model import spec_of
-from basisprune.types import OUTPUT, Coupling
+from basisprune.types import OUTPUT, Coupling, LayerScores, Scores
 
 _LISTED, _IMAGES = 3, 8
 _LONG = 1_000_000
@@ -50,16 +51,16 @@ class Sample:
 
     @classmethod
     def of(cls, job: Job) -> Sample:
-        """Random images and a class for a classifier; of any other task the first batch of the training data."""
+        """The first batch of the training data, prepared as it will be."""
         network, task = job.network, job.config.task
-        if task.is_classification:
-            return cls.of_classes(network)
         prepared = job.config.recipe.train.prepared
         with random_numbers_kept():
-            batches = task_batches(job.splits.train, network, task, batch_size=_IMAGES, prepared=prepared)
+            count = 2 if task.is_classification else _IMAGES
+            batches = task_batches(job.splits.train, network, task, batch_size=count, prepared=prepared)
             inputs, targets = next(iter(batches))
         images = placed(inputs, network)
-        return cls(ReadBatch(images, moved(targets, images.device)), task)
+        loss: Loss = F.cross_entropy if task.is_classification else task
+        return cls(ReadBatch(images, moved(targets, images.device)), loss)
 
     @classmethod
     def of_classes(cls, network: nn.Module) -> Sample:
@@ -169,6 +170,38 @@ def refuse_unprunable(
     # A search prunes what can be pruned; ratios ask for all that they name.
     if reasons and (goal is not None or len(reasons) == len(axes)):
         raise ModelError(f"there is nothing to prune in {type(network).__name__}: {', and '.join(reasons.values())}")
+
+
+def refuse_ratio(job: Job) -> None:
+    """Raise TooMuchError for a fraction of the basis vectors that cannot go by any scores."""
+    network, recipe, goal = job.network, job.config.recipe, job.config.goal
+    if not isinstance(goal, Ratios) or not goal.basis:
+        return
+    idle = idle_convs(network, Sample.of(job).batch.inputs)
+    thinned = _thinned(network, recipe, job.config.framework, goal)
+    scores = {
+        choice.name: LayerScores((1.0,) * choice.rank, _groups(thinned.get_submodule(choice.name)), None, 1, 1)
+        for choice in choose_layers(thinned, linear=recipe.linear)
+        if choice.left_alone is None and choice.name not in idle
+    }
+    if scores:
+        plan_basis(Scores("rank", scores), goal.basis, recipe.plan)
+
+
+def _groups(layer: nn.Module) -> int:
+    return int(getattr(layer, "groups", 1))
+
+
+def _thinned(network: nn.Module, recipe: Recipe, framework: Framework, goal: Ratios) -> nn.Module:
+    """The network as it is when its basis vectors are removed: without filters, if they go first."""
+    if not goal.filters or framework.moves[0].axis == "basis":
+        return network
+    coupling = traced(network)
+    if not coupling.groups:
+        return network
+    scores = score_filters(network, "random", coupling.layers)
+    plan = plan_filters(network, scores, goal.filters, recipe.filter_plan, coupling=coupling)
+    return prune_filters(network, plan)
 
 
 def _check_statistics(network: nn.Module, names: list[str], sample: Sample, tuning: TrainConfig) -> None:

@@ -71,6 +71,12 @@ class Session:
         return bool(history) and self.stop is not None and self.stop(history)
 
 
+def check_patience(config: TrainConfig, val: object) -> None:
+    """Raise ConfigError where the training is to end when validation images say so, and there are none."""
+    if config.patience is not None and val is None:
+        raise ConfigError(f"patience: {config.patience} given, but no validation images to judge by; pass val")
+
+
 def fit(
     model: nn.Module,
     train: Data,
@@ -105,8 +111,7 @@ def fit(
     """
     session = session or Session()
     refuse_untrainable(model, "fit")
-    if config.patience is not None and val is None:
-        raise ConfigError(f"patience: {config.patience} given, but no validation images to judge by; pass val")
+    check_patience(config, val)
     model = model if inplace else copied(model)
     with in_full_precision(model), answering():
         return _fitted(model, (train, val), config, session, None if checkpoint is None else Path(checkpoint), progress)

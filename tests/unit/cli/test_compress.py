@@ -35,7 +35,8 @@ def test_json_is_all_that_stdout_holds(compressed):
 def test_the_configuration_beside_the_result_repeats_the_run(compressed, tmp_path):
     folder, done = compressed
     again = invoke(
-        "compress", "--config", folder / "config.yaml", "--output", tmp_path / "again", "--no-onnx", "--json"
+        *("compress", "--config", folder / "config.yaml", "--trust-code"),
+        *("--output", tmp_path / "again", "--no-onnx", "--json"),
     )
     assert again.exit_code == 0, again.output
     one, other = json.loads(done.stdout), json.loads(again.stdout)
@@ -59,6 +60,7 @@ def test_an_output_of_other_settings_is_refused_with_the_difference(compressed, 
 def test_options_on_the_command_line_go_before_the_file(compressed, tmp_path):
     folder, _ = compressed
     words = ("compress", "--config", folder / "config.yaml", "--output", tmp_path / "x", "--dry-run", "--json")
+    words += ("--model", "tiny:tiny_backbone")  # code that a file names is imported if somebody types its name
     plan = json.loads(invoke(*words, "--target-params", "1k", "--epochs", 7).stdout)
     assert plan["goal"] == {"target_params": 1000}
     assert (plan["recipe"]["train"]["epochs"], plan["recipe"]["finetune"]["epochs"]) == (7, 7)
