@@ -126,8 +126,9 @@ class Certificate:
     """What is known of the budget at the end: "certified" by a test on images nobody had seen, or "estimated".
 
     `tests` are in the order in which they were made, from the largest or slowest candidate on: the first that fails
-    ends them, so that all together err with at most 1 - `confidence`. `reason` says why nothing is certified, and
-    `computed_by` which program ran the networks.
+    ends them, so that all together err with at most 1 - `confidence`. `images` were tested; `units` of them are
+    independent, if some are copies of others or of one group. `reason` says why nothing is certified, and `computed_by`
+    which program ran the networks.
     """
 
     status: Status
@@ -137,6 +138,12 @@ class Certificate:
     reason: str = ""
     computed_by: str = ""
     tests: tuple[Test, ...] = ()
+    units: int | None = None
+
+    @property
+    def independent(self) -> int:
+        """The number of units that were tested."""
+        return self.images if self.units is None else self.units
 
     @property
     def certified(self) -> bool:

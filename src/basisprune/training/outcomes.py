@@ -138,10 +138,5 @@ def joined(task: Task, rows: list[Rows], data: object = None) -> Outcomes:
         raise DataError(
             f"task {task.name}: outcome returned rows of {' and of '.join(map(str, widths))} numbers; all need as many"
         )
-    return counted(Outcomes(task, np.concatenate(rows)), data)
-
-
-def counted(found: Outcomes, data: object) -> Outcomes:
-    """The outcomes of examples that count, with their units; those of no unit, -1, do not."""
-    kept, units = units_in(data, len(found.rows))
-    return Outcomes(found.task, found.rows[kept], units)
+    found = np.concatenate(rows)
+    return Outcomes(task, found, units_in(data, len(found)))

@@ -39,9 +39,8 @@ class Predictions:
         labels: npt.NDArray[np.int64],
         data: object,
     ) -> Predictions:
-        """The predictions of all images of the data that count, and which of them belong together."""
-        kept, units = units_in(data, len(labels))
-        return cls(classes[kept], probabilities[kept], labels[kept], units)
+        """The predictions of all images of the data, and which of them belong together."""
+        return cls(classes, probabilities, labels, units_in(data, len(labels)))
 
     def __len__(self) -> int:
         """The number of units."""

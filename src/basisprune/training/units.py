@@ -19,18 +19,12 @@ Numbers: TypeAlias = npt.NDArray[np.float64]
 _MOST_DRAWS = 16
 
 
-def units_in(data: object, count: int) -> tuple[npt.NDArray[np.int64], Units | None]:
-    """The indices of the `count` examples that count, and their units; None where each is one of its own.
-
-    Data knows them as `units`, in which -1 marks examples that do not count.
-    """
+def units_in(data: object, count: int) -> Units | None:
+    """The units of all `count` examples of the data, if it knows any; None where each is one of its own."""
     units: Units | None = getattr(data, "units", None)
-    if units is None:
-        return np.arange(count), None
-    if len(units) != count:
+    if units is not None and len(units) != count:
         raise DataError(f"{count:,} examples seen where {len(units):,} are known; the data gives others than before")
-    kept = np.flatnonzero(units >= 0)
-    return kept, None if len(np.unique(units[kept])) == len(kept) else units[kept]
+    return units
 
 
 def sums(values: npt.NDArray[np.generic], units: Units) -> Numbers:
