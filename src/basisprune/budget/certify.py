@@ -270,8 +270,8 @@ def check_confidence(confidence: float) -> list[str]:
 class Standard:
     """How the search judges candidates, on its own images.
 
-    With so many `confirming` units of images to come, a candidate passes if it is likely to be certified on them: that asks for a
-    margin, the bound and not the estimate. With None it passes by the estimate.
+    With so many `confirming` units of images to come, a candidate passes if it is likely to be certified on them: that
+    asks for a margin, the bound and not the estimate. With None it passes by the estimate.
     """
 
     promise: Promise

@@ -202,8 +202,8 @@ def take(dataset: LabelledImages, indices: Sequence[int] | NDArray[np.int64]) ->
     array([1, 0])
     """
     chosen = np.arange(len(dataset))[np.asarray(indices, dtype=np.int64)]
-    inner = isinstance(dataset, Selection)
-    found = Selection(dataset.dataset, dataset.indices[chosen]) if inner else Selection(dataset, chosen)
+    base, indices = base_of(dataset)
+    found = Selection(base, indices[chosen])
     found.units = None if dataset.units is None else dataset.units[chosen]
     return found
 

@@ -1,7 +1,7 @@
 """Near copies: images that show the same, re-encoded, resized, shifted a little or with other bits.
 
-Each image is known by a thumbnail. Those that look alike by the magnitudes of its low frequencies, which shifts do not
-change, are compared pixel by pixel; they count as copies only if they differ by far less than the images of the data do.
+Each image is known by a thumbnail. Those that look alike by the magnitudes of its low frequencies, which shifts do
+not change, are compared pixel by pixel; they count as copies only if they differ by far less than the images of the data do.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def thumbnail(image: object) -> bytes:
         return b""
     pixels = image.detach().cpu()[:3].float()
     if image.is_floating_point():
-        inside = 0 <= float(pixels.min()) and float(pixels.max()) <= 1
+        inside = float(pixels.min()) >= 0 and float(pixels.max()) <= 1
         pixels = 255 * pixels if inside else 128 + 40 * pixels  # prepared for a network
     colours = (pixels if len(pixels) == 3 else pixels[:1].expand(3, -1, -1))[None]
     small, smaller = adaptive_avg_pool2d(colours.mean(1), SIDE), adaptive_avg_pool2d(colours, _COLOURS)
@@ -72,10 +72,10 @@ def near_copies(thumbnails: Sequence[bytes]) -> Pairs:
 
 def _grey(seen: Thumbnails) -> Numbers:
     """The thumbnails in grey, a little blurred, so that shifts by a part of a pixel change less."""
-    found = seen[:, : SIDE * SIDE].reshape(-1, SIDE, SIDE).astype(np.float32)
+    found: Numbers = seen[:, : SIDE * SIDE].reshape(-1, SIDE, SIDE).astype(np.float32)
     for _ in range(2):
         padded = np.pad(found, ((0, 0), (1, 1), (0, 0)), mode="edge")
-        found = ((padded[:, :-2] + 2 * padded[:, 1:-1] + padded[:, 2:]) / 4).transpose(0, 2, 1)
+        found = (padded[:, :-2] / 4 + padded[:, 1:-1] / 2 + padded[:, 2:] / 4).transpose(0, 2, 1).astype(np.float32)
     return found
 
 
@@ -124,7 +124,8 @@ def _alike(spectra: Numbers, energy: Numbers) -> Iterator[Pairs]:
 
 def _distances(one: Numbers, other: Numbers) -> Numbers:
     squares = np.square(one).sum(1)[:, None] + np.square(other).sum(1)[None] - 2 * one @ other.T
-    return np.maximum(squares, 0)
+    found: Numbers = np.maximum(squares, 0)
+    return found
 
 
 def _shows_the_same(seen: Thumbnails, energy: Numbers, pairs: Pairs) -> npt.NDArray[np.bool_]:
@@ -149,9 +150,13 @@ def _unexplained(one: Numbers, other: Numbers) -> Numbers:
     each = [(first * second).mean((1, 2)) for first, second in ((down, down), (right, right), (down, right))]
     with_down, with_right = ((apart * slope).mean((1, 2)) for slope in (down, right))
     volume = np.maximum(each[0] * each[1] - each[2] ** 2, 1e-9)
-    shifts = (each[1] * with_down - each[2] * with_right) / volume, (each[0] * with_right - each[2] * with_down) / volume
+    shifts = (
+        (each[1] * with_down - each[2] * with_right) / volume,
+        (each[0] * with_right - each[2] * with_down) / volume,
+    )
     by_down, by_right = (np.clip(shift, -1, 1)[:, None, None] for shift in shifts)
-    return np.square(apart - by_down * down - by_right * right).mean((1, 2))
+    found: Numbers = np.square(apart - by_down * down - by_right * right).mean((1, 2))
+    return found
 
 
 def _window(images: Numbers, down: int, right: int) -> Numbers:

@@ -51,7 +51,9 @@ def look_at(parts: Iterable[LabelledImages], listener: Listener | None = None) -
 
 def note_kin(splits: Splits) -> None:
     """Notes which images of all parts, each of which was looked at, are near copies of one another."""
-    all_of = {(id(base), index): base for base, indices in map(base_of, splits.parts.values()) for index in indices.tolist()}
+    all_of = {
+        (id(base), index): base for base, indices in map(base_of, splits.parts.values()) for index in indices.tolist()
+    }
     looks = [base.looks[index] for (_, index), base in all_of.items()]
     roots = linked(len(looks), near_copies([look.thumbnail for look in looks]).tolist())
     several = np.bincount(roots, minlength=len(roots)) > 1

@@ -31,9 +31,9 @@ def check_limits(limits: object) -> list[str]:
     """
     if limits is None:
         return []
-    both = isinstance(limits, tuple | list) and len(limits) == 2
-    if both and all(isinstance(each, int | float) and math.isfinite(each) for each in limits) and limits[0] < limits[1]:  # type: ignore[index]
-        return []
+    match limits:
+        case (int() | float() as low, int() | float() as high) if -math.inf < low < high < math.inf:
+            return []
     return [f"limits: {limits!r} given; two finite numbers are needed, the smaller one first"]
 
 
@@ -204,8 +204,8 @@ class Task:
         beyond = rows[(rows < low - _ROUNDING * (high - low)) | (rows > high + _ROUNDING * (high - low))]
         if len(beyond):
             raise ConfigError(
-                f"task {self.name}: outcome returned {beyond[0]:g}; limits={(low, high)} are given or those of a share, "
-                "on which the certificate rests: pass wider limits, or an outcome that keeps to them"
+                f"task {self.name}: outcome returned {beyond[0]:g}; limits={(low, high)} are given or those of a "
+                "share, on which the certificate rests: pass wider limits, or an outcome that keeps to them"
             )
 
     def value(self, rows: Rows) -> float:

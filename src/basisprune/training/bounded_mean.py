@@ -111,7 +111,7 @@ def chance_above_zero(terms: Numbers, shapes: Numbers) -> float:
     if terms.min() >= 0:
         return 1.0
     each, places = np.unique(terms / terms.max(), return_inverse=True)
-    counts: Numbers = np.bincount(places.ravel(), shapes)
+    counts = np.bincount(places.ravel(), shapes).astype(np.float64)
     low, high = 0.0, 1.0
     for _ in range(_HALVINGS):
         middle = (low + high) / 2

@@ -22,7 +22,9 @@ _BLOCK = 100  # draws at a time, which bounds the memory
 _FINE = 20  # images for each one that there is, where a function is asked about weights
 
 
-def clustered(metric: ClassMetric, before: Predictions | None, after: Predictions) -> BoundedMean | WorstMean | Reweighted:
+def clustered(
+    metric: ClassMetric, before: Predictions | None, after: Predictions
+) -> BoundedMean | WorstMean | Reweighted:
     """The loss in the metric from one network to the other; without `before`, the metric itself, negated."""
     drop = -value_of(metric, after) + (0.0 if before is None else value_of(metric, before))
     units = after.units
@@ -32,7 +34,9 @@ def clustered(metric: ClassMetric, before: Predictions | None, after: Prediction
     if metric == "accuracy":
         return BoundedMean(sums(lost * weights_of(units), units), *ends)
     if metric == "worst-class":
-        return WorstMean(drop, tuple(_of_class(label, after.labels, lost, units, ends) for label in np.unique(after.labels)))
+        return WorstMean(
+            drop, tuple(_of_class(label, after.labels, lost, units, ends) for label in np.unique(after.labels))
+        )
     first = after.classes if before is None else before.classes
     return Reweighted(metric, drop, after.labels, first, after.classes, units, is_paired=before is not None)
 
@@ -118,7 +122,7 @@ class Reweighted:
         found = []
         for _ in range((DRAWS if isinstance(self.metric, str) else CALLS) // _BLOCK):
             drawn = random.exponential(size=(_BLOCK, int(members.max()) + 1))[:, members] * weights
-            counts = np.stack([np.bincount(places, each, minlength=len(cells)) for each in drawn])
+            counts = np.stack([np.bincount(places, each, minlength=len(cells)) for each in drawn]).astype(np.float64)
             found.append(self._measured(cells, counts))
         return np.sort(np.concatenate(found))
 

@@ -82,8 +82,8 @@ def value_of(metric: Metric, predictions: Answers) -> float:
     """The metric of these predictions, or outcomes of a task; classes without images do not count.
 
     "balanced" is the mean of the accuracies of all classes, "macro-f1" that of their F1 scores, and "worst-class" the
-    accuracy of the class that is worst off. Images of one unit count as one, a function in the mean over draws of one of
-    each. Raises ConfigError if a function returns anything but a finite number.
+    accuracy of the class that is worst off. Images of one unit count as one, a function in the mean over draws of one
+    of each. Raises ConfigError if a function returns anything but a finite number.
     """
     if isinstance(predictions, Outcomes):
         return predictions.value

@@ -48,8 +48,8 @@ class Outcomes:
     def each(self) -> Rows:
         """What each unit, or each block of them, says of the metric: numbers (m,) whose mean is about the metric.
 
-        For the mean of a column these are its numbers, or their mean in each unit. For any other metric they are Tukey's
-        jackknife values, m * metric - (m - 1) * the metric without the block; their spread tells how far the metric can
+        For the mean of a column these are its numbers, or their mean in each unit. For any other metric they are
+        Tukey's jackknife values, m * metric - (m - 1) * the metric without the block; their spread tells how far the metric can
         be trusted.
         """
         if self.task.metric is None:
@@ -130,7 +130,10 @@ def judge(model: nn.Module, data: object, task: Task, *, batch_size: int = 128, 
 
 
 def joined(task: Task, rows: list[Rows], data: object = None) -> Outcomes:
-    """The outcomes of all batches of the data, and which of them belong together; raises DataError if there are none, or if rows differ in length."""
+    """The outcomes of all batches of the data, and which of them belong together.
+
+    Raises DataError if there are none, or if rows differ in length.
+    """
     if not rows:
         raise DataError(f"task {task.name}: the data contains no examples")
     widths = sorted({each.shape[1] for each in rows})

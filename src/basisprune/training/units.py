@@ -34,8 +34,7 @@ def sums(values: npt.NDArray[np.generic], units: Units) -> Numbers:
     array([2., 5.])
     """
     _, places = np.unique(units, return_inverse=True)
-    found: Numbers = np.bincount(places.ravel(), values)
-    return found
+    return np.bincount(places.ravel(), values).astype(np.float64)
 
 
 def weights_of(units: Units) -> Numbers:
