@@ -181,6 +181,8 @@ def write_page(results: Path, page: Path, draws: int) -> None:
         "rules": rule_table(judged),
         "ladders": ladder_table(ladders),
         "level": level_table(LEVEL),
+        "units": level_table(LEVEL.with_stem("level_units")),
+        "tasks": level_table(LEVEL.with_stem("level_tasks")),
     }
     write_text(page, fill(page.read_text(), blocks))
 

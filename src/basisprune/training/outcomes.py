@@ -49,8 +49,8 @@ class Outcomes:
         """What each unit, or each block of them, says of the metric: numbers (m,) whose mean is about the metric.
 
         For the mean of a column these are its numbers, or their mean in each unit. For any other metric they are
-        Tukey's jackknife values, m * metric - (m - 1) * the metric without the block; their spread tells how far the metric can
-        be trusted.
+        Tukey's jackknife values, m * metric - (m - 1) * the metric without the block; their spread tells how far the
+        metric can be trusted.
         """
         if self.task.metric is None:
             column = self.rows[:, 0]
