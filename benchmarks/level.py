@@ -228,26 +228,29 @@ def _level(draw: Callable[..., tuple[Answers, Answers]], metric: Metric, draws: 
     limit = value_of(metric, one) - value_of(metric, other)
     promise, random = Promise(Budget(max_drop=limit), metric=metric), np.random.default_rng(1)
     passed = np.mean([promise.keeps(promise.evidence(*draw(random))) for _ in range(draws)])
-    return {"limit": limit, "passed": float(passed), "error": float(np.sqrt(passed * (1 - passed) / draws))}
+    error = float(np.sqrt(passed * (1 - passed) / draws))
+    return {"limit": limit, "passed": float(passed), "error": error, "draws": draws}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draws", type=int, default=1000)
-    parser.add_argument("--unit-draws", type=int, default=200, help="for units and tasks")
+    parser.add_argument("--slow-draws", type=int, default=100, help="of units and tasks, where a test takes long")
     options = parser.parse_args()
     _classes(options.draws)
-    few = options.unit_draws
+    draws = {True: options.draws, False: options.slow_draws}
     units = json.loads(json.dumps({name: asdict(case) for name, case in UNIT_CASES.items()}))
-    cells = Cells("level_units", {"draws": few, "cases": units, "confidence": 0.95})
+    cells = Cells("level_units", {"draws": [*draws.values()], "cases": units, "confidence": 0.95})
     for metric in METRICS:
+        count = draws[metric in ("accuracy", "worst-class")]
         for name, case in UNIT_CASES.items():
-            cells.run(f"{name}, {metric_name(metric)}", lambda c=case, m=metric: unit_level(c, m, few))  # type: ignore[misc]
+            cells.run(f"{name}, {metric_name(metric)}", lambda c=case, m=metric, n=count: unit_level(c, m, n))  # type: ignore[misc]
     tasks = json.loads(json.dumps({name: asdict(case) for name, case in TASK_CASES.items()}))
-    others = Cells("level_tasks", {"draws": few, "cases": tasks, "confidence": 0.95})
+    others = Cells("level_tasks", {"draws": [*draws.values()], "cases": tasks, "confidence": 0.95})
     for what, task in TASKS.items():
+        count = draws[task.metric is None]
         for name, each in TASK_CASES.items():
-            others.run(f"{name}, {what}", lambda c=each, t=task: task_level(c, t, few))  # type: ignore[misc]
+            others.run(f"{name}, {what}", lambda c=each, t=task, n=count: task_level(c, t, n))  # type: ignore[misc]
 
 
 def _classes(draws: int) -> None:

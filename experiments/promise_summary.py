@@ -90,7 +90,9 @@ def level_table(path: Path) -> str:
         found.setdefault(case, {})[metric] = percent(value["passed"])
     metrics = list(next(iter(found.values())))
     worst = max(value["passed"] + 2 * value["error"] for value in record["results"].values())
-    said = f"Each is the share of {record['config']['draws']:,} pairs of networks; with two standard errors, at most"
+    counts = sorted({value.get("draws", record["config"]["draws"]) for value in record["results"].values()})
+    pairs = " or ".join(f"{count:,}" for count in counts)
+    said = f"Each is the share of {pairs} pairs of networks; with two standard errors, at most"
     header = ("Images that confirm", *metrics)
     return f"{table(header, [[case, *row.values()] for case, row in found.items()])}\n\n{said} {percent(worst)}."
 

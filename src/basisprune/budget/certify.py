@@ -145,6 +145,17 @@ class Certificate:
         """The number of units that were tested."""
         return self.images if self.units is None else self.units
 
+    def tested_on(self, what: str) -> str:
+        """The number of images, or of `what` else, and of independent units among them.
+
+        >>> Certificate("certified", 0.95, "accuracy", 720, units=12).tested_on("images")
+        '12 independent units (720 images; copies and groups count as one)'
+        """
+        every = f"{self.images:,} {what}"
+        if self.independent == self.images:
+            return every
+        return f"{self.independent:,} independent units ({every}; copies and groups count as one)"
+
     @property
     def certified(self) -> bool:
         """Whether the delivered network is certified to keep to the budget."""

@@ -1,8 +1,8 @@
 """Near copies: images that show the same, re-encoded, resized, shifted a little or with other bits.
 
 Each image is known by a thumbnail. Those that look alike by the magnitudes of its low frequencies, which shifts do
-not change, are compared pixel by pixel; they count as copies only if they differ by far less than the images of the data
-do.
+not change, are compared pixel by pixel. They count as copies only if they differ by far less than the images of the
+data do.
 """
 
 from __future__ import annotations

@@ -59,8 +59,9 @@ def load_data(
     their fraction (of those images) is 0; every class with three images or more has one in each part. Copies of
     an image, exact and near ones, stay in one part, and so do images of one group (see `Reading`); what the source
     itself has in several parts is left out of all but the first, with a warning. Of the validation images,
-    `confirm_fraction` is set aside to confirm a result. `limit` keeps at most that many training images. Image files are resized to `size` (height,
-    width) as they are decoded, by default to 224 x 224; PIL images of PyTorch datasets only if `size` is given.
+    `confirm_fraction` is set aside to confirm a result. `limit` keeps at most that many training images. Image files
+    are resized to `size` (height, width) as they are decoded, by default to 224 x 224; PIL images of PyTorch datasets
+    only if `size` is given.
 
     All images are opened once; those that are damaged are left out, with a warning. Raises ConfigError for arguments
     out of range, DataError for data that cannot be used.

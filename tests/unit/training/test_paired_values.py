@@ -87,7 +87,8 @@ def test_of_equal_networks_the_p_values_are_uniform():
     for _ in range(400):
         base = random.beta(9, 1, 2000)
         one, two = (means(base + random.normal(0, 0.05, 2000)) for _ in range(2))
-        found.append(loss_of(one, two).p_value(0.0))
+        found.append(PairedValues.of(one, two).p_value(0.0))
+        assert loss_of(one, two).p_value(0.0) > found[-1] - 0.02  # which allows for losses that were not seen
     shares = [np.mean(np.array(found) <= level) for level in (0.1, 0.25, 0.5, 0.75, 0.9)]
     assert shares == pytest.approx([0.1, 0.25, 0.5, 0.75, 0.9], abs=0.07)
 
