@@ -94,7 +94,8 @@ def level_table(path: Path) -> str:
     pairs = " or ".join(f"{count:,}" for count in counts)
     said = f"Each is the share of {pairs} pairs of networks; with two standard errors, at most"
     header = ("Images that confirm", *metrics)
-    return f"{table(header, [[case, *row.values()] for case, row in found.items()])}\n\n{said} {percent(worst)}."
+    rows = [[case, *(row.get(metric, "") for metric in metrics)] for case, row in found.items()]
+    return f"{table(header, rows)}\n\n{said} {percent(worst)}."
 
 
 def ladder_table(ladders: Sequence[Ladder]) -> str:
