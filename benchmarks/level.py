@@ -20,7 +20,7 @@ import numpy.typing as npt
 from common import Cells
 from torch import Tensor
 
-from basisprune.budget import Budget
+from basisprune.budget import MetricBudget
 from basisprune.budget.certify import Promise
 from basisprune.tasks import Task, multilabel, regression, segmentation
 from basisprune.training.metrics import Answers, Metric, metric_name, value_of
@@ -226,7 +226,7 @@ def task_level(case: TaskCase, task: Task, draws: int) -> dict[str, float]:
 def _level(draw: Callable[..., tuple[Answers, Answers]], metric: Metric, draws: int, exact: int) -> dict[str, float]:
     one, other = draw(np.random.default_rng(0), exact)
     limit = value_of(metric, one) - value_of(metric, other)
-    promise, random = Promise(Budget(max_drop=limit), metric=metric), np.random.default_rng(1)
+    promise, random = Promise(MetricBudget(max_drop=limit), metric=metric), np.random.default_rng(1)
     passed = np.mean([promise.keeps(promise.evidence(*draw(random))) for _ in range(draws)])
     error = float(np.sqrt(passed * (1 - passed) / draws))
     return {"limit": limit, "passed": float(passed), "error": error, "draws": draws}
