@@ -78,15 +78,18 @@ def _decoded(file: BinaryIO, name: str | Path, size: tuple[int, int], white: int
         return to_pixels(image, size)
 
 
-def glance(content: bytes, path: str | Path) -> Depth | None:
-    """How deep the image in the content of a file is, None for 8 bits; raises DataError as `decode` does."""
+def glance(content: bytes, path: str | Path) -> tuple[Depth | None, Tensor]:
+    """How deep the image in the content of a file is, None for 8 bits, and the image in 32 x 32 pixels.
+
+    Raises DataError as `decode` does.
+    """
     with io.BytesIO(content) as file, _image_in(file, path) as image:
         deep = _deep_values(image, file)
         if deep is not None:
-            return depth_of(deep, image)
+            depth = depth_of(deep, image)
+            return depth, _to_tensor(_eight_bits(deep, depth.white), _GLANCE)
         image.draft(None, _GLANCE)
-        to_pixels(image, _GLANCE)
-    return None
+        return None, to_pixels(image, _GLANCE)
 
 
 def to_pixels(image: Image.Image, size: tuple[int, int] | None = None) -> Tensor:

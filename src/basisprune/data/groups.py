@@ -67,8 +67,19 @@ def units_of(keys: Sequence[Sequence[str]]) -> Labels:
     >>> units_of([("a", "x"), ("b", ""), ("c", "x"), ("c", "y"), ("d", "y")])
     array([0, 1, 0, 0, 0])
     """
-    unit = list(range(len(keys)))
     first: dict[tuple[int, str], int] = {}
+    pairs = [
+        (first.setdefault((kind, key), index), index)
+        for index, each in enumerate(keys)
+        for kind, key in enumerate(each)
+        if key
+    ]
+    return linked(len(keys), pairs)
+
+
+def linked(count: int, pairs: Iterable[Sequence[int]]) -> Labels:
+    """The first of all that each of `count` is linked with by the pairs, over others too."""
+    unit = list(range(count))
 
     def root(index: int) -> int:
         while unit[index] != index:
@@ -76,10 +87,7 @@ def units_of(keys: Sequence[Sequence[str]]) -> Labels:
             index = unit[index]
         return index
 
-    for index, each in enumerate(keys):
-        for kind, key in enumerate(each):
-            if key:
-                other = first.setdefault((kind, key), index)
-                one, two = root(other), root(index)
-                unit[max(one, two)] = min(one, two)
-    return np.array([root(index) for index in range(len(keys))], dtype=np.int64)
+    for one, other in pairs:
+        first, second = root(one), root(other)
+        unit[max(first, second)] = min(first, second)
+    return np.array([root(index) for index in range(count)], dtype=np.int64)

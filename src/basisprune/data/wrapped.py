@@ -21,6 +21,7 @@ from basisprune.data.arrays import Labels, as_labels, read_only
 from basisprune.data.classes import told_apart
 from basisprune.data.datasets import Item, LabelledImages, as_groups, below, numbered
 from basisprune.data.decode import to_pixels
+from basisprune.data.kin import thumbnail
 from basisprune.data.looks import Look, file_hash, image_hash, random_numbers_kept, same_random_numbers
 from basisprune.errors import DataError, pass_on
 
@@ -71,11 +72,11 @@ class WrappedDataset(LabelledImages):
         """What asking for an item shows; its content is that of its file, where the dataset lists its files."""
         try:
             if self.paths is not None:
-                self._to_tensor(self._read(index)[0], index)
-                return Look(file_hash(self.paths[index]))
+                tensor = self._to_tensor(self._read(index)[0], index)
+                return Look(file_hash(self.paths[index]), thumbnail=thumbnail(tensor))
             image = self._read_the_same(index)
-            self._to_tensor(image, index)
-            return Look(image_hash(image) if self._repeats else "")
+            tensor = self._to_tensor(image, index)
+            return Look(image_hash(image), thumbnail=thumbnail(tensor)) if self._repeats else Look()
         except DataError as error:
             return Look(fault=str(error))
 

@@ -35,6 +35,7 @@ from basisprune.runs.certifying import NO_FILES, Files
 from basisprune.runs.exporting import Exporter
 from basisprune.runs.output import BUNDLE, CHECKSUMS, INT8, ONNX, REPORT, SUMMARY
 from basisprune.runs.summary import rounds
+from basisprune.runs.tested import MADE
 from basisprune.runs.verdict import ONNX_FILES, promise_of, with_missing, with_promises
 from basisprune.states import Plan
 from basisprune.tasks import CLASSIFICATION, Task
@@ -265,6 +266,8 @@ def _save_bundle(summary: RunSummary, delivery: Delivery, folder: Path, sums: Ma
         metrics["validation"] = {"accuracy": chosen.accuracy, "interval": list(chosen.interval)}
     if sums:
         metrics[CHECKSUMS] = dict(sums)
+    if summary.certificate is not None and summary.certificate.tests:
+        metrics[MADE] = len(summary.certificate.tests)
     save = partial(
         save_pretrained,
         delivery.model,

@@ -162,7 +162,7 @@ def own_job(
     if loaders.val is None:
         raise DataError("Loaders: val is missing, which networks are judged on; pass val=...")
     _refuse_changes(config)
-    splits = loaders.splits(config.task)
+    splits = loaders.splits(config.task, Reading(strict=config.images.strict, listener=listener))
     shape = cast("LoaderPart", splits.train).shape
     network = _whole_network(model, shape, config, listener or Silence())
     return Job(network, splits, config, *names)

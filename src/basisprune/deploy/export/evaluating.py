@@ -55,10 +55,11 @@ def predict_onnx(path: str | Path, data: Data, *, batch_size: int = 64, prepared
         known.append(labels)
     if not known:
         raise DataError("predict_onnx: the data contains no images")
-    return Predictions(
+    return Predictions.of(
         torch.cat([best for _, best in answers]).numpy(),
         torch.cat([certainty for certainty, _ in answers]).double().numpy(),
         torch.cat(known).to(torch.int64).numpy(),
+        data,
     )
 
 
@@ -82,7 +83,7 @@ def judge_onnx(
             structure = _structure(like, images if wanted is None else prepare(images, wanted.spec, prepared=prepared))
         output = tree_unflatten(run_all(session, inputs), structure)
         rows.append(task.rows(task.output(output), targets, len(images)))
-    return joined(task, rows)
+    return joined(task, rows, data)
 
 
 def _structure(model: nn.Module, inputs: Tensor) -> TreeSpec:
