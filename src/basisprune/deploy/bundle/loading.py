@@ -13,18 +13,22 @@ from torch import Tensor, nn
 from basisprune.deploy.bundle.arguments import check_loading
 from basisprune.deploy.bundle.config import Architecture, Config, Plan
 from basisprune.deploy.bundle.files import Stored, read_folder
-from basisprune.deploy.bundle.graph import from_steps, try_out
+from basisprune.deploy.bundle.graph import from_steps
 from basisprune.deploy.bundle.hub import fetch
-from basisprune.deploy.bundle.limits import Bounded
+from basisprune.deploy.bundle.limits import Bounded, RunGuard, work_allowed
 from basisprune.deploy.bundle.running import check_fingerprint, fixed_input, run
 from basisprune.deploy.bundle.structure import rebuild
 from basisprune.deploy.bundle.tensors import assign_tensors
-from basisprune.deploy.folded import about, folded, traced
+from basisprune.deploy.folded import FoldedModel, about, folded, traced
 from basisprune.errors import BundleError, ModelError
-from basisprune.transfer.backbones import build_backbone
+from basisprune.torchkit.surgery import named_tensors
+from basisprune.transfer.backbones import build_backbone, is_elsewhere
 from basisprune.transfer.kept import KeptModel
 from basisprune.transfer.model import ModelSource, TransferModel, transfer_model
 from basisprune.types import InputSpec
+
+_BUILDING, _BUILDING_PER_BYTE = 1 << 30, 64  # bytes, and times what the file's tensors take
+_BUILDING_OPERATIONS = 300_000
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,11 @@ def assemble(stored: Stored, where: str, *, factory: str | None = None, trust_re
     architecture = config.architecture
     if factory is not None and architecture.builder is not None:
         architecture = replace(architecture, backbone=factory)
+    elif architecture.builder is not None and is_elsewhere(architecture.builder):
+        raise BundleError(
+            f"{where}: is built by {architecture.builder!r}, which lies in another folder or on the hub; a bundle may "
+            "only name networks of timm and torchvision; pass a function of your own as factory="
+        )
     elif architecture.builder is not None and not architecture.is_timm and not trust_remote_code:
         raise BundleError(
             f"{where}: is built by {architecture.builder!r}, which would be imported and run; if you trust whoever "
@@ -79,10 +88,10 @@ def assemble(stored: Stored, where: str, *, factory: str | None = None, trust_re
             "own as factory=; a folded network does not need it"
         )
     classes = None if config.classes is None else tuple(config.classes)
+    is_trusted = factory is not None or trust_remote_code or architecture.is_timm
     try:
-        model = _network(stored, architecture)
-        with Bounded():
-            output = run(model, fixed_input(model, config.input.shape))
+        model = _network(stored, architecture, is_trusted=is_trusted)
+        output = _first_output(model, config.input.shape)
         check_fingerprint(output, config.fingerprint, config.versions)
         _check_classes(classes, output)
     except BundleError as error:
@@ -107,12 +116,14 @@ def fresh_network(architecture: Architecture, spec: InputSpec | None) -> nn.Modu
         return transfer_model(architecture.builder, 1, input_spec=spec, insert_norm=architecture.insert_norm)
 
 
-def _network(stored: Stored, architecture: Architecture) -> nn.Module:
+def _network(stored: Stored, architecture: Architecture, *, is_trusted: bool) -> nn.Module:
     """The network in eval mode, with what it knows of itself, as a graph if it was one."""
     config, spec = stored.config, stored.config.input.spec
-    model = rebuild(config.structure, fresh_network(architecture, spec))
+    with _building(stored):
+        fresh = fresh_network(architecture, spec)
+    model = rebuild(config.structure, fresh)
     assign_tensors(model, stored.tensors, config.tensors)
-    source = ModelSource(architecture.backbone, architecture.insert_norm)
+    source = ModelSource(architecture.backbone, architecture.insert_norm, is_trusted=is_trusted)
     if architecture.graph is not None:
         return _from_graph(model, config, source)
     known = {"input_spec": spec, "classes": None if config.classes is None else tuple(config.classes)}
@@ -125,15 +136,35 @@ def _network(stored: Stored, architecture: Architecture) -> nn.Module:
     return (traced("", model) if is_traced else model).eval()  # type: ignore[arg-type]
 
 
+def _building(stored: Stored) -> Bounded:
+    """What building a network may take, by the weights that the file has for it: pruning leaves a part of them."""
+    held = sum(tensor.nbytes for tensor in stored.tensors.values())
+    memory = _BUILDING + _BUILDING_PER_BYTE * held
+    return Bounded(_BUILDING_OPERATIONS, memory=memory)
+
+
 def _from_graph(parts: nn.Module, config: Config, source: ModelSource) -> nn.Module:
-    if config.input.spec is None or config.architecture.graph is None:
-        raise BundleError("a graph needs to know its input")
-    known = about(config.input.spec, source, config.classes)
-    model = folded(parts, from_steps(config.architecture.graph), known)
-    model.eval()
-    with Bounded():
-        try_out(model, fixed_input(model, config.input.shape))
-    return model
+    spec, steps = config.input.spec, config.architecture.graph
+    if spec is None or steps is None or not config.architecture.alone:
+        raise BundleError("a graph needs to know its input, and stands alone")
+    model = folded(parts, from_steps(steps, parts), about(spec, source, config.classes))
+    model.guard = RunGuard(_weights(model), config.input.shape)
+    return model.eval()
+
+
+def _first_output(model: nn.Module, shape: tuple[int, ...]) -> Tensor:
+    """What the network outputs for the fixed input, while its costs are counted; it must leave its weights alone."""
+    held = [tensor for _, tensor in named_tensors(model)]
+    before = [tensor._version for tensor in held]
+    with Bounded(work=work_allowed(_weights(model))):
+        output = run(model, fixed_input(model, shape))
+    if isinstance(model, FoldedModel) and before != [tensor._version for tensor in held]:
+        raise BundleError("its graph changes its own weights")
+    return output
+
+
+def _weights(model: nn.Module) -> int:
+    return sum(tensor.numel() for _, tensor in named_tensors(model))
 
 
 def _check_classes(classes: tuple[str, ...] | None, output: Tensor) -> None:

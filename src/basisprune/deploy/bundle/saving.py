@@ -161,7 +161,9 @@ def _forms(model: nn.Module, factory: str | None, spec: InputSpec | None) -> lis
     forms = [partial(_alone, model, alone)]
     if isinstance(model, FoldedModel):
         forms.append(partial(_as_graph, model, alone))
-    return [*forms, built] if architecture.backbone is not None else list(forms)
+    source = getattr(model, "source", None)
+    is_trusted = factory is not None or not isinstance(source, ModelSource) or source.is_trusted
+    return [*forms, built] if architecture.backbone is not None and is_trusted else list(forms)
 
 
 def _architecture(model: nn.Module, factory: str | None) -> Architecture:
