@@ -9,7 +9,7 @@ import pytest
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 SEEDS = 12
-WORDS = ("what config.json says", "tensors", "plans", "bytes", "latencies", "checkpoints", "summary", "settings")
+WORDS = ("forged graph", "forged structure", "forged network", "what config.json says", "tensors", "plans", "bytes", "latencies", "checkpoints", "summary", "settings")
 MORE = (
     "images",
     "npz",

@@ -82,7 +82,11 @@ def from_steps(steps: list[Step], parts: nn.Module) -> fx.Graph:
         kwargs = {name: _read(value, nodes) for name, value in step["kwargs"].items()}
         try:
             target = _target(step, args, parts)
-        except (BundleError, LayerError) as error:
+        except LayerError as error:
+            raise BundleError(
+                f"graph: step {number} ({step['op']}): {error}; it may name a module, parameter or buffer of the structure"
+            ) from error
+        except BundleError as error:
             raise BundleError(f"graph: step {number}: {error}") from error
         nodes.append(graph.create_node(step["op"], target, args, kwargs, name=f"step{number}"))  # type: ignore[arg-type]
     return graph

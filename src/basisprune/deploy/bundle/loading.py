@@ -108,7 +108,7 @@ def fresh_network(architecture: Architecture, spec: InputSpec | None) -> nn.Modu
     """The architecture with random weights, or None where the structure says all."""
     if architecture.builder is None:
         return None
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):  # drawn on the CPU; the GPUs are left alone
         if architecture.insert_norm is None:
             network = build_backbone(architecture.builder, size=None if spec is None else spec.image_size)
             # A network that kept its head is the only part of what was traced.
