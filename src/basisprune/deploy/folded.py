@@ -148,13 +148,20 @@ class FoldedModel(fx.GraphModule):
             if step.op == "placeholder":
                 values[number] = x
             elif step.op == "get_attr":
-                values[number] = tensor_at(self, step.path)
+                values[number] = self._held(x, step.path)
             else:
                 function = module_at(self, step.path) if step.op == "call_module" else step.function
                 values[number] = function(*args, **kwargs)
             for old in step.done:
                 values[old] = None
         raise LayerError("", "the graph has no output")
+
+    def _held(self, x: Tensor, path: tuple[str, ...]) -> object:
+        """The parameter or buffer; a tracer's name for it where one is at work."""
+        if not isinstance(x, fx.Proxy):
+            return tensor_at(self, path)
+        here = x.tracer.path_of_module(self) if isinstance(x.tracer, fx.Tracer) else ""
+        return x.tracer.create_proxy("get_attr", ".".join((*filter(None, [here]), *path)), (), {})
 
     def __str__(self) -> str:
         return self.__repr__()

@@ -43,9 +43,9 @@ KEYWORDS = frozenset({
     *("normalized_shape", "other", "output_size", "p", "pad", "padding", "query", "recompute_scale_factor"),
     *("return_indices", "rounding_mode", "scale", "scale_factor", "shape", "shifts", "size", "split_size"),
     *("split_size_or_sections", "start_dim", "stride", "tensor", "tensors", "threshold", "training", "unbiased"),
-    *("upscale_factor", "value", "weight"),
+    *("upscale_factor", "value", "weight", "_stacklevel"),
 })  # fmt: skip
-"""The arguments that functions and methods may be given by name; `out` is not among them."""
+"""The arguments that functions and methods may be given by name; `out` is not among them, unless it is None."""
 
 
 @dataclass(frozen=True)
@@ -100,4 +100,11 @@ READINGS: Mapping[str, Reading] = {
     "dtype": Reading("dtype", lambda tensor: tensor.dtype),
 }
 NAMES: Mapping[Callable[..., object], str] = {function: name for name, function in reversed(FUNCTIONS.items())}
+
+
+def odd_keywords(kwargs: Mapping[str, object]) -> list[str]:
+    """The arguments among these that no function or method may be given; torch notes some as None."""
+    return sorted(name for name, value in kwargs.items() if name not in KEYWORDS and value is not None)
+
+
 ARITHMETIC = frozenset(FUNCTIONS[f"operator.{name}"] for name in _OF_NUMBERS if name != "getitem")

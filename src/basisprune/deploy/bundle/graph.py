@@ -15,7 +15,7 @@ from basisprune.deploy.bundle.config import Step
 from basisprune.deploy.bundle.layers import NAMES as CLASS_NAMES
 from basisprune.deploy.bundle.values import decode, encode, is_plain
 from basisprune.deploy.folded import FoldedModel, about, folded, module_at, tensor_at
-from basisprune.deploy.operations import FUNCTIONS, KEYWORDS, METHODS, NAMES, READINGS
+from basisprune.deploy.operations import FUNCTIONS, METHODS, NAMES, READINGS, odd_keywords
 from basisprune.errors import BundleError, LayerError
 from basisprune.types import InputSpec
 
@@ -114,7 +114,7 @@ def _target(step: Step, args: tuple[object, ...], parts: nn.Module) -> str | Cal
 def _refuse_unlisted(name: str, what: str, allowed: Collection[str], step: Step) -> None:
     if name not in allowed:
         raise BundleError(f"{name} is not a {what} that a bundle may call; allowed are {', '.join(sorted(allowed))}")
-    if odd := sorted(step["kwargs"].keys() - KEYWORDS):
+    if odd := odd_keywords(step["kwargs"]):
         raise BundleError(f"{name} is given {odd[0]}, which is not an argument that a bundle may pass")
 
 
@@ -122,7 +122,7 @@ def _step(node: fx.Node, numbers: dict[fx.Node, int]) -> Step:
     target = node.target if isinstance(node.target, str) else _function_name(node)
     allowed = node.op != "call_method" or target in METHODS
     if node.op in ("call_function", "call_method"):
-        allowed &= node.kwargs.keys() <= KEYWORDS
+        allowed &= not odd_keywords(node.kwargs)
     if not target or not allowed:
         raise LayerError("backbone", f"calls {node.target}, which a bundle cannot name; {_HINT}")
     return Step(

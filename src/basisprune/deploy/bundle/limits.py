@@ -22,18 +22,25 @@ from basisprune.deploy.operations import ARITHMETIC, FUNCTIONS, METHODS, NAMES
 from basisprune.errors import BundleError
 
 _LARGEST = 2 << 30  # bytes of one tensor
-_MEMORY = 4 << 30  # bytes of all tensors at a time that one input needs
+_MEMORY = 4 << 30  # bytes of all tensors at a time
 _OPERATIONS = 30_000
 _CALLS = 100_000  # of modules
-_MOST_WORK = 10**13  # floating-point operations, about those of the largest networks of timm on one image
-_WORK, _WORK_PER_WEIGHT = 2 * 10**11, 10**5
+_WORK = 10**13  # floating-point operations, about those of the largest networks of timm on one image
 _PER_NUMBER = 20  # what reading or writing one number costs, in floating-point operations
 _LARGEST_NUMBER, _MOST_PIECES = 1 << 40, 4096
 
 
-def work_allowed(weights: int) -> int:
-    """How many floating-point operations a network of so many weights may need for one input."""
-    return min(_MOST_WORK, _WORK + _WORK_PER_WEIGHT * weights)
+def work_allowed(weights: int, numbers: int) -> int:
+    """How many floating-point operations a network of so many weights may need for an input of so many numbers.
+
+    A conv without stride uses each weight at each pixel, and layers without weights do little else than their input.
+    """
+    return min(_WORK, 2 * 10**10 + 4 * weights * numbers + 10**4 * numbers)
+
+
+def memory_allowed(weights: int, numbers: int) -> int:
+    """How many bytes at a time such a network may need for such an input."""
+    return min(_MEMORY, (256 << 20) + 16 * weights + 3200 * numbers)
 
 
 class Bounded(TorchDispatchMode):
@@ -47,7 +54,7 @@ class Bounded(TorchDispatchMode):
         self,
         operations: int = _OPERATIONS,
         *,
-        work: int = _MOST_WORK,
+        work: int = _WORK,
         memory: int = _MEMORY,
         largest: int = _LARGEST,
     ) -> None:
@@ -150,7 +157,8 @@ class RunGuard:
     """
 
     def __init__(self, weights: int, shape: Sequence[int]) -> None:
-        self.work, self.numbers = work_allowed(weights), math.prod(shape)  # in one input
+        self.numbers = math.prod(shape)  # in one input
+        self.work = work_allowed(weights, self.numbers)
         self.known = {(1, *shape)}  # is tried when the network is loaded
 
     def watch(self, images: Tensor) -> AbstractContextManager[object]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from basisprune.deploy.bundle.config import Architecture, Config, Plan
 from basisprune.deploy.bundle.files import Stored, read_folder
 from basisprune.deploy.bundle.graph import from_steps
 from basisprune.deploy.bundle.hub import fetch
-from basisprune.deploy.bundle.limits import Bounded, RunGuard, work_allowed
+from basisprune.deploy.bundle.limits import Bounded, RunGuard, memory_allowed, work_allowed
 from basisprune.deploy.bundle.running import check_fingerprint, fixed_input, run
 from basisprune.deploy.bundle.structure import rebuild
 from basisprune.deploy.bundle.tensors import assign_tensors
@@ -27,8 +29,9 @@ from basisprune.transfer.kept import KeptModel
 from basisprune.transfer.model import ModelSource, TransferModel, transfer_model
 from basisprune.types import InputSpec
 
-_BUILDING, _BUILDING_PER_BYTE = 1 << 30, 64  # bytes, and times what the file's tensors take
-_BUILDING_OPERATIONS = 300_000
+_BUILDING, _BUILDING_PER_BYTE = 512 << 20, 64  # bytes, and times what the file's tensors take
+_BUILDING_OPERATIONS, _BUILDING_RUNS = 300_000, 8
+_LARGE_INPUT = 1 << 20  # numbers
 
 
 @dataclass(frozen=True)
@@ -119,7 +122,7 @@ def fresh_network(architecture: Architecture, spec: InputSpec | None) -> nn.Modu
 def _network(stored: Stored, architecture: Architecture, *, is_trusted: bool) -> nn.Module:
     """The network in eval mode, with what it knows of itself, as a graph if it was one."""
     config, spec = stored.config, stored.config.input.spec
-    with _building(stored):
+    with _building(stored, architecture):
         fresh = fresh_network(architecture, spec)
     model = rebuild(config.structure, fresh)
     assign_tensors(model, stored.tensors, config.tensors)
@@ -136,11 +139,31 @@ def _network(stored: Stored, architecture: Architecture, *, is_trusted: bool) ->
     return (traced("", model) if is_traced else model).eval()  # type: ignore[arg-type]
 
 
-def _building(stored: Stored) -> Bounded:
-    """What building a network may take, by the weights that the file has for it: pruning leaves a part of them."""
+def _building(stored: Stored, architecture: Architecture) -> AbstractContextManager[object]:
+    """The context to build a network in that is not much larger than what the file holds of it: pruning leaves a part.
+
+    Its size is found without memory, where it can be built like that; otherwise, and for large inputs, all is counted.
+    """
+    numbers, spec = math.prod(stored.config.input.shape), stored.config.input.spec
     held = sum(tensor.nbytes for tensor in stored.tensors.values())
     memory = _BUILDING + _BUILDING_PER_BYTE * held
-    return Bounded(_BUILDING_OPERATIONS, memory=memory)
+    if architecture.builder is None or not architecture.is_timm:  # or it is somebody's code, who is trusted
+        return nullcontext()
+    try:
+        with torch.device("meta"):
+            size = None if spec is None else spec.image_size
+            needed = sum(tensor.nbytes for _, tensor in named_tensors(build_backbone(architecture.builder, size=size)))
+    except ModelError:
+        needed = None
+    if needed is None or numbers > _LARGE_INPUT:
+        work = _BUILDING_RUNS * work_allowed(_BUILDING_PER_BYTE * held, numbers)
+        return Bounded(_BUILDING_OPERATIONS, work=work, memory=memory)
+    if needed > memory:
+        raise BundleError(
+            f"{architecture.builder} needs {needed:,} bytes of memory, and the file holds {held:,}; "
+            f"at most {memory:,} are allowed for it"
+        )
+    return nullcontext()
 
 
 def _from_graph(parts: nn.Module, config: Config, source: ModelSource) -> nn.Module:
@@ -156,7 +179,8 @@ def _first_output(model: nn.Module, shape: tuple[int, ...]) -> Tensor:
     """What the network outputs for the fixed input, while its costs are counted; it must leave its weights alone."""
     held = [tensor for _, tensor in named_tensors(model)]
     before = [tensor._version for tensor in held]
-    with Bounded(work=work_allowed(_weights(model))):
+    size = _weights(model), math.prod(shape)
+    with Bounded(work=work_allowed(*size), memory=memory_allowed(*size)):
         output = run(model, fixed_input(model, shape))
     if isinstance(model, FoldedModel) and before != [tensor._version for tensor in held]:
         raise BundleError("its graph changes its own weights")
