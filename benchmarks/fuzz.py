@@ -3,9 +3,9 @@
     python benchmarks/fuzz.py [--seconds 600] [--targets npz,images,...] [--seed 0]
 
 Sound files of every kind are changed at random, in their bytes or in what they say (with checksums made right again,
-as one would who means harm), and read. Bundles are also forged: their graphs, structures and networks mix what is allowed
-with what would do harm. Only a BasisPruneError may come out, within a few seconds and a few gigabytes, and an audit hook
-sees to it that nothing runs, connects, or writes.
+as one would who means harm), and read. Bundles are also forged: their graphs, structures and networks mix what is
+allowed with what would do harm. Only a BasisPruneError may come out, within a few seconds and a few gigabytes, and an
+audit hook sees to it that no bundle runs code, connects or writes.
 Counts go to results/fuzz.json; it ends with exit code 1 if anything else came out, and says by which seed.
 """
 
@@ -36,7 +36,16 @@ MEMORY = 6 << 30  # bytes beyond what the program has when it starts
 
 
 _FORBIDDEN = (
-    *("os.system", "os.exec", "os.fork", "os.posix_spawn", "subprocess.Popen", "pty.spawn", "ctypes.dlopen", "pickle.find"),
+    *(
+        "os.system",
+        "os.exec",
+        "os.fork",
+        "os.posix_spawn",
+        "subprocess.Popen",
+        "pty.spawn",
+        "ctypes.dlopen",
+        "pickle.find",
+    ),
     *("socket.connect", "socket.getaddrinfo", "os.mkdir", "os.rename", "os.symlink", "os.link", "os.chmod", "shutil."),
 )
 _PYTHON = tuple({str(Path(place).resolve()) for place in (sys.prefix, sys.base_prefix, *sys.path) if place})

@@ -8,6 +8,7 @@ import inspect
 import json
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,38 @@ from basisprune.transfer.model import transfer_model
 
 CODE = "__import__('os').mkdir('/tmp/basisprune-was-here')"
 NAMES = (
-    *("forward", "__class__", "__dict__", "__setattr__", "_modules", "_call_impl", "_forward_hooks", "training", "part"),
-    *("forward.__func__.__globals__.get", "register_forward_hook", "load_state_dict", "about", "guard", "graph", "code"),
-    *("recompile", "_steps", "classes", "source", "layer_names", "act_layer", "padding_mode", "weight", "same", "answers"),
+    *(
+        "forward",
+        "__class__",
+        "__dict__",
+        "__setattr__",
+        "_modules",
+        "_call_impl",
+        "_forward_hooks",
+        "training",
+        "part",
+    ),
+    *(
+        "forward.__func__.__globals__.get",
+        "register_forward_hook",
+        "load_state_dict",
+        "about",
+        "guard",
+        "graph",
+        "code",
+    ),
+    *(
+        "recompile",
+        "_steps",
+        "classes",
+        "source",
+        "layer_names",
+        "act_layer",
+        "padding_mode",
+        "weight",
+        "same",
+        "answers",
+    ),
 )
 STRANGE = (
     *("builtins.eval", "os.system", "torch.load", "torch.save", "torch.hub.load", "torch.ops.load_library", "getattr"),
@@ -35,9 +65,16 @@ STRANGE = (
 )
 BACKBONES = (
     *("vit_giant_patch14_224", "eva_giant_patch14_560", "resnet18", "hf-hub:timm/resnet18.a1_in1k", "local-dir:/tmp"),
-    *("torchvision:fasterrcnn_resnet50_fpn", "torchvision:resnet18", "os:getcwd", "builtins:breakpoint", "timm:resnet18"),
+    *(
+        "torchvision:fasterrcnn_resnet50_fpn",
+        "torchvision:resnet18",
+        "os:getcwd",
+        "builtins:breakpoint",
+        "timm:resnet18",
+    ),
     *("antigravity:x", "../../x", "", "resnet18.../../x", "a" * 500),
 )
+_KINDS = ("graph", "structure", "network")
 NUMBERS = (0, 1, -1, 2, 3, 16, 255, 4096, 10**6, 2**31, 10**12, 10**30, 0.5, -1e30, True)
 
 
@@ -109,12 +146,11 @@ def _step(op: str, target: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
 
 def _graph(steps: list[dict[str, Any]], chance: random.Random) -> list[dict[str, Any]]:
     steps = copy.deepcopy(steps)
-    parts = [step["target"] for step in steps if step["op"] == "call_module"]
+    named = {op: [step["target"] for step in steps if step["op"] == op] for op in ("call_module", "get_attr")}
     if chance.random() < 0.1:
-        steps = [steps[0], *exploit(chance.choice(parts)), steps[-1]]
+        steps = [steps[0], *exploit(chance.choice(named["call_module"])), steps[-1]]
     for _ in range(chance.choice((1, 1, 2, 5))):
         place = len(steps) - 1 if chance.random() < 0.8 else chance.randrange(1, len(steps) - 1)
-        named = {op: [step["target"] for step in steps if step["op"] == op] for op in ("call_module", "get_attr")}
         new = _any_step(place, named, chance)
         steps[place : place + (place < len(steps) - 1)] = [new]
     if chance.random() < 0.2:
@@ -129,7 +165,10 @@ def _any_step(place: int, named: dict[str, list[str]], chance: random.Random) ->
         return _step(op, target)
     if chance.random() < 0.1:
         target = chance.choice((*STRANGE, f"{target}.{chance.choice(NAMES)}", chance.choice(NAMES), *named["get_attr"]))
-    args = [{"step": chance.choice((0, 1, 3, chance.randrange(place)))}, *(_any_value(place, chance) for _ in range(chance.choice((0, 0, 1, 1, 2, 3))))]
+    args = [
+        {"step": chance.choice((0, 1, 3, chance.randrange(place)))},
+        *(_any_value(place, chance) for _ in range(chance.choice((0, 0, 1, 1, 2, 3)))),
+    ]
     names = [*sorted(KEYWORDS), "out", "device", "generator", "layout"]
     kwargs = {chance.choice(names): _any_value(place, chance) for _ in range(chance.choice((0, 0, 0, 0, 1, 2)))}
     return {"op": op, "target": target, "args": args[chance.random() < 0.1 :], "kwargs": kwargs}
@@ -168,19 +207,32 @@ def _any_node(node: dict[str, Any], chance: random.Random) -> dict[str, Any]:
     node = dict(node)
     kind = chance.randrange(7)
     if kind < 2:
-        name = chance.choice((*CLASSES, *CLASSES, "torch.nn.LSTM", "torch.nn.DataParallel", "os.system", "torch.nn.init"))
+        name = chance.choice(
+            (*CLASSES, *CLASSES, "torch.nn.LSTM", "torch.nn.DataParallel", "os.system", "torch.nn.init")
+        )
         known = list(inspect.signature(CLASSES[name]).parameters) if name in CLASSES else ["x"]
         named = (chance.choice([*known, "device", "dtype", chance.choice(NAMES)]) for _ in range(chance.randrange(4)))
         return {"class": name, "args": {each: _plain_value(chance) for each in named}}
     if kind < 4:
-        known = [*NAMES, "kernel_size", "groups", "stride", "out_channels", "inplace", "p", "_reversed_padding_repeated_twice"]
+        known = [
+            *NAMES,
+            "kernel_size",
+            "groups",
+            "stride",
+            "out_channels",
+            "inplace",
+            "p",
+            "_reversed_padding_repeated_twice",
+        ]
         attributes = {chance.choice(known): _plain_value(chance) for _ in range(3)}
         return node | {"attributes": node.get("attributes", {}) | attributes}
     if kind == 4:
         return {chance.choice(("same", "take")): chance.choice(("", "classifier", "backbone", *NAMES))}
     if kind == 5:
         return node | {"answers": chance.choice(NAMES)}
-    return node | {chance.choice(("parameters", "buffers")): {chance.choice(NAMES): chance.choice((True, [True, True]))}}
+    return node | {
+        chance.choice(("parameters", "buffers")): {chance.choice(NAMES): chance.choice((True, [True, True]))}
+    }
 
 
 def _plain_value(chance: random.Random) -> Any:
@@ -202,7 +254,15 @@ def load_and_run(folder: Path) -> None:
                 bundle.model(images)
             except BasisPruneError:
                 raise
-            except (RuntimeError, TypeError, ValueError, IndexError, AttributeError, NotImplementedError, AssertionError):
+            except (
+                RuntimeError,
+                TypeError,
+                ValueError,
+                IndexError,
+                AttributeError,
+                NotImplementedError,
+                AssertionError,
+            ):
                 return  # a graph for one size may fail at another, as any network may
 
 
@@ -217,7 +277,4 @@ def forgeries(source: Path) -> list[tuple[str, Callable[[Path, random.Random], N
             given["model.safetensors"] = weights[chance.choice(sorted(weights))]
         write_sealed(folder, given, forged(files, kind, chance))
 
-    return [
-        (f"bundle: forged {kind}", lambda folder, chance, kind=kind: spoil(folder, chance, kind), load_and_run)
-        for kind in ("graph", "structure", "network")
-    ]
+    return [(f"bundle: forged {kind}", partial(spoil, kind=kind), load_and_run) for kind in _KINDS]

@@ -318,7 +318,7 @@ def _share(home: nn.Module, parts: nn.Module, path: Sequence[str]) -> None:
         home, parts = there, inner
     for held, into in ((parts._modules, home._modules), (parts._parameters, home._parameters)):
         if held.get(leaf) is not None:
-            into[leaf] = held[leaf]  # type: ignore[index, assignment]
+            into[leaf] = held[leaf]  # type: ignore[assignment]
             return
     tensor = parts._buffers.get(leaf, vars(parts).get(leaf))
     if not isinstance(tensor, Tensor):

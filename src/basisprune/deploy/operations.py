@@ -99,7 +99,7 @@ READINGS: Mapping[str, Reading] = {
     "ndim": Reading("ndim", lambda tensor: tensor.ndim),
     "dtype": Reading("dtype", lambda tensor: tensor.dtype),
 }
-NAMES: Mapping[Callable[..., object], str] = {function: name for name, function in reversed(FUNCTIONS.items())}
+NAMES: Mapping[Callable[..., object], str] = {function: name for name, function in reversed([*FUNCTIONS.items()])}
 
 
 def odd_keywords(kwargs: Mapping[str, object]) -> list[str]:

@@ -84,7 +84,8 @@ def from_steps(steps: list[Step], parts: nn.Module) -> fx.Graph:
             target = _target(step, args, parts)
         except LayerError as error:
             raise BundleError(
-                f"graph: step {number} ({step['op']}): {error}; it may name a module, parameter or buffer of the structure"
+                f"graph: step {number} ({step['op']}): {error}; "
+                "it may name a module, parameter or buffer of the structure"
             ) from error
         except BundleError as error:
             raise BundleError(f"graph: step {number}: {error}") from error

@@ -1,11 +1,11 @@
 """The classes of layers that a bundle may name, and what it may say of them.
 
-How the list was made: the layers of torch.nn and timm.layers that occur in the networks of timm 1.0 and torchvision 0.30,
-and their nearest relatives. Of each the constructor and `forward` were read for what they do with odd numbers and texts:
-they compute tensors and build other layers; texts are compared, or looked up in tables of activations and norms; nothing
-is imported, evaluated, opened, or taken from an object by a name in an attribute. Left out are losses, recurrent layers
-(they look their weights up by names in an attribute), transformers with callables, lazy and parallel layers, and layers
-that need a network to build them. A new class goes through the same.
+How the list was made: the layers of torch.nn and timm.layers that occur in the networks of timm 1.0 and torchvision
+0.30, and their nearest relatives. Of each the constructor and `forward` were read for what they do with odd numbers and
+texts: they compute tensors and build other layers; texts are compared, or looked up in tables of activations and norms;
+nothing is imported, evaluated, opened, or taken from an object by a name in an attribute. Left out are losses,
+recurrent layers (they look their weights up by names in an attribute), transformers with callables, lazy and parallel layers, and
+layers that need a network to build them. A new class goes through the same.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ NAMES: Mapping[type[nn.Module], str] = {kind: name for name, kind in CLASSES.ite
 
 _LIKE_LAYERS = (*LAYER_ATTRIBUTES, "out_channels", "out_features")
 _ADDED: Mapping[type[nn.Module], Mapping[str, object]] = {
-    nn.Sequential: {name: None for name in _LIKE_LAYERS} | {"padding": "valid", "padding_mode": "zeros"},
+    nn.Sequential: dict.fromkeys(_LIKE_LAYERS) | {"padding": "valid", "padding_mode": "zeros"},
     BasisScalingConv: {"groups": 1},
     GlobalPool: {"layout": "NCHW", "prefix_tokens": 0},
 }

@@ -66,12 +66,12 @@ class Bounded(TorchDispatchMode):
     def __enter__(self) -> Bounded:
         """Starts to count."""
         self._hook = register_module_forward_pre_hook(self._count_call)
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: object) -> None:
         """Ends to count."""
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
         if self._hook is not None:
             self._hook.remove()
 
@@ -163,7 +163,7 @@ class RunGuard:
 
     def watch(self, images: Tensor) -> AbstractContextManager[object]:
         """Limits of memory and work for the first run on images of this shape; nothing where another program traces."""
-        traces = torch.jit.is_tracing() or torch.compiler.is_compiling() or type(images) is not Tensor
+        traces = _is_traced() or type(images) is not Tensor
         if traces or images.device.type == "meta" or (shape := tuple(images.shape)) in self.known:
             return nullcontext()
         self.known.add(shape)
@@ -176,7 +176,7 @@ class RunGuard:
 
         Python itself sets no bounds to a list times a billion, or to a number squared forty times.
         """
-        if torch.jit.is_tracing() or torch.compiler.is_compiling():  # numbers are tensors then
+        if _is_traced():  # numbers are tensors then
             return
         values = list(_leaves((args, kwargs)))
         if any(isinstance(value, fx.Proxy) for value in values):
@@ -186,15 +186,27 @@ class RunGuard:
         if function in ARITHMETIC:
             if not all(isinstance(value, (Tensor, int, float)) for value in args):
                 raise BundleError(f"graph: {NAMES[function]} of something that is neither tensor nor number")
-        elif function is operator.getitem:
-            index = args[1:]
-            if any(map(_is_mask, _leaves(index))) or any(isinstance(leaf, Tensor) for leaf in _bounds(index)):
-                raise BundleError("graph: values in it are picked by other values, so that nobody knows how many")
-        elif any(isinstance(leaf, Tensor) and _is_whole(leaf) for leaf in _leaves((args[1:], kwargs))):
-            if function not in _OF_SEVERAL:
-                raise BundleError("graph: a number in a tensor is used as a size, so that nobody knows how large")
+        else:
+            _refuse_values_as_sizes(function, args, kwargs)
         if function in _PIECES and (pieces := _PIECES[function](*args, **kwargs)) > _MOST_PIECES:
             raise BundleError(f"graph: {pieces:,} pieces of a tensor; at most {_MOST_PIECES:,} are allowed")
+
+
+def _refuse_values_as_sizes(
+    function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
+) -> None:
+    """Raises BundleError where the values in a tensor, which differ from image to image, would decide on a size."""
+    index = args[1:]
+    if function is operator.getitem:
+        if any(map(_is_mask, _leaves(index))) or any(isinstance(leaf, Tensor) for leaf in _bounds(index)):
+            raise BundleError("graph: values in it are picked by other values, so that nobody knows how many")
+    elif function not in _OF_SEVERAL and any(map(_is_whole, _leaves((index, kwargs)))):
+        raise BundleError("graph: a number in a tensor is used as a size, so that nobody knows how large")
+
+
+def _is_traced() -> bool:
+    """Whether torch follows what is computed, to export or compile it."""
+    return bool(torch.jit.is_tracing()) or torch.compiler.is_compiling()  # type: ignore[attr-defined, no-untyped-call]
 
 
 def _machine_memory() -> int:
@@ -230,8 +242,8 @@ def _is_mask(value: object) -> bool:
     return isinstance(value, Tensor) and value.dtype in (torch.bool, torch.uint8)
 
 
-def _is_whole(tensor: Tensor) -> bool:
-    return not (tensor.is_floating_point() or tensor.is_complex())
+def _is_whole(value: object) -> bool:
+    return isinstance(value, Tensor) and not (value.is_floating_point() or value.is_complex())
 
 
 def _unbound(tensor: Tensor, dim: int = 0) -> int:
@@ -248,9 +260,12 @@ def _chunked(_tensor: Tensor, chunks: int, dim: int = 0) -> int:  # noqa: ARG001
 
 
 _PIECES: Mapping[Callable[..., object], Callable[..., int]] = {
-    **{torch.unbind: _unbound, METHODS["unbind"]: _unbound},
-    **{torch.split: _split, METHODS["split"]: _split},
-    **{torch.chunk: _chunked, METHODS["chunk"]: _chunked},
+    torch.unbind: _unbound,
+    METHODS["unbind"]: _unbound,
+    torch.split: _split,
+    METHODS["split"]: _split,
+    torch.chunk: _chunked,
+    METHODS["chunk"]: _chunked,
 }
 """How many pieces each function makes of a tensor."""
 _BINARY = ("add", "div", "maximum", "minimum", "mul", "pow", "sub")

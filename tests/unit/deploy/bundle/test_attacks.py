@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import copy
 import inspect
-import json
 import shutil
 import sys
 from pathlib import Path
@@ -121,16 +122,31 @@ def test_attributes_of_a_module_are_not_modules(graph_bundle, tmp_path):
         config["tensors"] = {}
 
     rewrite(folder, change, lambda state: state.clear())
-    with pytest.raises(BundleError, match="step 2.* it may name a module, parameter or buffer"):
+    with pytest.raises(BundleError, match=r"step 2.* it may name a module, parameter or buffer"):
         from_pretrained(folder)
     assert not (tmp_path / "canary").exists()
 
 
 TARGETS = {
     "call_module": [
-        *("classifier.__class__", "classifier.forward", f"classifier.{GLOBALS}", "forward", "children", "named_modules"),
+        *(
+            "classifier.__class__",
+            "classifier.forward",
+            f"classifier.{GLOBALS}",
+            "forward",
+            "children",
+            "named_modules",
+        ),
         *("classifier.load_state_dict", "classifier.weight", "classifier.register_forward_hook", "__class__", "train"),
-        *("classifier._call_impl", "_modules", "_modules.classifier", "classifier._parameters.get", "recompile", "0", ""),
+        *(
+            "classifier._call_impl",
+            "_modules",
+            "_modules.classifier",
+            "classifier._parameters.get",
+            "recompile",
+            "0",
+            "",
+        ),
         *("to_folder", "graph", "about.pop", "guard.check", "_steps", "compile", "classifier.bias", "body.append"),
     ],
     "get_attr": [
@@ -140,10 +156,28 @@ TARGETS = {
     ],
     "call_function": [
         *("torch.load", "torch.save", "torch.hub.load", "builtins.eval", "builtins.getattr", "operator.methodcaller"),
-        *("operator.attrgetter", "operator.setitem", "functional.boolean_dispatch", "torch.ops", "print", "__class__", ""),
+        *(
+            "operator.attrgetter",
+            "operator.setitem",
+            "functional.boolean_dispatch",
+            "torch.ops",
+            "print",
+            "__class__",
+            "",
+        ),
     ],
     "call_method": [
-        *("__reduce_ex__", "__class__", "__getattribute__", "numpy", "apply_", "map_", "tofile", "register_hook", "data"),
+        *(
+            "__reduce_ex__",
+            "__class__",
+            "__getattribute__",
+            "numpy",
+            "apply_",
+            "map_",
+            "tofile",
+            "register_hook",
+            "data",
+        ),
         *("storage", "share_memory_", "set_", "resize_", "to", "backward", "format", "get", "append", ""),
     ],
 }
@@ -184,15 +218,37 @@ def test_arguments_express_nothing_but_values(forge, each):
 
 def test_the_tables_hold_no_function_that_could_do_anything_but_compute():
     everything = [*operations.FUNCTIONS.values(), *(method.function for method in operations.METHODS.values())]
-    assert all(getattr(each, "__module__", None) in (None, "_operator", "torch", "torch.nn.functional", "torch._tensor",
-               "torch.functional", "torch._C._nn", "torch._jit_internal") for each in everything)  # fmt: skip
+    assert all(
+        getattr(each, "__module__", None)
+        in (
+            None,
+            "_operator",
+            "torch",
+            "torch.nn.functional",
+            "torch._tensor",
+            "torch.functional",
+            "torch._C._nn",
+            "torch._jit_internal",
+        )
+        for each in everything
+    )
     assert "out" not in operations.KEYWORDS
 
 
 def looks_up_names(function: ast.AST) -> bool:
     """Whether a function takes or sets an attribute by a name that is not written there."""
     calls = (node for node in ast.walk(function) if isinstance(node, ast.Call))
-    lookups = ("getattr", "setattr", "hasattr", "delattr", "get_submodule", "get_parameter", "get_buffer", "eval", "exec")
+    lookups = (
+        "getattr",
+        "setattr",
+        "hasattr",
+        "delattr",
+        "get_submodule",
+        "get_parameter",
+        "get_buffer",
+        "eval",
+        "exec",
+    )
     return any(
         getattr(call.func, "id", getattr(call.func, "attr", "")) in (*lookups, "import_module", "__import__")
         and not all(isinstance(argument, ast.Constant) for argument in call.args[1:2])
@@ -213,16 +269,22 @@ def test_nothing_is_looked_up_by_a_name_while_a_bundle_is_loaded():
 
 
 ATTRIBUTES = [
-    *({name: value} for name in ("forward", "_call_impl", "__call__", "_forward_hooks", "training", "_modules", "T_destination")
-      for value in (1, "x", [1])),
+    *(
+        {name: value}
+        for name in ("forward", "_call_impl", "__call__", "_forward_hooks", "training", "_modules", "T_destination")
+        for value in (1, "x", [1])
+    ),
     *({"in_features": value} for value in ("in_features", ["x"], 10**30, {"tuple": ["x"]})),
     {"register_forward_hook": None},
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("attributes", ATTRIBUTES, ids=str)
 def test_attributes_hide_nothing_and_keep_their_kind(saved, attributes):
-    rewrite(saved, lambda config: config["structure"]["children"]["classifier"].setdefault("attributes", {}).update(attributes))
+    rewrite(
+        saved,
+        lambda config: config["structure"]["children"]["classifier"].setdefault("attributes", {}).update(attributes),
+    )
     refused(saved, "is not one that a bundle may set|is not a name for a part")
 
 
@@ -236,25 +298,52 @@ def test_attributes_that_no_layer_has_are_left_out(saved):
 def test_no_part_takes_the_place_of_something_else(saved, name, place):
     what = {"children": {"class": "torch.nn.Identity"}, "parameters": True, "buffers": [True, True]}[place]
     more = {"order": [name]} if place == "children" else {}
-    rewrite(saved, lambda config: config["structure"]["children"].update(dropout={
-        "class": "torch.nn.Dropout", place: {name: what}, **more,
-    }))  # fmt: skip
+    rewrite(
+        saved,
+        lambda config: config["structure"]["children"].update(
+            dropout={
+                "class": "torch.nn.Dropout",
+                place: {name: what},
+                **more,
+            }
+        ),
+    )
     refused(saved, "has something else by that name|missing")
 
 
-@pytest.mark.parametrize("name", ["classifier.forward", "classifier._forward_hooks", "dropout.training", "pool.x", "classifier._modules"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name", ["classifier.forward", "classifier._forward_hooks", "dropout.training", "pool.x", "classifier._modules"]
+)
 def test_tensors_take_the_place_of_nothing(saved, name):
     rewrite(saved, lambda config: config["tensors"].setdefault("aliases", {}).update({name: "classifier.weight"}))
     refused(saved, "is not an attribute that a bundle may set")
 
 
-NOT_LISTED = ("LSTM", "DataParallel", "LazyLinear", "Transformer", "TransformerEncoderLayer", "CrossEntropyLoss", "ParameterDict")
+NOT_LISTED = (
+    "LSTM",
+    "DataParallel",
+    "LazyLinear",
+    "Transformer",
+    "TransformerEncoderLayer",
+    "CrossEntropyLoss",
+    "ParameterDict",
+)
 
 
-@pytest.mark.parametrize("name", [f"torch.nn.{name}" for name in NOT_LISTED] + [
-    *("torch.nn.functional", "torch.nn.modules.Linear", "torch.nn.Linear.forward", "timm.layers.HybridEmbed", "os.system"),
-    *("timm.layers.create_act", "basisprune.KeptModel", "torch.nn.quantized.Linear", "Linear", "", "torch.nn."),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [f"torch.nn.{name}" for name in NOT_LISTED]
+    + [
+        *(
+            "torch.nn.functional",
+            "torch.nn.modules.Linear",
+            "torch.nn.Linear.forward",
+            "timm.layers.HybridEmbed",
+            "os.system",
+        ),
+        *("timm.layers.create_act", "basisprune.KeptModel", "torch.nn.quantized.Linear", "Linear", "", "torch.nn."),
+    ],
+)
 def test_only_listed_classes_are_built(saved, name):
     rewrite(saved, lambda config: config["structure"]["children"].update(dropout={"class": name}))
     refused(saved, "is not a class that a bundle may name")
@@ -281,7 +370,9 @@ def test_a_network_that_lies_elsewhere_is_refused(saved, name, trusted, monkeypa
 def test_a_network_of_torchvision_fetches_nothing(saved, monkeypatch):
     fetched: list[object] = []
     monkeypatch.setattr("torch.hub.load_state_dict_from_url", lambda *given, **_: fetched.append(given))
-    monkeypatch.setattr("torchvision._internally_replaced_utils.load_state_dict_from_url", lambda *given, **_: fetched.append(given))
+    monkeypatch.setattr(
+        "torchvision._internally_replaced_utils.load_state_dict_from_url", lambda *given, **_: fetched.append(given)
+    )
     monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", lambda *given, **_: fetched.append(given))
     named(saved, "torchvision:lraspp_mobilenet_v3_large")
     with pytest.raises(BundleError):
@@ -302,7 +393,9 @@ def test_an_input_of_two_shapes_is_refused(saved, shape):
     refused(saved, "not that of its spec")
 
 
-def test_what_a_stranger_names_is_not_called_when_the_network_is_saved_again(forge, graph_bundle, tmp_path, monkeypatch):
+def test_what_a_stranger_names_is_not_called_when_the_network_is_saved_again(
+    forge, graph_bundle, tmp_path, monkeypatch
+):
     called: list[str] = []
     module = ModuleType("stranger")
     module.backbone = lambda: called.append("backbone")
@@ -313,10 +406,8 @@ def test_what_a_stranger_names_is_not_called_when_the_network_is_saved_again(for
     assert model.source.backbone == "stranger:backbone"
     model.graph.call_function(torch.special.expm1, (next(iter(model.graph.nodes)),))  # no graph can be written any more
     for attempt in (lambda: save_pretrained(model, tmp_path / "again"), lambda: refuse_unsaveable(model)):
-        try:
+        with contextlib.suppress(BasisPruneError):
             attempt()
-        except BasisPruneError:
-            pass
     assert called == []
 
 
@@ -326,26 +417,39 @@ COSTS = {
         *(step("call_function", "torch.mul", {"step": 1}, 2) for _ in range(20)),
         step("call_function", "torch.stack", [{"step": n} for n in range(2, 22)]),
     ],
-    "a tensor in many pieces": [step("call_method", "expand", X, 10**5, 3, 8, 8), step("call_method", "unbind", {"step": 1})],
-    "pieces of one number": [step("call_method", "expand", X, 10**5, 3, 8, 8), step("call_function", "torch.split", {"step": 1}, 1)],
-    "pieces by keyword": [step("call_method", "expand", X, 10**5, 3, 8, 8), step("call_method", "split", {"step": 1}, split_size=1)],
+    "a tensor in many pieces": [
+        step("call_method", "expand", X, 10**5, 3, 8, 8),
+        step("call_method", "unbind", {"step": 1}),
+    ],
+    "pieces of one number": [
+        step("call_method", "expand", X, 10**5, 3, 8, 8),
+        step("call_function", "torch.split", {"step": 1}, 1),
+    ],
+    "pieces by keyword": [
+        step("call_method", "expand", X, 10**5, 3, 8, 8),
+        step("call_method", "split", {"step": 1}, split_size=1),
+    ],
     "work of which no product tells": [
         step("call_method", "expand", X, 50_000, 3, 8, 8),
         *(step("call_method", "exp", {"step": 1}) for _ in range(3000)),
     ],
-    "a size that a tensor holds": [step("call_method", "max", X, 1), step("call_function", "operator.getitem", {"step": 1}, 1),
-        step("call_method", "sum", {"step": 2}), step("call_method", "expand", X, {"step": 3}, 3, 8, 8)],
+    "a size that a tensor holds": [
+        step("call_method", "max", X, 1),
+        step("call_function", "operator.getitem", {"step": 1}, 1),
+        step("call_method", "sum", {"step": 2}),
+        step("call_method", "expand", X, {"step": 3}, 3, 8, 8),
+    ],
     "a mask": [step("call_function", "operator.eq", X, X), step("call_function", "operator.getitem", X, {"step": 1})],
     "padded": [step("call_function", "functional.pad", X, {"tuple": [10**9, 10**9]})],
     "enlarged": [step("call_function", "functional.interpolate", X, scale_factor=10**6)],
     "pooled": [step("call_function", "functional.adaptive_avg_pool2d", X, 10**6)],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", COSTS)
 def test_a_graph_takes_neither_memory_nor_time(graph_bundle, tmp_path, name):
     folder = Path(shutil.copytree(graph_bundle, tmp_path / "b"))
-    refusal = "at a time|are allowed|floating-point operations|nobody knows how"
+    refusal = r"at a time|are allowed|floating-point operations|nobody knows how"
     with pytest.raises(BundleError, match=refusal):
         from_pretrained(appended(folder, *COSTS[name]))
 
@@ -355,22 +459,19 @@ BATCH = [step("call_function", "getattr", X, "shape"), step("call_function", "op
 
 @pytest.mark.parametrize("name", ["numbers", "tensors"])
 def test_a_graph_that_is_small_for_one_image_only_is_refused_for_more(graph_bundle, tmp_path, name):
-    squares = [step("call_function", "operator.mul", {"step": n}, {"step": n}) for n in range(2, 8 if name == "tensors" else 60)]
+    squares = [
+        step("call_function", "operator.mul", {"step": n}, {"step": n})
+        for n in range(2, 8 if name == "tensors" else 60)
+    ]
     grown = step("call_method", "expand", X, {"step": 8}, -1, -1, -1, -1) if name == "tensors" else squares.pop()
     sums = [step("call_function", "torch.mul", {"step": 9}, 2)] if name == "tensors" else []
     folder = appended(Path(shutil.copytree(graph_bundle, tmp_path / "b")), *BATCH, *squares, grown, *sums)
     model = from_pretrained(folder)
     model(torch.zeros(1, 3, 8, 8))
-    with pytest.raises(BundleError, match="too large|are allowed"):
+    with pytest.raises(BundleError, match=r"too large|are allowed"):
         model(torch.zeros(7, 3, 8, 8))
-    with pytest.raises(BundleError, match="too large|are allowed"):
-        copy_of(model)(torch.zeros(7, 3, 8, 8))
-
-
-def copy_of(model: nn.Module) -> nn.Module:
-    import copy
-
-    return copy.deepcopy(model)
+    with pytest.raises(BundleError, match=r"too large|are allowed"):
+        copy.deepcopy(model)(torch.zeros(7, 3, 8, 8))
 
 
 def test_calls_of_modules_are_counted(graph_bundle, tmp_path):
@@ -393,10 +494,8 @@ def test_calls_of_modules_are_counted(graph_bundle, tmp_path):
 
 
 def test_a_graph_leaves_its_weights_alone(graph_bundle, tmp_path):
-    config = json.loads((graph_bundle / "config.json").read_text())
-    weight = next(iter(name for name in ("classifier.weight",) if config))
     folder = Path(shutil.copytree(graph_bundle, tmp_path / "b"))
-    steps = [step("get_attr", weight), step("call_method", "add_", {"step": 1}, 0)]
+    steps = [step("get_attr", "classifier.weight"), step("call_method", "add_", {"step": 1}, 0)]
     with pytest.raises(BundleError, match="changes its own weights"):
         from_pretrained(appended(folder, *steps))
 
