@@ -72,7 +72,7 @@ def forged(fuzz, tmp_path_factory):
 
 
 @settings(max_examples=40, suppress_health_check=list(HealthCheck))
-@given(st.randoms(use_true_random=False), st.integers(0, 2))
+@given(chance=st.randoms(use_true_random=False), kind=st.integers(0, 2))
 def test_a_forged_bundle_is_refused_or_does_nothing_but_compute(chance, kind, fuzz, forged, tmp_path_factory):
     folder = tmp_path_factory.mktemp("forged")
     spoil, read = forged[kind]

@@ -4,8 +4,8 @@ How the list was made: the layers of torch.nn and timm.layers that occur in the 
 0.30, and their nearest relatives. Of each the constructor and `forward` were read for what they do with odd numbers and
 texts: they compute tensors and build other layers; texts are compared, or looked up in tables of activations and norms;
 nothing is imported, evaluated, opened, or taken from an object by a name in an attribute. Left out are losses,
-recurrent layers (they look their weights up by names in an attribute), transformers with callables, lazy and parallel layers, and
-layers that need a network to build them. A new class goes through the same.
+recurrent layers (they look their weights up by names in an attribute), transformers with callables, lazy and parallel
+layers, and layers that need a network to build them. A new class goes through the same.
 """
 
 from __future__ import annotations
