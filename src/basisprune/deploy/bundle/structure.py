@@ -26,6 +26,7 @@ from basisprune.errors import BundleError, LayerError
 from basisprune.torchkit.surgery import TORCH_CONVS
 
 _MOST_PARTS = 100_000
+_MOST_NODES = 30_000  # that are built, or taken from the architecture
 _MOST_OPERATIONS = 2_000  # to construct one layer
 
 
@@ -117,9 +118,13 @@ class _Rebuilder:
     def __init__(self, fresh: nn.Module | None) -> None:
         self.fresh = dict(fresh.named_modules()) if fresh is not None else {}
         self.done: dict[str, nn.Module] = {}
+        self.nodes = 0
         self.parts: dict[nn.Module, int] = {}  # the modules in each that is built, those met again counted again
 
     def module(self, node: Node, fresh: nn.Module | None, path: str) -> nn.Module:
+        self.nodes += 1
+        if self.nodes > _MOST_NODES:
+            raise BundleError(f"its network has more than {_MOST_NODES:,} parts of their own")
         base = self._start(node, fresh)
         if base is None:
             raise BundleError(f"{path or 'structure'}: the architecture has no such module")
@@ -133,6 +138,8 @@ class _Rebuilder:
         order = node.get("order", list(base._modules))
         if unknown := children.keys() - set(order):
             raise BundleError(f"{path}: the architecture has no children {sorted(unknown)}")
+        if len(set(order)) < len(order):
+            raise BundleError(f"{path}: names a child twice")
         built: dict[str, nn.Module | None] = {}
         for name in order:
             start = _fresh_child(base, name, fresh)

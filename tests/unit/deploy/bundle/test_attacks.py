@@ -504,3 +504,17 @@ def test_a_method_is_for_tensors_alone():
     with pytest.raises(LayerError, match="is for tensors"):
         operations.METHODS["split"]("a b", " ")
     assert torch.equal(operations.METHODS["abs"](torch.tensor([-1.0])), torch.tensor([1.0]))
+
+
+def test_no_part_is_built_over_and_over(saved):
+    node = {"class": "torch.nn.Sequential", "order": ["a"] * 10**5, "children": {"a": {"class": "torch.nn.Identity"}}}
+    rewrite(saved, lambda config: config["structure"]["children"].update(dropout=node))
+    refused(saved, "names a child twice")
+
+
+def test_the_number_of_parts_is_limited_while_they_are_built(saved, monkeypatch):
+    monkeypatch.setattr(structure, "_MOST_NODES", 20)
+    children = {f"a{number}": {"class": "torch.nn.Identity"} for number in range(30)}
+    node = {"class": "torch.nn.Sequential", "order": list(children), "children": children}
+    rewrite(saved, lambda config: config["structure"]["children"].update(dropout=node))
+    refused(saved, "parts of their own")
