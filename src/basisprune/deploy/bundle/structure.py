@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from pydantic import JsonValue
@@ -136,10 +136,7 @@ class _Rebuilder:
         _apply_own(base, node)
         children = node.get("children", {})
         order = node.get("order", list(base._modules))
-        if unknown := children.keys() - set(order):
-            raise BundleError(f"{path}: the architecture has no children {sorted(unknown)}")
-        if len(set(order)) < len(order):
-            raise BundleError(f"{path}: names a child twice")
+        _check_order(order, children, path)
         built: dict[str, nn.Module | None] = {}
         for name in order:
             start = _fresh_child(base, name, fresh)
@@ -173,6 +170,13 @@ class _Rebuilder:
         self.parts[base] = 1 + sum(self.parts[child] for child in base._modules.values() if child is not None)
         if self.parts[base] > _MOST_PARTS:
             raise BundleError(f"its network has more than {_MOST_PARTS:,} parts")
+
+
+def _check_order(order: Sequence[str], children: Mapping[str, object], path: str) -> None:
+    if unknown := children.keys() - set(order):
+        raise BundleError(f"{path}: the architecture has no children {sorted(unknown)}")
+    if len(set(order)) < len(order):
+        raise BundleError(f"{path}: names a child twice")
 
 
 def _fresh_child(base: nn.Module, name: str, fresh: nn.Module | None) -> nn.Module | None:
