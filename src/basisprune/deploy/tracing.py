@@ -13,6 +13,8 @@ from typing import TypeAlias, cast
 import torch
 from torch import Tensor, fx, nn
 
+from basisprune.torchkit.surgery import module_at, tensor_at
+
 Forward: TypeAlias = Callable[..., object]
 Arguments: TypeAlias = tuple[fx.node.Argument, ...]
 Options: TypeAlias = dict[str, fx.node.Argument]
@@ -103,10 +105,9 @@ class ValuedTracer(fx.Tracer):
             case "placeholder":
                 return self.example
             case "get_attr":
-                home, _, leaf = node.target.rpartition(".")
-                return getattr(self.root.get_submodule(home), leaf)
+                return tensor_at(self.root, node.target.split("."))
             case "call_module":
-                return self.root.get_submodule(node.target)(*args, **kwargs)
+                return module_at(self.root, node.target.split("."))(*args, **kwargs)
             case "call_method":
                 return getattr(args[0], node.target)(*args[1:], **kwargs)
         return None

@@ -332,3 +332,22 @@ def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Every parameter and buffer by its dotted name; one that is used twice comes under each name."""
     yield from model.named_parameters(remove_duplicate=False)
     yield from model.named_buffers(remove_duplicate=False)
+
+
+def module_at(model: nn.Module, path: Sequence[str]) -> nn.Module:
+    """The module that these names lead to, by what modules hold and nothing else; LayerError if there is none."""
+    home: nn.Module | None = model
+    for name in path:
+        home = None if home is None else home._modules.get(name)
+    if home is None:
+        raise LayerError(".".join(path), "the network has no such module")
+    return home
+
+
+def tensor_at(model: nn.Module, path: Sequence[str]) -> Tensor:
+    """The parameter or buffer that these names lead to; raises LayerError if there is none."""
+    home, leaf = module_at(model, path[:-1]), path[-1]
+    for held in (home._parameters, home._buffers):
+        if (tensor := held.get(leaf)) is not None:
+            return tensor
+    raise LayerError(".".join(path), "the network has no such parameter or buffer")

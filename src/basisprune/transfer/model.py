@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -28,10 +28,12 @@ class ModelSource:
     """Where a network's architecture came from, to build it again: a timm name or `"package.module:factory"`.
 
     `backbone` is None for a module that was handed over ready-made, `insert_norm` for a network that kept its head.
+    `is_trusted` is False where a file of a stranger says so: such a function is never called to save the network.
     """
 
     backbone: str | None
     insert_norm: bool | None = True
+    is_trusted: bool = field(default=True, compare=False)
 
 
 class GlobalPool(nn.Module):

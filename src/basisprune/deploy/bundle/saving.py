@@ -180,7 +180,9 @@ def _forms(model: nn.Module, factory: str | None, known: Input) -> list[Callable
     graph = [partial(_as_graph, model, alone, known)] if _is_folded(model) else []
     if architecture.is_timm:
         return [built, *graph]
-    if architecture.backbone is None:
+    source = getattr(model, "source", None)
+    is_trusted = factory is not None or not isinstance(source, ModelSource) or source.is_trusted
+    if architecture.backbone is None or not is_trusted:
         return [stands_alone, *graph]
     return [stands_alone, *(graph if isinstance(model, FoldedModel) else []), built]
 

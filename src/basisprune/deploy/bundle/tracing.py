@@ -10,7 +10,8 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from basisprune.deploy.bundle.graph import HINT
-from basisprune.deploy.bundle.structure import class_name, is_described
+from basisprune.deploy.bundle.layers import NAMES
+from basisprune.deploy.bundle.structure import is_described
 from basisprune.deploy.folded import FoldedModel, about, folded
 from basisprune.deploy.tracing import Arguments, Options, ValuedTracer
 from basisprune.errors import LayerError
@@ -51,7 +52,7 @@ class _PlainTracer(ValuedTracer):
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:  # noqa: ARG002
         """Whether the module stays a module."""
-        named = class_name(type(m)) is not None and type(m) is not nn.Module
+        named = type(m) in NAMES and type(m) is not nn.Module
         return named and not isinstance(m, _CONTAINERS) and is_described(m)
 
     def create_node(
