@@ -138,18 +138,18 @@ class FoldedModel(fx.GraphModule):
 
     def forward(self, x: Tensor) -> Tensor:
         """The scores (N, classes), before any softmax."""
-        if self.guard is None:
-            return self._run(x)
+        if self.guard is None or isinstance(x, fx.Proxy):  # a tracer's stand-in has no values to check
+            return self._run(x, None)
         with self.guard.watch(x):
-            return self._run(x)
+            return self._run(x, self.guard)
 
-    def _run(self, x: Tensor) -> Tensor:
+    def _run(self, x: Tensor, guard: Guard | None) -> Tensor:
         values: list[object] = [None] * len(self._steps)
         for number, step in enumerate(self._steps):
             args = [_filled(value, values) for value in step.args]
             kwargs = {name: _filled(value, values) for name, value in step.kwargs.items()}
-            if self.guard is not None:
-                self.guard.check(step.function, args, kwargs)
+            if guard is not None:
+                guard.check(step.function, args, kwargs)
             if step.op == "output":
                 return cast(Tensor, args[0])
             if step.op == "placeholder":

@@ -8,9 +8,8 @@ from torch import Tensor, nn
 
 from basisprune.deploy.bundle.config import TensorFacts, check_names
 from basisprune.deploy.bundle.layers import may_alias
-from basisprune.deploy.folded import module_at
 from basisprune.errors import BundleError, LayerError
-from basisprune.torchkit.surgery import find_layers, named_tensors
+from basisprune.torchkit.surgery import find_layers, module_at, named_tensors
 
 
 def collect_tensors(model: nn.Module, fresh: nn.Module | None) -> tuple[dict[str, Tensor], TensorFacts]:
