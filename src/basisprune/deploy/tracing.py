@@ -13,7 +13,7 @@ from typing import TypeAlias, cast
 import torch
 from torch import Tensor, fx, nn
 
-from basisprune.torchkit.surgery import module_at, tensor_at
+from basisprune.torchkit.surgery import module_at
 
 Forward: TypeAlias = Callable[..., object]
 Arguments: TypeAlias = tuple[fx.node.Argument, ...]
@@ -105,7 +105,9 @@ class ValuedTracer(fx.Tracer):
             case "placeholder":
                 return self.example
             case "get_attr":
-                return tensor_at(self.root, node.target.split("."))
+                *above, leaf = node.target.split(".")
+                home = module_at(self.root, above)
+                return {**vars(home), **home._buffers, **home._parameters}[leaf]  # fx keeps constants as attributes
             case "call_module":
                 return module_at(self.root, node.target.split("."))(*args, **kwargs)
             case "call_method":
