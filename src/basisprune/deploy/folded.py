@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 from basisprune.deploy.operations import METHODS, READINGS
 from basisprune.deploy.tracing import ValuedTracer
 from basisprune.errors import LayerError
-from basisprune.torchkit.surgery import module_at, tensor_at
+from basisprune.torchkit.surgery import module_at, refuse_hidden_names, tensor_at
 from basisprune.torchkit.watching import example_input
 from basisprune.transfer.kept import KeptModel
 from basisprune.transfer.model import GlobalPool, Layout, ModelSource, TransferModel
@@ -113,6 +113,10 @@ class FoldedModel(fx.GraphModule):
             raise AttributeError("input_spec")
         return InputSpec(**known)
 
+    @input_spec.setter
+    def input_spec(self, spec: InputSpec) -> None:
+        self.about["input_spec"] = _spec_of(spec)
+
     @property
     def source(self) -> ModelSource:
         """Where its architecture came from."""
@@ -173,6 +177,12 @@ class FoldedModel(fx.GraphModule):
     def __str__(self) -> str:
         return self.__repr__()
 
+    def __copy__(self) -> FoldedModel:
+        """A FoldedModel of the same parts; torch would generate code from the graph."""
+        result = folded(self, copy.deepcopy(self._graph), copy.copy(self.about))
+        result.guard = self.guard
+        return result
+
     def __deepcopy__(self, memo: dict[int, object]) -> FoldedModel:
         result = cast(FoldedModel, super().__deepcopy__(memo))
         result.about = copy.deepcopy(self.about, memo)  # torch keeps only what the graph refers to
@@ -180,6 +190,7 @@ class FoldedModel(fx.GraphModule):
         return result
 
     def __reduce__(self) -> tuple[object, ...]:
+        refuse_hidden_names(self)  # the names become code
         plain = fx.GraphModule(self, copy.deepcopy(self._graph), class_name="FoldedModel")
         plain.about = self.about  # type: ignore[assignment]
         return plain.__reduce__()
@@ -277,13 +288,15 @@ def about(
     """What a folded model with this input, if that is known, this source and these classes knows of itself."""
     source = source or ModelSource(None)
     return About(
-        input_spec=None
-        if spec is None
-        else _Spec(size=spec.size, mean=spec.mean, std=spec.std, interpolation=spec.interpolation, white=spec.white),
+        input_spec=None if spec is None else _spec_of(spec),
         source=_Source(backbone=source.backbone, insert_norm=source.insert_norm, is_trusted=source.is_trusted),
         pool=pool,
         classes=None if classes is None else tuple(classes),
     )
+
+
+def _spec_of(spec: InputSpec) -> _Spec:
+    return _Spec(size=spec.size, mean=spec.mean, std=spec.std, interpolation=spec.interpolation, white=spec.white)
 
 
 def folded(parts: nn.Module, graph: fx.Graph, known: About) -> FoldedModel:
@@ -294,6 +307,7 @@ def folded(parts: nn.Module, graph: fx.Graph, known: About) -> FoldedModel:
         if node.op in _PARTS:
             _share(result, parts, node.target.split("."))
     result.graph, result.about, result.training = graph, known, parts.training
+    refuse_hidden_names(result)
     return result
 
 

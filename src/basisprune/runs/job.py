@@ -254,7 +254,7 @@ def _with_weights(model: nn.Module, config: RunConfig, listener: Listener) -> nn
         return model
     other = copy.copy(model)  # its layers are the same
     own = Hints(spec.image_size, spec.mean, spec.std, spec.interpolation)
-    vars(other)["input_spec"] = replace(given.over(own).spec(spec.channels), white=spec.white)
+    other.input_spec = replace(given.over(own).spec(spec.channels), white=spec.white)  # type: ignore[assignment]
     return other
 
 
@@ -285,7 +285,7 @@ def _with_white(network: nn.Module, splits: Splits) -> nn.Module:
     if white is None:
         return network
     other = copy.copy(network)  # its layers are the same
-    vars(other)["input_spec"] = replace(spec_of(network), white=white)
+    other.input_spec = replace(spec_of(network), white=white)  # type: ignore[assignment]
     return other
 
 

@@ -351,3 +351,20 @@ def tensor_at(model: nn.Module, path: Sequence[str]) -> Tensor:
         if (tensor := held.get(leaf)) is not None:
             return tensor
     raise LayerError(".".join(path), "the network has no such parameter or buffer")
+
+
+def refuse_hidden_names(model: nn.Module) -> None:
+    """Raise LayerError if an attribute of a module is not what the module holds under that name.
+
+    torch, its tracers and the code that they generate find modules and tensors as attributes. Where a name stands in
+    the instance or its class as well, or twice among what is held, they would find something else.
+    """
+    for path, module in model.named_modules():
+        held = [*module._modules, *module._parameters, *module._buffers]
+        known = {*vars(module), *(name for kind in type(module).__mro__ for name in vars(kind))}
+        for place, name in enumerate(held):
+            if name in known or name in held[:place]:
+                raise LayerError(
+                    f"{path}.{name}" if path else name,
+                    f"{type(module).__name__} has something else of this name; rename this part of the network",
+                )

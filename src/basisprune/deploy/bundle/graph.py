@@ -6,7 +6,9 @@ A step of a file names a module, parameter or buffer that is in the structure, o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import operator
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 
 from pydantic import JsonValue
 from torch import fx, nn
@@ -14,10 +16,12 @@ from torch import fx, nn
 from basisprune.deploy.bundle.config import Step
 from basisprune.deploy.bundle.values import decode, encode, is_plain
 from basisprune.deploy.folded import FoldedModel
-from basisprune.deploy.operations import FUNCTIONS, METHODS, NAMES, READINGS, odd_keywords
+from basisprune.deploy.operations import ARITHMETIC, FUNCTIONS, METHODS, NAMES, READINGS, odd_keywords
 from basisprune.errors import BundleError, LayerError
 from basisprune.torchkit.surgery import module_at, tensor_at
 
+_HIGHEST_DEGREE, _DEEPEST = 32, 100
+_PRODUCTS = (operator.mul, operator.imul, operator.matmul)
 HINT = "pass factory='package.module:function' (or a timm name), which builds the backbone"
 
 
@@ -54,7 +58,45 @@ def from_steps(steps: list[Step], parts: nn.Module) -> fx.Graph:
         except BundleError as error:
             raise BundleError(f"graph: step {number}: {error}") from error
         nodes.append(graph.create_node(step["op"], target, args, kwargs, name=f"step{number}"))  # type: ignore[arg-type]
+    _refuse_large_formulas(nodes)
     return graph
+
+
+@dataclass(frozen=True)
+class _Formula:
+    """A number that is computed from sizes of the input: the degree of that polynomial, and how deep it is nested."""
+
+    degree: int = 1
+    depth: int = 0
+
+
+def _refuse_large_formulas(nodes: Sequence[fx.Node]) -> None:
+    """Raise BundleError for numbers that become huge formulas where an exporter computes them for every input size."""
+    formulas: dict[fx.Node, _Formula] = {}
+    for number, node in enumerate(nodes):
+        given = [formulas[each] for each in node.all_input_nodes if each in formulas]
+        if node.op == "call_module" and given:
+            raise BundleError(f"graph: step {number} gives a layer a number")
+        found = _formula(node, [formulas.get(each) for each in node.args if isinstance(each, fx.Node)])
+        if found is None:
+            continue
+        if found.degree > _HIGHEST_DEGREE or found.depth > _DEEPEST:
+            raise BundleError(f"graph: step {number} computes a number that is too large a formula of the input's size")
+        formulas[node] = found
+
+
+def _formula(node: fx.Node, given: Sequence[_Formula | None]) -> _Formula | None:
+    """The number that the node gives; None if it gives something else."""
+    reads = node.target is getattr and node.args[1:] in (("shape",), ("ndim",))
+    if reads or (node.op == "call_method" and node.target in ("size", "dim")):
+        return _Formula()
+    if node.target is operator.getitem:
+        return given[0]
+    known = [each for each in given if each is not None]
+    if node.target not in ARITHMETIC or not known or len(known) < len(given):
+        return None
+    degrees, depth = [each.degree for each in known], 1 + max(each.depth for each in known)
+    return _Formula(sum(degrees) if node.target in _PRODUCTS else max(degrees), depth)
 
 
 def _target(step: Step, args: tuple[object, ...], parts: nn.Module) -> str | Callable[..., object]:

@@ -8,6 +8,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
+from itertools import islice
 from typing import cast
 
 import torch
@@ -28,6 +29,7 @@ _CALLS = 100_000  # of modules
 _WORK = 10**13  # floating-point operations, about those of the largest networks of timm on one image
 _PER_NUMBER = 20  # what reading or writing one number costs, in floating-point operations
 _LARGEST_NUMBER, _MOST_PIECES = 1 << 40, 4096
+_MOST_VALUES = 100_000  # given to one step
 
 
 def work_allowed(weights: int, numbers: int) -> int:
@@ -178,7 +180,9 @@ class RunGuard:
         """
         if _is_traced():  # numbers are tensors then
             return
-        values = list(_leaves((args, kwargs)))
+        values = list(islice(_leaves((args, kwargs)), _MOST_VALUES + 1))
+        if len(values) > _MOST_VALUES:
+            raise BundleError(f"graph: a step is given more than {_MOST_VALUES:,} values")
         if any(isinstance(value, fx.Proxy) for value in values):
             return
         if any(isinstance(value, int) and abs(value) > _LARGEST_NUMBER for value in values):

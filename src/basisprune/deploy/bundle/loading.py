@@ -23,7 +23,7 @@ from basisprune.deploy.bundle.structure import rebuild
 from basisprune.deploy.bundle.tensors import assign_tensors
 from basisprune.deploy.folded import FoldedModel, about, folded, traced
 from basisprune.errors import BundleError, ModelError
-from basisprune.torchkit.surgery import named_tensors
+from basisprune.torchkit.surgery import named_tensors, refuse_hidden_names
 from basisprune.transfer.backbones import build_backbone, is_elsewhere
 from basisprune.transfer.kept import KeptModel
 from basisprune.transfer.model import ModelSource, TransferModel, transfer_model
@@ -94,6 +94,7 @@ def assemble(stored: Stored, where: str, *, factory: str | None = None, trust_re
     is_trusted = factory is not None or trust_remote_code or architecture.is_timm
     try:
         model = _network(stored, architecture, is_trusted=is_trusted)
+        refuse_hidden_names(model)
         output = _first_output(model, config.input.shape)
         check_fingerprint(output, config.fingerprint, config.versions)
         _check_classes(classes, output)
