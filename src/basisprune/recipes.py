@@ -12,7 +12,7 @@ from basisprune.frameworks import FrameworkName, Move
 from basisprune.plan import PlanConfig
 from basisprune.prune import Compensation
 from basisprune.tasks import Task
-from basisprune.training.config import TrainConfig
+from basisprune.training.config import Choices, TrainConfig
 
 BasisScores: TypeAlias = Literal["taylor", "loss"]
 
@@ -101,14 +101,18 @@ _QUICK_TRAINING = TrainConfig(
     epochs=5,
     batch_size=32,
     optimizer="adamw",
-    lr=3e-3,
-    min_lr=3e-5,
+    lr=1.7e-4,  # where the search for the rate starts
+    min_lr=0.0,
+    head_lr=10.0,
     warmup=0.1,  # a trained network forgets in the first steps at the full rate, and a thin one may diverge
+    weight_decay=0.01,
     norm_statistics="fixed",
     train="all",
-    weight_lr=1.0,  # 0.3 learns less in as many passes (docs/method.md)
+    weight_lr=1.0,
+    relative=False,
     clip_norm=5.0,
     augmentation=Augment(shift=0.05),
+    choices=Choices(augmentation=True, precision=True),
 )
 _QUICK = Recipe(
     basis="loss",

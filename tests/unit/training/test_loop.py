@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import basisprune.training.lessons
-import basisprune.training.loop
+import basisprune.training.trainer
 from basisprune.basis.decompose import decompose
 from basisprune.data import ArrayImages, Augment, blend
 from basisprune.errors import ConfigError, DataError, TrainingError
@@ -218,7 +218,7 @@ class Judge:
 
     def __init__(self, accuracies, monkeypatch):
         self.accuracies, self.weights = accuracies, []
-        monkeypatch.setattr(basisprune.training.loop, "evaluate", self.judged)
+        monkeypatch.setattr(basisprune.training.trainer, "evaluate", self.judged)
 
     def judged(self, model, data, **_settings):
         self.weights.append(copy.deepcopy(model))
