@@ -32,7 +32,7 @@ import timm
 import torch
 import torch.nn.functional as F
 from backbones import DATASETS, build
-from common import RESULTS, Cells, load, table
+from common import Cells, load, table
 from torch import Tensor, nn
 
 from basisprune import TransferModel, fit, load_data, prepare, transfer_model

@@ -3,7 +3,9 @@
     python benchmarks/fuzz.py [--seconds 600] [--targets npz,images,...] [--seed 0]
 
 Sound files of every kind are changed at random, in their bytes or in what they say (with checksums made right again,
-as one would who means harm), and read. Only a BasisPruneError may come out, within a few seconds and a few gigabytes.
+as one would who means harm), and read. Bundles are also forged: their graphs, structures and networks mix what is
+allowed with what would do harm. Only a BasisPruneError may come out, within a few seconds and a few gigabytes, and an
+audit hook sees to it that no bundle runs code, connects or writes.
 Counts go to results/fuzz.json; it ends with exit code 1 if anything else came out, and says by which seed.
 """
 
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import dataclasses
 import json
 import random
 import resource
@@ -20,6 +23,7 @@ import tempfile
 import time
 import warnings
 from pathlib import Path
+from types import FrameType
 
 import torch
 from fuzz_targets import Target, all_targets
@@ -31,6 +35,55 @@ _TIMERS = (signal.SIGPROF, signal.SIGALRM)
 MEMORY = 6 << 30  # bytes beyond what the program has when it starts
 
 
+_FORBIDDEN = (
+    *(
+        "os.system",
+        "os.exec",
+        "os.fork",
+        "os.posix_spawn",
+        "subprocess.Popen",
+        "pty.spawn",
+        "ctypes.dlopen",
+        "pickle.find",
+    ),
+    *("socket.connect", "socket.getaddrinfo", "os.mkdir", "os.rename", "os.symlink", "os.link", "os.chmod", "shutil."),
+)
+_PYTHON = tuple({str(Path(place).resolve()) for place in (sys.prefix, sys.base_prefix, *sys.path) if place})
+
+
+class Watch:
+    """Notes what a program does besides computing, by Python's audit hook, while it is asked to."""
+
+    def __init__(self) -> None:
+        self.is_on = False
+        self.seen: list[str] = []
+        sys.addaudithook(self._note)
+
+    def _note(self, event: str, args: tuple[object, ...]) -> None:
+        if not self.is_on:
+            return
+        if event in ("compile", "exec"):
+            code = args[0] if event == "exec" else args[1]
+            file = str(getattr(code, "co_filename", code))
+            if not file.startswith((*_PYTHON, "<frozen")) and not _is_of_python(sys._getframe(1)):
+                self.seen.append(f"{event} {file}")
+        elif event == "open" and isinstance(args[1], str) and set(args[1]) & set("wax+"):
+            self.seen.append(f"{event} {args[0]}")
+        elif event.startswith(_FORBIDDEN):
+            self.seen.append(f"{event} {str(args)[:100]}")
+
+
+def _is_of_python(frame: FrameType | None) -> bool:
+    """Whether a library compiles source of its own: namedtuples, dataclasses and imports do."""
+    if frame is None:
+        return False
+    return frame.f_code.co_filename.startswith(("<frozen", *_LIBRARIES))
+
+
+_LIBRARIES = tuple(str(Path(module.__file__).parent) for module in (collections, dataclasses) if module.__file__)
+WATCH = Watch()
+
+
 class TooSlowError(Exception):
     """Reading took too long."""
 
@@ -39,6 +92,7 @@ def tried(target: Target, folder: Path, seed: int) -> str:
     """What became of one spoilt file: "read", "refused", or what else came out."""
     for left in folder.iterdir():
         left.unlink()
+    WATCH.seen = []
     target.spoil(folder, random.Random(f"{target.name} {seed}"))
 
     def stop(*_: object) -> None:
@@ -50,17 +104,21 @@ def tried(target: Target, folder: Path, seed: int) -> str:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of Pillow, about odd images
+            WATCH.is_on = target.is_watched
             target.read(folder)
-        return "read"
+        outcome = "read"
     except BasisPruneError as error:
-        return "refused" if len(str(error)) < 20_000 else "a message of more than 20,000 characters"
+        outcome = "refused" if len(str(error)) < 20_000 else "a message of more than 20,000 characters"
     except BaseException as error:
-        return f"{type(error).__name__}: {str(error)[:300]}"
+        outcome = f"{type(error).__name__}: {str(error)[:300]}"
     finally:
+        WATCH.is_on = False
         signal.alarm(0)
         signal.setitimer(signal.ITIMER_PROF, 0)
         for number, handler in zip(_TIMERS, before, strict=True):
             signal.signal(number, handler)
+    seen, WATCH.seen = WATCH.seen, []
+    return f"did {seen[:5]}" if seen else outcome
 
 
 def main() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 import yaml  # type: ignore[import-untyped]
+from fuzz_graphs import forgeries
 from PIL import Image
 from safetensors.torch import save
 from torch import nn
@@ -54,6 +55,11 @@ class Target:
     name: str
     spoil: Callable[[Path, random.Random], None]
     read: Callable[[Path], object]
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether reading it may do nothing but read: no code, no connection, no file."""
+        return self.name.startswith("bundle")
 
 
 # ------------------------------------------------------------------------------------------------- how to spoil
@@ -289,7 +295,7 @@ def onnx_files(source: Path) -> list[Target]:
         import onnx
 
         from basisprune.deploy.export import export_onnx
-        from basisprune.deploy.export.facts import PREFIX
+        from basisprune.deploy.export.runner import PREFIX
         from basisprune.runs.load import load_any
     except ImportError:
         return []
@@ -389,6 +395,7 @@ def all_targets(source: Path) -> list[Target]:
     """Every kind of file that is read; `source` is a folder for sound ones."""
     return [
         *bundles(source / "bundle"),
+        *(Target(*each) for each in forgeries(source / "graph")),
         *runs(source),
         *summaries(),
         *settings(),

@@ -60,8 +60,8 @@ def trained(model: nn.Module, loader: Signals, epochs: int) -> nn.Module:
 
 def main(output: str | None = None, epochs: int = 12) -> bp.Compressed:
     torch.manual_seed(0)
-    train, val, confirm, test = (Signals(count, seed) for seed, count in enumerate((512, 192, 384, 192)))
-    task = bp.regression("r2", read=lambda batch: (batch["signal"], batch["frequency"]))
+    train, val, confirm, test = (Signals(count, seed) for seed, count in enumerate((512, 256, 1536, 192)))
+    task = bp.regression("r2", limits=(0, 1), read=lambda batch: (batch["signal"], batch["frequency"]))
     result = bp.compress(
         trained(network(), train, epochs),
         bp.Loaders(train=train, val=val, confirm=confirm, test=test),

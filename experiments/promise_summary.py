@@ -90,9 +90,12 @@ def level_table(path: Path) -> str:
         found.setdefault(case, {})[metric] = percent(value["passed"])
     metrics = list(next(iter(found.values())))
     worst = max(value["passed"] + 2 * value["error"] for value in record["results"].values())
-    said = f"Each is the share of {record['config']['draws']:,} pairs of networks; with two standard errors, at most"
+    counts = sorted({value.get("draws", record["config"]["draws"]) for value in record["results"].values()})
+    pairs = " or ".join(f"{count:,}" for count in counts)
+    said = f"Each is the share of {pairs} pairs of networks; with two standard errors, at most"
     header = ("Images that confirm", *metrics)
-    return f"{table(header, [[case, *row.values()] for case, row in found.items()])}\n\n{said} {percent(worst)}."
+    rows = [[case, *(row.get(metric, "") for metric in metrics)] for case, row in found.items()]
+    return f"{table(header, rows)}\n\n{said} {percent(worst)}."
 
 
 def ladder_table(ladders: Sequence[Ladder]) -> str:
@@ -181,6 +184,8 @@ def write_page(results: Path, page: Path, draws: int) -> None:
         "rules": rule_table(judged),
         "ladders": ladder_table(ladders),
         "level": level_table(LEVEL),
+        "units": level_table(LEVEL.with_stem("level_units")),
+        "tasks": level_table(LEVEL.with_stem("level_tasks")),
     }
     write_text(page, fill(page.read_text(), blocks))
 

@@ -21,11 +21,22 @@ is made of them in one place.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import errno
+import unicodedata
+from collections.abc import Callable, Iterable
 from typing import ClassVar, Self
 
+_UNPRINTABLE = ("Cc", "Cf", "Cs", "Zl", "Zp")  # categories of Unicode
 _MOST_LINES = 20
 _MOST_LETTERS = 4000  # of a message with one fault; of each in a list, a fifth
+_OF_THE_SYSTEM = frozenset(
+    getattr(errno, f"E{name}", 0)  # not every system has them all
+    for name in ("MFILE", "NFILE", "NOMEM", "NOBUFS", "NOSPC", "DQUOT", "IO", "STALE", "TIMEDOUT", "ACCES", "PERM")
+)
+_OF_MEMORY = (  # what allocators of C++, oneDNN, CUDA, its libraries and Windows say
+    *("allocate", "out of memory", "not enough memory", "insufficient memory", "bad_alloc", "bad allocation"),
+    *("alloc_failed", "could not create a primitive", "could not create a memory"),
+)
 
 
 class BasisPruneError(Exception):
@@ -54,12 +65,17 @@ class BasisPruneError(Exception):
         return cls(*faults, where=where)
 
     def __str__(self) -> str:
+        return self.message()
+
+    def message(self, shown: Callable[[str], str] = str) -> str:
+        """What happened, with the place and each fault as `shown` gives them."""
+        where = shown(self.where)
         if len(self.faults) == 1:
-            fault = _shortened(self.faults[0], _MOST_LETTERS)
-            return f"{self.where}: {fault}" if self.where else fault
+            fault = shown(_shortened(self.faults[0], _MOST_LETTERS))
+            return f"{where}: {fault}" if where else fault
         head = f"{len(self.faults)} {self.listed_as}"
-        listed = [_shortened(fault, _MOST_LETTERS // 5) for fault in self.faults[:_MOST_LINES]]
-        lines = [f"{self.where}: {head}" if self.where else head, *listed]
+        listed = [shown(_shortened(fault, _MOST_LETTERS // 5)) for fault in self.faults[:_MOST_LINES]]
+        lines = [f"{where}: {head}" if where else head, *listed]
         if len(self.faults) > _MOST_LINES:
             lines.append(f"and {len(self.faults) - _MOST_LINES} more")
         return "\n  - ".join(lines)
@@ -132,6 +148,48 @@ class MissingExtraError(BasisPruneError, ImportError):
             f"the package {package!r} is needed for this; install it with: pip install 'basisprune[{extra}]'"
         )
         self.args = (package, extra)  # what a pickle of it calls the class with
+
+
+def is_about_memory(error: BaseException) -> bool:
+    """Whether the error says that memory is short; PyTorch has no type for it, and each of its libraries its own words.
+
+    >>> is_about_memory(RuntimeError("could not create a primitive")), is_about_memory(ValueError("allocate"))
+    (True, False)
+    """
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    said = str(error).lower() if isinstance(error, RuntimeError) else ""
+    return isinstance(error, MemoryError) or any(words in said for words in _OF_MEMORY)
+
+
+def is_about_system(error: BaseException) -> bool:
+    """Whether the error tells of the machine and its limits (memory, open files, disks, permissions), not of a file.
+
+    >>> is_about_system(OSError(errno.EMFILE, "Too many open files")), is_about_system(OSError("image is truncated"))
+    (True, False)
+    """
+    return is_about_memory(error) or (isinstance(error, OSError) and error.errno in _OF_THE_SYSTEM)
+
+
+def pass_on(error: BaseException, where: object = None) -> None:
+    """Raise the error again if it tells of the machine, naming where if nothing is named; otherwise do nothing."""
+    if not is_about_system(error):
+        return
+    if isinstance(error, OSError) and error.filename is None and where is not None:
+        error.filename = str(where)
+    raise error
+
+
+def printable(text: object) -> str:
+    """The text on one line, with escapes for what a terminal acts on: control codes, line ends, changes of direction.
+
+    >>> print(printable("cat\\x1b[2J\\nerror: none"))
+    cat\\x1b[2J\\nerror: none
+    """
+    return "".join(
+        letter.encode("unicode_escape").decode() if unicodedata.category(letter) in _UNPRINTABLE else letter
+        for letter in str(text)
+    )
 
 
 def _shortened(text: str, most: int) -> str:

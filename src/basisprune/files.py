@@ -31,9 +31,9 @@ from basisprune.errors import CheckpointError, ConfigError
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
 _MOST_BYTES = 4 << 30
-_DEEPEST = 200  # levels of JSON
+_DEEPEST, _MOST_DIGITS = 200, 100  # levels of JSON, digits of a whole number in it
 _LONGEST_PATH = 4096
-_PARTIAL, _NEW, _READY = ".partial", ".basisprune-new", ".basisprune-ready"
+_PARTIAL, _NEW, READY = ".partial", ".basisprune-new", ".basisprune-ready"
 _LEFT = re.compile(rf"({re.escape(_PARTIAL)}|{re.escape(_NEW)})-(\d{{1,10}})-[0-9a-f]{{8}}(\.[^.]*)?")
 _at_work: set[Path] = set()  # what this process writes just now
 _SEAL = re.compile(rb"\nsha256 ([0-9a-f]{64})\n")
@@ -96,7 +96,8 @@ def clear_leftovers(folder: Path) -> None:
     settle(folder)
     for entry in _entries(folder):
         if _is_left(entry):
-            shutil.rmtree(entry, ignore_errors=True) if entry.is_dir() else entry.unlink(missing_ok=True)
+            is_file = entry.is_symlink() or not entry.is_dir()
+            entry.unlink(missing_ok=True) if is_file else shutil.rmtree(entry, ignore_errors=True)
 
 
 # ------------------------------------------------------------------------------------------- with a checksum
@@ -226,7 +227,7 @@ def write_together(folder: Path, files: Mapping[str, bytes], check: Callable[[Pa
                 sync(staging / name)
             check(staging)
             sync(staging)
-            staging.rename(folder / _READY)  # the moment
+            staging.rename(folder / READY)  # the moment
         finally:
             shutil.rmtree(staging, ignore_errors=True)
             if is_new and not _entries(folder):
@@ -237,8 +238,10 @@ def write_together(folder: Path, files: Mapping[str, bytes], check: Callable[[Pa
 
 
 def settle(folder: Path) -> None:
-    """Puts files that a killed writer had ready in their places."""
-    ready = folder / _READY
+    """Puts files that a killed writer had ready in their places; raises CheckpointError for what no writer leaves."""
+    ready = folder / READY
+    if odd := next((place for place in (ready, *_entries(ready)) if place.is_symlink()), None):
+        raise CheckpointError(f"{odd}: is a link, which is never followed here; remove it")
     for entry in _entries(ready):
         os.replace(entry, folder / entry.name)
     if ready.is_dir():
@@ -248,8 +251,8 @@ def settle(folder: Path) -> None:
 
 def current(folder: Path, name: str) -> Path:
     """Where the file of that name lies now, which is in its place unless a writer was stopped at the end."""
-    ready = folder / _READY / name
-    return ready if ready.is_file() else folder / name
+    ready = folder / READY / name
+    return ready if ready.is_file() and not ready.parent.is_symlink() else folder / name
 
 
 # ------------------------------------------------------------------------------------------- one at a time
@@ -279,7 +282,7 @@ def locked(folder: Path) -> Iterator[None]:
 def _lock(path: Path) -> int | None:
     """The open file that holds the lock; None if another process has it."""
     while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
         try:
             _lock_handle(handle)
         except OSError as error:
@@ -343,7 +346,7 @@ def parse_json(content: bytes) -> Json:
     ValueError: the number 1e999 is too large
     """
     try:
-        value: Json = json.loads(content.decode(), parse_constant=_refuse_number, parse_float=_finite)
+        value: Json = json.loads(content.decode(), parse_constant=_refuse_number, parse_float=_finite, parse_int=_whole)
         json.dumps(value, ensure_ascii=False).encode()  # or half of a surrogate pair is met where it cannot be printed
     except RecursionError:
         raise ValueError(f"it is nested more than {_DEEPEST} levels deep") from None
@@ -435,6 +438,12 @@ def _finite(text: str) -> float:
     if not math.isfinite(value):
         raise ValueError(f"the number {text[:20]} is too large")
     return value
+
+
+def _whole(text: str) -> int:
+    if len(text) > _MOST_DIGITS:
+        raise ValueError(f"a number of {len(text):,} digits is given; at most {_MOST_DIGITS} are read")
+    return int(text)
 
 
 def _refuse_number(text: str) -> NoReturn:

@@ -380,8 +380,16 @@ class Pipeline:
 
     def claim_folder(self) -> None:
         """Records the common settings of runs in the folder; raises CheckpointError if they differ."""
-        if self.store.root is None:
-            return  # fingerprints are slow
+        if self.store.root is not None:  # fingerprints are slow
+            self.store.claim(self._common())
+
+    def check_folder(self) -> None:
+        """Raise the error that `claim_folder` would raise, as far as it can be known; writes nothing."""
+        if self.store.root is not None and self.store.root.is_dir():
+            self.store.check(self._common())
+
+    def _common(self) -> dict[str, object]:
+        """What all starts of a run in the folder have in common."""
         recipe = self.settings
         common: dict[str, object] = {
             "basis": recipe.basis,
@@ -399,7 +407,7 @@ class Pipeline:
             common["trained"] = True
         if not self.task.is_classification:
             common["task"] = f"{self.task.name}, {self.task.metric_name}"
-        self.store.claim(common | fingerprint(self.model, self.splits, with_head=self.trained))
+        return common | fingerprint(self.model, self.splits, with_head=self.trained)
 
 
 def run(

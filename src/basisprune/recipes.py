@@ -106,6 +106,7 @@ _QUICK_TRAINING = TrainConfig(
     head_lr=10.0,
     warmup=0.1,  # a trained network forgets in the first steps at the full rate, and a thin one may diverge
     weight_decay=0.01,
+    label_smoothing=0.1,
     norm_statistics="fixed",
     train="all",
     weight_lr=1.0,

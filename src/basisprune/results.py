@@ -271,7 +271,8 @@ class RunSummary:
     """All results of a run. The test images were used once, for `test`, `confusion` and `changed`.
 
     Where the `task` is not classification, every accuracy is its `metric`, which is shown in percent if it is a share;
-    `masks` and `errors` are there if they suit the task.
+    `masks` and `errors` are there if they suit the task. `not_written` says of each form of the network that the
+    folder lacks why it does.
     """
 
     title: str
@@ -307,17 +308,23 @@ class RunSummary:
     metric_is_share: bool = True
     masks: tuple[ShownMask, ...] = ()
     errors: Errors | None = None
+    not_written: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_undelivered(self) -> bool:
+        """Whether the network was to be written to a folder, and no form of it could be."""
+        return bool(self.not_written) and not self.files
 
     @property
     def fulfilled(self) -> bool:
         """Whether the run gave what was asked for: all within the budget, and certified if that is required.
 
-        The files count too, such as that in int8.
+        The files count too, such as that in int8: they keep to the budget, and there is one that can be used.
         """
         passed = all(file.promise != "estimated" for file in self.files.values())
         certified = self.certificate is not None and self.certificate.certified and passed
         kept = self.kept_to_budget and not any(file.fault for file in self.files.values())
-        return kept and (certified or not self.require_certified)
+        return kept and (certified or not self.require_certified) and not self.is_undelivered
 
     @property
     def chosen(self) -> CandidateRow | None:

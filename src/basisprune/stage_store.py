@@ -61,17 +61,17 @@ class StageStore:
         root = self.root
         Processes.here().on_main(lambda: clear_leftovers(root))
         path, new = self.root / CLAIM, json.loads(json.dumps(common))
-        old = self._written_once(path, lambda: json.dumps(new, indent=1))
-        before, after = dict(dotted(old if isinstance(old, dict) else {})), dict(dotted(new))
-        differing = [
-            f"{name}: {_shown(before.get(name))} there, {_shown(after.get(name))} now"
-            for name in {**before, **after}
-            if before.get(name, ...) != after.get(name, ...)
-        ]
-        if differing:
-            raise CheckpointError.of(
-                f"{path}: was created with other settings, weights or images; use another folder", differing
-            )
+        _compare(path, self._written_once(path, lambda: json.dumps(new, indent=1)), new)
+
+    def check(self, common: Mapping[str, object]) -> None:
+        """Raise the error that `claim` would raise for an earlier start with other settings; writes nothing."""
+        if self.root is None or not (self.root / CLAIM).is_file():
+            return
+        try:
+            old = parse_json(read_checked(self.root / CLAIM))
+        except (CheckpointError, ValueError):
+            return  # it will be made again
+        _compare(self.root / CLAIM, old, json.loads(json.dumps(common)))
 
     def number(self, steps: Steps, what: str, work: Callable[[], float]) -> float:
         """A number that is measured only once, because it would differ the next time."""
@@ -128,6 +128,20 @@ class StageStore:
             return parse_json(Processes.here().from_main(content))
         except ValueError as error:
             raise CheckpointError(f"{path}: cannot be read ({error}); delete it to make it again") from error
+
+
+def _compare(path: Path, old: Json, new: Mapping[str, object]) -> None:
+    """Raises CheckpointError that lists what differs."""
+    before, after = dict(dotted(old if isinstance(old, dict) else {})), dict(dotted(new))
+    differing = [
+        f"{name}: {_shown(before.get(name))} there, {_shown(after.get(name))} now"
+        for name in {**before, **after}
+        if before.get(name, ...) != after.get(name, ...)
+    ]
+    if differing:
+        raise CheckpointError.of(
+            f"{path}: was created with other settings, weights or images; use another folder", differing
+        )
 
 
 def _shown(value: object) -> str:

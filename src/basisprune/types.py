@@ -21,6 +21,7 @@ Part: TypeAlias = Literal["train", "val", "confirm", "test", "all"]
 Value = TypeVar("Value", bound="JsonValue")
 _WHITEST = 65535  # of 16 bits
 _LARGEST_SIDE = 1 << 14  # pixels
+_MOST = 1e6  # of a mean, or a deviation; beyond that, images are lost to rounding
 
 
 def dotted(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
@@ -102,8 +103,10 @@ class InputSpec(JsonValue):
         for name, values in (("mean", self.mean), ("std", self.std)):
             if not _are_finite(values):
                 faults.append(f"{name}: {values} given; finite numbers are needed")
-            elif name == "std" and any(deviation <= 0 for deviation in values):
-                faults.append(f"std: {values} given; all must be positive")
+            elif name == "mean" and any(abs(value) > _MOST for value in values):
+                faults.append(f"mean: {values} given; -{_MOST:g} to {_MOST:g} is allowed, of values from 0 to 1")
+            elif name == "std" and any(not 1 / _MOST <= deviation <= _MOST for deviation in values):
+                faults.append(f"std: {values} given; all must be positive, {1 / _MOST:g} to {_MOST:g}")
         if _are_finite(self.mean) and _are_finite(self.std) and not 0 < len(self.mean) == len(self.std):
             faults.append(f"mean, std: {self.mean}, {self.std} given; one of each per channel is needed")
         if not isinstance(self.interpolation, str):

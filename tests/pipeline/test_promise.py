@@ -141,6 +141,18 @@ def test_the_budget_is_counted_in_the_metric():
         assert candidate.score == pytest.approx(worst)
 
 
+def test_copies_of_a_few_images_certify_nothing_whatever_their_number():
+    few = tiny_images(36)
+    pixels = few.images.permute(0, 2, 3, 1).numpy().repeat(20, axis=0)
+    pixels[::2, 0, 0, 0] ^= 1  # half of them are near copies
+    copied = ArrayImages(pixels, few.labels.repeat(20))
+    options = {**OPTIONS, "max_drop": 0.05, "recipe": tiny_recipe(tiny_training(epochs=1))}
+    found = compress(tiny_model(), copied, val_fraction=0.5, test_fraction=0.1, **options).summary
+    certificate = found.certificate
+    assert (certificate.status, certificate.units * 20) == ("estimated", certificate.images)
+    assert "too few" in certificate.reason
+
+
 def test_the_metric_may_be_a_function():
     def rarest(labels, answers) -> float:
         return float(np.mean(answers[labels == 2] == 2))

@@ -69,7 +69,7 @@ def starts(log: Path) -> list[int]:
 
 def test_a_sweep_in_two_processes_gathers_its_cells_and_repeats_nothing(colours, tmp_path):
     file, out = written(tmp_path / "sweep.yaml", colours, frameworks="baseline, basis"), tmp_path / "out"
-    done = invoke("sweep", file, "--output", out, "--jobs", 2)
+    done = invoke("sweep", file, "--trust-code", "--output", out, "--jobs", 2)
     assert done.exit_code == 0, done.output
     assert "trained" in done.stdout
     assert "  within the budget" in done.stdout
@@ -85,7 +85,7 @@ def test_a_sweep_in_two_processes_gathers_its_cells_and_repeats_nothing(colours,
     logs = sorted((out / "cells").glob("*.log"))
     assert len(logs) == 2
     before = {path: path.read_bytes() for path in logs}
-    again = run_sweep(file, output=out, jobs=2)
+    again = run_sweep(file, output=out, trust_code=True, jobs=2)
     assert [row.attempts for row in again.rows] == [0, 0]
     assert {path: path.read_bytes() for path in logs} == before
 
@@ -107,7 +107,7 @@ def test_a_sweep_on_ray_survives_a_worker_that_is_killed_in_the_middle(colours, 
     watcher = threading.Thread(target=kill_in_the_middle, args=(out / "cells", victim, killed, over))
     watcher.start()
     try:
-        result = run_sweep(file, output=out, jobs=2, ray_address="local", listener=notes)
+        result = run_sweep(file, output=out, trust_code=True, jobs=2, ray_address="local", listener=notes)
     finally:
         over.set()
         watcher.join()

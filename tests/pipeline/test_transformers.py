@@ -148,3 +148,22 @@ def test_linear_layers_that_are_read_without_a_call_are_not_pruned_and_fold_back
     folded = fold(slim, images)
     torch.testing.assert_close(folded(images), slim(images), rtol=1e-8, atol=1e-8)
     assert all(isinstance(folded.get_submodule(layer), nn.Linear) for layer in bypassed)
+
+
+def test_a_detection_transformer_runs_whatever_is_cut_from_its_cross_attention():
+    transformers = pytest.importorskip("transformers")
+    sizes = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 2, "num_queries": 4, "num_labels": 3}
+    heads = dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 4)
+    backbone = transformers.ResNetConfig(
+        embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic", out_features=["stage2"]
+    )
+    config = transformers.DetrConfig(
+        use_timm_backbone=False, use_pretrained_backbone=False, backbone=None, backbone_config=backbone,
+        encoder_ffn_dim=24, decoder_ffn_dim=24, **sizes, **heads,
+    )  # fmt: skip
+    model, images = transformers.DetrForObjectDetection(config).eval(), torch.randn(2, 3, 32, 32)
+    coupling = trace_coupling(model, images)
+    assert any(".encoder_attn." in layer for layer in coupling.layers)
+    for ratio in (0.1, 0.3, 0.5, 0.65):
+        plan = plan_filters(model, score_filters(model, "random", coupling.layers), ratio, coupling=coupling)
+        assert prune_filters(model, plan)(images).logits.shape == (2, 4, 4)

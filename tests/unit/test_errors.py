@@ -6,9 +6,12 @@ import copy
 import pickle
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
+from basisprune.coupling import trace_coupling
 from basisprune.errors import (
     BasisPruneError,
     BundleError,
@@ -22,8 +25,12 @@ from basisprune.errors import (
     ProcessError,
     TooMuchError,
     TrainingError,
+    is_about_memory,
     nearest,
 )
+from basisprune.runs.rehearsal import _scores
+from basisprune.torchkit.watching import watch_run
+from basisprune.transfer.kept import kept_model
 
 LISTING = [
     ConfigError,
@@ -105,3 +112,38 @@ def test_the_hint_names_what_is_near_and_nothing_else():
     assert nearest("XYZ", ["taylor", "l1"]) == ""
     assert nearest("CIFAR", ["cifar10"]) == " Did you mean 'cifar10'?"
     assert nearest("ab1", ["ab2", "ab3", "ab4"], most=3).count("ab") == 3
+
+
+class Starved(nn.Module):
+    """A network for which there is no memory."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.conv, self.error = nn.Conv2d(3, 4, 3), error
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("could not create a primitive"),
+        RuntimeError("std::bad_alloc"),
+        RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes"),
+        torch.OutOfMemoryError("CUDA out of memory"),
+        MemoryError(),
+    ],
+)
+def test_a_network_without_memory_is_not_told_to_be_a_wrong_network(error):
+    network, images = Starved(error), torch.zeros(2, 3, 32, 32)
+    for work in (
+        lambda: watch_run(network, images),
+        lambda: kept_model(network),
+        lambda: trace_coupling(network, images),
+        lambda: _scores(network, images, 4, training=False),
+    ):
+        with pytest.raises(type(error)) as caught:
+            work()
+        assert is_about_memory(caught.value)
+    assert not is_about_memory(ModelError("cannot allocate"))

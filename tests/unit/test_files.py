@@ -297,3 +297,26 @@ def test_a_path_is_taken_with_its_home(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert user_path("~/x", "here") == tmp_path / "x"
     assert user_path(tmp_path, "here") == tmp_path
+
+
+def test_what_is_ready_is_put_in_place_only_where_no_link_is(tmp_path):
+    outside, folder = tmp_path / "outside", tmp_path / "folder"
+    for place in (outside, folder):
+        place.mkdir()
+    (outside / "theirs").write_text("theirs")
+    (folder / ".basisprune-ready").symlink_to(outside)
+    assert current(folder, "theirs") == folder / "theirs"
+    with pytest.raises(CheckpointError, match=r"basisprune-ready: is a link"):
+        clear_leftovers(folder)
+    (folder / ".basisprune-ready").unlink()
+    (folder / ".basisprune-ready").mkdir()
+    (folder / ".basisprune-ready" / "mine").symlink_to(outside / "theirs")
+    with pytest.raises(CheckpointError, match="mine: is a link"):
+        write_together(folder, {"a": b"1"}, lambda _: None)
+    assert [path.name for path in outside.iterdir()] == ["theirs"]
+
+
+@pytest.mark.parametrize("text", ["9" * 5000, "-" + "9" * 200, "[" * 100_000, '{"a": ' * 5000])
+def test_json_beyond_reason_is_refused_in_words(text):
+    with pytest.raises(ValueError, match=r"digits is given|nested more than"):
+        parse_json(text.encode())

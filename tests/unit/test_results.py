@@ -23,7 +23,7 @@ OPTIONAL = {
     *("test", "confusion", "changed", "latency", "files", "certificate", "class_losses", "require_certified"),
     "runtimes",
     "portfolio",
-    *("task", "metric", "metric_is_share", "masks", "errors"),
+    *("task", "metric", "metric_is_share", "masks", "errors", "not_written"),
 }
 WHOLE = {each.name for each in fields(RunSummary)}
 

@@ -14,6 +14,8 @@ from basisprune.budget import Budget
 from basisprune.errors import ConfigError
 from basisprune.tasks.base import Task
 from basisprune.training.bootstrap import resample
+from basisprune.training.bounded_mean import BoundedMean
+from basisprune.training.clustered import clustered
 from basisprune.training.intervals import Paired, deviations, lower_accuracy, tail, wilson_interval
 from basisprune.training.metrics import (
     Answers,
@@ -27,8 +29,9 @@ from basisprune.training.metrics import (
     value_of,
 )
 from basisprune.training.outcomes import Outcomes
-from basisprune.training.paired_values import PairedValues
+from basisprune.training.paired_values import loss_of
 from basisprune.training.predict import Predictions
+from basisprune.training.units import Units
 from basisprune.training.worst_class import WorstHits, WorstLoss
 
 Status: TypeAlias = Literal["certified", "estimated"]
@@ -123,8 +126,9 @@ class Certificate:
     """What is known of the budget at the end: "certified" by a test on images nobody had seen, or "estimated".
 
     `tests` are in the order in which they were made, from the largest or slowest candidate on: the first that fails
-    ends them, so that all together err with at most 1 - `confidence`. `reason` says why nothing is certified, and
-    `computed_by` which program ran the networks.
+    ends them, so that all together err with at most 1 - `confidence`. `images` were tested; `units` of them are
+    independent, if some are copies of others or of one group. `reason` says why nothing is certified, and `computed_by`
+    which program ran the networks.
     """
 
     status: Status
@@ -134,6 +138,23 @@ class Certificate:
     reason: str = ""
     computed_by: str = ""
     tests: tuple[Test, ...] = ()
+    units: int | None = None
+
+    @property
+    def independent(self) -> int:
+        """The number of units that were tested."""
+        return self.images if self.units is None else self.units
+
+    def tested_on(self, what: str) -> str:
+        """The number of images, or of `what` else, and of independent units among them.
+
+        >>> Certificate("certified", 0.95, "accuracy", 720, units=12).tested_on("images")
+        '12 independent units (720 images; copies and groups count as one)'
+        """
+        every = f"{self.images:,} {what}"
+        if self.independent == self.images:
+            return every
+        return f"{self.independent:,} independent units ({every}; copies and groups count as one)"
 
     @property
     def certified(self) -> bool:
@@ -177,10 +198,12 @@ class Promise:
     def evidence(self, before: Answers, after: Answers) -> Evidence:
         """What the answers of the unpruned network and of another on the same images say of the loss."""
         if isinstance(before, Outcomes) and isinstance(after, Outcomes):
-            return PairedValues.of(before if self.is_a_drop else None, after)
+            return loss_of(before if self.is_a_drop else None, after)
         assert isinstance(before, Predictions)
         assert isinstance(after, Predictions)
         assert not isinstance(self.metric, Task)
+        if after.units is not None:
+            return clustered(self.metric, before if self.is_a_drop else None, after)
         if self.metric == "accuracy" and self.is_a_drop:
             return Paired.of(before.hits, after.hits)
         if self.metric == "accuracy":
@@ -198,15 +221,20 @@ class Promise:
         expected = evidence.expected_score(self.margin, images / seen)
         return NormalDist().cdf((NormalDist().inv_cdf(1 - self.confidence) - expected) / math.sqrt(1 + images / seen))
 
-    def reachable(self, labels: Classes) -> bool:
-        """Whether a network that gets all images of these labels right is certified on them.
+    def reachable(self, labels: Classes, units: Units | None = None) -> bool:
+        """Whether a network that gets all images of these labels right is certified on them; `units` belong together.
 
-        If not, there are too few of them for any network. Other tasks than classification
-        need several examples; how many are enough depends on how much they differ.
+        If not, there are too few of them for any network. A metric of any task needs limits.
         """
+        perfect = Predictions(labels, np.ones(len(labels)), labels, units)
         if isinstance(self.metric, Task):
-            return len(labels) > 1
-        perfect = Predictions(labels, np.ones(len(labels)), labels)
+            task, count = self.metric, len(perfect)
+            if task.range is None or count < 2:
+                return task.is_bounded and count > 1
+            low, high = task.range
+            ends = (high - low, low - high) if self.is_a_drop else (-low, -high)
+            value = 0.0 if self.is_a_drop else -high
+            return self.keeps(BoundedMean(np.full(count, value), *ends))
         try:
             return self.keeps(self.evidence(perfect, perfect))
         except ConfigError:  # a function that cannot be computed for perfect answers
@@ -253,8 +281,8 @@ def check_confidence(confidence: float) -> list[str]:
 class Standard:
     """How the search judges candidates, on its own images.
 
-    With `confirming` images to come, a candidate passes if it is likely to be certified on them: that asks for a
-    margin, the bound and not the estimate. With None it passes by the estimate.
+    With so many `confirming` units of images to come, a candidate passes if it is likely to be certified on them: that
+    asks for a margin, the bound and not the estimate. With None it passes by the estimate.
     """
 
     promise: Promise
@@ -264,7 +292,7 @@ class Standard:
         """The chance to be certified; None where nothing will be."""
         if self.confirming is None:
             return None
-        return self.promise.chance(self.promise.evidence(before, after), _count(after), self.confirming)
+        return self.promise.chance(self.promise.evidence(before, after), len(after), self.confirming)
 
     def passes(self, before: Answers, after: Answers) -> bool:
         """Whether the candidate passes."""
@@ -275,10 +303,6 @@ class Standard:
         """Whether the candidate is within the budget by the estimate."""
         value = value_of(self.promise.metric, after)
         return value >= self.promise.budget.least_accuracy(value_of(self.promise.metric, before)) - EQUAL
-
-
-def _count(answers: Answers) -> int:
-    return len(answers) if isinstance(answers, Outcomes) else len(answers.labels)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from basisprune.cli.common import Commands
+from basisprune.cli.common import Command, Commands
 from basisprune.cli.compress import compress
 from basisprune.cli.demo import demo
 from basisprune.cli.evaluate import evaluate
@@ -25,7 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 for command in (compress, sweep, train, evaluate, predict, export, inspect, profile, demo):
-    app.command()(command)
+    app.command(cls=Command)(command)
 
 
 def _version(wanted: bool) -> None:

@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import os
+import re
 import shlex
 import signal
 import sys
@@ -15,8 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
+from basisprune.errors import printable
 from basisprune.listener import Silence
 from basisprune.runs.units import AMOUNT, FRACTION, LEVEL, TIME, Unit
 
@@ -37,9 +39,16 @@ _ADVICE = {
     errno.ENFILE: "close other programs",
     errno.ENOMEM: _LESS_MEMORY,
     errno.EIO: "check the disk",
+    errno.ESTALE: "mount the network folder again",
+    errno.ETIMEDOUT: "check the network folder",
     errno.ENAMETOOLONG: "use a shorter name",
 }
+_FROM_WORKER = re.compile(r"Error: \[Errno (\d+)\] (.+)\s*$")  # the last line of what PyTorch makes of its error
 _IGNORED = frozenset({"versions", "device_sha256"})
+_ONLY_TYPED = {  # what would let a file run code
+    "trust_code": "a file cannot vouch for itself; if you trust its author, pass --trust-code on the command line",
+    "ray_address": "a cluster runs code here and there; pass --ray-address on the command line",
+}
 
 
 @contextmanager
@@ -48,12 +57,12 @@ def told_errors() -> Iterator[None]:
 
     A program that is ended by somebody else's code, such as a network's, ends with an error too.
     """
-    from basisprune.errors import BasisPruneError
+    from basisprune.errors import BasisPruneError, is_about_memory
 
     try:
         yield
     except BasisPruneError as error:
-        raise _failed(str(error)) from error
+        raise _failed(error.message(indented)) from error
     except BrokenPipeError as error:  # whoever read the output has gone
         raise typer.Exit(FAILED) from error
     except OSError as error:
@@ -61,14 +70,22 @@ def told_errors() -> Iterator[None]:
     except SystemExit as error:
         raise _failed(f"code that is not basisprune's ended the program, with exit code {error.code}") from error
     except (MemoryError, RuntimeError) as error:
-        if isinstance(error, typer.Exit | typer.Abort) or not _is_about_memory(error):
+        if is_about_memory(error):
+            said = f" ({str(error)[:200]})" if str(error) else ""
+            raise _failed(f"there is not enough memory{said}; {_LESS_MEMORY}; {_RESUMES}") from error
+        if "too many open files" not in str(error).lower():
             raise
-        raise _failed(f"there is not enough memory ({str(error)[:200]}); {_LESS_MEMORY}; {_RESUMES}") from error
+        raise _failed(f"too many open files; {_ADVICE[errno.EMFILE]}, and {_RESUMES}") from error
     except KeyboardInterrupt:
         with suppress(ValueError):  # only the main thread may
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # who presses Ctrl-C twice sees the same as who does once
         tell(f"stopped; {_RESUMES}")
         raise typer.Exit(INTERRUPTED) from None
+
+
+def indented(text: str) -> str:
+    """The text, its further lines indented, so that none of them looks like a line of ours."""
+    return "\n    ".join(text.split("\n"))
 
 
 def _failed(message: str) -> typer.Exit:
@@ -78,14 +95,12 @@ def _failed(message: str) -> typer.Exit:
 
 def _said_by_system(error: OSError) -> str:
     """What the system says, where, and what to do about it."""
+    if error.errno is None and (inner := _FROM_WORKER.search(str(error))):
+        error = OSError(int(inner[1]), inner[2])
     name = error.filename if error.filename2 is None else error.filename2  # of what was to be replaced
     where = "" if name is None else f"{str(name)[:200]}: "
     advice = _ADVICE.get(error.errno or 0, "see to that")
     return f"{where}{error.strerror or error}; {advice}, and {_RESUMES}"
-
-
-def _is_about_memory(error: Exception) -> bool:
-    return isinstance(error, MemoryError) or "allocate" in str(error).lower()
 
 
 class Commands(TyperGroup):
@@ -106,6 +121,19 @@ class Commands(TyperGroup):
         finally:
             for stream in (sys.stdout, sys.stderr):
                 _give_up_if_broken(stream)
+
+
+class Command(TyperCommand):
+    """A subcommand: of code that texts refer to, it imports what was typed here, or with --trust-code any."""
+
+    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
+        """What the subcommand gives."""
+        from basisprune.torchkit.references import only_code
+
+        typed = [value for name, value in ctx.params.items() if typed_here(ctx, name)]
+        listed = [each for value in typed for each in (value if isinstance(value, list) else [value])]
+        with only_code(None if ctx.params.get("trust_code") else [each for each in listed if isinstance(each, str)]):
+            return super().invoke(ctx)
 
 
 def _mend_streams() -> None:
@@ -133,10 +161,16 @@ def _give_up_if_broken(stream: Any) -> None:
             os.close(nowhere)
 
 
-def tell(line: str) -> None:
+def tell(message: str) -> None:
     """Prints a progress message on stderr, if it can be printed there."""
     with suppress(OSError):  # a run does not end because its log does
-        typer.echo(line, err=True)
+        typer.echo("\n".join(map(printable, message.split("\n"))), err=True)
+
+
+def show(*lines: str) -> None:
+    """Prints lines on stdout; whatever names of files or classes are in them, each is one line, and text alone."""
+    for line in lines:
+        typer.echo(printable(line))
 
 
 class Teller(Silence):
@@ -148,7 +182,7 @@ class Teller(Silence):
 
 
 def show_json(value: object) -> None:
-    """Prints the one JSON value on stdout for --json."""
+    """Prints the one JSON value on stdout for --json; all that is no ASCII is escaped."""
     typer.echo(json.dumps(value))
 
 
@@ -233,7 +267,9 @@ def read_config(ctx: typer.Context, path: Path | None) -> Path | None:
         hints = get_type_hints(ctx.command.callback, include_extras=True)
         faults = []
         for key, value in given.items():
-            if key not in options:
+            if key in _ONLY_TYPED and value is not None:
+                faults.append(f"{key}: {value!r} given in a file; {_ONLY_TYPED[key]}")
+            elif key not in options:
                 hint = nearest(key, options) or f" Known settings: {', '.join(options)}"
                 faults.append(f"{key}: no such setting.{hint}")
             elif value is not None:
@@ -288,7 +324,10 @@ ConfigFile = Annotated[
     ),
 ]
 TrustCode = Annotated[
-    bool, typer.Option("--trust-code", help="Import the code that a bundle names; only if you trust who made it.")
+    bool,
+    typer.Option(
+        "--trust-code", help="Import the code that a bundle or a file of settings names; only if you trust who made it."
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on stdout.")]
 Model = Annotated[

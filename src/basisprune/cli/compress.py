@@ -41,6 +41,8 @@ from basisprune.cli.common import (
     fraction,
     level,
     milliseconds,
+    show,
+    show_json,
     tell,
     told_errors,
     typed_here,
@@ -50,6 +52,7 @@ from basisprune.cli.portfolio import (
     Models,
     ProbeEpochs,
     WeightsFolder,
+    check_several,
     choose,
     front_table,
     one_of,
@@ -181,14 +184,15 @@ def compress(
       basisprune compress --model my_module:network --weights my.safetensors --keep-head --data photos --output out
       basisprune compress --config out/config.yaml --max-drop 2% --output another --dry-run
 
-    Exit codes: 0 done, 1 error, 2 usage error, 3 no pruned model within the budget or, with --require-certified, none
-    that is certified, 130 interrupted, with the best result so far written.
+    Exit codes: 0 done, 1 error, 2 usage error, 3 no pruned model within the budget, none that could be written in any
+    form or, with --require-certified, none that is certified, 130 interrupted, with the best result so far written.
     """
     several = one_of(model, models, (keep, probe_epochs, weights_folder))
     if several is not None:
         with told_errors():
             if dry_run:
                 show_portfolio(several, as_json=as_json)
+                check_several(several, data, output, _options(ctx), (jobs, ray_address))
                 return
             summary = choose(several, data, output, _options(ctx), (jobs, ray_address))
         finish(summary, output, as_json=as_json)
@@ -223,22 +227,22 @@ def finish(summary: RunSummary, output: Path, *, as_json: bool, images: Path = P
     from basisprune.report.text import comparison_table
 
     if as_json:
-        typer.echo(summary.to_json())
+        show_json(summary.as_dict())
     else:
         if summary.portfolio is not None:
-            typer.echo(f"\n{front_table(summary.portfolio)}")
-        typer.echo(f"\n{comparison_table(summary)}\n\n{summary.verdict}\n")
+            show("", *front_table(summary.portfolio).splitlines())
+        show("", *comparison_table(summary).splitlines(), "", *summary.verdict.splitlines(), "")
         if (output / "report.html").exists():  # needs an extra
-            typer.echo(f"{output / 'report.html'}: the report, for a browser")
+            show(f"{output / 'report.html'}: the report, for a browser")
         for name, about in summary.files.items():
             form = ".1%" if summary.metric_is_share else ".4g"
             measured = "" if about.accuracy is None else f", {summary.metric} {about.accuracy:{form}}"
             measured += {"certified": ", certified", "estimated": ", estimated, not certified", None: ""}[about.promise]
-            typer.echo(f"{output / name}: {amount_of(about.bytes, 'bytes')}, {about.what}{measured}")
-        if summary.classes:
-            typer.echo(f"next: basisprune predict {output} {images}")
+            show(f"{output / name}: {amount_of(about.bytes, 'bytes')}, {about.what}{measured}")
+        if summary.classes and summary.files:
+            show(f"next: basisprune predict {output} {images}")
         elif "model" in summary.files:
-            typer.echo(f"next, in Python: basisprune.from_pretrained({str(output / 'model')!r})")
+            show(f"next, in Python: basisprune.from_pretrained({str(output / 'model')!r})")
     if summary.interrupted:
         tell("interrupted; this is the best result so far; run the same command again to resume")
         raise typer.Exit(INTERRUPTED)

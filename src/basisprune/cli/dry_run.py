@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
-import typer
-
 from basisprune.budget import Budget, Goal
-from basisprune.cli.common import show_json
+from basisprune.cli.common import show, show_json
 from basisprune.costs import measure
 from basisprune.data import LabelledImages, LoaderPart
 from basisprune.deploy.fold import deploy
@@ -76,7 +74,7 @@ def show_plan(job: Job, output: Path, *, as_json: bool) -> None:
         f"output   {output}: config.yaml, images.json, summary.json, report.html, model/, model.onnx, candidates/",
         "nothing was written",
     ]
-    typer.echo("\n".join(lines))
+    show(*lines)
 
 
 def _wanted(goal: Goal, metric: Metric) -> str:

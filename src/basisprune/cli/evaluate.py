@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from basisprune.cli.common import ConfigFile, Json, Teller, TrustCode, show_json, told_errors
+from basisprune.cli.common import ConfigFile, Json, Teller, TrustCode, show, show_json, told_errors
 from basisprune.types import Part
 
 
@@ -41,6 +41,6 @@ def evaluate(
         show_json({"result": str(result), **asdict(found)})
         return
     low, high = found.interval
-    typer.echo(f"{found.accuracy:.2%} of {found.images} images ({low:.1%} to {high:.1%} with 95 % confidence)")
+    show(f"{found.accuracy:.2%} of {found.images} images ({low:.1%} to {high:.1%} with 95 % confidence)")
     for name, count in found.classes.items():
-        typer.echo(f"  {name}: {count.right} of {count.images}")
+        show(f"  {name}: {count.right} of {count.images}")

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from basisprune.cli.common import ConfigFile, Json, Teller, TrustCode, show_json, told_errors
+from basisprune.cli.common import ConfigFile, Json, Teller, TrustCode, show, show_json, told_errors
 
 
 def export(
@@ -46,4 +46,4 @@ def export(
     if as_json:
         show_json([asdict(row) for row in rows])
         return
-    typer.echo(runtime_table(rows))
+    show(*runtime_table(rows).splitlines())

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from basisprune.cli.common import ConfigFile, Json, TrustCode, Weights, named_network, show_json, told_errors
+from basisprune.cli.common import ConfigFile, Json, TrustCode, Weights, named_network, show, show_json, told_errors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,10 +50,10 @@ def inspect(
     if as_json:
         show_json(asdict(report) | ({"latency": [asdict(row) for row in times]} if latency else {}))
         return
-    typer.echo(layer_table(report))
+    show(*layer_table(report).splitlines())
     for row in times:
         each = 1000 * row.seconds / row.batch_size
-        typer.echo(f"{row.backend}, batch {row.batch_size}: {each:.2f} ms per image, one thread")
+        show(f"{row.backend}, batch {row.batch_size}: {each:.2f} ms per image, one thread")
 
 
 def _latency(network: nn.Module, shape: tuple[int, ...]) -> Sequence[Latency]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from basisprune.cli.common import Teller, show_json, typed_here
+from basisprune.cli.common import Teller, show, show_json, typed_here
 from basisprune.listener import counted
 
 if TYPE_CHECKING:
@@ -90,6 +90,21 @@ def choose(
     return result.summary
 
 
+def check_several(
+    chosen: tuple[str | list[str], PortfolioConfig],
+    data: str,
+    output: Path,
+    options: Options,
+    where: tuple[int, str | None],
+) -> None:
+    """Raises the error that the run would end with, for --dry-run."""
+    from basisprune.sweeps.portfolio import check_portfolio
+    from basisprune.sweeps.running import Running
+
+    models, plan = chosen
+    check_portfolio(models, data, output=output, plan=plan, running=Running(*where), listener=Teller(), **options)
+
+
 def show_portfolio(chosen: tuple[str | list[str], PortfolioConfig], *, as_json: bool) -> None:
     """Lists the backbones that would be tried, for --dry-run."""
     from basisprune.sweeps.backbones import PORTFOLIO, is_cached, is_timm, refuse_unknown
@@ -103,10 +118,10 @@ def show_portfolio(chosen: tuple[str | list[str], PortfolioConfig], *, as_json: 
         show_json({"backbones": there, "rungs": rungs, "keep": plan.keep})
         return
     for name, is_here in there.items():
-        typer.echo(f"{name}{'' if is_here else ': its weights are to be fetched, or are in the folder of weights'}")
+        show(f"{name}{'' if is_here else ': its weights are to be fetched, or are in the folder of weights'}")
     for epochs, left in rungs:
-        typer.echo(f"after {counted(epochs, 'epoch')}: {left} go on")
-    typer.echo("nothing was written")
+        show(f"after {counted(epochs, 'epoch')}: {left} go on")
+    show("nothing was written")
 
 
 def front_table(portfolio: Portfolio) -> str:

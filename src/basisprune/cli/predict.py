@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from basisprune.cli.common import FAILED, ConfigFile, Json, TrustCode, show_json, tell, told_errors
+from basisprune.cli.common import FAILED, ConfigFile, Json, TrustCode, show, show_json, tell, told_errors
 
 if TYPE_CHECKING:
     from basisprune.runs.classify import Answer
@@ -54,7 +52,7 @@ def predict(
     else:
         for answer in good:
             named = ", ".join(f"{name} {share:.1%}" for name, share in answer.classes[:top])
-            typer.echo(f"{answer.file}: {named}")
+            show(f"{answer.file}: {named}")
     if bad:
         raise typer.Exit(FAILED)
 
@@ -67,8 +65,7 @@ def _as_dict(answer: Answer, top: int) -> dict[str, Any]:
 
 
 def _as_csv(answers: list[Answer], top: int) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["file", "class", "probability"])
-    writer.writerows((answer.file, name, share) for answer in answers for name, share in answer.classes[:top])
-    return text.getvalue()
+    from basisprune.report.text import csv_table
+
+    rows = [(str(answer.file), name, share) for answer in answers for name, share in answer.classes[:top]]
+    return csv_table(("file", "class", "probability"), rows)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from basisprune.cli.common import FAILED, Json, Teller, show_json, tell, told_errors
+from basisprune.cli.common import FAILED, Json, Teller, TrustCode, indented, show, show_json, tell, told_errors
+from basisprune.errors import BasisPruneError
+
+if TYPE_CHECKING:
+    from basisprune.sweeps.cells import Cell
+    from basisprune.sweeps.file import Coordinates, Sweep
 
 Jobs = Annotated[int, typer.Option(min=1, help="Processes on this machine, which share its cores.")]
 RayAddress = Annotated[
@@ -21,6 +27,7 @@ def sweep(
     output: Annotated[Path | None, typer.Option(help="The folder for all results (default: the file's).")] = None,
     jobs: Jobs = 1,
     ray_address: RayAddress = None,
+    trust_code: TrustCode = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells; run and write nothing.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -43,25 +50,47 @@ def sweep(
         from basisprune.sweeps.sweep import PAGE, run_sweep
         from basisprune.sweeps.table import as_json as rows_as_json
         from basisprune.sweeps.table import as_text
-        from basisprune.sweeps.work import is_done
 
-        plan = read_sweep(file, output)
+        plan = read_sweep(file, output, trust_code=trust_code)
         if dry_run:
-            done = {place.name: is_done(cell) for place, cell in plan.cells.items()}
-            if as_json:
-                show_json(done)
-                return
-            for name, is_there in done.items():
-                typer.echo(f"{name}{': done' if is_there else ''}")
-            typer.echo(f"{len(done)} cells, {sum(done.values())} of them done; nothing was written")
+            _show_cells(plan, as_json=as_json)
             return
         result = run_sweep(plan, jobs=jobs, ray_address=ray_address, listener=Teller())
     if as_json:
         show_json(rows_as_json(result.rows))
     else:
-        typer.echo(f"\n{as_text(result.rows)}\n")
+        show("", *as_text(result.rows).splitlines(), "")
         if (result.folder / PAGE).exists():  # needs an extra
-            typer.echo(f"{result.folder / PAGE}: the Pareto fronts, for a browser")
+            show(f"{result.folder / PAGE}: the Pareto fronts, for a browser")
     if result.failed:
         tell(f"{len(result.failed)} cells failed; their logs are in {result.folder / 'cells'}")
+        raise typer.Exit(FAILED)
+
+
+def _show_cells(plan: Sweep, *, as_json: bool) -> None:
+    """Lists the cells, and tells what those that are not done would fail at.
+
+    Of cells that differ in their seeds alone, the first one is looked at.
+    """
+    from basisprune.listener import Silence
+    from basisprune.sweeps.work import check_cell, is_done
+
+    done = {place.name: is_done(cell) for place, cell in plan.cells.items()}
+    if as_json:
+        show_json(done)
+    else:
+        show(*(f"{name}{': done' if is_there else ''}" for name, is_there in done.items()))
+        show(f"{len(done)} cells, {sum(done.values())} of them done; nothing was written")
+    waiting: dict[Coordinates, Cell] = {}
+    for place, cell in plan.cells.items():
+        if not done[place.name]:
+            waiting.setdefault(replace(place, seed=0), cell)
+    failed = 0
+    for cell in waiting.values():
+        try:
+            check_cell(cell, Silence())
+        except BasisPruneError as error:
+            tell(f"error: {cell.name}: {error.message(indented)}")
+            failed += 1
+    if failed:
         raise typer.Exit(FAILED)

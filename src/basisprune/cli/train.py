@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import cast
 
 import typer
@@ -32,6 +33,8 @@ from basisprune.cli.common import (
     Weights,
     WeightsKey,
     command_line,
+    show,
+    show_json,
     told_errors,
 )
 
@@ -87,10 +90,10 @@ def train(
         if not Processes.here().is_main:
             return
     if as_json:
-        typer.echo(summary.to_json())
+        show_json(json.loads(summary.to_json()))
         return
     for name, found in (("validation", summary.validation), ("test", summary.test)):
         if found is not None:
             low, high = found.interval
-            typer.echo(f"{name} accuracy {found.accuracy:.1%} ({low:.1%} to {high:.1%})")
-    typer.echo(f"the model is in {output / 'model'}\nnext: basisprune predict {output} image.jpg")
+            show(f"{name} accuracy {found.accuracy:.1%} ({low:.1%} to {high:.1%})")
+    show(f"the model is in {output / 'model'}", f"next: basisprune predict {output} image.jpg")

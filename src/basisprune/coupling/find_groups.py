@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import count
 
 import numpy as np
@@ -16,11 +15,12 @@ from basisprune.coupling.cutting import hollow_cut, shell
 from basisprune.coupling.labelled_run import Tracer, forward
 from basisprune.coupling.ledger import Ids, Ledger
 from basisprune.coupling.solving import Solution, solve
-from basisprune.errors import ModelError
+from basisprune.errors import ModelError, pass_on
 from basisprune.torchkit.surgery import LayerPatterns, find_layers, match_layers, named_tensors
 from basisprune.types import Coupling, Group
 
 _TRIALS = 200
+_FEW = 24  # groups, among which each two are told apart
 
 
 def trace_coupling(
@@ -28,8 +28,9 @@ def trace_coupling(
 ) -> Coupling:
     """The groups of channels of a network that can be cut, found by running it once and tried on a copy.
 
-    The network is not changed and may be in any mode. Each group was cut in the trial; one that made the
-    network fail, or put channels in each other's place, is frozen and named with the reason. The basis
+    The network is not changed and may be in any mode. Each group was cut in trials, by other shares than its
+    neighbours and without some of them; one that made the network fail, or put channels in each other's place, is
+    coupled with those that have to be cut alike, or frozen and named with the reason. The basis
     vectors of a BasisPair are left to basis pruning. Raises ModelError if the network does not run.
 
     >>> import torch
@@ -45,32 +46,40 @@ def trace_coupling(
     for turn in count(1):
         solution = solve(ledger)
         coupling, numbers = build(model, ledger, solution)
-        fault = _try(model, inputs, modes, ledger, solution, coupling, numbers)
+        trial = _Trial(model, inputs, modes, ledger, solution, dict(zip(numbers, coupling.groups, strict=True)))
+        fault = next(filter(None, map(trial.run, _cuts(trial.groups))), None)
         if fault is None:
             return coupling
-        if len(fault.stack) < 2:  # in the code between the modules: nothing there says which group it was
-            guilty = _guilty_alone(partial(_try, model, inputs, modes, ledger, solution), coupling, numbers)
-            fault = replace(fault, suspects=guilty or fault.suspects)
+        guilty = trial.guilty_alone(fault)
+        partners = _partners(trial.groups, guilty)
         alike = _same_kind(model, ledger, fault.stack) - tied
         if alike:  # the code there may take one number for the lengths of several axes
             ledger.tie(alike)
             tied |= alike
         elif turn >= _TRIALS or not fault.suspects:
             ledger.freeze(np.flatnonzero(solution.group >= 0), fault.reason)
+        elif partners:  # each fails without the others: they are cut at the same places from now on
+            first, *others = (_units(solution, number) for number in partners)
+            for other in others:
+                ledger.unite(first, other)
         else:
-            ledger.freeze(np.flatnonzero(solution.group == fault.suspects[0]), fault.reason)
+            ledger.freeze(np.flatnonzero(solution.group == (guilty or fault.suspects)[0]), fault.reason)
     raise AssertionError("a coupling without groups passes every trial")
 
 
-def _guilty_alone(
-    attempt: Callable[[Coupling, list[int]], _Fault | None], coupling: Coupling, numbers: list[int]
-) -> tuple[int, ...]:
-    """The groups that fail when nothing else is cut."""
-    return tuple(
-        number
-        for number, group in zip(numbers, coupling.groups, strict=True)
-        if attempt(replace(coupling, groups=(group,)), [number]) is not None
-    )
+def _partners(groups: Mapping[int, Group], guilty: Sequence[int]) -> list[int]:
+    """The first of the guilty groups and those that are equally large and of as many parts; empty if there are none."""
+    shapes = {number: (groups[number].size, len(groups[number].parts)) for number in guilty}
+    found = [number for number in guilty if shapes[number] == shapes[guilty[0]]]
+    return found if len(found) > 1 else []
+
+
+def _units(solution: Solution, number: int) -> Ids:
+    """An id of each unit of a group, in their order."""
+    ids = np.flatnonzero(solution.group == number)
+    _, first = np.unique(solution.unit[ids], return_index=True)
+    found: Ids = ids[first]
+    return found
 
 
 def _same_kind(model: nn.Module, ledger: Ledger, stack: Sequence[str]) -> set[str]:
@@ -90,6 +99,7 @@ def _first_runs(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Ledger, t
     try:
         forward(model, inputs, Tracer(ledger), training=False)
     except Exception as error:
+        pass_on(error)
         raise ModelError(f"{type(model).__name__} does not run on the example inputs: {error}") from error
     weights = [p for p in model.parameters() if p.dim() > 1 and id(p) not in ledger.used]
     if not weights:
@@ -97,7 +107,8 @@ def _first_runs(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Ledger, t
     before = len(ledger.used)
     try:
         forward(model, inputs, Tracer(ledger), training=True)
-    except Exception:  # a network need not be trainable on these inputs; what eval mode showed still holds
+    except Exception as error:  # a network need not be trainable on these inputs; what eval mode showed still holds
+        pass_on(error)
         return ledger, (False,)
     return ledger, (False, True) if len(ledger.used) > before else (False,)
 
@@ -121,12 +132,36 @@ def _set_aside(model: nn.Module, ledger: Ledger, ignored_layers: LayerPatterns) 
                 ledger.freeze(flat[owner[flat] == number], ignored[modules[number]])
 
 
-def _trial_units(group: Group, number: int) -> tuple[int, ...]:
-    """About two thirds of a group's units, other ones in each of its parts."""
+def _cuts(groups: Mapping[int, Group]) -> Iterator[dict[int, int]]:
+    """How many units each part of each group loses, in one trial after the other.
+
+    First all groups lose some, and of those that are equally large no two neighbours lose as many: code may take for
+    granted that they do. Then only some are cut, so that each two of few groups, and neighbours among many, part ways.
+    """
+    lengths = {number: len(group.parts[0]) for number, group in groups.items()}
+    spans = {length: _span(length) for length in lengths.values()}
+    taken = dict.fromkeys(spans, 0)
+    first = {}
+    for number, length in lengths.items():
+        first[number] = spans[length][taken[length] % len(spans[length])]
+        taken[length] += 1
+    yield first
+    bits = max(2, (len(groups) - 1).bit_length()) if len(groups) <= _FEW else 2
+    for bit in range(bits if len(groups) > 1 else 0):
+        rng = np.random.default_rng(bit)
+        drawn = {number: int(rng.choice(spans[length])) for number, length in lengths.items()}
+        yield {number: cut for place, (number, cut) in enumerate(drawn.items()) if place >> bit & 1}
+
+
+def _span(length: int) -> range:
+    """How many of so many units may go in a trial: about a third, and not all but one, which would look like none."""
+    return range(max(1, round(0.2 * length)), 1 + max(1, min(round(0.5 * length), length - 2)))
+
+
+def _trial_units(group: Group, number: int, drop: int) -> tuple[int, ...]:
+    """The units of a group that stay if each of its parts loses as many, each other ones."""
     rng = np.random.default_rng(number)
-    length = len(group.parts[0])
-    drop = max(1, min(length - 1, round(length * rng.uniform(0.2, 0.5))))
-    dropped = {part[place] for part in group.parts for place in rng.permutation(length)[:drop].tolist()}
+    dropped = {part[place] for part in group.parts for place in rng.permutation(len(part))[:drop].tolist()}
     return tuple(unit for unit in range(group.size) if unit not in dropped)
 
 
@@ -163,32 +198,42 @@ class _Checked(Ledger):
                 raise _MisplacedError(met)
 
 
-def _try(
-    model: nn.Module,
-    inputs: tuple[Tensor, ...],
-    modes: tuple[bool, ...],
-    ledger: Ledger,
-    solution: Solution,
-    coupling: Coupling,
-    numbers: list[int],
-) -> _Fault | None:
-    """Nothing if the network runs with every group cut and all channels in place; else what is wrong.
+@dataclass(frozen=True)
+class _Trial:
+    """Cuts groups, by their number, of a network on its example inputs, to see whether it then runs."""
 
-    The cut network is traced again with the classes that its channels had before: wherever two meet they
-    must be the same.
-    """
-    by_number = dict(zip(numbers, coupling.groups, strict=True))
-    keep = {group.name: _trial_units(group, number) for number, group in by_number.items()}
-    smaller = hollow_cut(model, coupling, keep)
-    given = _kept_classes(model, smaller, ledger, solution, coupling, keep)
-    names = {id(tensor): name for name, tensor in named_tensors(smaller)}
-    for training in modes:
-        tracer = Tracer(_Checked(names, given, ledger.mixing, grouped=solution.group))
-        try:
-            forward(smaller, inputs, tracer, training=training)
-        except Exception as error:
-            return _fault(tracer, solution, by_number, error)
-    return None
+    model: nn.Module
+    inputs: tuple[Tensor, ...]
+    modes: tuple[bool, ...]
+    ledger: Ledger
+    solution: Solution
+    groups: Mapping[int, Group]
+
+    def run(self, cuts: Mapping[int, int]) -> _Fault | None:
+        """Nothing if the network runs with so many units cut and all channels in place; else what is wrong.
+
+        The cut network is traced again with the classes that its channels had before: wherever two meet they
+        must be the same.
+        """
+        groups = {number: self.groups[number] for number in cuts}
+        coupling = Coupling(tuple(groups.values()), {}, ())
+        keep = {group.name: _trial_units(group, number, cuts[number]) for number, group in groups.items()}
+        smaller = hollow_cut(self.model, coupling, keep)
+        given = _kept_classes(self.model, smaller, self.ledger, self.solution, coupling, keep)
+        names = {id(tensor): name for name, tensor in named_tensors(smaller)}
+        for training in self.modes:
+            tracer = Tracer(_Checked(names, given, self.ledger.mixing, grouped=self.solution.group))
+            try:
+                forward(smaller, self.inputs, tracer, training=training)
+            except Exception as error:
+                pass_on(error)
+                return _fault(tracer, self.solution, self.groups, error)
+        return None
+
+    def guilty_alone(self, fault: _Fault) -> list[int]:
+        """The suspects that fail when nothing else is cut, or all such groups if no module says who is suspect."""
+        numbers = fault.suspects if len(fault.stack) > 1 else tuple(self.groups)
+        return [number for number in numbers if self.run({number: max(1, len(self.groups[number].parts[0]) // 3)})]
 
 
 def _kept_classes(
@@ -216,7 +261,7 @@ def _kept_classes(
     return given
 
 
-def _fault(tracer: Tracer, solution: Solution, groups: dict[int, Group], error: Exception) -> _Fault:
+def _fault(tracer: Tracer, solution: Solution, groups: Mapping[int, Group], error: Exception) -> _Fault:
     """What an error says, and which groups may be to blame.
 
     Those come first that enter the failing operation, then those that enter the innermost module or

@@ -14,7 +14,7 @@ from torch import Tensor
 from basisprune.data.datasets import ArrayImages, LabelledImages
 from basisprune.data.split import Splits
 from basisprune.data.wrapped import WrappedDataset
-from basisprune.errors import DataError, nearest
+from basisprune.errors import DataError, nearest, pass_on
 
 # How each one names its parts: the arguments beside `root` and `download`.
 _BY_FLAG: dict[str, Mapping[str, object]] = {"train": {"train": True}, "test": {"train": False}}
@@ -69,6 +69,7 @@ def _read_part(
         root.mkdir(parents=True, exist_ok=True)
         dataset = getattr(torchvision.datasets, name)(root=str(root), download=True, **arguments)
     except Exception as error:  # from the network, the disk, the archive or an optional reader
+        pass_on(error, root)
         raise DataError(
             f"torchvision:{name}: could not be downloaded or read ({type(error).__name__}: {error}); put its "
             f"files into {root} as torchvision lays them out, or set BASISPRUNE_DATA to the folder that has them"

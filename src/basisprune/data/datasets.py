@@ -18,6 +18,7 @@ from torch.utils.data import Dataset
 from basisprune.data.arguments import check, image_size
 from basisprune.data.arrays import Labels, as_labels, as_pixels, read_only
 from basisprune.data.decode import decode
+from basisprune.data.kin import thumbnail
 from basisprune.data.looks import Look, file_hash, image_hash, look_at_file
 from basisprune.errors import DataError
 
@@ -36,8 +37,15 @@ class LabelledImages(Dataset[Item]):
     labels: Labels
     classes: tuple[str, ...]
     groups: tuple[str, ...] | None = None
+    units: Labels | None = None
+    """For each image the number of its unit, which all that belong together share; None where none do."""
     in_parallel: bool = True
     """Whether several threads may look at its images at once."""
+
+    @property
+    def independent(self) -> int:
+        """The number of units: of images, if none belong together."""
+        return len(self) if self.units is None else len(np.unique(self.units))
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -57,7 +65,8 @@ class LabelledImages(Dataset[Item]):
     def look(self, index: int) -> Look:
         """What opening an image shows."""
         try:
-            return Look(image_hash(self[index][0]))
+            image = self[index][0]
+            return Look(image_hash(image), thumbnail=thumbnail(image))
         except DataError as error:
             return Look(fault=str(error))
 
@@ -193,9 +202,19 @@ def take(dataset: LabelledImages, indices: Sequence[int] | NDArray[np.int64]) ->
     array([1, 0])
     """
     chosen = np.arange(len(dataset))[np.asarray(indices, dtype=np.int64)]
-    if isinstance(dataset, Selection):
-        return Selection(dataset.dataset, dataset.indices[chosen])
-    return Selection(dataset, chosen)
+    base, indices = base_of(dataset)
+    found = Selection(base, indices[chosen])
+    found.units = None if dataset.units is None else dataset.units[chosen]
+    return found
+
+
+def in_units(dataset: LabelledImages, units: Labels | None) -> LabelledImages:
+    """The same images, of which those with one number belong together; unchanged where none do."""
+    if units is None or len(np.unique(units)) == len(units):
+        return dataset
+    found = take(dataset, np.arange(len(dataset)))
+    found.units = units
+    return found
 
 
 def base_of(dataset: LabelledImages) -> tuple[LabelledImages, NDArray[np.int64]]:

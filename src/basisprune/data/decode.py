@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import math
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -15,7 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from basisprune.errors import DataError
+from basisprune.errors import DataError, pass_on
 from basisprune.files import open_file
 
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP")
@@ -24,6 +26,9 @@ EXTENSIONS = (".bmp", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".png", ".tif", 
 WHITES = (255, 4095, 65535)
 """What may count as white in an image of more than 8 bits: the largest value of 8, 12 and 16 bits."""
 _MOST_PIXELS = 178_956_970  # from which on Pillow, by default, suspects a decompression bomb
+_LONGEST = 10_000_000  # pixels of a side; Pillow has no memory for much longer rows
+_LARGE, _alone = 1 << 26, threading.RLock()  # images of so many pixels are decoded one at a time
+_BLOCK = 1 << 20  # values that are scaled at a time
 _BITS_PER_SAMPLE = 258  # a tag of TIFF
 _GLANCE = (32, 32)
 
@@ -50,6 +55,7 @@ def decode(path: Path, size: tuple[int, int], white: int | None = None) -> Tenso
     except FileNotFoundError as error:
         raise DataError(f"{path}: there is no such file") from error
     except (OSError, ValueError) as error:
+        pass_on(error, path)
         raise DataError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
     with file:
         return _decoded(file, path, size, white)
@@ -72,15 +78,18 @@ def _decoded(file: BinaryIO, name: str | Path, size: tuple[int, int], white: int
         return to_pixels(image, size)
 
 
-def glance(content: bytes, path: str | Path) -> Depth | None:
-    """How deep the image in the content of a file is, None for 8 bits; raises DataError as `decode` does."""
+def glance(content: bytes, path: str | Path) -> tuple[Depth | None, Tensor]:
+    """How deep the image in the content of a file is, None for 8 bits, and the image in 32 x 32 pixels.
+
+    Raises DataError as `decode` does.
+    """
     with io.BytesIO(content) as file, _image_in(file, path) as image:
         deep = _deep_values(image, file)
         if deep is not None:
-            return depth_of(deep, image)
+            depth = depth_of(deep, image)
+            return depth, _to_tensor(_eight_bits(deep, depth.white), _GLANCE)
         image.draft(None, _GLANCE)
-        to_pixels(image, _GLANCE)
-    return None
+        return None, to_pixels(image, _GLANCE)
 
 
 def to_pixels(image: Image.Image, size: tuple[int, int] | None = None) -> Tensor:
@@ -121,13 +130,16 @@ def _image_in(file: BinaryIO, path: str | Path) -> Iterator[Image.Image]:
     """The image in an open file; what goes wrong with it becomes a DataError that names the path."""
     try:
         with Image.open(file, formats=FORMATS) as image:
-            if image.width * image.height > _MOST_PIXELS:
+            pixels = image.width * image.height
+            if pixels > _MOST_PIXELS or max(image.size) > _LONGEST:
                 raise ValueError(f"{image.width} x {image.height} pixels are too many")
-            yield image
+            with _alone if pixels > _LARGE else nullcontext():
+                yield image
     except UnidentifiedImageError as error:
         kinds = ", ".join(FORMATS)
         raise DataError(f"{path}: not an image of a kind that is read ({kinds}); remove it or replace it") from error
     except Exception as error:  # the decoders behind PIL raise errors of a dozen kinds
+        pass_on(error, path)
         raise DataError(
             f"{path}: the image is damaged or of an unknown kind ({type(error).__name__}: {error}); "
             "remove the file or replace it"
@@ -142,11 +154,11 @@ def _deep_values(image: Image.Image, file: BinaryIO) -> NDArray[np.generic] | No
     if swapped is None:
         return None
     # Of 16 bits a colour Pillow keeps the upper byte; with the two bytes swapped, it keeps the lower one.
-    upper = np.asarray(ImageOps.exif_transpose(image)).astype(np.uint16)
+    values: NDArray[np.uint16] = np.asarray(ImageOps.exif_transpose(image)).astype(np.uint16)
+    values *= 256
     with Image.open(file, formats=FORMATS) as again:
         again.tile = swapped  # type: ignore[assignment]
-        lower = np.asarray(ImageOps.exif_transpose(again))
-    values: NDArray[np.uint16] = upper * np.uint16(256) + lower
+        values += np.asarray(ImageOps.exif_transpose(again))
     return values
 
 
@@ -168,8 +180,12 @@ def _is_deep_grey(image: Image.Image) -> bool:
 
 
 def _eight_bits(values: NDArray[np.generic], white: int) -> Image.Image:
-    scaled = np.clip(values.astype(np.float32) * (255 / white) + 0.5, 0, 255)
-    return Image.fromarray(scaled.astype(np.uint8))
+    scaled = np.empty(values.shape, dtype=np.uint8)
+    rows = max(_BLOCK // max(math.prod(values.shape[1:]), 1), 1)
+    for first in range(0, len(values), rows):  # as floats, a large image would take many times its memory
+        block = values[first : first + rows].astype(np.float32) * (255 / white) + 0.5
+        scaled[first : first + rows] = np.clip(block, 0, 255, out=block)
+    return Image.fromarray(scaled)
 
 
 def _to_tensor(image: Image.Image, size: tuple[int, int] | None) -> Tensor:

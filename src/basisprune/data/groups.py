@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from basisprune.data.arrays import Labels
-from basisprune.errors import DataError
+from basisprune.errors import DataError, pass_on
 from basisprune.files import read_bytes
 
 _HEADER = ["file", "group"]
@@ -26,6 +26,7 @@ def read_groups(path: Path) -> dict[str, str]:
         text = read_bytes(path, most=_MOST_BYTES).decode("utf-8-sig")
         rows = [(number, row) for number, row in enumerate(csv.reader(text.splitlines(), strict=True), 1) if any(row)]
     except OSError as error:
+        pass_on(error, path)
         raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path}: is no CSV file in UTF-8 ({error}); write it as file,group") from error
@@ -66,8 +67,19 @@ def units_of(keys: Sequence[Sequence[str]]) -> Labels:
     >>> units_of([("a", "x"), ("b", ""), ("c", "x"), ("c", "y"), ("d", "y")])
     array([0, 1, 0, 0, 0])
     """
-    unit = list(range(len(keys)))
     first: dict[tuple[int, str], int] = {}
+    pairs = [
+        (first.setdefault((kind, key), index), index)
+        for index, each in enumerate(keys)
+        for kind, key in enumerate(each)
+        if key
+    ]
+    return linked(len(keys), pairs)
+
+
+def linked(count: int, pairs: Iterable[Sequence[int]]) -> Labels:
+    """The first of all that each of `count` is linked with by the pairs, over others too."""
+    unit = list(range(count))
 
     def root(index: int) -> int:
         while unit[index] != index:
@@ -75,10 +87,7 @@ def units_of(keys: Sequence[Sequence[str]]) -> Labels:
             index = unit[index]
         return index
 
-    for index, each in enumerate(keys):
-        for kind, key in enumerate(each):
-            if key:
-                other = first.setdefault((kind, key), index)
-                one, two = root(other), root(index)
-                unit[max(one, two)] = min(one, two)
-    return np.array([root(index) for index in range(len(keys))], dtype=np.int64)
+    for one, other in pairs:
+        first, second = root(one), root(other)
+        unit[max(first, second)] = min(first, second)
+    return np.array([root(index) for index in range(count)], dtype=np.int64)

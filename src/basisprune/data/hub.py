@@ -11,7 +11,7 @@ from basisprune.data.folders import PARTS
 from basisprune.data.listing import all_files, subfolders
 from basisprune.data.split import Splits
 from basisprune.data.stored import MOST_BYTES, StoredImages, as_indices, class_names
-from basisprune.errors import DataError, MissingExtraError
+from basisprune.errors import DataError, MissingExtraError, pass_on
 
 if TYPE_CHECKING:
     import datasets
@@ -42,6 +42,7 @@ class HubImages(StoredImages):
         try:
             found = self.rows[index][self.column]
         except Exception as error:  # Arrow has many of its own
+            pass_on(error, self.name(index))
             raise DataError(f"{self.name(index)}: cannot be read ({type(error).__name__}: {error})") from error
         content = found.get("bytes") if isinstance(found, Mapping) else None
         if not isinstance(content, bytes):
@@ -116,6 +117,7 @@ def _load(source: str) -> Mapping[str, datasets.Dataset]:
         else:
             found = datasets.load_dataset("parquet", data_files=_parquet_files(folder))
     except Exception as error:  # from the network, the disk, Arrow or the package itself
+        pass_on(error, source)
         raise DataError(
             f"{source}: could not be read as a dataset of Hugging Face ({type(error).__name__}: {error}); give the "
             "folder that save_to_disk wrote, a folder of Parquet files, or the name of a dataset without code"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from basisprune.data.decode import EXTENSIONS
-from basisprune.errors import DataError
+from basisprune.errors import DataError, pass_on
 
 Place = tuple[int, int]
 """A folder on its device, however it is called."""
@@ -57,11 +57,13 @@ def _entries(folder: Path) -> list[tuple[Path, int]]:
         with os.scandir(folder) as found:
             return sorted((Path(entry.path), _mode(entry)) for entry in found if not entry.name.startswith("."))
     except OSError as error:
+        pass_on(error, folder)
         raise DataError(f"{folder}: cannot be read ({error.strerror or error})") from error
 
 
 def _mode(entry: os.DirEntry[str]) -> int:
     try:
         return stat.S_IFDIR if entry.is_dir() else stat.S_IFREG if entry.is_file() else 0
-    except OSError:  # a link to nothing, or in a circle
+    except OSError as error:  # a link to nothing, or in a circle
+        pass_on(error, entry.path)
         return 0

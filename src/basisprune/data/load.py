@@ -19,7 +19,7 @@ from basisprune.data.manifest import Manifest, Role
 from basisprune.data.npz import read_npz
 from basisprune.data.opening import opened, reread
 from basisprune.data.reading import Reading
-from basisprune.data.roles import ROLES, groups_of, recalled, units, without_shared
+from basisprune.data.roles import ROLES, groups_of, recalled, related, units, without_shared
 from basisprune.data.split import Splits, fill, limited, set_aside
 from basisprune.data.wrapped import WrappedDataset, declared_classes
 from basisprune.errors import DataError
@@ -56,11 +56,12 @@ def load_data(
     is not there; or Splits, which are divided already.
 
     Parts that the source lacks are drawn from its training images by `seed`, stratified by class, unless
-    their fraction (of those images) is 0; every class with three images or more has one in each part. Exact copies of
-    an image stay in one part, and so do images of one group (see `Reading`); what the source itself has in several
-    parts is left out of all but the first, with a warning. Of the validation images, `confirm_fraction` is set aside
-    to confirm a result. `limit` keeps at most that many training images. Image files are resized to `size` (height,
-    width) as they are decoded, by default to 224 x 224; PIL images of PyTorch datasets only if `size` is given.
+    their fraction (of those images) is 0; every class with three images or more has one in each part. Copies of
+    an image, exact and near ones, stay in one part, and so do images of one group (see `Reading`); what the source
+    itself has in several parts is left out of all but the first, with a warning. Of the validation images,
+    `confirm_fraction` is set aside to confirm a result. `limit` keeps at most that many training images. Image files
+    are resized to `size` (height, width) as they are decoded, by default to 224 x 224; PIL images of PyTorch datasets
+    only if `size` is given.
 
     All images are opened once; those that are damaged are left out, with a warning. Raises ConfigError for arguments
     out of range, DataError for data that cannot be used.
@@ -81,6 +82,7 @@ def load_data(
         splits = fill(splits, (val_fraction, test_fraction), seed=seed, units=together, where=where)
     if splits.val is not None:
         splits = set_aside(splits, confirm_fraction, seed, units(splits, "val", groups))
+    splits = related(splits, groups)
     return splits if isinstance(source, Splits) else limited(splits, limit, seed)
 
 

@@ -7,7 +7,7 @@ import os
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,8 @@ from PIL import Image
 from torch import Tensor
 
 from basisprune.data.decode import Depth, glance
-from basisprune.errors import DataError
+from basisprune.data.kin import thumbnail
+from basisprune.errors import DataError, pass_on
 from basisprune.files import read_bytes
 
 _Version = tuple[str, int, int, int]
@@ -28,12 +29,21 @@ _looks: dict[_Version, Look] = {}
 class Look:
     """The hash of an image's content, how deep it is if deeper than 8 bits, and what is wrong with it, if anything.
 
-    The hash is empty where the content differs each time that somebody asks.
+    The hash is empty where the content differs each time that somebody asks. By its `thumbnail` near copies are found,
+    which have the same `kin` then.
     """
 
     sha256: str = ""
     depth: Depth | None = None
     fault: str = ""
+    thumbnail: bytes = field(default=b"", repr=False)
+    kin: str = ""
+
+    @classmethod
+    def at(cls, sha256: str, content: bytes, path: str | Path) -> Look:
+        """What the content of a file shows; raises DataError for one that is no sound image."""
+        depth, image = glance(content, path)
+        return cls(sha256, depth, thumbnail=thumbnail(image))
 
 
 def look_at_file(path: Path) -> Look:
@@ -43,11 +53,12 @@ def look_at_file(path: Path) -> Look:
         if version not in _looks:
             content = read_bytes(path)
             _hashes[version] = hashlib.sha256(content).hexdigest()
-            _looks[version] = Look(_hashes[version], glance(content, path))
+            _looks[version] = Look.at(_hashes[version], content, path)
         return _looks[version]
     except DataError as error:
         return Look(_hashes[version], fault=str(error))
     except (OSError, ValueError) as error:
+        pass_on(error, path)
         return Look(fault=f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})")
 
 
@@ -55,7 +66,7 @@ def look_at_content(content: bytes, name: str) -> Look:
     """What opening an image shows whose file lies in another one, and is called so."""
     sha256 = hashlib.sha256(content).hexdigest()
     try:
-        return Look(sha256, glance(content, name))
+        return Look.at(sha256, content, name)
     except DataError as error:
         return Look(sha256, fault=str(error))
 
@@ -70,6 +81,7 @@ def file_hash(path: Path) -> str:
     except FileNotFoundError as error:
         raise DataError(f"{path}: there is no such file") from error
     except (OSError, ValueError) as error:
+        pass_on(error, path)
         raise DataError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
 
 

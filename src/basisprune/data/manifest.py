@@ -43,6 +43,8 @@ class LeftOut:
 class Manifest(JsonValue):
     """The images of a run by role, the names of their classes, and what counts as white in images of more than 8 bits.
 
+    `units` are the numbers of the units of images that belong together, for the parts that have any.
+
     >>> images = (Entry("ant/0.png", 0, ""), Entry("bee/0.png", 1, ""))
     >>> Manifest(("ant", "bee"), {"train": images}).digest[:8]
     '0d52bfd3'
@@ -52,9 +54,14 @@ class Manifest(JsonValue):
     parts: Mapping[Role, tuple[Entry, ...]]
     white: int | None = None
     left_out: tuple[LeftOut, ...] = ()
+    units: Mapping[Role, tuple[int, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        faults = []
+        faults = [
+            f"units: {len(units)} of {role}, which has {len(self.parts.get(role, ()))} images"
+            for role, units in self.units.items()
+            if len(units) != len(self.parts.get(role, ()))
+        ]
         if not self.parts.get("train"):
             faults.append("parts: no training images")
         for role, entries in self.parts.items():
@@ -70,6 +77,8 @@ class Manifest(JsonValue):
         digest = hashlib.sha256(json.dumps([self.classes, self.white]).encode())
         for role, entries in sorted(self.parts.items()):
             digest.update(json.dumps([role, entries]).encode())
+        for role, units in sorted(self.units.items()):
+            digest.update(json.dumps([role, units]).encode())
         return digest.hexdigest()
 
 
@@ -106,6 +115,8 @@ def changes(old: Manifest, new: Manifest) -> list[str]:
     found = [] if old.classes == new.classes else [f"classes: {list(old.classes)} -> {list(new.classes)}"]
     if old.white != new.white:
         found.append(f"white: {old.white} -> {new.white}")
+    if old.units != new.units:
+        found.append("which images belong together: copies, or the groups")
     before, after = (
         {entry.name: (role, entry) for role, part in each.parts.items() for entry in part} for each in (old, new)
     )

@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 from basisprune.data.arrays import Labels, as_labels
 from basisprune.data.datasets import ArrayImages
 from basisprune.data.split import Splits
-from basisprune.errors import DataError
+from basisprune.errors import DataError, pass_on
 from basisprune.files import open_file
 
 KEYS = ("x_train", "y_train", "x_val", "y_val", "x_test", "y_test", "groups", "groups_val")
 
+_UNPACKED, _MOST_TIMES = 1 << 30, 100  # bytes that any file may have when unpacked, and how much larger others may get
 _GROUPS = {"train": "groups", "val": "groups_val"}
 
 Arrays = dict[str, NDArray[np.generic]]
@@ -60,9 +61,10 @@ def _read_arrays(path: Path) -> Arrays:
             return {key: _read_array(file, key, path) for key in KEYS if key in file.files}
     except DataError:
         raise
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
     except Exception as error:  # archives are damaged in many ways
+        pass_on(error, path)
+        if isinstance(error, OSError):
+            raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
         raise DataError(f"{path}: not a .npz file, or damaged ({error}); write it with numpy.savez") from error
 
 
@@ -84,6 +86,10 @@ def _check_headers(path: Path, stream: BinaryIO) -> None:
                 if claimed is not None and claimed != body:
                     raise DataError(f"{path}: {key} claims {claimed:,} bytes and has {body:,}; write it anew")
                 total += body
+    if total > _UNPACKED and total > _MOST_TIMES * (size := os.fstat(stream.fileno()).st_size):
+        raise DataError(
+            f"{path}: its arrays need {total:,} bytes, and the file has {size:,}; write it with numpy.savez"
+        )
     if total > (memory := _memory()):
         raise DataError(f"{path}: its arrays need {total:,} bytes, and this machine has {memory:,}; use class folders")
 

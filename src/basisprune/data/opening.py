@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
 
-from basisprune.data.datasets import LabelledImages, base_of, take
+from basisprune.data.datasets import LabelledImages, base_of, in_units, take
 from basisprune.data.decode import Depth
+from basisprune.data.groups import linked
+from basisprune.data.kin import near_copies
 from basisprune.data.looks import Look, random_numbers_kept
 from basisprune.data.reading import Reading
 from basisprune.data.split import Splits
@@ -46,6 +49,18 @@ def look_at(parts: Iterable[LabelledImages], listener: Listener | None = None) -
                 (listener or Silence()).opened(done, total)
 
 
+def note_kin(splits: Splits) -> None:
+    """Notes which images of all parts, each of which was looked at, are near copies of one another."""
+    all_of = {
+        (id(base), index): base for base, indices in map(base_of, splits.parts.values()) for index in indices.tolist()
+    }
+    looks = [base.looks[index] for (_, index), base in all_of.items()]
+    roots = linked(len(looks), near_copies([look.thumbnail for look in looks]).tolist())
+    several = np.bincount(roots, minlength=len(roots)) > 1
+    for ((_, index), base), look, root in zip(all_of.items(), looks, roots.tolist(), strict=True):
+        base.looks[index] = replace(look, kin=str(root) if several[root] else "")
+
+
 def for_each(base: LabelledImages, indices: Sequence[int], work: Callable[[int], Found]) -> Iterator[tuple[int, Found]]:
     """What the work gives for each index, on several threads where the dataset allows it.
 
@@ -65,6 +80,7 @@ def opened(splits: Splits, reading: Reading, where: str) -> Splits:
     """
     reading.hearer.say(f"{where}: opening {sum(map(len, splits.parts.values())):,} images")
     look_at(splits.parts.values(), reading.listener)
+    note_kin(splits)
     looks = {name: looks_of(part) for name, part in splits.parts.items()}
     faults = list(dict.fromkeys(look.fault for each in looks.values() for look in each if look.fault))
     if faults:
@@ -88,7 +104,7 @@ def reread(splits: Splits, *, size: tuple[int, int] | None = None, white: int | 
     def anew(part: LabelledImages) -> LabelledImages:
         base, indices = base_of(part)
         other = others[id(base)]
-        return part if other is base else other if part is base else take(other, indices)
+        return part if other is base else other if part is base else in_units(take(other, indices), part.units)
 
     return splits.with_parts({name: anew(part) for name, part in splits.parts.items()})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -15,13 +15,18 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from basisprune.data.arrays import Labels, as_labels, read_only
-from basisprune.data.datasets import LabelledImages, numbered
+from basisprune.data.datasets import LabelledImages, as_groups, numbered
+from basisprune.data.groups import units_of
+from basisprune.data.kin import thumbnail
 from basisprune.data.looks import Look, image_hash, random_numbers_kept
+from basisprune.data.opening import look_at, looks_of, note_kin
+from basisprune.data.reading import Reading
 from basisprune.data.split import Splits
 from basisprune.errors import ConfigError, DataError
 from basisprune.tasks.base import Task
 from basisprune.torchkit.running import ReadBatch
 
+_THE_SAME = "networks are compared example by example, so pass one with shuffle=False and without random changes"
 _REPEATABLE = "a list, a DataLoader or an object whose __iter__ starts anew each time"
 
 
@@ -33,7 +38,8 @@ class Loaders:
     may come in any order; the others must yield the same examples in the same order each time, because networks are
     compared example by example. `val` is what candidates are judged on, `confirm` are examples that nothing looks at
     before the budget is certified on them, and `test` is used once, at the end. Without `confirm`, a budget is
-    estimated and not certified. `classes` are names for a classifier's classes.
+    estimated and not certified. `classes` are names for a classifier's classes, and `groups` names for each part what
+    its examples belong to, a patient or a scene: those of one group count as one.
 
     >>> batches = [(torch.zeros(4, 3, 8, 8), torch.zeros(4, 8, 8))]
     >>> list(Loaders(train=batches, val=batches).given)
@@ -45,9 +51,11 @@ class Loaders:
     test: Iterable[object] | None = None
     confirm: Iterable[object] | None = None
     classes: tuple[str, ...] = ()
+    groups: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        faults = [fault for name, loader in self.given.items() if (fault := _fault_of(name, loader))]
+        faults = [f"groups: {name!r} given, which is no part" for name in self.groups if name not in self.given]
+        faults += [fault for name, loader in self.given.items() if (fault := _fault_of(name, loader))]
         if "train" not in self.given:
             faults.append("train: None given; a loader is needed")
         if faults:
@@ -59,8 +67,11 @@ class Loaders:
         named = {"train": self.train, "val": self.val, "confirm": self.confirm, "test": self.test}
         return {name: loader for name, loader in named.items() if loader is not None}
 
-    def splits(self, task: Task) -> Splits:
-        """The same as parts of a dataset, gone through once each; raises DataError for what the task cannot read."""
+    def splits(self, task: Task, reading: Reading | None = None) -> Splits:
+        """The same as parts of a dataset, gone through once each; raises DataError for what the task cannot read.
+
+        Examples to confirm that are near copies of others are reported, and count as one all together.
+        """
         parts = {
             name: LoaderPart(loader, task, name, fixed=name != "train", classes=tuple(self.classes))
             for name, loader in self.given.items()
@@ -68,26 +79,53 @@ class Loaders:
         for name, part in parts.items():
             if len(part) == 0:
                 raise DataError(f"Loaders: {name} yields no batches; if it is a generator, pass {_REPEATABLE}")
+            if name in self.groups:
+                part.groups = as_groups(self.groups[name], len(part), f"Loaders: {name}")
         self._refuse_seen(parts)
         train = parts["train"]
         classes = train.classes if task.is_classification else ()
-        return Splits(train, parts.get("val"), parts.get("test"), classes, parts.get("confirm"))
+        splits = Splits(train, parts.get("val"), parts.get("test"), classes, parts.get("confirm"))
+        _note_units(splits, parts, reading or Reading())
+        return splits
 
     def _refuse_seen(self, parts: Mapping[str, LoaderPart]) -> None:
         """Raises DataError if examples that nothing may have looked at are those that train or judge networks."""
-        for name in ("confirm", "test"):
-            loader, part = self.given.get(name), parts.get(name)
-            if part is None:
+        for name, other in (("confirm", "train"), ("confirm", "val"), ("test", "train"), ("test", "val")):
+            if name not in parts or other not in parts:
                 continue
-            if loader is self.train:
-                raise DataError(f"Loaders: {name} is the loader of train; it must be one of other examples")
-            known = set(parts["val"].hashes) if "val" in parts else set()
-            both = sum(each in known for each in part.hashes)
-            if both:
-                raise DataError(
-                    f"Loaders: {both} of {len(part)} examples of {name} are also in val, whose examples judge "
-                    f"candidates, so that {name} would promise too much; pass one of other examples"
-                )
+            data = getattr(self.given[name], "dataset", self.given[name])
+            if data is getattr(self.given[other], "dataset", self.given[other]):
+                raise DataError(f"Loaders: {name} has the examples of {other}; pass a loader of other ones")
+            for what, mine, theirs in (
+                ("examples", parts[name].hashes, parts[other].hashes),
+                ("groups", parts[name].groups or (), parts[other].groups or ()),
+            ):
+                known = set(theirs)
+                both = sum(each in known for each in mine)
+                if both:
+                    raise DataError(
+                        f"Loaders: {both} of {len(parts[name])} examples of {name} are also in {other}, or of the same "
+                        f"{what}, so that {name} would promise too much; pass one of other {what}"
+                    )
+
+
+def _note_units(splits: Splits, parts: Mapping[str, LoaderPart], reading: Reading) -> None:
+    """Notes in the parts that judge which examples belong together; near copies of what was seen do all together."""
+    look_at(parts.values())
+    note_kin(splits)
+    known: set[str] = set()
+    for name in ("train", "val", "confirm"):
+        looks = looks_of(parts[name]) if name in parts else []
+        seen = [bool(look.kin) and look.kin in known and name == "confirm" for look in looks]
+        if any(seen):
+            said = f"Loaders: {sum(seen)} of {len(looks)} examples of confirm are near copies of others"
+            reading.report(f"{said}, and count as one", [f"confirm[{place}]" for place in np.flatnonzero(seen)])
+        if name != "train" and looks:
+            groups = parts[name].groups or ("",) * len(looks)
+            rows = zip(looks, groups, seen, strict=True)
+            found = units_of([(look.sha256, group, look.kin, "seen" * leaked) for look, group, leaked in rows])
+            parts[name].units = found if len(np.unique(found)) < len(found) else None
+        known |= {look.kin for look in looks}
 
 
 def _fault_of(name: str, loader: object) -> str:
@@ -102,11 +140,12 @@ def _fault_of(name: str, loader: object) -> str:
 
 
 class _Scan(NamedTuple):
-    """What going through a loader once shows: its batches, labels and hashes of inputs, and the hash of all targets."""
+    """What going through a loader once shows: batches, labels, hashes of inputs, thumbnails, and all targets' hash."""
 
     steps: int
     labels: Labels
     hashes: tuple[str, ...]
+    thumbnails: tuple[bytes, ...]
     shape: tuple[int, ...]
     targets: str
 
@@ -135,13 +174,18 @@ class LoaderPart(LabelledImages):
         self._names = classes
 
     def __iter__(self) -> Iterator[ReadBatch]:
-        place = 0
+        place, digest = 0, hashlib.sha256()
         for batch in self.loader:
             read = self.task.inputs_and_targets(batch)
             if self.fixed:
                 self._compare(read.inputs, place)
+                _add(digest, read.targets)
             place += len(read.inputs)
             yield read
+        if self.fixed and place != len(self):
+            raise DataError(f"{self.name}: the loader yields {place} examples now, and {len(self)} before; {_THE_SAME}")
+        if self.fixed and digest.hexdigest() != self._scan.targets:
+            raise DataError(f"{self.name}: the loader yields other targets than before; {_THE_SAME}")
 
     def __len__(self) -> int:
         return len(self._scan.labels)
@@ -153,7 +197,7 @@ class LoaderPart(LabelledImages):
 
     @property
     def hashes(self) -> tuple[str, ...]:
-        """The hash of each input; none where the order is not fixed."""
+        """The hash of each input, in the order of the first pass."""
         return self._scan.hashes
 
     @property
@@ -177,8 +221,8 @@ class LoaderPart(LabelledImages):
         return (self._names or numbered(self.labels, self.name)) if self.task.is_classification else ()
 
     def look(self, index: int) -> Look:
-        """The hash of an input, where the order is fixed."""
-        return Look(self._scan.hashes[index] if self.fixed else "")
+        """What an input shows; its hash only where the order is fixed."""
+        return Look(self._scan.hashes[index] if self.fixed else "", thumbnail=self._scan.thumbnails[index])
 
     def content_hash(self, index: int) -> str:
         """The same hash."""
@@ -195,7 +239,7 @@ class LoaderPart(LabelledImages):
 
     @cached_property
     def _scan(self) -> _Scan:
-        steps, labels, hashes = 0, [], []
+        steps, labels, hashes, thumbnails = 0, [], [], []
         shape: tuple[int, ...] = ()
         digest = hashlib.sha256()
         with random_numbers_kept():
@@ -205,19 +249,19 @@ class LoaderPart(LabelledImages):
                 labels.append(
                     _labels(targets, len(inputs), self.name) if self.task.is_classification else _none(inputs)
                 )
-                if self.fixed:
-                    hashes += [image_hash(each) for each in inputs]
-                    _add(digest, targets)
+                hashes += [image_hash(each) for each in inputs]
+                thumbnails += [thumbnail(each) for each in inputs]
+                _add(digest, targets)
                 steps += 1
         found = np.concatenate(labels) if labels else np.zeros(0, dtype=np.int64)
-        return _Scan(steps, read_only(found), tuple(hashes), shape, digest.hexdigest())
+        return _Scan(steps, read_only(found), tuple(hashes), tuple(thumbnails), shape, digest.hexdigest())
 
     def _compare(self, inputs: Tensor, place: int) -> None:
         known = self._scan.hashes[place : place + len(inputs)]
         if tuple(image_hash(each) for each in inputs) != known:
             raise DataError(
                 f"{self.name}: the loader yields other examples than before, or in another order (example {place} on); "
-                "networks are compared example by example, so pass one with shuffle=False and without random changes"
+                f"{_THE_SAME}"
             )
 
 

@@ -8,8 +8,10 @@ from itertools import combinations
 from pathlib import Path, PurePosixPath
 from typing import cast, get_args
 
+import numpy as np
+
 from basisprune.data.arrays import Labels
-from basisprune.data.datasets import FolderImages, LabelledImages, base_of, take
+from basisprune.data.datasets import FolderImages, LabelledImages, base_of, in_units, take
 from basisprune.data.groups import read_groups, refuse_unknown, units_of
 from basisprune.data.looks import Look
 from basisprune.data.manifest import (
@@ -30,6 +32,8 @@ from basisprune.files import user_path
 from basisprune.listener import Listener, Silence
 
 ROLES: tuple[Role, ...] = get_args(Role)
+JUDGES = frozenset({"val", "confirm"})
+_SHARED = ("are exact copies of images", "are of the same groups as images", "are near copies of images")
 _WAY_OUT = "put the images back as they were, or start the run anew in another folder"
 
 
@@ -68,14 +72,23 @@ def groups_of(splits: Splits, path: str | os.PathLike[str] | None) -> dict[str, 
 
 
 def units(splits: Splits, part: str, groups: Mapping[str, str]) -> Labels:
-    """The units that a part must not be divided within: exact copies, and images of one group."""
-    return units_of(_keys(splits, part, groups))
+    """The units that a part must not be divided within: exact and near copies, and images of one group."""
+    known = splits.parts[part].units
+    return units_of(_keys(splits, part, groups)) if known is None else known
 
 
-def _keys(splits: Splits, part: str, groups: Mapping[str, str]) -> list[tuple[str, str]]:
+def related(splits: Splits, groups: Mapping[str, str]) -> Splits:
+    """The splits, of which the parts that judge know the units that they were drawn in."""
+    found = dict(splits.parts)
+    for name in JUDGES & found.keys():
+        found[name] = in_units(found[name], units(splits, name, groups))
+    return splits.with_parts(found)
+
+
+def _keys(splits: Splits, part: str, groups: Mapping[str, str]) -> list[tuple[str, str, str]]:
     names = names_of(splits)[part]
     looks = looks_of(splits.parts[part])
-    return [(look.sha256, groups.get(name, "")) for look, name in zip(looks, names, strict=True)]
+    return [(look.sha256, groups.get(name, ""), look.kin) for look, name in zip(looks, names, strict=True)]
 
 
 def without_shared(splits: Splits, groups: Mapping[str, str], reading: Reading, where: str) -> Splits:
@@ -86,13 +99,13 @@ def without_shared(splits: Splits, groups: Mapping[str, str], reading: Reading, 
     names = names_of(splits)
     keys = {part: _keys(splits, part, groups) for part in names}
     shared: dict[str, set[int]] = {part: set() for part in names}
-    for kind, what in ((0, "are exact copies of images"), (1, "are of the same groups as images")):
+    for kind, what in enumerate(_SHARED):
         first = {part: {key[kind]: name for key, name in zip(keys[part], names[part], strict=True)} for part in names}
         for part, other in combinations(names, 2):
             both = {
                 index: f"{name} and {first[part][key[kind]]}"
                 for index, (key, name) in enumerate(zip(keys[other], names[other], strict=True))
-                if key[kind] and key[kind] in first[part]
+                if key[kind] and key[kind] in first[part] and index not in shared[other]
             }
             if both:
                 said = f"{where}: {len(both)} of {len(names[other])} images of {other} {what} of {part}"
@@ -122,7 +135,9 @@ def manifest_of(splits: Splits, listener: Listener | None = None) -> Manifest:
         )
         for role, part in splits.parts.items()
     }
-    return Manifest(splits.classes, parts, white_of(splits), tuple(_left_out(splits)))
+    judging = {role: splits.parts[role].units for role in ROLES if role in splits.parts}
+    together = {role: tuple(found.tolist()) for role, found in judging.items() if found is not None}
+    return Manifest(splits.classes, parts, white_of(splits), tuple(_left_out(splits)), together)
 
 
 def _left_out(splits: Splits) -> list[LeftOut]:
@@ -169,7 +184,11 @@ def recalled(
         faults = [each for role, part in parts.items() for each in _changed(part, wanted[role], listener or Silence())]
     if faults:
         raise DataError.of(f"{where}: is not as it was when the run started; {_WAY_OUT}", faults)
-    return parts
+    return {role: in_units(part, _as_labels(manifest.units.get(role))) for role, part in parts.items()}
+
+
+def _as_labels(numbers: tuple[int, ...] | None) -> Labels | None:
+    return None if numbers is None else np.array(numbers, dtype=np.int64)
 
 
 def _in_folder(

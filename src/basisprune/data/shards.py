@@ -25,7 +25,7 @@ from basisprune.data.folders import PARTS
 from basisprune.data.listing import all_files, subfolders
 from basisprune.data.split import Splits
 from basisprune.data.stored import MOST_BYTES, StoredImages, as_indices, class_names
-from basisprune.errors import DataError
+from basisprune.errors import DataError, pass_on
 from basisprune.files import open_file
 
 PREFIX = "wds:"
@@ -34,6 +34,7 @@ _MOST_SHARDS = 1_000_000
 _LONGEST_LABEL = 1000  # bytes
 _LONGEST_HEADER = 1 << 20  # bytes; names that are longer than usual have headers of their own
 _RANGE = re.compile(r"\{(\d{1,18})\.\.(\d{1,18})\}")
+_UNSHOWN = re.compile("[\0-\x1f\x7f-\x9f\ud800-\udfff]")  # control characters, and bytes that are not UTF-8
 _PART = {name: part for part, names in PARTS.items() for name in names}
 
 
@@ -73,6 +74,7 @@ class ShardImages(StoredImages):
                 file.seek(offset)
                 content = file.read(size)
         except OSError as error:
+            pass_on(error, self.name(index))
             raise DataError(f"{self.name(index)}: cannot be read ({error.strerror or error})") from error
         if len(content) < size:
             raise DataError(f"{self.name(index)}: the shard ends before the image does; write it anew")
@@ -188,6 +190,7 @@ def _index(shard: Path) -> list[Place]:
     try:
         images, labels = _members(shard)
     except OSError as error:
+        pass_on(error, shard)
         raise DataError(f"{shard}: cannot be read ({error.strerror or error})") from error
     except DataError:
         raise
@@ -196,7 +199,7 @@ def _index(shard: Path) -> list[Place]:
     if not images:
         raise DataError(f"{shard}: contains no images ({' '.join(EXTENSIONS)})")
     if not labels:
-        labels = {key: PurePosixPath(key).parent.name for key in images}
+        labels = {key: PurePosixPath(key).parent.name.replace("..", "") for key in images}
     missing = [key for key in images if not labels.get(key)]
     if missing:
         raise DataError(
@@ -209,21 +212,42 @@ def _members(shard: Path) -> tuple[dict[str, tuple[str, int, int]], dict[str, st
     """The name, first byte and size of each image, and the labels, both by what the name starts with."""
     images: dict[str, tuple[str, int, int]] = {}
     labels: dict[str, str] = {}
+    files: dict[str, tuple[int, int]] = {}  # all of them, for hard links
     with open_file(shard) as file, tarfile.open(fileobj=cast("BinaryIO", _Bounded(file)), mode="r:") as archive:
         for member in archive:
             archive.members = []  # type: ignore[attr-defined]  # it would keep them all
             if member.size < 0:  # from which it would go back, for ever
                 raise tarfile.ReadError(f"{member.name} has {member.size} bytes")
             key, suffix = _split_name(member.name)
-            if not member.isreg() or member.issparse():
+            is_image, is_label = suffix.endswith(EXTENSIONS), suffix == _LABEL
+            if member.isreg() and not member.issparse():
+                files[member.name] = member.offset_data, member.size
+            if member.isdir() or not (is_image or is_label) or PurePosixPath(member.name).name.startswith("."):
                 continue
-            if suffix == _LABEL:
-                labels[key] = _label(archive, member, shard)
-            elif suffix.endswith(EXTENSIONS):
-                if key in images:
-                    raise DataError(f"{shard}: {key} has several images, such as {member.name}; one is needed")
-                images[key] = member.name, member.offset_data, member.size
+            offset, size = _place(member, files, shard)
+            if key in (labels if is_label else images):
+                what = "labels" if is_label else "images"
+                raise DataError(f"{shard}: {key} has several {what}, such as {member.name}; one is needed")
+            if is_label:
+                labels[key] = _label(file, offset, size, f"{shard}: {member.name}")
+            else:
+                images[key] = member.name, offset, size
     return images, labels
+
+
+def _place(member: tarfile.TarInfo, files: dict[str, tuple[int, int]], shard: Path) -> tuple[int, int]:
+    """Where the content of an image or a label lies, which for a hard link is that of a file before it."""
+    if _UNSHOWN.search(member.name):
+        raise DataError(f"{shard}: {member.name!r} is no name in UTF-8, or has control characters; call it otherwise")
+    found = files.get(member.linkname if member.islnk() else member.name)
+    if found is not None and (member.islnk() or (member.isreg() and not member.issparse())):
+        return found
+    kinds = {
+        tarfile.LNKTYPE: f"a hard link to {member.linkname!r}, which is no file before it",
+        tarfile.SYMTYPE: "a link",
+    }
+    kind = "a sparse file" if member.issparse() else kinds.get(member.type, "a pipe or a device")
+    raise DataError(f"{shard}: {member.name} is {kind}; write the shard with whole files (tar --hard-dereference -h)")
 
 
 class _Bounded:
@@ -245,12 +269,12 @@ def _split_name(name: str) -> tuple[str, str]:
     return f"{folder}{slash}{stem}", f"{dot}{suffix}".casefold()
 
 
-def _label(archive: tarfile.TarFile, member: tarfile.TarInfo, shard: Path) -> str:
-    file = archive.extractfile(member) if member.size <= _LONGEST_LABEL else None
+def _label(file: BinaryIO, offset: int, size: int, where: str) -> str:
     try:
-        text = "" if file is None else file.read().decode().strip()
+        file.seek(offset)
+        text = file.read(size).decode().strip() if size <= _LONGEST_LABEL else ""
     except UnicodeDecodeError:
         text = ""
     if not text.isprintable() or not text:
-        raise DataError(f"{shard}: {member.name} holds no label; a number or a name in UTF-8 is needed")
+        raise DataError(f"{where} holds no label; a number or a name in UTF-8 is needed")
     return text

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from basisprune.data.arrays import Labels
+from basisprune.data.classes import refuse_alike
 from basisprune.data.datasets import LabelledImages, take
 from basisprune.errors import ConfigError, DataError
 from basisprune.listener import counted
@@ -27,6 +28,9 @@ class Splits:
     test: LabelledImages | None
     classes: tuple[str, ...]
     confirm: LabelledImages | None = None
+
+    def __post_init__(self) -> None:
+        refuse_alike(self.classes)
 
     @property
     def num_classes(self) -> int:

@@ -18,10 +18,12 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Subset
 
 from basisprune.data.arrays import Labels, as_labels, read_only
+from basisprune.data.classes import told_apart
 from basisprune.data.datasets import Item, LabelledImages, as_groups, below, numbered
 from basisprune.data.decode import to_pixels
+from basisprune.data.kin import thumbnail
 from basisprune.data.looks import Look, file_hash, image_hash, random_numbers_kept, same_random_numbers
-from basisprune.errors import DataError
+from basisprune.errors import DataError, pass_on
 
 
 class WrappedDataset(LabelledImages):
@@ -70,11 +72,11 @@ class WrappedDataset(LabelledImages):
         """What asking for an item shows; its content is that of its file, where the dataset lists its files."""
         try:
             if self.paths is not None:
-                self._to_tensor(self._read(index)[0], index)
-                return Look(file_hash(self.paths[index]))
+                tensor = self._to_tensor(self._read(index)[0], index)
+                return Look(file_hash(self.paths[index]), thumbnail=thumbnail(tensor))
             image = self._read_the_same(index)
-            self._to_tensor(image, index)
-            return Look(image_hash(image) if self._repeats else "")
+            tensor = self._to_tensor(image, index)
+            return Look(image_hash(image), thumbnail=thumbnail(tensor)) if self._repeats else Look()
         except DataError as error:
             return Look(fault=str(error))
 
@@ -153,6 +155,7 @@ class WrappedDataset(LabelledImages):
         except (Exception, SystemExit) as error:
             if isinstance(error, IndexError) and index >= len(self):
                 raise  # it ends a loop over the items
+            pass_on(error, f"{self.name}: item {index}")
             said = "it ends the program" if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}"
             raise DataError(f"{self.name}: item {index}: cannot be had from the dataset ({said})") from error
         if not isinstance(item, tuple | list) or len(item) != 2:
@@ -185,7 +188,7 @@ def declared_classes(dataset: object) -> tuple[str, ...]:
     names = getattr(dataset, "classes", None)
     if not isinstance(names, list | tuple):
         return ()
-    return tuple(str(name[0] if isinstance(name, tuple) else name) for name in names)
+    return told_apart([str(name[0] if isinstance(name, tuple) and name else name) for name in names])
 
 
 def _is_pixels(image: Tensor) -> bool:

@@ -112,7 +112,7 @@ def _read_request(folder: Path) -> dict[str, Any]:
     try:
         request = json.loads(path.read_text())
         complete = {"threads", "batch", "shapes", "probe"} <= set(request) and request["runtime"] == RUNTIME
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ProfileError(f"{path}: cannot be read ({error}); prepare the folder again") from error
     if not complete:
         raise ProfileError(f"{path}: is not a list of layers for {RUNTIME}; prepare the folder again")

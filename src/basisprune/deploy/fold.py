@@ -16,6 +16,7 @@ from torchvision.ops import StochasticDepth
 
 from basisprune.basis.decompose import full_rank, merge_pair
 from basisprune.basis.layers import BasisPair
+from basisprune.deploy.comparing import difference
 from basisprune.deploy.folded import traced
 from basisprune.deploy.form_times import table_seconds
 from basisprune.deploy.forms import (
@@ -295,7 +296,10 @@ def _plain_structure(model: nn.Module) -> nn.Module:
         model = replace_module(model, name, plain)
     outer: tuple[type[TransferModel | KeptModel], ...] = (TransferModel, KeptModel)
     for name, whole in list(find_layers(model, outer)):
-        model = replace_module(model, name, traced(name, whole))
+        graph = traced(name, whole)
+        if where := difference(whole, graph, whole.input_spec.shape, modes=(False,)):
+            raise LayerError(name, f"its code does something else when it is traced ({where})")
+        model = replace_module(model, name, graph)
     for name, module in model.named_modules():
         if type(module).__module__.partition(".")[0] == "basisprune":
             raise LayerError(name, f"{type(module).__name__} has no plain form; use it only inside a TransferModel")

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TypedDict, cast
+from operator import attrgetter, methodcaller
+from typing import Protocol, TypedDict, cast
 
+import torch
 from torch import Tensor, fx, nn
 
+from basisprune.deploy.operations import METHODS, READINGS
+from basisprune.deploy.tracing import ValuedTracer
 from basisprune.errors import LayerError
+from basisprune.torchkit.surgery import module_at, tensor_at
+from basisprune.torchkit.watching import example_input
 from basisprune.transfer.kept import KeptModel
 from basisprune.transfer.model import GlobalPool, Layout, ModelSource, TransferModel
 from basisprune.types import InputSpec
@@ -19,6 +26,7 @@ LAYER_ATTRIBUTES = (
     *("transposed", "output_padding", "in_features"),
 )
 """What the code around a layer may read of it, and a container in its place has too."""
+_PARTS = ("call_module", "get_attr")
 
 
 class _Spec(TypedDict):
@@ -32,6 +40,7 @@ class _Spec(TypedDict):
 class _Source(TypedDict):
     backbone: str | None
     insert_norm: bool | None
+    is_trusted: bool
 
 
 class _Pool(TypedDict):
@@ -42,7 +51,7 @@ class _Pool(TypedDict):
 class About(TypedDict):
     """What a folded model knows of itself, as plain data; `pool` is None where it is in the graph alone."""
 
-    input_spec: _Spec
+    input_spec: _Spec | None
     source: _Source
     pool: _Pool | None
     classes: tuple[str, ...] | None
@@ -57,32 +66,52 @@ class _Slot:
 
 @dataclass(frozen=True)
 class _Step:
-    """One node of a graph; `done` are the steps whose values nobody reads any more."""
+    """One node of a graph: `path` leads to the part that it names, `function` is what it calls instead.
+
+    `done` are the steps whose values nobody reads any more.
+    """
 
     op: str
-    target: str | Callable[..., object]
+    path: tuple[str, ...]
+    function: Callable[..., object]
     args: tuple[object, ...]
     kwargs: dict[str, object]
     done: tuple[int, ...]
+
+
+class Guard(Protocol):
+    """What watches over a graph that came out of a file."""
+
+    def watch(self, images: Tensor) -> AbstractContextManager[object]:
+        """The context in which the graph runs on these images."""
+
+    def check(self, function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]) -> None:
+        """Raises an error before a step does what a file may not ask for."""
 
 
 class FoldedModel(fx.GraphModule):
     """What `fold` makes of a TransferModel or KeptModel: a graph of calls of its parts, which keep their names.
 
     The graph is walked when it runs, step by step; no source is generated and compiled, as torch's own GraphModule
-    does, so that nothing in a file can become code. What it knows of itself lies in `about` as plain data. Pickled, it
+    does, so that nothing in a file can become code. What a step names was found before it runs: a module, parameter
+    or buffer by the modules that hold it, a method of tensors in a table. A `guard` watches over each run of a graph
+    that came out of a file. What it knows of itself lies in `about` as plain data. Pickled, it
     becomes torch's own GraphModule, with that data, so that whoever reads it needs torch and whatever package the
     backbone's blocks come from, not this one.
     """
 
     about: About
+    guard: Guard | None = None
     _steps: tuple[_Step, ...]
     _lineno_map, _prologue_start = None, 0  # torch.compile asks a GraphModule where in its source each node is
 
     @property
     def input_spec(self) -> InputSpec:
-        """How it wants its images."""
-        return InputSpec(**self.about["input_spec"])
+        """How it wants its images; like any other attribute, there is none where that is not known."""
+        known = self.about["input_spec"]
+        if known is None:
+            raise AttributeError("input_spec")
+        return InputSpec(**known)
 
     @property
     def source(self) -> ModelSource:
@@ -109,31 +138,37 @@ class FoldedModel(fx.GraphModule):
 
     def forward(self, x: Tensor) -> Tensor:
         """The scores (N, classes), before any softmax."""
+        if self.guard is None or isinstance(x, fx.Proxy):  # a tracer's stand-in has no values to check
+            return self._run(x, None)
+        with self.guard.watch(x):
+            return self._run(x, self.guard)
+
+    def _run(self, x: Tensor, guard: Guard | None) -> Tensor:
         values: list[object] = [None] * len(self._steps)
         for number, step in enumerate(self._steps):
+            args = [_filled(value, values) for value in step.args]
+            kwargs = {name: _filled(value, values) for name, value in step.kwargs.items()}
+            if guard is not None:
+                guard.check(step.function, args, kwargs)
+            if step.op == "output":
+                return cast(Tensor, args[0])
             if step.op == "placeholder":
                 values[number] = x
-            elif step.op == "output":
-                return cast(Tensor, _filled(step.args[0], values))
+            elif step.op == "get_attr":
+                values[number] = self._held(x, step.path)
             else:
-                args = [_filled(value, values) for value in step.args]
-                kwargs = {name: _filled(value, values) for name, value in step.kwargs.items()}
-                values[number] = self._run(step, args, kwargs)
+                function = module_at(self, step.path) if step.op == "call_module" else step.function
+                values[number] = function(*args, **kwargs)
             for old in step.done:
                 values[old] = None
         raise LayerError("", "the graph has no output")
 
-    def _run(self, step: _Step, args: list[object], kwargs: dict[str, object]) -> object:
-        if not isinstance(step.target, str):
-            return step.target(*args, **kwargs)
-        if step.op == "call_method":
-            return getattr(args[0], step.target)(*args[1:], **kwargs)
-        *path, leaf = step.target.split(".")
-        home: nn.Module = self
-        for name in path:
-            home = home._modules[name]  # type: ignore[assignment]
-        part: Callable[..., object] = getattr(home, leaf)
-        return part(*args, **kwargs) if step.op == "call_module" else part
+    def _held(self, x: Tensor, path: tuple[str, ...]) -> object:
+        """The parameter or buffer; a tracer's name for it where one is at work."""
+        if not isinstance(x, fx.Proxy):
+            return tensor_at(self, path)
+        here = x.tracer.path_of_module(self) if isinstance(x.tracer, fx.Tracer) else ""
+        return x.tracer.create_proxy("get_attr", ".".join((*filter(None, [here]), *path)), (), {})
 
     def __str__(self) -> str:
         return self.__repr__()
@@ -141,6 +176,7 @@ class FoldedModel(fx.GraphModule):
     def __deepcopy__(self, memo: dict[int, object]) -> FoldedModel:
         result = cast(FoldedModel, super().__deepcopy__(memo))
         result.about = copy.deepcopy(self.about, memo)  # torch keeps only what the graph refers to
+        result.guard = copy.deepcopy(self.guard, memo)
         return result
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -157,13 +193,31 @@ def _steps(graph: fx.Graph) -> tuple[_Step, ...]:
     return tuple(
         _Step(
             node.op,
-            node.target,
-            tuple(_slotted(value, numbers) for value in node.args),
+            tuple(node.target.split(".")) if node.op in _PARTS else (),
+            _function(node),
+            tuple(_slotted(value, numbers) for value in (node.args[:1] if _is_reading(node) else node.args)),
             {name: _slotted(value, numbers) for name, value in node.kwargs.items()},
             tuple(done.get(number, ())),
         )
         for node, number in numbers.items()
     )
+
+
+def _function(node: fx.Node) -> Callable[..., object]:
+    """What the node calls; a method or attribute that no table has can only come from a network that was traced."""
+    if node.op == "call_method":
+        return METHODS.get(str(node.target)) or methodcaller(str(node.target))
+    if _is_reading(node):
+        return READINGS.get(str(node.args[1])) or attrgetter(str(node.args[1]))
+    return node.target if callable(node.target) else _nothing
+
+
+def _is_reading(node: fx.Node) -> bool:
+    return node.target is getattr and len(node.args) == 2 and isinstance(node.args[1], str)
+
+
+def _nothing(*_args: object, **_kwargs: object) -> None:
+    """Stands for the function of a step that calls none."""
 
 
 def _slotted(value: object, numbers: dict[fx.Node, int]) -> object:
@@ -187,7 +241,7 @@ def _replaced(value: object, leaf: Callable[[object], object]) -> object:
     return leaf(value)
 
 
-class _OuterTracer(fx.Tracer):
+class _OuterTracer(ValuedTracer):
     """Looks into the modules of this package only; a backbone's blocks stay as they are."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:  # noqa: ARG002
@@ -196,9 +250,13 @@ class _OuterTracer(fx.Tracer):
 
 
 def traced(name: str, model: TransferModel | KeptModel) -> FoldedModel:
-    """What the model called `name` does, as a graph of its parts, which are shared; raises LayerError if it cannot."""
+    """What the model called `name` does, as a graph of its parts, which are shared; raises LayerError if it cannot.
+
+    The model is in eval mode. Whether the graph does the same must be seen by comparing the two.
+    """
     try:
-        graph = _OuterTracer().trace(model)
+        with torch.no_grad():
+            graph = _OuterTracer(example_input(model, model.input_spec.shape)).trace(model)
     except Exception as error:
         inner = model.network if isinstance(model, KeptModel) else model.backbone
         raise LayerError(
@@ -214,15 +272,15 @@ def traced(name: str, model: TransferModel | KeptModel) -> FoldedModel:
 
 
 def about(
-    spec: InputSpec, source: ModelSource | None, classes: Sequence[str] | None, pool: _Pool | None = None
+    spec: InputSpec | None, source: ModelSource | None, classes: Sequence[str] | None, pool: _Pool | None = None
 ) -> About:
-    """What a folded model with this input, source and these classes knows of itself."""
+    """What a folded model with this input, if that is known, this source and these classes knows of itself."""
     source = source or ModelSource(None)
     return About(
-        input_spec=_Spec(
-            size=spec.size, mean=spec.mean, std=spec.std, interpolation=spec.interpolation, white=spec.white
-        ),
-        source=_Source(backbone=source.backbone, insert_norm=source.insert_norm),
+        input_spec=None
+        if spec is None
+        else _Spec(size=spec.size, mean=spec.mean, std=spec.std, interpolation=spec.interpolation, white=spec.white),
+        source=_Source(backbone=source.backbone, insert_norm=source.insert_norm, is_trusted=source.is_trusted),
         pool=pool,
         classes=None if classes is None else tuple(classes),
     )
@@ -231,9 +289,35 @@ def about(
 def folded(parts: nn.Module, graph: fx.Graph, known: About) -> FoldedModel:
     """The folded model of a graph, on the parts that it names, which are shared."""
     graph._tracer_cls = None  # or a pickle of the result would ask for the tracer's class
-    result = FoldedModel(parts, graph, class_name="FoldedModel")
-    result.about = known
+    result = FoldedModel({}, fx.Graph(), class_name="FoldedModel")  # torch would look the names up as attributes
+    for node in graph.nodes:
+        if node.op in _PARTS:
+            _share(result, parts, node.target.split("."))
+    result.graph, result.about, result.training = graph, known, parts.training
     return result
+
+
+def _share(home: nn.Module, parts: nn.Module, path: Sequence[str]) -> None:
+    """Puts a module, parameter or buffer of the parts under the same names into another network."""
+    *above, leaf = path
+    for name in above:
+        inner = module_at(parts, [name])
+        there = home._modules.get(name)
+        if there is inner:
+            return
+        if there is None:
+            home._modules[name] = there = nn.Module()
+        home, parts = there, inner
+    for held, into in ((parts._modules, home._modules), (parts._parameters, home._parameters)):
+        if held.get(leaf) is not None:
+            into[leaf] = held[leaf]  # type: ignore[assignment]
+            return
+    tensor = parts._buffers.get(leaf, vars(parts).get(leaf))
+    if not isinstance(tensor, Tensor):
+        raise LayerError(".".join(path), "the network has no such module, parameter or buffer")
+    home._buffers[leaf] = tensor
+    if leaf in parts._non_persistent_buffers_set:
+        home._non_persistent_buffers_set.add(leaf)
 
 
 def untraced(model: FoldedModel, fresh: nn.Module | None) -> TransferModel | KeptModel:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import csv
+import io
+import re
+from collections.abc import Iterable, Sequence
 
 from basisprune.costs import ModelReport
+from basisprune.errors import printable
 from basisprune.report.html import amount, change, comparison, exact
 from basisprune.results import RunSummary, RuntimeRow
 from basisprune.states import Pruned
+
+_NUMBERS = re.compile(r"[-+]?[0-9.]+(e[-+]?[0-9]+)?( [-+]?[0-9.]+(e[-+]?[0-9]+)?)*")
 
 
 def layer_table(report: ModelReport) -> str:
@@ -79,6 +85,28 @@ def runtime_table(rows: Sequence[RuntimeRow]) -> str:
     return text_table(header, cells, left={0, 1})
 
 
+def csv_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """The rows as CSV, in which no text is a formula to a spreadsheet, nor anything but text to a terminal.
+
+    >>> print(csv_table(("class", "share"), [("=1+1", -0.5), ("a\\tb", None)]))
+    class,share
+    '=1+1,-0.5
+    a\\tb,
+    <BLANKLINE>
+    """
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows([_csv_cell(value) if isinstance(value, str) else value for value in row] for row in rows)
+    return file.getvalue()
+
+
+def _csv_cell(text: str) -> str:
+    """The text, behind an apostrophe where a spreadsheet would compute it."""
+    begins = text[:1] in ("\t", "\r", "\n") or text.lstrip()[:1] in tuple("=+-@\uff1d\uff0b\uff0d\uff20")
+    return f"'{printable(text)}" if begins and text and not _NUMBERS.fullmatch(text) else printable(text)
+
+
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: set[int]) -> str:
     """Aligned columns under a header; columns in `left` are left-aligned, the others right-aligned.
 
@@ -88,6 +116,7 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: se
     a     10
     bb     2
     """
+    rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
     lines = [header, ["-" * width for width in widths], *rows]
     return "\n".join(

@@ -16,7 +16,7 @@ from basisprune.errors import ConfigError, DataError
 from basisprune.listener import Listener
 from basisprune.results import Interval
 from basisprune.runs.load import Loaded, refuse_other_tasks
-from basisprune.runs.output import is_loadable, same_data
+from basisprune.runs.output import is_loadable, refuse_link, same_data
 from basisprune.training.intervals import wilson_interval
 from basisprune.training.predict import predict
 from basisprune.types import Part, dotted
@@ -104,6 +104,7 @@ def _as_in_the_run(loaded: Loaded, source: Source, wanted: Role, reading: Readin
             f"evaluate: {path} is missing, so which images the run held out is unknown; pass --part all, or other "
             "images by --data"
         )
+    refuse_link(path)
     manifest = read_manifest(path)
     if wanted not in manifest.parts:
         raise DataError(f"{source}: has no {wanted} part; pass --part {' or '.join(manifest.parts)}, or all")

@@ -26,6 +26,8 @@ from basisprune.training.intervals import wilson_interval
 from basisprune.training.loop import fit
 from basisprune.training.predict import predict
 
+_COMMAND = "train"
+
 
 @dataclass(frozen=True)
 class TrainSummary:
@@ -56,11 +58,16 @@ def adapt(job: Job, output: Path, listener: Listener, *, command: str = "") -> T
     config = _noted(job)
     processes = Processes.joined()
     listener = listener if processes.is_main else Silence()
-    folder = OutputFolder(user_path(output, "output"), "train")
-    processes.on_main(lambda: check_start(job, folder, config, listener))
+    folder = OutputFolder(user_path(output, "output"), _COMMAND)
+    processes.on_main(lambda: check_adapting(job, output, listener))
     processes.agree(job.network)
     with folder.held(config, listener):
         return _run(job, folder.path, config, listener, command)
+
+
+def check_adapting(job: Job, output: Path, listener: Listener) -> None:
+    """Raise the error that `adapt` would end with, as far as it can be known; writes nothing."""
+    check_start(job, OutputFolder(user_path(output, "output"), _COMMAND), _noted(job), listener)
 
 
 def _run(job: Job, output: Path, config: Settings, listener: Listener, command: str) -> TrainSummary:

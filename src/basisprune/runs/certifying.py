@@ -29,11 +29,20 @@ from basisprune.files import file_digest
 from basisprune.listener import Listener
 from basisprune.runs.exporting import Exporter, Made
 from basisprune.runs.output import INT8, ONNX
-from basisprune.runs.tested import FileTest, Tested, identity, promised, read_tested, write_tested
+from basisprune.runs.tested import (
+    FileTest,
+    Tested,
+    has_been_tested,
+    identity,
+    promised,
+    read_tested,
+    write_tested,
+)
 from basisprune.search.candidates import Found
 from basisprune.tasks import Task
 from basisprune.training.metrics import Answers, in_words, metric_name
 
+_LIMITS = "a task needs limits (Task(limits=...), regression(limits=...)) for that"
 ONNX_RUNTIME, PYTORCH = "ONNX Runtime", "PyTorch"
 
 
@@ -91,7 +100,10 @@ class Certifier:
         promise = promised(self.promise, found.reference.answers, manifest_of(self.data).digest)
         places = {name: index for index, name in enumerate(names)}
         try:
-            tested = read_tested(self.folder) or self._planned(found, names, promise)
+            tested = read_tested(self.folder)
+            if tested is None and has_been_tested(self.folder):
+                return self._estimated(found, "the record of what was tested on the confirming images is missing")
+            tested = tested or self._planned(found, names, promise)
         except CheckpointError as error:
             self.listener.say(f"{error}; nothing more is tested")
             return self._estimated(found, "the record of what was tested on the confirming images is damaged")
@@ -104,7 +116,7 @@ class Certifier:
             certificate = certify(
                 self.promise, len(confirm), enumerate(tested.order), lambda each: tests.of(each[0], places[each[1]])
             )
-            certificate = replace(certificate, computed_by=tests.tested.computed_by)
+            certificate = replace(certificate, computed_by=tests.tested.computed_by, units=_units(confirm))
             found = _concluded(found, certificate, self.promise)
             return Certified(found, self._files(found, certificate, tests))
 
@@ -133,7 +145,7 @@ class Certifier:
         files = Files(source.read_bytes(), onnx_test=tests.of_file(ONNX), certified=frozenset([ONNX] if kept else []))
         if not self.int8:
             return files
-        target, standard = source.with_name(INT8), Standard(self.promise, len(tests.images))
+        target, standard = source.with_name(INT8), Standard(self.promise, tests.images.independent)
         try:
             made = self.exporter.quantise(source, target, found.trials[0].deployed, standard)
         except BasisPruneError as error:
@@ -144,9 +156,9 @@ class Certifier:
         return replace(files, int8=target.read_bytes(), made=made, int8_test=tests.of_file(INT8))
 
     def _estimated(self, found: Found, reason: str) -> Certified:
-        images = 0 if self.data.confirm is None else len(self.data.confirm)
-        name = metric_name(self.promise.metric)
-        certificate = Certificate("estimated", self.promise.confidence, name, images, reason)
+        confirm = self.data.confirm
+        images, name = 0 if confirm is None else len(confirm), metric_name(self.promise.metric)
+        certificate = Certificate("estimated", self.promise.confidence, name, images, reason, units=_units(confirm))
         return Certified(replace(found, certificate=certificate))
 
     def _why_not(self, found: Found, confirm: LabelledImages | None) -> str:
@@ -157,9 +169,26 @@ class Certifier:
             return "the search was stopped early, and the tests are made once, at its end"
         if len(found.trials) == 1:
             return "no candidate was found"
-        if not self.promise.reachable(confirm.labels):
-            return f"{len(confirm):,} confirming images are too few for this budget"
-        return f"no candidate is likely to pass the test on {len(confirm):,} confirming images"
+        if not _is_bounded(self.promise):
+            return f"it is not known how much {in_words(self.promise.metric)} can lose by one example; {_LIMITS}"
+        if not self.promise.reachable(confirm.labels, confirm.units):
+            return f"{_independent(confirm)} are too few for this budget"
+        return f"no candidate is likely to pass the test on {_independent(confirm)}"
+
+
+def _is_bounded(promise: Promise) -> bool:
+    return not isinstance(promise.metric, Task) or promise.metric.is_bounded
+
+
+def _units(confirm: LabelledImages | None) -> int | None:
+    return None if confirm is None or confirm.units is None else confirm.independent
+
+
+def _independent(confirm: LabelledImages) -> str:
+    """The images that confirm, counted."""
+    if confirm.units is None:
+        return f"{len(confirm):,} confirming images"
+    return f"{confirm.independent:,} independent units of {len(confirm):,} confirming images"
 
 
 class _Tests:
@@ -285,19 +314,19 @@ def certifiable_here(promise: Promise, data: Splits) -> str:
             "Nothing will be certified, because no images are set aside to confirm the budget: the result will be an "
             "estimate. To have it certified: set some aside (--confirm-fraction), in the training of the model too."
         )
-    images, budget = len(confirm), promise.budget
+    images, budget = confirm.independent, promise.budget
+    if not _is_bounded(promise):
+        return f"Nothing will be certified, because nobody knows how much an example can lose: {_LIMITS}."
     if promise.metric != "accuracy" or budget.max_drop is None:
+        if not promise.reachable(confirm.labels, confirm.units):
+            return f"{_independent(confirm)} are too few to certify this budget. What helps: {_remedies(promise)}."
+        where = f"{images:,} images" if confirm.units is None else _independent(confirm)
         if isinstance(promise.metric, Task):
-            where = f"{images:,} examples, by {promise.metric.test_name}"
-            return f"The budget ({in_words(promise.metric)}) will be tested with {sure} confidence on {where}."
-        if promise.reachable(confirm.labels):
-            return (
-                f"The budget ({in_words(promise.metric)}) will be tested with {sure} confidence on {images:,} images."
-            )
-        return f"{images:,} confirming images are too few to certify this budget. What helps: {_remedies(promise)}."
+            where = f"{images:,} independent examples, by {promise.metric.test_name}"
+        return f"The budget ({in_words(promise.metric)}) will be tested with {sure} confidence on {where}."
     can = certifiable(images, TYPICAL, promise.confidence)
     said = (
-        f"With {images:,} confirming images and {TYPICAL:.0%} differing answers, a loss of {100 * can:.1f} points can "
+        f"With {_independent(confirm)} and {TYPICAL:.0%} differing answers, a loss of {100 * can:.1f} points can "
         f"be certified with {sure} confidence"
     )
     if can <= budget.max_drop:

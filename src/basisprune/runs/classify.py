@@ -53,6 +53,8 @@ def classify_files(loaded: Loaded, files: Iterable[Path]) -> Iterator[Answer]:
             batch.append((file, decode(file, loaded.spec.image_size, loaded.spec.white)))
         except DataError as error:
             batch.append((file, str(error)))
+        except PermissionError as error:
+            batch.append((file, f"{file}: {error.strerror}"))
         if len(batch) == _BATCH:
             yield from _answers(loaded, batch)
             batch = []

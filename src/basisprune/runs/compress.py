@@ -16,7 +16,7 @@ from basisprune.data import Loaders, Splits
 from basisprune.data.load import Source
 from basisprune.data.roles import keep_images
 from basisprune.deploy.export.runtime import has_onnx
-from basisprune.errors import ConfigError
+from basisprune.errors import BundleError, ConfigError
 from basisprune.files import user_path
 from basisprune.listener import Listener, Silence
 from basisprune.pipeline import Pipeline
@@ -91,12 +91,15 @@ class Compressed:
         """Writes the result into a folder: summary, report, and the model as a bundle and as ONNX.
 
         By default, ONNX is written if its packages are installed; `int8` adds a quantised file. Raises
-        CheckpointError if the folder contains another result.
+        CheckpointError if the folder contains another result, and BundleError, after summary and report are written,
+        if the network could be written in no form that can be used.
         """
         hears, path = listener or Silence(), user_path(folder, "save")
         OutputFolder(path).claim(self.summary.config, hears)
         keep_images(path, self.data, hears)
-        deliver(self.summary, self._delivery(onnx=onnx, int8=int8), path, hears)
+        told = deliver(self.summary, self._delivery(onnx=onnx, int8=int8), path, hears)
+        if told.is_undelivered:
+            raise BundleError(f"{path}: {told.verdict}")
         return path
 
     def delivered(self, folder: Path, *, onnx: bool | None, int8: bool, listener: Listener) -> Compressed:
@@ -144,8 +147,9 @@ def compress(
     is not trained anew, and the budget is counted from what it is (docs/own_model.md).
 
     With `output`, a folder, every candidate is saved there, and a run that was killed resumes and gives the same
-    result; at the end the folder contains everything that `Compressed.save` writes. `listener` is notified of each
-    step.
+    result; at the end the folder contains everything that `Compressed.save` writes. What it lacks is in
+    `summary.not_written`, and `summary.is_undelivered` says whether that is every form of the network. `listener` is
+    notified of each step.
 
     Raises ConfigError that lists all invalid options, and CheckpointError, with the differences, if `output` belongs
     to a run with other settings.

@@ -6,18 +6,19 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypeVar
 
 from pydantic import JsonValue
-from torch import nn
+from torch import Tensor, nn
 
 from basisprune.budget.certify import Standard
 from basisprune.data import LabelledImages, Splits
+from basisprune.data.looks import random_numbers_kept
 from basisprune.deploy.bundle import save_pretrained
 from basisprune.deploy.bundle.files import TENSORS
-from basisprune.deploy.bundle.graph import without_its_class
 from basisprune.deploy.export import evaluate_onnx
 from basisprune.deploy.export.onnx import ONNX_RUNTIME
 from basisprune.deploy.export.runtime import has_onnx
@@ -34,16 +35,18 @@ from basisprune.runs.certifying import NO_FILES, Files
 from basisprune.runs.exporting import Exporter
 from basisprune.runs.output import BUNDLE, CHECKSUMS, INT8, ONNX, REPORT, SUMMARY
 from basisprune.runs.summary import rounds
-from basisprune.runs.verdict import ONNX_FILES, promise_of, with_promises
+from basisprune.runs.tested import MADE
+from basisprune.runs.verdict import ONNX_FILES, promise_of, with_missing, with_promises
 from basisprune.states import Plan
 from basisprune.tasks import CLASSIFICATION, Task
 from basisprune.torchkit.processes import Processes
 from basisprune.training.intervals import wilson_interval
 from basisprune.training.metrics import value_of
+from basisprune.training.outcomes import task_batches
 from basisprune.training.paired_values import interval_of
 from basisprune.transfer.model import spec_of
 
-_BATCHES = (1, 32)
+_BATCHES, _EXAMPLES = (1, 32), 8
 _WEIGHTS = f"{BUNDLE}/{TENSORS}"
 # What this and `basisprune export` write for runtimes, with a few words about each.
 _EXPORTED = {
@@ -85,6 +88,13 @@ class Delivery:
         return Exporter(self.data, self.prepared, self.task)
 
     @property
+    def some_inputs(self) -> list[Tensor]:
+        """A batch of training examples as the network reads them, which what is written is compared on."""
+        with random_numbers_kept():
+            batches = task_batches(self.data.train, self.model, self.task, batch_size=_EXAMPLES, prepared=self.prepared)
+            return [batch[0] for batch in islice(batches, 1)]
+
+    @property
     def with_onnx(self) -> bool:
         """Whether to write an ONNX file."""
         return has_onnx() if self.onnx is None else self.onnx
@@ -96,8 +106,11 @@ def deliver(summary: RunSummary, delivery: Delivery, folder: Path, listener: Lis
     A format that the model does not support is skipped, and the reason goes to the listener. Each file of an earlier
     start of the run stays until the new one is complete; files that are not ours are never touched.
     """
+    refused: dict[str, str] = {}
+    if not delivery.with_onnx:
+        refused[ONNX] = "it is not asked for" if has_onnx() else str(MissingExtraError("onnx", extra="onnx"))
     if delivery.onnx is None and not has_onnx():
-        listener.say(f"{ONNX} is not written: {MissingExtraError('onnx', extra='onnx')}")
+        listener.say(f"{ONNX} is not written: {refused[ONNX]}")
     if delivery.int8 and not delivery.with_onnx:
         listener.say(f"{INT8} is not written, because it is made from {ONNX}")
     if not Processes.here().is_main:
@@ -105,12 +118,14 @@ def deliver(summary: RunSummary, delivery: Delivery, folder: Path, listener: Lis
     folder.mkdir(parents=True, exist_ok=True)
     earlier = _Earlier.of(folder)
     (folder / SUMMARY).unlink(missing_ok=True)  # its presence means that the others are complete
-    summary = with_promises(replace(summary, files=_describe_onnx(summary, delivery, folder, listener)))
-    summary = _with_bundle(summary, delivery, folder, listener)
+    writer = _Writer(listener, refused)
+    summary = with_promises(replace(summary, files=_describe_onnx(summary, delivery, folder, writer)))
+    summary = _with_bundle(summary, delivery, folder, writer)
     written, summary = set(summary.files), with_promises(earlier.exports_for(summary, folder))
     _remove_stale(folder, summary.files, listener)
     if (summary.files.keys() - written) & set(ONNX_FILES):  # the bundle tells of those that stay too
-        summary = _with_bundle(summary, delivery, folder, listener)
+        summary = _with_bundle(summary, delivery, folder, writer)
+    summary = with_missing(replace(summary, not_written=refused), _remedies(delivery))
     summary = replace(summary, latency=_latency(delivery, folder, listener))
     try:
         write_report(summary, folder / REPORT)
@@ -121,37 +136,63 @@ def deliver(summary: RunSummary, delivery: Delivery, folder: Path, listener: Lis
     return summary
 
 
-def _describe_onnx(
-    summary: RunSummary, delivery: Delivery, folder: Path, listener: Listener
-) -> dict[str, DeliveredFile]:
+@dataclass(frozen=True)
+class _Writer:
+    """Writes one form of the model after the other, and keeps why those that it does not support are `refused`."""
+
+    listener: Listener
+    refused: dict[str, str]
+
+    def written(self, name: str, write: Callable[[], T]) -> T | None:
+        """The result of `write`, or None if the model does not support that format."""
+        self.listener.say(f"writing {name}")
+        self.refused.pop(name, None)
+        try:
+            return write()
+        except BasisPruneError as error:
+            self.refused[name] = str(error)
+            self.listener.say(f"{name} is not written: {error}")
+            return None
+
+
+def _remedies(delivery: Delivery) -> list[str]:
+    """What would help where nothing could be written."""
+    onnx = [] if delivery.with_onnx else ["write ONNX (--onnx)" if has_onnx() else "pip install 'basisprune[onnx]'"]
+    named = (
+        [] if delivery.factory else ["pass the model by name, as package.module:function, which a bundle then names"]
+    )
+    return [*onnx, *named, "remove from its forward what the reasons name"]
+
+
+def _describe_onnx(summary: RunSummary, delivery: Delivery, folder: Path, writer: _Writer) -> dict[str, DeliveredFile]:
     """The ONNX files, written and described: their checksums, and what is promised of them."""
     files: dict[str, DeliveredFile] = {}
-    for name, about in _write_onnx(delivery, folder, listener).items():
+    for name, about in _write_onnx(delivery, folder, writer).items():
         promise = promise_of(name, summary, certified=name in delivery.files.certified)
         files[name] = replace(about, sha256=file_digest(folder / name), promise=promise)
         if about.fault:
-            listener.say(f"{name}: {about.fault}")
+            writer.listener.say(f"{name}: {about.fault}")
     return files
 
 
-def _with_bundle(summary: RunSummary, delivery: Delivery, folder: Path, listener: Listener) -> RunSummary:
+def _with_bundle(summary: RunSummary, delivery: Delivery, folder: Path, writer: _Writer) -> RunSummary:
     """The summary with the bundle, written last of the models, because it has the verdict and all checksums."""
     files = {name: about for name, about in summary.files.items() if name != BUNDLE}
     sums = {name: files[name].sha256 for name in ONNX_FILES if name in files}
-    if not _written(BUNDLE, listener, lambda: _save_bundle(summary, delivery, folder / BUNDLE, sums)):
+    if not writer.written(BUNDLE, lambda: _save_bundle(summary, delivery, folder / BUNDLE, sums)):
         return replace(summary, files=files)
     size, said = (folder / _WEIGHTS).stat().st_size, "for Python: basisprune.from_pretrained"
     bundle = DeliveredFile(size, said, sha256=file_digest(folder / _WEIGHTS))
     return replace(summary, files={BUNDLE: bundle, **files})
 
 
-def _write_onnx(delivery: Delivery, folder: Path, listener: Listener) -> dict[str, DeliveredFile]:
+def _write_onnx(delivery: Delivery, folder: Path, writer: _Writer) -> dict[str, DeliveredFile]:
     files: dict[str, DeliveredFile] = {}
-    if delivery.with_onnx and (size := _written(ONNX, listener, lambda: _float_file(delivery, folder / ONNX))):
+    if delivery.with_onnx and (size := writer.written(ONNX, lambda: _float_file(delivery, folder / ONNX))):
         takes = "prepared inputs" if delivery.prepared else "pixels"
         what, test = f"for ONNX Runtime and others; takes {takes}", delivery.files.onnx_test
         files[ONNX] = DeliveredFile(size, what, test=test)
-        if delivery.int8 and (about := _written(INT8, listener, lambda: _int8_file(delivery, folder / ONNX))):
+        if delivery.int8 and (about := writer.written(INT8, lambda: _int8_file(delivery, folder / ONNX))):
             files[INT8] = about
     return files
 
@@ -213,16 +254,6 @@ def _remove_stale(folder: Path, files: Mapping[str, DeliveredFile], listener: Li
         listener.say(f"removed {', '.join(stale)}: of an earlier start, and not asked for now or of another network")
 
 
-def _written(name: str, listener: Listener, write: Callable[[], T]) -> T | None:
-    """The result of `write`, or None if the model does not support that format."""
-    listener.say(f"writing {name}")
-    try:
-        return write()
-    except BasisPruneError as error:
-        listener.say(f"{name} is not written: {error}")
-        return None
-
-
 def _save_bundle(summary: RunSummary, delivery: Delivery, folder: Path, sums: Mapping[str, str]) -> Path:
     """The folder of the bundle, which also knows the checksums of the files beside it."""
     chosen = summary.chosen
@@ -235,20 +266,23 @@ def _save_bundle(summary: RunSummary, delivery: Delivery, folder: Path, sums: Ma
         metrics["validation"] = {"accuracy": chosen.accuracy, "interval": list(chosen.interval)}
     if sums:
         metrics[CHECKSUMS] = dict(sums)
+    if summary.certificate is not None and summary.certificate.tests:
+        metrics[MADE] = len(summary.certificate.tests)
     save = partial(
         save_pretrained,
-        folder=folder,
+        delivery.model,
+        folder,
         classes=list(summary.classes) or None,
         metrics=_plain(metrics),
         plans=delivery.plans,
+        check_inputs=delivery.some_inputs,
     )
-    graph = without_its_class(delivery.model, spec_of(delivery.model))
-    if delivery.factory is None:
-        return save(graph)
     try:
-        return save(graph)  # which whoever loads it needs no code of others for
+        return save()  # which whoever loads it needs no code of others for
     except (BundleError, LayerError):
-        return save(delivery.model, factory=delivery.factory)
+        if delivery.factory is None:
+            raise
+        return save(factory=delivery.factory)
 
 
 def _plain(value: object) -> dict[str, JsonValue]:
@@ -290,7 +324,7 @@ def _value_of_file(delivery: Delivery, path: Path, data: LabelledImages) -> tupl
     if not delivery.task.is_classification:
         found = delivery.exporter.file_answers(path, delivery.model, data)
         return value_of(delivery.task, found), interval_of(found)
-    known = evaluate_onnx(path, data, prepared=delivery.prepared)
+    known = evaluate_onnx(path, data, prepared=delivery.prepared, ours=True)
     return known.accuracy, wilson_interval(round(known.accuracy * known.count), known.count)
 
 

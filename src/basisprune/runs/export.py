@@ -13,19 +13,20 @@ from basisprune.data import LabelledImages
 from basisprune.data.load import Source, read_parts
 from basisprune.data.manifest import IMAGES, Role, read_manifest
 from basisprune.data.reading import Reading
-from basisprune.deploy.export.interface import Runtime
+from basisprune.deploy.export.guard import guarded
+from basisprune.deploy.export.interface import Runtime, said_by
 from basisprune.deploy.export.runtimes import RUNTIMES, find_runtime
-from basisprune.deploy.export.speed import PYTORCH, Timed, time_files
+from basisprune.deploy.export.speed import PYTORCH, Timed, random_images, time_files
 from basisprune.deploy.export.writing import INT8_STEM, STEM, agreement, as_taken, export_for, make_order, order_input
-from basisprune.errors import BundleError, CheckpointError, MissingExtraError
+from basisprune.errors import BundleError, CheckpointError, MissingExtraError, ModelError
 from basisprune.files import file_digest, locked, user_path
 from basisprune.listener import Listener, Silence
 from basisprune.report.html import write_report
 from basisprune.results import DeliveredFile, RunSummary, RuntimeRow
 from basisprune.runs.accuracy import Judgement, accuracy_on, is_own, is_prepared, parts_of
 from basisprune.runs.exporting import BATCH, calibration_batches
-from basisprune.runs.load import FileModel, Loaded, load_any
-from basisprune.runs.output import REPORT, SUMMARY
+from basisprune.runs.load import READ, FileModel, Loaded, load_any
+from basisprune.runs.output import CONFIG, REPORT, SUMMARY, refuse_links
 from basisprune.runs.verdict import promise_of, with_promises
 from basisprune.types import Part
 
@@ -69,6 +70,8 @@ def export_result(
             f"{result}: is an exported file already; pass the output folder of its run, or its model/ folder"
         )
     folder = _folder(Path(result), loaded, chosen.output)
+    if (folder / CONFIG).exists():
+        refuse_links(folder)
     work = _Work(loaded, chosen, folder, hears)
     with locked(folder) if folder.is_dir() else nullcontext():
         hears.say(f"writing {folder / runtime.files()[0]}")
@@ -111,26 +114,42 @@ class _Work:
             )
 
     def rows(self, wanted: Runtime) -> tuple[RuntimeRow, ...]:
-        """One row for each file in the folder whose runtime is installed, and one for PyTorch."""
+        """One row for each file in the folder whose runtime is installed, and one for PyTorch.
+
+        What was not written just now may be anybody's: it counts if it can be tried in bounds before.
+        """
         files: dict[str, tuple[Runtime, Path]] = {}
         for runtime in RUNTIMES.values():
             for stem in (STEM, INT8_STEM):
                 path = self.folder / runtime.files(stem)[0]
-                if path.is_file() and (runtime is wanted or runtime.is_installed):
+                is_new = runtime is wanted and (stem == STEM or self.options.int8)
+                if path.is_file() and (is_new or self._runs(path, runtime)):
                     files[path.name] = runtime, path
         self.listener.say(f"measuring {', '.join([PYTORCH, *files])}")
         times = time_files(files, self.loaded.model)
         found = [self._row(runtime, path, times[name]) for name, (runtime, path) in files.items()]
         return (*found, self._pytorch(times[PYTORCH]))
 
+    def _runs(self, path: Path, runtime: Runtime) -> bool:
+        """Whether a file of data gives scores for the image that it is timed on, within memory and time."""
+        if runtime not in READ or not runtime.is_installed:
+            return False
+        try:
+            bounded = guarded(runtime, 1)
+            image = random_images(bounded.facts(path).input, 1)
+            said_by(runtime.title, path, lambda: bounded.open(path, 1)(image))
+        except ModelError as error:
+            self.listener.say(f"not measured: {error}")
+            return False
+        return True
+
     def _row(self, runtime: Runtime, path: Path, time: Timed) -> RuntimeRow:
         order = make_order(
             self.loaded.model, runtime, self.loaded.spec, prepared=self.prepared, classes=self.loaded.classes
         )
         wanted = order_input(order)
-        near = agreement(
-            order, runtime, path, [as_taken(images, wanted, prepared=self.prepared) for images in self.checks]
-        )
+        checks = [as_taken(images, wanted, prepared=self.prepared) for images in self.checks]
+        near = agreement(order, guarded(runtime, 1), path, checks)
         is_int8 = path.name == runtime.files(INT8_STEM)[0]
         names = runtime.files(INT8_STEM if is_int8 else STEM)
         row = RuntimeRow(

@@ -34,9 +34,9 @@ from basisprune.recipes import for_own_inputs
 from basisprune.results import Settings
 from basisprune.runs.given import check_classes
 from basisprune.runs.options import ImageOptions, RunConfig
-from basisprune.runs.output import CONFIG, DEVICE_DIGEST, IN_PYTHON, same_data, settings_of
+from basisprune.runs.output import CONFIG, DEVICE_DIGEST, IN_PYTHON, refuse_links, same_data, settings_of
 from basisprune.torchkit.processes import Processes
-from basisprune.torchkit.references import called, named_object
+from basisprune.torchkit.references import called, is_reference, named_object, refuse_code
 from basisprune.transfer.backbones import build_backbone, is_known_name
 from basisprune.transfer.checkpoints import fill, read_checkpoint, told
 from basisprune.transfer.hints import NO_HINTS, Hints
@@ -81,6 +81,7 @@ def prepare_job(
     does not judge it, and what has judged it does not confirm. Raises ConfigError for a size other than that of an
     already trained model, and DataError for images that cannot be used, or are not those of the run.
     """
+    refuse_code(code_of(model, data, None))
     processes = Processes.joined()
     if not processes.is_main:
         listener = Silence()
@@ -130,15 +131,27 @@ def loaders_of(data: object) -> Loaders | None:
     """The loaders that were given, or that 'package.module:loaders' refers to; None for other data."""
     if isinstance(data, Loaders):
         return data
-    if not isinstance(data, str) or ":" not in data or data.startswith(PREFIXES) or Path(data).exists():
+    if not isinstance(data, str) or not _is_of_loaders(data):
         return None
-    module, _, name = data.partition(":")
-    if not name.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
-        return None  # a path, or a kind of data that has a prefix
     found = called(data, named_object(data, "loaders", DataError), DataError)
     if not isinstance(found, Loaders):
         raise DataError(f"{data!r} is a {type(found).__name__}; Loaders, or a function that returns them, are needed")
     return found
+
+
+def _is_of_loaders(data: object) -> bool:
+    """Whether the name of data refers to code, and is neither a path nor a kind of data that has a prefix."""
+    return is_reference(data) and not str(data).startswith(PREFIXES) and not Path(str(data)).exists()
+
+
+def code_of(model: object, data: object, task: object) -> tuple[str, ...]:
+    """The references to code among the names of a model, of data and of a task."""
+    found = (
+        (model, is_reference(model) and not is_known_name(model)),
+        (data, _is_of_loaders(data)),
+        (task, is_reference(task)),
+    )
+    return tuple(str(name) for name, is_code in found if is_code)
 
 
 def own_job(
@@ -149,7 +162,7 @@ def own_job(
     if loaders.val is None:
         raise DataError("Loaders: val is missing, which networks are judged on; pass val=...")
     _refuse_changes(config)
-    splits = loaders.splits(config.task)
+    splits = loaders.splits(config.task, Reading(strict=config.images.strict, listener=listener))
     shape = cast("LoaderPart", splits.train).shape
     network = _whole_network(model, shape, config, listener or Silence())
     return Job(network, splits, config, *names)
@@ -258,10 +271,9 @@ def _new_network(model: str | nn.Module, read: _Read, config: RunConfig) -> tupl
     splits = read(None if side is None else (side, side))
     start = config.start
     pretrained = config.pretrained and start.weights is None and is_known_name(model)
-    if start.weights_key is not None:
-        raise ConfigError("weights_key: given without keep_head; a network that gets a new head takes whole files")
+    weights = None if start.weights is None else read_checkpoint(start.weights, key=start.weights_key)
     network: nn.Module = transfer_model(
-        model, splits.num_classes, pretrained=pretrained, weights=start.weights, input_size=side
+        model, splits.num_classes, pretrained=pretrained, weights=weights, input_size=side
     )
     network = _with_weights(network, replace(config, start=replace(start, weights=None)), Silence())
     return _with_white(network, splits), reread(splits, size=spec_of(network).image_size)
@@ -294,6 +306,7 @@ def _chosen_before(output: Path, settings: Settings) -> Manifest | None:
     """
     if not (output / IMAGES).exists() or not (output / CONFIG).exists():
         return None
+    refuse_links(output)
     try:
         old = settings_of(output)
     except CheckpointError:

@@ -9,17 +9,19 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from basisprune.data.classes import told_apart
 from basisprune.deploy.bundle import holds_bundle, load_bundle
-from basisprune.deploy.bundle.files import read_folder
+from basisprune.deploy.bundle.files import FILES, read_folder
+from basisprune.deploy.export.guard import guarded
 from basisprune.deploy.export.interface import Runtime, said_by
 from basisprune.deploy.export.onnx import ONNX_RUNTIME
 from basisprune.deploy.export.openvino import OPENVINO
 from basisprune.deploy.export.runtimes import RUNTIMES, runtime_of
 from basisprune.deploy.export.writing import INT8_STEM, STEM
 from basisprune.errors import BundleError, CheckpointError, ConfigError, ModelError
-from basisprune.files import file_digest, open_file
+from basisprune.files import READY, file_digest, open_file
 from basisprune.results import RunSummary, Settings
-from basisprune.runs.output import BUNDLE, CHECKSUMS, CONFIG, SUMMARY, VERSIONS, settings_of
+from basisprune.runs.output import BUNDLE, CHECKSUMS, CONFIG, SUMMARY, VERSIONS, refuse_link, settings_of
 from basisprune.runs.validating import read_settings
 from basisprune.types import InputSpec
 
@@ -27,7 +29,9 @@ from basisprune.types import InputSpec
 _DELIVERED = frozenset(
     [BUNDLE, *(name for each in RUNTIMES.values() for stem in (STEM, INT8_STEM) for name in each.files(stem))]
 )
-_READ = (ONNX_RUNTIME, OPENVINO)  # formats that are data; reading a program of torch.export may run code
+READ = (ONNX_RUNTIME, OPENVINO)  # formats that are data; reading a program of torch.export may run code
+
+_READ_OF_A_RUN = (CONFIG, BUNDLE, *(f"{BUNDLE}/{name}" for name in (READY, *FILES)))
 
 
 @dataclass(frozen=True)
@@ -45,15 +49,17 @@ class Loaded:
 
 
 class FileModel(nn.Module):
-    """A file that basisprune exported, run by its runtime on the CPU, as a module for prepared images."""
+    """An exported file, run by its runtime on the CPU in a process of its own, as a module for prepared images."""
 
     def __init__(self, path: Path, runtime: Runtime, threads: int | None = None) -> None:
         super().__init__()
         runtime.require()
+        threads = threads or torch.get_num_threads()
+        runtime = guarded(runtime, threads)
         facts = runtime.facts(path)
         self.input, self.input_spec, self.classes = facts.input, facts.input.spec, facts.classes
         self.runtime = runtime
-        self.run = said_by(runtime.title, path, lambda: runtime.open(path, threads or torch.get_num_threads()))
+        self.run = said_by(runtime.title, path, lambda: runtime.open(path, threads))
         # Parameters, because callers look for a network's device there.
         self.mean = nn.Parameter(torch.tensor(self.input_spec.mean).view(-1, 1, 1), requires_grad=False)
         self.std = nn.Parameter(torch.tensor(self.input_spec.std).view(-1, 1, 1), requires_grad=False)
@@ -74,7 +80,7 @@ def load_any(path: str | Path, *, trust_remote_code: bool = False) -> Loaded:
     """
     path = Path(path)
     runtime = runtime_of(path)
-    if runtime in _READ and path.is_file():
+    if runtime in READ and path.is_file():
         for name in runtime.files(path.name.removesuffix(runtime.suffixes[0])):
             _check_file(path.with_name(name))
         network = FileModel(path, runtime).eval()
@@ -83,6 +89,8 @@ def load_any(path: str | Path, *, trust_remote_code: bool = False) -> Loaded:
     if holds_bundle(path):
         return _from_bundle(path, _settings_beside(path), trust_remote_code)
     if (path / CONFIG).is_file():
+        for name in _READ_OF_A_RUN:
+            refuse_link(path / name)
         if not holds_bundle(path / BUNDLE):
             raise BundleError(f"{path}: this run has not written its model yet; run its command again to finish it")
         return replace(_from_bundle(path / BUNDLE, settings_of(path), trust_remote_code), folder=path)
@@ -168,4 +176,4 @@ def _names(
     if len(shape) != 2 or (classes is not None and len(classes) != shape[1]):
         names = "class numbers" if classes is None else f"{len(classes)} classes"
         raise ModelError(f"{where}: has {names} and outputs {tuple(shape)[1:]} numbers; export it again")
-    return tuple(str(number) for number in range(shape[1])) if classes is None else tuple(classes)
+    return tuple(str(number) for number in range(shape[1])) if classes is None else told_apart(classes)

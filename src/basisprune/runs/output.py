@@ -7,13 +7,12 @@ import os
 import platform
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-import yaml  # type: ignore[import-untyped]
 from pydantic import JsonValue
 
 from basisprune.data.load import PREFIXES
@@ -22,6 +21,7 @@ from basisprune.errors import CheckpointError
 from basisprune.files import clear_leftovers, digest, locked, read_bytes, set_aside, write_text
 from basisprune.listener import Listener
 from basisprune.results import Settings
+from basisprune.runs.plain_yaml import yaml_of
 from basisprune.runs.validating import differences, parse_settings
 from basisprune.stage_store import CLAIM
 from basisprune.torchkit.processes import Processes
@@ -34,6 +34,7 @@ IN_PYTHON = " given in Python"  # the ending of an unnamed object's name in the 
 _FREE = frozenset({"onnx", "int8"})
 _SEAL = re.compile(rb"(.*)# sha256 ([0-9a-f]{64})\n", re.DOTALL)
 _MOST_BYTES = 1 << 20
+_is_junction: Callable[[str], bool] = getattr(os.path, "isjunction", lambda _: False)  # since Python 3.12
 _PACKAGES = ("basisprune", "torch", "timm", "torchvision", "accelerate", "numpy")
 
 
@@ -67,6 +68,35 @@ def is_repeatable(config: Settings) -> bool:
     """Whether the settings are enough to load the model and the data of their run again."""
     model = config.get("model")
     return isinstance(model, str) and not model.endswith(IN_PYTHON) and is_loadable(config.get("data"))
+
+
+def refuse_link(path: Path) -> None:
+    """Raise CheckpointError if a file or folder in the folder of a run is a link."""
+    if path.is_symlink() or _is_junction(os.fspath(path)):
+        raise CheckpointError(
+            f"{path}: is a link, and none is followed in the folder of a run: remove it, or use another folder"
+        )
+
+
+def refuse_links(folder: Path) -> None:
+    """Raise CheckpointError, by name, for anything below the folder that leads elsewhere: a link, a pipe, a device.
+
+    The folder itself may be a link, as its user names it; one that is missing holds none.
+    """
+    waiting = [os.fspath(folder)]
+    while waiting:
+        try:
+            entries = sorted(os.scandir(waiting.pop()), key=lambda entry: entry.name)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        for entry in entries:
+            is_folder = entry.is_dir(follow_symlinks=False) and not _is_junction(entry.path)
+            if not is_folder and not entry.is_file(follow_symlinks=False):
+                raise CheckpointError(
+                    f"{entry.path}: is a link, or neither a file nor a folder; nothing of the kind is followed in the "
+                    "folder of a run: remove it, or use another folder"
+                )
+            waiting += [entry.path] * is_folder
 
 
 def settings_of(folder: Path) -> dict[str, JsonValue]:
@@ -130,6 +160,7 @@ class OutputFolder:
     @contextmanager
     def _held_here(self, config: Settings, listener: Listener) -> Iterator[None]:
         self.check(config)
+        refuse_links(self.path)
         is_new, had_folder = not (self.path / CONFIG).exists(), self.path.exists()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -163,6 +194,7 @@ class OutputFolder:
         file = self.path / CONFIG
         then: Mapping[str, str] = now
         if file.exists():
+            refuse_links(self.path)
             try:
                 old = settings_of(self.path)
             except CheckpointError as error:
@@ -173,7 +205,7 @@ class OutputFolder:
                 self._forget_others(old, plain)
         else:
             self._refuse_foreign()
-        text = yaml.safe_dump({**plain, VERSIONS: dict(now)}, sort_keys=False, allow_unicode=True)
+        text = yaml_of({**plain, VERSIONS: dict(now)})
         again = f"# Repeat this run: basisprune {self.command} --config {CONFIG} --output another\n"
         whole = (again if is_repeatable(plain) else "") + text
         write_text(file, f"{whole}# sha256 {digest(whole.encode())}\n")

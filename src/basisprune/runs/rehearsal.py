@@ -14,14 +14,14 @@ from basisprune.basis.decompose import check_layers, choose_layers
 from basisprune.budget import Ratios
 from basisprune.data.looks import random_numbers_kept
 from basisprune.deploy.bundle import refuse_unsaveable
-from basisprune.deploy.bundle.graph import without_its_class
 from basisprune.deploy.export.runtime import has_onnx, to_proto
 from basisprune.deploy.fold import deploy
-from basisprune.errors import BasisPruneError, BundleError, LayerError, ModelError
+from basisprune.errors import BasisPruneError, BundleError, LayerError, ModelError, pass_on
 from basisprune.frameworks import Framework
 from basisprune.importance import score_filters
 from basisprune.listener import Listener
-from basisprune.plan import plan_filters, traced
+from basisprune.plan import plan_basis, plan_filters, traced
+from basisprune.prune import prune_filters
 from basisprune.recipes import Recipe
 from basisprune.runs.job import Job, factory_of
 from basisprune.runs.options import RunConfig
@@ -35,7 +35,7 @@ from basisprune.training.config import TrainConfig
 from basisprune.training.outcomes import floats, moved, task_batches
 from basisprune.training.trainable import set_trainable
 from basisprune.transfer.model import spec_of
-from basisprune.types import OUTPUT, Coupling
+from basisprune.types import OUTPUT, Coupling, LayerScores, Scores
 
 _LISTED, _IMAGES = 3, 8
 _LONG = 1_000_000
@@ -51,16 +51,16 @@ class Sample:
 
     @classmethod
     def of(cls, job: Job) -> Sample:
-        """Random images and a class for a classifier; of any other task the first batch of the training data."""
+        """The first batch of the training data, prepared as it will be."""
         network, task = job.network, job.config.task
-        if task.is_classification:
-            return cls.of_classes(network)
         prepared = job.config.recipe.train.prepared
         with random_numbers_kept():
-            batches = task_batches(job.splits.train, network, task, batch_size=_IMAGES, prepared=prepared)
+            count = 2 if task.is_classification else _IMAGES
+            batches = task_batches(job.splits.train, network, task, batch_size=count, prepared=prepared)
             inputs, targets = next(iter(batches))
         images = placed(inputs, network)
-        return cls(ReadBatch(images, moved(targets, images.device)), task)
+        loss: Loss = F.cross_entropy if task.is_classification else task
+        return cls(ReadBatch(images, moved(targets, images.device)), loss)
 
     @classmethod
     def of_classes(cls, network: nn.Module) -> Sample:
@@ -119,7 +119,7 @@ def _check_onnx(deployed: nn.Module, config: RunConfig, listener: Listener) -> N
 def _refuse_unsaveable(deployed: nn.Module, factory: str | None) -> None:
     """Raises the error that writing the bundle would cause: as a graph, or else by the function that builds it."""
     try:
-        refuse_unsaveable(without_its_class(deployed, spec_of(deployed)))
+        refuse_unsaveable(deployed)
     except (BundleError, LayerError):
         if factory is None:
             raise
@@ -170,6 +170,38 @@ def refuse_unprunable(
     # A search prunes what can be pruned; ratios ask for all that they name.
     if reasons and (goal is not None or len(reasons) == len(axes)):
         raise ModelError(f"there is nothing to prune in {type(network).__name__}: {', and '.join(reasons.values())}")
+
+
+def refuse_ratio(job: Job) -> None:
+    """Raise TooMuchError for a fraction of the basis vectors that cannot go by any scores."""
+    network, recipe, goal = job.network, job.config.recipe, job.config.goal
+    if not isinstance(goal, Ratios) or not goal.basis:
+        return
+    idle = idle_convs(network, Sample.of(job).batch.inputs)
+    thinned = _thinned(network, recipe, job.config.framework, goal)
+    scores = {
+        choice.name: LayerScores((1.0,) * choice.rank, _groups(thinned.get_submodule(choice.name)), None, 1, 1)
+        for choice in choose_layers(thinned, linear=recipe.linear)
+        if choice.left_alone is None and choice.name not in idle
+    }
+    if scores:
+        plan_basis(Scores("rank", scores), goal.basis, recipe.plan)
+
+
+def _groups(layer: nn.Module) -> int:
+    return int(getattr(layer, "groups", 1))
+
+
+def _thinned(network: nn.Module, recipe: Recipe, framework: Framework, goal: Ratios) -> nn.Module:
+    """The network as it is when its basis vectors are removed: without filters, if they go first."""
+    if not goal.filters or framework.moves[0].axis == "basis":
+        return network
+    coupling = traced(network)
+    if not coupling.groups:
+        return network
+    scores = score_filters(network, "random", coupling.layers)
+    plan = plan_filters(network, scores, goal.filters, recipe.filter_plan, coupling=coupling)
+    return prune_filters(network, plan)
 
 
 def _check_statistics(network: nn.Module, names: list[str], sample: Sample, tuning: TrainConfig) -> None:
@@ -262,5 +294,6 @@ def _try(what: str, network: nn.Module, work: Callable[[], object]) -> object:
     except BasisPruneError:
         raise
     except Exception as error:
+        pass_on(error)
         said = str(error).strip().splitlines() or [type(error).__name__]
         raise ModelError(f"{type(network).__name__} {what}: {type(error).__name__}: {said[0]}") from error

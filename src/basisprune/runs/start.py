@@ -15,15 +15,18 @@ from basisprune.deploy.timing import read_table, refuse_other_table
 from basisprune.errors import CheckpointError, ConfigError, DataError
 from basisprune.files import user_path
 from basisprune.listener import Listener, Silence
+from basisprune.pipeline import Pipeline
 from basisprune.results import Settings
 from basisprune.runs.estimate import expected_candidates
 from basisprune.runs.given import refuse_guessing
 from basisprune.runs.job import Job
 from basisprune.runs.options import RunConfig
-from basisprune.runs.output import BUNDLE, CONFIG, OutputFolder
-from basisprune.runs.rehearsal import rehearse
+from basisprune.runs.output import BUNDLE, CONFIG, OutputFolder, refuse_links
+from basisprune.runs.rehearsal import refuse_ratio, rehearse
 from basisprune.torchkit.kinds import refuse_other_precisions, refuse_untrainable
 from basisprune.torchkit.surgery import named_tensors
+from basisprune.training.accelerating import require_tracker
+from basisprune.training.loop import check_patience
 from basisprune.transfer.model import spec_of
 from basisprune.types import dotted
 
@@ -45,9 +48,27 @@ def check_start(job: Job, output: OutputFolder | None, settings: Settings, liste
     if output is not None:
         _check_output(job, output, settings, listener)
     hears, prunes = listener or Silence(), command == "compress"
+    for config in (job.config.recipe.train, job.config.recipe.finetune) if prunes else (job.config.recipe.train,):
+        require_tracker(config)
+        check_patience(config, job.splits.val)
+    if prunes:
+        _check_pipeline(job, output)
     rehearse(job, prunes=prunes, saves=output is not None, listener=hears)
+    if prunes:
+        refuse_ratio(job)
     if prunes and job.config.start.is_trained and job.config.task.is_classification:
         refuse_guessing(job.network, job.splits, prepared=job.config.recipe.train.prepared, listener=hears)
+
+
+def _check_pipeline(job: Job, output: OutputFolder | None) -> None:
+    """Raises the error of the pipeline that the run would set up, for its images or what its folder holds."""
+    config = job.config
+    folder = None if output is None else output.stages
+    is_trained, quiet = config.start.is_trained, Silence()
+    pipeline = Pipeline(
+        job.network, job.splits, config.recipe, folder, listener=quiet, trained=is_trained, task=config.task
+    )
+    pipeline.check_folder()
 
 
 def _check_output(job: Job, output: OutputFolder, settings: Settings, listener: Listener | None) -> None:
@@ -57,6 +78,7 @@ def _check_output(job: Job, output: OutputFolder, settings: Settings, listener: 
     if output.command == "compress":
         check_packages(job.config)
     check_folder(output.path / BUNDLE)
+    refuse_links(output.path)
     if not (output.path / CONFIG).exists():
         candidates = expected_candidates(job.config) if output.command == "compress" else 0
         _check_space(job.network, candidates, output.path, listener or Silence())

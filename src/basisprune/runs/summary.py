@@ -180,7 +180,7 @@ def promised(job: Job, certificate: Certificate) -> str:
         return f"This is estimated, not certified: {certificate.reason}."
     sure = f"{100 * certificate.confidence:.3g} % confidence"
     what = "images" if job.config.task.is_classification else "examples"
-    return f"Certified with {sure}, on {certificate.images:,} {what} that nothing had seen: {_promised(job)}."
+    return f"Certified with {sure}, on {certificate.tested_on(what)} that nothing had seen: {_promised(job)}."
 
 
 def _promised(job: Job) -> str:

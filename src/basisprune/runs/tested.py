@@ -13,15 +13,20 @@ from pathlib import Path
 import torch
 
 from basisprune.budget.certify import Promise, Test
-from basisprune.errors import CheckpointError, PlanError
+from basisprune.deploy.bundle.files import holds_bundle, read_folder
+from basisprune.errors import BasisPruneError, CheckpointError, PlanError
 from basisprune.files import read_checked, write_checked
 from basisprune.frameworks import named
+from basisprune.results import RunSummary
+from basisprune.runs.output import BUNDLE, SUMMARY
 from basisprune.search.candidates import Trial
 from basisprune.torchkit.processes import Processes
 from basisprune.training.metrics import Answers, metric_name, value_of
 from basisprune.types import JsonValue
 
 TESTS = "tests.json"
+MADE = "tests made"
+"""The entry of a bundle's metrics for how many tests were made."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +105,29 @@ def read_tested(folder: Path | None) -> Tested | None:
         return Tested.from_json(read_checked(folder / TESTS))
     except (OSError, PlanError) as error:
         raise CheckpointError(f"{folder / TESTS}: cannot be read ({error})") from error
+
+
+def has_been_tested(folder: Path | None) -> bool:
+    """Whether other files of the run than the record tell of tests: the summary, or the bundle.
+
+    What is damaged may have told of some.
+    """
+    if folder is None:
+        return False
+    if (folder / SUMMARY).exists():
+        try:
+            summary = RunSummary.read(folder / SUMMARY)
+        except CheckpointError:
+            return True
+        tested = summary.certificate is not None and bool(summary.certificate.tests)
+        if tested or any(file.test is not None for file in summary.files.values()):
+            return True
+    if not holds_bundle(folder / BUNDLE):
+        return False
+    try:
+        return bool(read_folder(folder / BUNDLE).config.metrics.get(MADE))
+    except BasisPruneError:
+        return True
 
 
 def write_tested(folder: Path | None, tested: Tested) -> None:

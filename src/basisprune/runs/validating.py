@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
-import yaml  # type: ignore[import-untyped]
 from pydantic import JsonValue, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
@@ -18,11 +16,12 @@ from basisprune.errors import ConfigError, nearest
 from basisprune.files import read_bytes
 from basisprune.recipes import RECIPES, Recipe, find_recipe
 from basisprune.results import Settings
+from basisprune.runs.plain_yaml import parse_yaml
 from basisprune.search import SearchConfig
 from basisprune.types import dotted
 
 _BASE = "base"
-_MOST_BYTES, _MOST_VALUES, _LONGEST_NAME, _LARGEST = 1 << 20, 10_000, 1000, 10**18
+_MOST_BYTES, _LARGEST, _MOST_LETTERS = 1 << 20, 10**18, 10_000
 _KINDS = {
     "int": "a whole number is needed",
     "float": "a number is needed",
@@ -33,27 +32,6 @@ _KINDS = {
     "dataclass": "a mapping of settings is needed",
 }
 T = TypeVar("T")
-
-
-class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """PyYAML's safe loader, except that 1e-3 is a number: PyYAML follows YAML 1.1, which requires a decimal point.
-
-    A setting that is given twice is an error, not what came last.
-    """
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[object, object]:
-        """The mapping; raises ConstructorError for a name that comes twice."""
-        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        twice = next((name for name in names if names.count(name) > 1 and name != "<<"), None)
-        if twice is not None:
-            raise yaml.constructor.ConstructorError(None, None, f"{twice[:60]!r} is given twice", node.start_mark)
-        mapping: dict[object, object] = super().construct_mapping(node, deep)
-        return mapping
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
-)
 
 
 def read_settings(path: str | Path) -> dict[str, JsonValue]:
@@ -68,58 +46,47 @@ def read_settings(path: str | Path) -> dict[str, JsonValue]:
 def parse_settings(content: bytes, where: str) -> dict[str, JsonValue]:
     """The settings in YAML text; raises ConfigError, which names `where`, for what is not a mapping of plain values."""
     try:
-        given = yaml.load(content.decode(), _Loader)
-    except (yaml.YAMLError, ValueError) as error:
+        given = parse_yaml(content.decode())
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    except UnicodeDecodeError as error:
         raise ConfigError(f"{where}: is not valid YAML ({error})") from error
-    except RecursionError:
-        raise ConfigError(f"{where}: is not valid YAML (it is nested too deep)") from None
-    except (TypeError, AttributeError, KeyError, IndexError) as error:  # PyYAML's own, on odd tags and keys
-        raise ConfigError(f"{where}: is not valid YAML ({type(error).__name__}: {error})") from error
-    if given is not None and not (isinstance(given, dict) and all(isinstance(key, str) for key in given)):
+    if given is not None and not isinstance(given, dict):
         raise ConfigError(
             f"{where}: {type(given).__name__} found; a mapping is needed, with lines such as 'model: resnet50'"
         )
-    faults = [f"{place}: {fault}" for place, value in _leaves(given or {}, where) if (fault := _leaf_fault(value))]
+    faults = [f"{name}: {fault}" for name, value in _leaves("", given or {}) if (fault := _leaf_fault(value))]
     if faults:
         raise ConfigError.of(where, faults)
     return given or {}
 
 
-def _leaves(value: object, where: str) -> Iterator[tuple[str, object]]:
-    """Every value that is no list or mapping, with its dotted name; raises ConfigError where there is no end of them.
-
-    Names for parts of a file, which YAML has, let a few lines stand for billions of values, or for themselves.
-    """
-    waiting: list[tuple[str, object]] = [("", value)]
-    for _ in range(_MOST_VALUES):
-        if not waiting:
-            return
-        name, value = waiting.pop()
-        if isinstance(value, Mapping):
-            waiting += [(f"{name}.{key}".removeprefix("."), each) for key, each in reversed(list(value.items()))]
-        elif isinstance(value, list | tuple):
-            waiting += [(name, each) for each in reversed(value)]
-        else:
-            yield name, value
-        if len(name) > _LONGEST_NAME or len(waiting) > _MOST_VALUES:
-            break
-    raise ConfigError(f"{where}: holds more than {_MOST_VALUES:,} values, or they are nested too deep")
+def _leaves(name: str, value: JsonValue) -> Iterator[tuple[str, JsonValue]]:
+    """Every value that is no list or mapping, with its dotted name."""
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield from _leaves(f"{name}.{key}".removeprefix("."), each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _leaves(name, each)
+    else:
+        yield name, value
 
 
-def _leaf_fault(value: object) -> str:
+def _leaf_fault(value: JsonValue) -> str:
     """Why no setting can have this value; empty if one can."""
     if isinstance(value, float) and not math.isfinite(value):
         return f"{value} given; a finite number is needed"
     if isinstance(value, int) and abs(value) > _LARGEST:
         return f"a number beyond {_LARGEST:.0e} given"
+    if isinstance(value, str) and len(value) > _MOST_LETTERS:
+        return f"a text of {len(value):,} letters given; at most {_MOST_LETTERS:,} are read"
     if isinstance(value, str) and not value.isascii():
         try:
             value.encode()
         except UnicodeEncodeError:
             return f"{value!r} given, which is not Unicode"
-    if value is None or isinstance(value, bool | int | float | str):
-        return ""
-    return f"{str(value)[:60]!r} given, a {type(value).__name__}; only text, numbers, lists and mappings are allowed"
+    return ""
 
 
 def recipe_of(given: str | Mapping[str, object] | Recipe) -> Recipe:

@@ -1,14 +1,16 @@
-"""What a run says of its ONNX files: what is promised of each, in the summary's files, verdict and headline."""
+"""What a run says of its files: what is promised of the ONNX files, and which are missing, in verdict and headline."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from basisprune.budget.certify import Status
 from basisprune.results import DeliveredFile, RunSummary
-from basisprune.runs.output import INT8, ONNX
+from basisprune.runs.output import BUNDLE, INT8, ONNX
 
 ONNX_FILES = (ONNX, INT8)
+_LONGEST = 400  # letters of a reason
 
 
 def promise_of(name: str, summary: RunSummary, *, certified: bool = False) -> Status | None:
@@ -36,6 +38,30 @@ def with_promises(summary: RunSummary) -> RunSummary:
         if is_certified and head and f"{name} is not" not in head and head != summary.verdict:
             head = f"{head}; {name} is not"
     return replace(summary, verdict=said, headline=said if head == summary.verdict else head)
+
+
+def with_missing(summary: RunSummary, remedies: Sequence[str]) -> RunSummary:
+    """The summary whose verdict says that there is no bundle, and first of all if there is no file to use at all.
+
+    `remedies` are what would help.
+    """
+    if BUNDLE in summary.files or BUNDLE not in summary.not_written:
+        return summary
+    head, said = summary.headline, summary.verdict
+    why = " ".join(f"{name}: {_ended(reason)}" for name, reason in summary.not_written.items())
+    if not summary.is_undelivered:
+        told = f"{said} There is no bundle ({BUNDLE}/) of this network: {_ended(summary.not_written[BUNDLE])}"
+        return replace(summary, verdict=told, headline=told if head == said else head)
+    first = f"No deployable file could be written: there is neither a bundle ({BUNDLE}/) nor {ONNX}."
+    told = f"{first} {said} Why not: {why} What would help: {'; '.join(remedies)}."
+    return replace(summary, verdict=told, headline=told if head == said else f"No deployable file; {head}")
+
+
+def _ended(reason: str) -> str:
+    """A reason on one line, as a sentence."""
+    line = " ".join(reason.split())
+    line = line if len(line) <= _LONGEST else f"{line[:_LONGEST]} ..."
+    return line if line.endswith(".") else f"{line}."
 
 
 def _sentence(name: str, about: DeliveredFile) -> tuple[str, str]:

@@ -17,7 +17,7 @@ from basisprune.training.history import EpochRecord
 from basisprune.training.intervals import Paired, wilson_interval
 from basisprune.training.metrics import value_of
 from basisprune.training.outcomes import Outcomes
-from basisprune.training.paired_values import PairedValues, interval_of
+from basisprune.training.paired_values import interval_of, loss_of
 from basisprune.types import BasisPlan, BlockPlan
 
 Shares: TypeAlias = Mapping[Axis, float]
@@ -187,7 +187,7 @@ def _judged(reference: State, state: State) -> tuple[float, tuple[float, float],
     """How good a network is on the validation images, with its 95 % interval, and what it lost."""
     before, after = reference.answers, state.answers
     if isinstance(before, Outcomes) and isinstance(after, Outcomes):
-        return after.value, interval_of(after), PairedValues.of(before, after)
+        return after.value, interval_of(after), loss_of(before, after)
     hits = state.hits
     return float(hits.mean()), wilson_interval(int(hits.sum()), len(hits)), Paired.of(reference.hits, hits)
 

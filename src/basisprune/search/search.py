@@ -101,9 +101,9 @@ class Search:
             task = self.pipeline.task
             return Standard(Promise(self.goal, metric="accuracy" if task.is_classification else task))
         confirm = self.pipeline.splits.confirm
-        if confirm is None or not promise.reachable(confirm.labels):
+        if confirm is None or not promise.reachable(confirm.labels, confirm.units):
             return Standard(promise)
-        return Standard(promise, len(confirm))
+        return Standard(promise, confirm.independent)
 
     def _try_candidates(self, start: State) -> None:
         if isinstance(self.goal, Ratios):

@@ -65,22 +65,16 @@ def available(
     from the caches of the hub and of torch, or else from the hub. A hub that does not answer is asked once, for a few
     seconds. Raises ConfigError for names that are not known, and ModelError if no backbone can be had.
     """
-    refuse_unknown(names, given)
     hub = _Hub()
     found: list[Backbone] = []
     missing: dict[str, str] = {}
-    for name in names:
-        backbone = Backbone(name, str(root / slug(name)))
-        if name in given or not is_timm(name) or not pretrained:
+    for name, backbone in at_hand(names, root, weights=weights, pretrained=pretrained, given=given).items():
+        if backbone is not None:
             found.append(backbone)
-        elif (file := _local_file(name, weights)) is not None:
-            found.append(replace(backbone, weights=str(file)))
-        elif is_cached(name):
-            found.append(replace(backbone, cached=True))
         elif why := hub.fetch(name, listener):
             missing[name] = why
         else:
-            found.append(replace(backbone, cached=True))
+            found.append(Backbone(name, str(root / slug(name)), cached=True))
     for name, why in missing.items():
         listener.say(f"{name} could not be had: {why}")
     if not found:
@@ -90,6 +84,28 @@ def available(
             [f"{name}: {why}" for name, why in missing.items()],
         )
     return Available(tuple(found), missing)
+
+
+def at_hand(
+    names: Sequence[str],
+    root: Path,
+    *,
+    weights: Path | None = None,
+    pretrained: bool = True,
+    given: Collection[str] = (),
+) -> dict[str, Backbone | None]:
+    """The backbones of these names, None for those whose weights are to be fetched; raises as `available` does."""
+    refuse_unknown(names, given)
+    found: dict[str, Backbone | None] = {}
+    for name in names:
+        backbone = Backbone(name, str(root / slug(name)))
+        if name in given or not is_timm(name) or not pretrained:
+            found[name] = backbone
+        elif (file := _local_file(name, weights)) is not None:
+            found[name] = replace(backbone, weights=str(file))
+        else:
+            found[name] = replace(backbone, cached=True) if is_cached(name) else None
+    return found
 
 
 def is_timm(name: str) -> bool:

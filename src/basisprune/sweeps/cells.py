@@ -39,7 +39,7 @@ class Cell(JsonValue):
     """One training or search: what to start from, on which images, with which options, and the folder it is done in.
 
     Of a portfolio, `root` is the folder of the whole, `epochs` how long a probe trains, and `best` the backbone that
-    accuracies are compared with.
+    accuracies are compared with. `code` are the references that may be imported for it, as somebody typed them.
     """
 
     name: str
@@ -51,6 +51,7 @@ class Cell(JsonValue):
     epochs: int = 0
     best: Backbone | None = None
     command: str = ""
+    code: tuple[str, ...] = ()
 
     @property
     def folder(self) -> Path:

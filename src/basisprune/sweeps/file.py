@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +15,9 @@ from pydantic import JsonValue
 
 from basisprune.errors import ConfigError, nearest
 from basisprune.frameworks import FrameworkName
+from basisprune.runs.job import code_of
 from basisprune.runs.options import BUDGETS, RATIOS, Options, configure
+from basisprune.runs.output import refuse_links
 from basisprune.runs.units import AMOUNT, OPTION_UNITS
 from basisprune.runs.validating import changed, faults_of, read_settings
 from basisprune.sweeps.backbones import AUTO, is_timm
@@ -24,6 +28,7 @@ BASELINE = "baseline"
 CELLS = "cells"
 _OWN = ("framework", "seed")  # what the file has lists for
 _PATHS = ("device", "groups", "weights")
+_MOST_CELLS = 10_000
 
 
 @dataclass(frozen=True)
@@ -75,10 +80,12 @@ class _File:
     output: str | None = None
 
 
-def read_sweep(path: str | Path, output: str | Path | None = None) -> Sweep:
+def read_sweep(path: str | Path, output: str | Path | None = None, *, trust_code: bool = False) -> Sweep:
     """The sweep that a YAML file describes, with its results in `output`, or in the folder that the file names.
 
-    Raises ConfigError that says, for all faults at once, where in the file they are and what is allowed there.
+    Code that the file names is refused unless `trust_code` allows it, and so are more cells than anybody can wait for,
+    before they are made. Raises ConfigError that says, for all faults at once, where in the file they are and what is
+    allowed there.
     """
     where = str(path)
     given = changed(_File(), read_settings(path), where)
@@ -87,22 +94,23 @@ def read_sweep(path: str | Path, output: str | Path | None = None) -> Sweep:
     datasets = _entries(given.datasets, "datasets", "data", faults)
     shared = _options(given.options, "options", faults)
     resources = _resources(given.resources, faults)
-    for name in ("frameworks", "seeds"):
-        values = getattr(given, name)
-        if len(set(values)) < len(values) or (not values and name == "seeds"):
-            faults.append(f"{name}: {list(values)} given; a list of different values is needed")
-    if given.retries < 0:
-        faults.append(f"retries: {given.retries} given; 0 or more are possible")
-    if output is None and given.output is None:
-        faults.append("output: not given; name the folder for the results here, or pass --output")
+    faults += _faults_in(given, output)
+    lists = models, datasets, given.frameworks or ("",), given.seeds
+    if (count := math.prod(map(len, lists))) > _MOST_CELLS:
+        faults.append(f"{count:,} cells described; at most {_MOST_CELLS:,} are allowed, so divide the file")
+    if not trust_code:
+        faults += _code_in(models, datasets, shared)
     if faults or resources is None:
         raise ConfigError.of(where, faults)
     folder = Path(output or given.output or "").expanduser().resolve()
+    if os.path.lexists(folder / CELLS):
+        refuse_links(folder)
     cells: dict[Coordinates, Cell] = {}
-    for model, data, framework, seed in product(models, datasets, given.frameworks or ("",), given.seeds):
+    for model, data, framework, seed in product(*lists):
         place = Coordinates(str(model.name), str(data.name), framework, seed)
         options = _merged(shared, model.options or {}, data.options or {})
         options |= {"seed": seed} | ({"framework": framework} if framework not in ("", BASELINE) else {})
+        options |= {"trust_code": True} if trust_code else {}
         backbone = Backbone(str(model.model), str(folder / CELLS / place.name))
         kind: Kind = "train" if framework == BASELINE else "compress"
         cells[place] = Cell(place.name, kind, backbone, str(data.data), options)
@@ -111,6 +119,31 @@ def read_sweep(path: str | Path, output: str | Path | None = None) -> Sweep:
     if faults:
         raise ConfigError.of(where, faults)
     return Sweep(cells, resources, given.retries, folder)
+
+
+def _faults_in(given: _File, output: str | Path | None) -> list[str]:
+    """Faults of what is neither a model, a dataset nor an option."""
+    faults = [
+        f"{name}: {list(values)} given; a list of different values is needed"
+        for name, values in (("frameworks", given.frameworks), ("seeds", given.seeds))
+        if len(set(values)) < len(values) or (not values and name == "seeds")
+    ]
+    if given.retries < 0:
+        faults.append(f"retries: {given.retries} given; 0 or more are possible")
+    if output is None and given.output is None:
+        faults.append("output: not given; name the folder for the results here, or pass --output")
+    return faults
+
+
+def _code_in(models: Sequence[_Entry], datasets: Sequence[_Entry], shared: Mapping[str, JsonValue]) -> list[str]:
+    """Faults for the references to code in a file."""
+    found = [name for entry in (*models, *datasets) for name in code_of(entry.model, entry.data, None)]
+    for options in (shared, *(entry.options or {} for entry in (*models, *datasets))):
+        found += code_of(None, None, options.get("task"))
+    return [
+        f"{name!r} would import and run code; if you trust whoever wrote the file, pass trust_code=True (--trust-code)"
+        for name in dict.fromkeys(found)
+    ]
 
 
 def _entries(given: Sequence[JsonValue], where: str, key: str, faults: list[str]) -> list[_Entry]:
@@ -131,8 +164,8 @@ def _entries(given: Sequence[JsonValue], where: str, key: str, faults: list[str]
         options = _options(entry.options, f"{here}.options", faults)
         place = source if is_timm(source) else absolute(source)
         found.append(_Entry(entry.name or _short(source), **{key: place}, options=options))
-    names = [entry.name for entry in found]
-    twice = sorted({str(name) for name in names if names.count(name) > 1})
+    counts = Counter(str(entry.name) for entry in found)
+    twice = sorted(name for name, count in counts.items() if count > 1)
     faults += [f"{where}: {name!r} is there twice; give each a name of its own" for name in twice]
     if not given:
         faults.append(f"{where}: none given; a list of {where} is needed")
@@ -146,6 +179,8 @@ def _options(given: Mapping[str, JsonValue] | None, where: str, faults: list[str
     for name, value in (given or {}).items():
         if name in _OWN:
             faults.append(f"{where}.{name}: is varied by the sweep; put it under {name}s")
+        elif name == "trust_code":
+            faults.append(f"{where}.{name}: a file cannot vouch for itself; pass trust_code=True (--trust-code)")
         elif name not in hints:
             hint = nearest(name, hints) or f" Known are {', '.join(hints)}"
             faults.append(f"{where}.{name}: no such setting.{hint}")

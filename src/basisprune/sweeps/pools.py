@@ -77,6 +77,7 @@ class Processes:
         failure.unlink(missing_ok=True)
         threads = str(self._running.threads)
         environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+        environment["PYTHONSAFEPATH"] = "1"  # or files in the current folder would pass for installed packages
         with open(cell.log, "ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "basisprune.sweeps.worker", str(job), threads],

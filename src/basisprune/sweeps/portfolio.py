@@ -13,16 +13,18 @@ from torch import nn
 
 from basisprune.budget import Budget
 from basisprune.data.load import Source
+from basisprune.data.reading import Reading
 from basisprune.deploy.bundle import load_bundle
 from basisprune.errors import BasisPruneError, CheckpointError, ConfigError, TrainingError
 from basisprune.files import read_checked, user_path, write_checked
 from basisprune.listener import Listener, Silence, counted
 from basisprune.results import BackboneRow, Portfolio, RunSummary
-from basisprune.runs.job import ModelSource
+from basisprune.runs.job import ModelSource, code_of, load_images
 from basisprune.runs.options import Options, RunConfig, configure
-from basisprune.runs.output import BUNDLE, IN_PYTHON, SUMMARY, OutputFolder
+from basisprune.runs.output import BUNDLE, IN_PYTHON, SUMMARY, OutputFolder, refuse_links
+from basisprune.runs.start import check_start
 from basisprune.runs.tested import TESTS
-from basisprune.sweeps.backbones import AUTO, PORTFOLIO, available, common_size
+from basisprune.sweeps.backbones import AUTO, PORTFOLIO, at_hand, available, common_size, start_from
 from basisprune.sweeps.cells import Backbone, Cell, Kind, absolute, slug
 from basisprune.sweeps.front import with_front
 from basisprune.sweeps.halving import Halving, Probed, best_of
@@ -32,6 +34,7 @@ from basisprune.sweeps.running import Pool, Running, closing, run_cells, started
 from basisprune.sweeps.stages import PORTFOLIO as TOLD
 from basisprune.sweeps.stages import PortfolioFile, Searched, Trained, reference_of
 from basisprune.sweeps.work import Given, perform
+from basisprune.torchkit.references import refuse_code
 from basisprune.training.metrics import metric_name
 from basisprune.types import JsonValue
 
@@ -123,13 +126,12 @@ def compress_portfolio(
         if options.get(budget.kind) is not None:
             raise ConfigError(f"compress_portfolio: budget and {budget.kind} given; pass one of them")
         options = cast("Options", {**options, budget.kind: vars(budget)[budget.kind]})
-    config, running, plan = configure(options), running or Running(), plan or PortfolioConfig()
+    running, plan = running or Running(), plan or PortfolioConfig()
+    ready = _Ready.of(models, data, output, plan, running, options)
     hears, halving = listener or Silence(), plan.halving
-    given, names = _named(models, data, config, running)
-    folder = _PortfolioFolder(user_path(output, "output").resolve())
-    settings = _noted(models, data, config, plan)
-    with folder.held(settings, hears):
-        known = _known(folder.path, names, given, config, plan, hears)
+    config, given, folder = ready.config, ready.given, ready.folder
+    with folder.held(ready.settings, hears):
+        known = _known(ready, plan, hears)
         if running.ray_address is not None:  # other machines have caches of their own
             known = replace(known, backbones=tuple(replace(each, cached=False) for each in known.backbones))
         images = replace(config.images, size=common_size(known.backbones, config.images.size))
@@ -138,6 +140,73 @@ def compress_portfolio(
         with closing(_pool(running, replace(given, config=config), hears)) as pool:
             summary = coordinator.run(known, pool)
     return Recommended(summary, folder.path)
+
+
+def check_portfolio(
+    models: str | Sequence[ModelSource],
+    data: Source,
+    *,
+    output: str | Path,
+    plan: PortfolioConfig | None = None,
+    running: Running | None = None,
+    listener: Listener | None = None,
+    **options: Unpack[Options],
+) -> None:
+    """Raise the error that `compress_portfolio` would end with, as far as it can be known; write and fetch nothing.
+
+    Where the weights of all backbones are to be fetched, only the settings, the folder and the images are looked at.
+    """
+    plan, hears = plan or PortfolioConfig(), listener or Silence()
+    ready = _Ready.of(models, data, output, plan, running or Running(), options)
+    given, root = ready.given, ready.folder.path / FOLDER
+    ready.folder.check(ready.settings)
+    refuse_links(ready.folder.path)
+    weights, pretrained = _weights_of(plan), ready.config.pretrained
+    found = at_hand(ready.names, root, weights=weights, pretrained=pretrained, given=given.models)
+    every = [backbone or Backbone(name, str(root / slug(name))) for name, backbone in found.items()]
+    size = common_size(every, ready.config.images.size)
+    config = replace(ready.config, images=replace(ready.config.images, size=size))
+    reading = Reading(config.images.groups, config.images.strict, listener=hears)
+    load_images(data, None if size is None else (size, size), config, reading)
+    faults = []
+    for backbone in filter(None, found.values()):
+        try:
+            job = start_from(backbone, given.models.get(backbone.name), data, config, hears)
+            check_start(job, OutputFolder(Path(backbone.folder)), job.noted())
+        except BasisPruneError as error:
+            faults.append(f"{backbone.name}: {error}")
+        else:
+            return  # the run goes on with those that can be trained
+    if len(faults) == len(found):
+        raise TrainingError.of("no backbone is left", faults)
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """A portfolio whose settings were checked, and the folder that it belongs into."""
+
+    config: RunConfig
+    given: Given
+    names: list[str]
+    folder: _PortfolioFolder
+    settings: dict[str, pydantic.JsonValue]
+
+    @classmethod
+    def of(
+        cls,
+        models: str | Sequence[ModelSource],
+        data: Source,
+        output: str | Path,
+        plan: PortfolioConfig,
+        running: Running,
+        options: Options,
+    ) -> _Ready:
+        """The portfolio of these settings; raises the error for those that are wrong."""
+        config = configure(options)
+        given, names = _named(models, data, config, running)
+        refuse_code(code for name in names for code in code_of(name, data, None))
+        folder = _PortfolioFolder(user_path(output, "output").resolve())
+        return cls(config, given, names, folder, _noted(models, data, config, plan))
 
 
 class _Coordinator:
@@ -219,7 +288,8 @@ class _Coordinator:
 
     def _cell(self, kind: Kind, backbone: Backbone, *, epochs: int = 0, best: Backbone | None = None) -> Cell:
         options: dict[str, pydantic.JsonValue] = {**self.config.noted(), "trust_code": self.config.trust_code}
-        return Cell(backbone.name, kind, backbone, self.data, options, str(self.root), epochs, best)
+        code = tuple(each for one in (backbone, best) if one for each in code_of(one.name, self.data, None))
+        return Cell(backbone.name, kind, backbone, self.data, options, str(self.root), epochs, best, code=code)
 
     def _recommended(self, found: dict[Backbone, Searched], best: Backbone | None) -> Portfolio:
         """All that was found, with the network to deliver; the one that confirming images were looked at for stays."""
@@ -347,23 +417,30 @@ def _noted(
     return {**chosen, "data": _called(data), **config.noted()}
 
 
-def _known(
-    root: Path, names: list[str], given: Given, config: RunConfig, plan: PortfolioConfig, listener: Listener
-) -> _Known:
+def _known(ready: _Ready, plan: PortfolioConfig, listener: Listener) -> _Known:
     """The backbones of the run: those that were available when it was first started."""
+    root, given = ready.folder.path, ready.given
     path = root / _KNOWN
     if path.exists():
         known = _Known.from_json(read_checked(path))
+        if others := [each.name for each in known.backbones if each.name not in ready.names]:
+            raise CheckpointError(f"{path}: lists {', '.join(others)}, which nobody asked for; use another folder")
         here = (replace(each, folder=str(root / FOLDER / slug(each.name))) for each in known.backbones)
         return replace(known, backbones=tuple(here))  # wherever the folder has been moved to
-    weights = None if plan.weights is None else user_path(plan.weights, "weights").resolve()
-    if weights is not None and not weights.is_dir():
-        raise ConfigError(f"weights: {weights} is no folder; pass one with files such as resnet50.safetensors")
-    found = available(names, root / FOLDER, listener, weights=weights, pretrained=config.pretrained, given=given.models)
+    weights, pretrained = _weights_of(plan), ready.config.pretrained
+    found = available(ready.names, root / FOLDER, listener, weights=weights, pretrained=pretrained, given=given.models)
     known = _Known(found.backbones, found.missing)
     (root / FOLDER).mkdir(parents=True, exist_ok=True)
     write_checked(path, known.to_json().encode())
     return known
+
+
+def _weights_of(plan: PortfolioConfig) -> Path | None:
+    """The folder with files of weights; raises ConfigError if it is none."""
+    weights = None if plan.weights is None else user_path(plan.weights, "weights").resolve()
+    if weights is not None and not weights.is_dir():
+        raise ConfigError(f"weights: {weights} is no folder; pass one with files such as resnet50.safetensors")
+    return weights
 
 
 def _pool(running: Running, given: Given, listener: Listener) -> Pool:

@@ -53,6 +53,7 @@ def run_sweep(
     output: str | Path | None = None,
     jobs: int = 1,
     ray_address: str | None = None,
+    trust_code: bool = False,
     listener: Listener | None = None,
 ) -> SweepResult:
     """The results of a sweep over models, datasets, frameworks and seeds, which a YAML file describes.
@@ -61,11 +62,12 @@ def run_sweep(
     cluster at `ray_address` ("auto", an address, or "local" for one that is started here). Cells that are done are not
     repeated, those that were stopped go on, and those that fail are tried again as often as the file says; one that
     fails for good is recorded with its error, and the others go on. The folder gets sweep.json, sweep.csv and
-    sweep.html, with the Pareto front of each dataset; more cells may be added to the file later.
+    sweep.html, with the Pareto front of each dataset; more cells may be added to the file later. Code that the file or
+    its models name is imported only with `trust_code`.
 
     Raises ConfigError for faults of the file, and CheckpointError if the folder has cells with other options.
     """
-    sweep = file if isinstance(file, Sweep) else read_sweep(file, output)
+    sweep = file if isinstance(file, Sweep) else read_sweep(file, output, trust_code=trust_code)
     if faults := started_by_a_launcher():
         raise ConfigError.of("run_sweep", faults)
     hears = listener or Silence()
@@ -97,7 +99,8 @@ def _claim(folder: Path, cells: Sequence[Cell]) -> None:
 
 
 def _settings(cell: Cell) -> dict[str, JsonValue]:
-    return {"model": cell.backbone.name, "data": cell.data, **cell.options}
+    named = {"model": cell.backbone.name, "data": cell.data, **cell.options}
+    return {name: value for name, value in named.items() if name != "trust_code"}
 
 
 def _write(folder: Path, rows: Sequence[SweepRow], listener: Listener) -> None:

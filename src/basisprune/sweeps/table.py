@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Literal
@@ -12,7 +10,7 @@ from pydantic import JsonValue, TypeAdapter
 
 from basisprune.files import unsealed
 from basisprune.report.html import amount
-from basisprune.report.text import text_table
+from basisprune.report.text import csv_table, text_table
 from basisprune.results import FrontPoint, Interval, RunSummary
 from basisprune.runs.adapt import TrainSummary
 from basisprune.runs.output import SUMMARY
@@ -136,14 +134,10 @@ def points_of(rows: Sequence[SweepRow]) -> dict[str, tuple[FrontPoint, ...]]:
 
 def as_csv(rows: Sequence[SweepRow]) -> str:
     """The rows with all their values."""
-    file = io.StringIO()
     names = [each.name for each in fields(SweepRow)]
-    writer = csv.DictWriter(file, names, lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        low, high = row.interval or ("", "")
-        writer.writerow({**asdict(row), "interval": f"{low} {high}".strip()})
-    return file.getvalue()
+    intervals = [" ".join(map(str, row.interval or ())) for row in rows]
+    cells = [{**asdict(row), "interval": interval} for row, interval in zip(rows, intervals, strict=True)]
+    return csv_table(names, [tuple(row[name] for name in names) for row in cells])
 
 
 def as_json(rows: Sequence[SweepRow]) -> list[JsonValue]:

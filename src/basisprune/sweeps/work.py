@@ -11,11 +11,12 @@ from basisprune.errors import BasisPruneError
 from basisprune.files import unsealed
 from basisprune.listener import Listener
 from basisprune.results import RunSummary
-from basisprune.runs.adapt import adapt
+from basisprune.runs.adapt import adapt, check_adapting
 from basisprune.runs.compress import run_job
 from basisprune.runs.job import Job, ModelSource
 from basisprune.runs.options import Options, RunConfig, configure
-from basisprune.runs.output import SUMMARY
+from basisprune.runs.output import SUMMARY, OutputFolder
+from basisprune.runs.start import check_start
 from basisprune.sweeps.backbones import AUTO, start_from
 from basisprune.sweeps.cells import Cell, Kind
 
@@ -68,6 +69,21 @@ def _compress(cell: Cell, listener: Listener, given: Given) -> None:
 
 def _train(cell: Cell, listener: Listener, given: Given) -> None:
     adapt(job_of(cell, listener, given), cell.folder, listener, command=cell.command)
+
+
+def check_cell(cell: Cell, listener: Listener) -> None:
+    """Raise the error that the cell would end with, as far as it can be known; writes nothing."""
+    if cell.backbone.name == AUTO:
+        from basisprune.sweeps.portfolio import check_portfolio
+
+        options = cast("Options", cell.options)
+        check_portfolio(AUTO, cell.data, output=cell.folder, listener=listener, **options)
+        return
+    job = job_of(cell, listener)
+    if cell.kind == "train":
+        check_adapting(job, cell.folder, listener)
+    else:
+        check_start(job, OutputFolder(cell.folder), job.noted(), listener)
 
 
 def is_done(cell: Cell) -> bool:

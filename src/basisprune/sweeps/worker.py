@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import TextIO
 
+from basisprune.errors import printable
 from basisprune.files import write_checked
 from basisprune.listener import Silence, Tried
 from basisprune.sweeps.cells import Cell, Failure, read_cell
@@ -23,7 +24,7 @@ class Log(Silence):
 
     def say(self, line: str) -> None:
         """Writes the line."""
-        self._file.write(f"{time.strftime('%H:%M:%S')} {line}\n")
+        self._file.write(f"{time.strftime('%H:%M:%S')} {printable(line)}\n")
         self._file.flush()
 
     def judged(self, candidate: Tried) -> None:
@@ -36,13 +37,15 @@ def perform_logged(cell: Cell, threads: int) -> None:
     import torch
 
     from basisprune.sweeps.work import perform
+    from basisprune.torchkit.references import only_code
 
     torch.set_num_threads(threads)
     cell.log.parent.mkdir(parents=True, exist_ok=True)
     with open(cell.log, "a", encoding="utf-8") as file:
         log = Log(file)
         log.say(f"process {os.getpid()} on {platform.node()}, {threads} threads")
-        perform(cell, log)
+        with only_code(None if cell.options.get("trust_code") else cell.code):
+            perform(cell, log)
 
 
 def _end_with_parent() -> None:

@@ -20,6 +20,23 @@ Rows: TypeAlias = npt.NDArray[np.float64]
 """The outcomes of examples, (n, k): one row of numbers for each."""
 
 
+_ROUNDING = 1e-5  # in relation to the length of the range
+
+
+def check_limits(limits: object) -> list[str]:
+    """What is wrong with the limits of numbers, for a list of faults.
+
+    >>> check_limits((1, 0))
+    ['limits: (1, 0) given; two finite numbers are needed, the smaller one first']
+    """
+    if limits is None:
+        return []
+    match limits:
+        case (int() | float() as low, int() | float() as high) if -math.inf < low < high < math.inf:
+            return []
+    return [f"limits: {limits!r} given; two finite numbers are needed, the smaller one first"]
+
+
 def read_pair(batch: object) -> tuple[Tensor, object]:
     """The inputs and targets of a batch that is a tuple or list of both."""
     if not isinstance(batch, tuple | list) or len(batch) < 2:
@@ -48,7 +65,10 @@ class Task:
     is from that of a teacher, for training with `distill`.
 
     `metric_name` is what the metric is called in texts, and `is_share` says that it lies between 0 and 1 and is shown
-    in percent. `errors(rows)` gives each example's error and `mask(output)` each pixel's class, for the report.
+    in percent. `limits` are the least and the most that an example's number, or with `metric` that metric, can be; of a
+    share they are 0 and 1. Without limits nothing is certified: rare examples that lose anything may not be among those
+    that were seen. `influence(rows)` is the most that a metric without limits can lose by an example, times the number
+    of examples. `errors(rows)` gives each example's error and `mask(output)` each pixel's class, for the report.
 
     >>> task = Task("counting", loss=torch.nn.functional.mse_loss, outcome=lambda said, true: -(said - true).abs())
     >>> task.value(np.array([[-1.0], [-3.0]]))
@@ -67,6 +87,8 @@ class Task:
     distance: Callable[[Any, Any], Tensor] | None = None
     errors: Callable[[Rows], Rows] | None = None
     mask: Callable[[Any], Tensor] | None = None
+    limits: tuple[float, float] | None = None
+    influence: Callable[[Rows], float] | None = None
 
     def __post_init__(self) -> None:
         faults = [
@@ -74,13 +96,14 @@ class Task:
             for name in ("name", "metric_name")
             if not isinstance(getattr(self, name), str) or not getattr(self, name)
         ]
-        optional = ("metric", "model_loss", "distance", "errors", "mask", "loss")
+        optional = ("metric", "model_loss", "distance", "errors", "mask", "loss", "influence")
         for name in ("outcome", "read", "output", *optional):
             given = getattr(self, name)
             if not callable(given) and not (given is None and name in optional):
                 faults.append(f"{name}: {given!r} given; a function is needed")
         if (self.loss is None) == (self.model_loss is None):
             faults.append("loss, model_loss: exactly one of them is needed")
+        faults += check_limits(self.limits)
         if faults:
             raise ConfigError.of("Task", faults)
 
@@ -90,11 +113,21 @@ class Task:
         return False
 
     @property
+    def range(self) -> tuple[float, float] | None:
+        """The least and the most that an example's number or the metric can be, if that is known."""
+        return (0.0, 1.0) if self.limits is None and self.is_share else self.limits
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether it is known how much an example can lose, without which nothing is certified."""
+        return self.range is not None or self.influence is not None
+
+    @property
     def test_name(self) -> str:
         """Which test certifies a budget in this metric."""
         if self.metric is None:
-            return "a paired t-test of the examples"
-        return "a paired t-test of the examples' jackknife values"
+            return "Gaffke's test of the examples"
+        return "Gaffke's test of the examples' jackknife values"
 
     def inputs_and_targets(self, batch: object) -> ReadBatch:
         """The batch as it is read; raises DataError unless it has float inputs (N, ...)."""
@@ -162,7 +195,18 @@ class Task:
         rows: Rows = found.detach().double().cpu().numpy()
         if not np.isfinite(rows).all():
             raise TrainingError(f"task {self.name}: outcome returned numbers that are not finite; check the network")
+        if self.metric is None and self.range is not None:
+            self._refuse_beyond(rows, *self.range)
         return rows
+
+    def _refuse_beyond(self, rows: Rows, low: float, high: float) -> None:
+        """Raises ConfigError for outcomes beyond the limits, except that rounding may put them there."""
+        beyond = rows[(rows < low - _ROUNDING * (high - low)) | (rows > high + _ROUNDING * (high - low))]
+        if len(beyond):
+            raise ConfigError(
+                f"task {self.name}: outcome returned {beyond[0]:g}; limits={(low, high)} are given or those of a "
+                "share, on which the certificate rests: pass wider limits, or an outcome that keeps to them"
+            )
 
     def value(self, rows: Rows) -> float:
         """The metric of the rows; raises ConfigError unless it is a finite number."""

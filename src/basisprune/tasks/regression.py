@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -11,15 +13,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from basisprune.errors import ConfigError, DataError, nearest
-from basisprune.tasks.base import Rows, Task
+from basisprune.tasks.base import Rows, Task, check_limits
 
 RegressionMetric: TypeAlias = Literal["r2", "mae", "mse"]
+Limits: TypeAlias = tuple[float, float] | None
+_POWERS = {"mae": 1, "mse": 2}
 _NAMES = {"r2": "R2", "mae": "negative mean absolute error", "mse": "negative mean squared error"}
 
 
 def regression(
     metric: RegressionMetric = "r2",
     *,
+    limits: tuple[float, float] | None = None,
     loss: Callable[[Tensor, Tensor], Tensor] | None = None,
     read: Callable[[Any], tuple[Tensor, Any]] | None = None,
 ) -> Task:
@@ -29,24 +34,32 @@ def regression(
     unless another one is given. "r2" is the share of the targets' variance that is explained, in the mean over the
     numbers; "mae" and "mse" are the mean absolute and squared error, negated, because more has to be better.
 
+    `limits` are the least and the largest number that a target can be, without which nothing is certified. A prediction
+    beyond them counts as if it were the limit.
+
     >>> regression("mae").metric_name
     'negative mean absolute error'
     """
     if metric not in _NAMES:
         allowed = ", ".join(get_args(RegressionMetric))
         raise ConfigError(f"regression: metric: {metric!r} given; allowed are {allowed}.{nearest(str(metric), _NAMES)}")
+    faults = check_limits(limits)
+    if faults:
+        raise ConfigError.of("regression", faults)
     known = {} if read is None else {"read": read}
     outcomes = {"r2": _both, "mae": _absolute, "mse": _squared}
     errors = {"r2": _errors, "mae": lambda rows: -rows[:, 0], "mse": lambda rows: np.sqrt(-rows[:, 0])}
     return Task(
         "regression",
         loss or _mean_squared,
-        outcomes[metric],
+        partial(outcomes[metric], limits=limits),
         r2 if metric == "r2" else None,
         metric_name=_NAMES[metric],
         is_share=False,
         distance=lambda said, taught: F.mse_loss(_flat(said), _flat(taught)),
         errors=errors[metric],
+        limits=None if limits is None or metric == "r2" else (-((limits[1] - limits[0]) ** _POWERS[metric]), 0.0),
+        influence=None if limits is None or metric != "r2" else partial(_most_lost, limits=limits),
         **known,  # type: ignore[arg-type]
     )
 
@@ -83,18 +96,36 @@ def _mean_squared(said: Tensor, are: Tensor) -> Tensor:
     return F.mse_loss(*_fitting(said, are))
 
 
-def _both(said: Tensor, are: Tensor) -> Tensor:
-    return torch.cat(_fitting(said, are), dim=1)
+def _within(said: Tensor, are: Tensor, limits: Limits) -> tuple[Tensor, Tensor]:
+    """Both as (N, numbers), predictions within the limits; raises DataError for targets that are not."""
+    said, are = _fitting(said, are)
+    if limits is None:
+        return said, are
+    wrong = are[(are < limits[0]) | (are > limits[1])]
+    if len(wrong):
+        raise DataError(f"task regression: the target {float(wrong[0]):g} given, but limits={limits}; pass wider ones")
+    return said.clamp(*limits), are
 
 
-def _absolute(said: Tensor, are: Tensor) -> Tensor:
-    one, other = _fitting(said, are)
+def _both(said: Tensor, are: Tensor, *, limits: Limits) -> Tensor:
+    return torch.cat(_within(said, are, limits), dim=1)
+
+
+def _absolute(said: Tensor, are: Tensor, *, limits: Limits) -> Tensor:
+    one, other = _within(said, are, limits)
     return -(one - other).abs().mean(1, keepdim=True)
 
 
-def _squared(said: Tensor, are: Tensor) -> Tensor:
-    one, other = _fitting(said, are)
+def _squared(said: Tensor, are: Tensor, *, limits: Limits) -> Tensor:
+    one, other = _within(said, are, limits)
     return -(one - other).square().mean(1, keepdim=True)
+
+
+def _most_lost(rows: Rows, *, limits: tuple[float, float]) -> float:
+    """What R2 loses by an example that is as wrong as it can be, times the number of examples."""
+    _, are = np.split(rows, 2, axis=1)
+    spread = are.var(0)
+    return float(np.mean((limits[1] - limits[0]) ** 2 / spread)) if spread.all() else math.inf
 
 
 def _errors(rows: Rows) -> Rows:

@@ -1,24 +1,75 @@
-"""Objects that a text names: 'package.module:name'."""
+"""Objects that a text names: 'package.module:name', and which of them may be imported.
+
+Importing a module runs its code. A Python program may name any; a command, and the process of a cell, imports only what
+somebody typed (`only_code`), wherever else the text may come from: a configuration, a bundle, a file of an earlier run.
+"""
 
 from __future__ import annotations
 
 import importlib
+import re
 import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
-from basisprune.errors import BasisPruneError
+from basisprune.errors import BasisPruneError, ConfigError
+
+_NAME = r"[^\W\d]\w*"
+_REFERENCE = re.compile(rf"{_NAME}(\.{_NAME})*:{_NAME}")
+_typed: frozenset[str] | None = None  # the references that may be imported; None where any may
+
+
+def is_reference(text: object) -> bool:
+    """Whether the text has the form of a reference; sources that are no modules, such as torchvision:NAME, have it too.
+
+    >>> [is_reference(text) for text in ("my.module:network", "resnet18", "/photos", "hf-hub:me/mine")]
+    [True, False, False, False]
+    """
+    return isinstance(text, str) and _REFERENCE.fullmatch(text) is not None
+
+
+@contextmanager
+def only_code(references: Iterable[str] | None) -> Iterator[None]:
+    """Let nothing but these references be imported in the block; None allows what the block around it allows."""
+    global _typed
+    before, asked = _typed, None if references is None else frozenset(references)
+    _typed = before if asked is None else asked if before is None else asked & before
+    try:
+        yield
+    finally:
+        _typed = before
+
+
+def fault_of_code(reference: str) -> str:
+    """Why the reference may not be imported; empty if it may."""
+    if _typed is None or reference in _typed:
+        return ""
+    return (
+        f"{reference!r} was read from a file, and would import and run code; if you trust whoever wrote the file, pass "
+        "--trust-code, or give it on the command line"
+    )
+
+
+def refuse_code(references: Iterable[str]) -> None:
+    """Raise ConfigError for references that may not be imported, before anything else is done."""
+    faults = [fault for reference in references if (fault := fault_of_code(reference))]
+    if faults:
+        raise ConfigError.of("", faults)
 
 
 def named_object(reference: str, what: str, error: type[BasisPruneError]) -> object:
-    """What 'package.module:name' refers to; importing the module runs its code, so only for what a user typed.
+    """What 'package.module:name' refers to; the only place where a text decides on what is imported.
 
     A module that is not installed is looked for in the current folder. Raises the error, which says `what` is wanted,
-    if there is nothing of that name or the module cannot be imported.
+    if the reference may not be imported, if there is nothing of that name, or if the module cannot be imported.
     """
-    module_name, _, attribute = reference.partition(":")
-    if not (attribute.isidentifier() and all(name.isidentifier() for name in module_name.split("."))):
+    if not is_reference(reference):
         raise error(f"{reference!r} is not {what}; write 'package.module:name'")
+    if refused := fault_of_code(reference):
+        raise error(refused)
+    module_name, _, attribute = reference.partition(":")
     try:
         found = getattr(_imported(module_name), attribute, None)
     except ImportError as fault:

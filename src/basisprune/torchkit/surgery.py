@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import TypeAlias, TypeVar
 
@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.nn.utils.parametrize import is_parametrized
 from torch.overrides import TorchFunctionMode
 
-from basisprune.errors import LayerError, ModelError
+from basisprune.errors import LayerError, ModelError, pass_on
 from basisprune.torchkit.running import mode, relative_difference
 
 Conv: TypeAlias = nn.modules.conv._ConvNd
@@ -197,6 +197,7 @@ def plain_conv(name: str, conv: Conv) -> Conv:
                 if _same_function(conv, candidate):
                     return candidate
         except Exception as error:
+            pass_on(error)
             raise LayerError(
                 name, f"{type(conv).__name__} cannot be tried on one tensor ({error}); add it to ignored_layers"
             ) from error
@@ -331,3 +332,22 @@ def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Every parameter and buffer by its dotted name; one that is used twice comes under each name."""
     yield from model.named_parameters(remove_duplicate=False)
     yield from model.named_buffers(remove_duplicate=False)
+
+
+def module_at(model: nn.Module, path: Sequence[str]) -> nn.Module:
+    """The module that these names lead to, by what modules hold and nothing else; LayerError if there is none."""
+    home: nn.Module | None = model
+    for name in path:
+        home = None if home is None else home._modules.get(name)
+    if home is None:
+        raise LayerError(".".join(path), "the network has no such module")
+    return home
+
+
+def tensor_at(model: nn.Module, path: Sequence[str]) -> Tensor:
+    """The parameter or buffer that these names lead to; raises LayerError if there is none."""
+    home, leaf = module_at(model, path[:-1]), path[-1]
+    for held in (home._parameters, home._buffers):
+        if (tensor := held.get(leaf)) is not None:
+            return tensor
+    raise LayerError(".".join(path), "the network has no such parameter or buffer")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node, saved_tensors_hooks
 
-from basisprune.errors import ModelError
+from basisprune.errors import ModelError, pass_on
 from basisprune.torchkit.running import tensors_in
 
 Shape: TypeAlias = tuple[int, ...]
@@ -79,6 +79,7 @@ def watch_run(model: nn.Module, example: Tensor, *, train: bool = False, whole: 
         try:
             run.output = (twin if whole else features_of(twin))(example)
         except Exception as error:
+            pass_on(error)
             raise ModelError(
                 f"{type(model).__name__} does not run on an input of shape {tuple(example.shape)}: "
                 f"{type(error).__name__}: {error}; if it wants another size or number of channels, pass "

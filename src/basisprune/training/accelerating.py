@@ -19,14 +19,19 @@ from basisprune.transfer.model import spec_of
 from basisprune.types import dotted
 
 
+def require_tracker(config: TrainConfig) -> None:
+    """Raise MissingExtraError for a tracker that is not installed."""
+    if config.tracker is not None and find_spec(config.tracker) is None:
+        raise MissingExtraError(config.tracker, extra=config.tracker)
+
+
 def make_accelerator(config: TrainConfig, checkpoint: str | Path | None = None) -> Accelerator:
     """An Accelerator for the run: its precision and, by name, its tracker (whose logs lie by the checkpoint).
 
     Raises MissingExtraError for a tracker that is not installed, ConfigError for a precision that the device
     does not have.
     """
-    if config.tracker is not None and find_spec(config.tracker) is None:
-        raise MissingExtraError(config.tracker, extra=config.tracker)
+    require_tracker(config)
     folder = str(Path(checkpoint).parent) if checkpoint is not None else "."
     if AcceleratorState._shared_state and AcceleratorState().mixed_precision != config.mixed_precision:
         AcceleratorState._reset_state()  # Accelerate keeps one precision per process, and refuses another

@@ -18,7 +18,7 @@ from basisprune.training.intervals import deviations
 from basisprune.training.metrics import Classes, ClassMetric, Counts, gradient_of, of_counts, value_of
 from basisprune.training.predict import Predictions
 
-_DRAWS, _CALLS = 2000, 500  # for the named metrics, and for a function, which is called twice for each
+DRAWS, CALLS = 2000, 500  # for the named metrics, and for a function, which is called twice for each
 _BLOCK = 100  # draws at a time, which bounds the memory
 _PSEUDO = 0.5
 _FINE = 20  # images for each one that there is, where a function is asked about weights
@@ -123,7 +123,7 @@ class Resampled:
         random, labels = np.random.default_rng(0), self.cells[:, 0]
         classes = np.split(np.arange(len(labels)), np.flatnonzero(np.diff(labels)) + 1)
         found = []
-        for _ in range((_DRAWS if isinstance(self.metric, str) else _CALLS) // _BLOCK):
+        for _ in range((DRAWS if isinstance(self.metric, str) else CALLS) // _BLOCK):
             counts = np.zeros((_BLOCK, len(labels)))
             for mine in classes:
                 counts[:, mine] = random.multinomial(int(self._sizes[mine[0]]), shares[mine], size=_BLOCK)
@@ -133,9 +133,9 @@ class Resampled:
     def _measured(self, counts: Counts) -> Counts:
         """The loss for each row, which says how many images of each cell there are."""
         labels, before, after = self.cells.T
-        lost = -_values(self.metric, labels, after, counts)
+        lost = -values_of(self.metric, labels, after, counts)
         if self.is_paired:
-            lost = lost + _values(self.metric, labels, before, counts)
+            lost = lost + values_of(self.metric, labels, before, counts)
         return self.sign * lost
 
 
@@ -156,7 +156,7 @@ def _cells(before: Predictions | None, after: Predictions) -> tuple[Classes, Cou
     triples = np.stack([after.labels, first, after.classes], axis=1)
     added = []
     for label in np.unique(after.labels):
-        other = _mistaken_for(int(label), after, first)
+        other = mistaken_for(int(label), after.labels, (first, after.classes))
         added += [(label, label, other), (label, other, label)]
     cells, places = np.unique(np.concatenate([triples, np.array(added, dtype=np.int64)]), axis=0, return_inverse=True)
     weights = np.concatenate([np.ones(len(triples)), np.full(len(added), _PSEUDO)])
@@ -164,16 +164,16 @@ def _cells(before: Predictions | None, after: Predictions) -> tuple[Classes, Cou
     return cells.astype(np.int64), counts
 
 
-def _mistaken_for(label: int, after: Predictions, first: Classes) -> int:
-    """The class that images of this one are most often taken for; any other where they never are."""
-    answers = np.concatenate([part[after.labels == label] for part in (first, after.classes)])
+def mistaken_for(label: int, labels: Classes, parts: tuple[Classes, Classes]) -> int:
+    """The class that images of this one are most often taken for in the parts; any other where they never are."""
+    answers = np.concatenate([part[labels == label] for part in parts])
     wrong = answers[answers != label]
     if len(wrong):
         return int(np.bincount(wrong).argmax())
-    return next((int(other) for other in np.unique(after.labels) if other != label), label + 1)
+    return next((int(other) for other in np.unique(labels) if other != label), label + 1)
 
 
-def _values(metric: ClassMetric, labels: Classes, answers: Classes, counts: Counts) -> Counts:
+def values_of(metric: ClassMetric, labels: Classes, answers: Classes, counts: Counts) -> Counts:
     """The metric for each row of counts."""
     if isinstance(metric, str):
         return of_counts(metric, labels, answers, counts)

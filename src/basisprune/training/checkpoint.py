@@ -121,7 +121,7 @@ def _read(path: Path) -> _State:
         best = None if state.get("best") is None else dict(state["best"])
         config, weights = json.loads(state["config"]), dict(state["model"])
         return _State(_completed(config), Past(history, best), weights, state["optimizer"], state.get("scaler", {}))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path}: parts are missing ({error!r}); delete it to start anew") from error
 
 

@@ -45,6 +45,12 @@ class FitResult:
     config: TrainConfig
 
 
+def check_patience(config: TrainConfig, val: object) -> None:
+    """Raise ConfigError where the training is to end when held-out images say so, and there are none."""
+    if config.patience is not None and config.choices is None and val is None:
+        raise ConfigError(f"patience: {config.patience} given, but no validation images to judge by; pass val")
+
+
 def fit(
     model: nn.Module,
     train: Data,
@@ -83,8 +89,7 @@ def fit(
     """
     session, path = session or Session(), None if checkpoint is None else Path(checkpoint)
     refuse_untrainable(model, "fit")
-    if config.patience is not None and config.choices is None and val is None:
-        raise ConfigError(f"patience: {config.patience} given, but no validation images to judge by; pass val")
+    check_patience(config, val)
     model = model if inplace else copied(model)
     with in_full_precision(model), answering():
         if config.choices is None:

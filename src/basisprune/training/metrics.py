@@ -14,6 +14,7 @@ from basisprune.tasks.base import Task
 from basisprune.training.evaluation import Data
 from basisprune.training.outcomes import Outcomes, judge
 from basisprune.training.predict import Predictions, predict
+from basisprune.training.units import draws_of, weights_of
 
 Classes: TypeAlias = npt.NDArray[np.int64]
 Counts: TypeAlias = npt.NDArray[np.float64]
@@ -81,17 +82,20 @@ def value_of(metric: Metric, predictions: Answers) -> float:
     """The metric of these predictions, or outcomes of a task; classes without images do not count.
 
     "balanced" is the mean of the accuracies of all classes, "macro-f1" that of their F1 scores, and "worst-class" the
-    accuracy of the class that is worst off. Raises ConfigError if a function returns anything but a finite number.
+    accuracy of the class that is worst off. Images of one unit count as one, a function in the mean over draws of one
+    of each. Raises ConfigError if a function returns anything but a finite number.
     """
     if isinstance(predictions, Outcomes):
         return predictions.value
     assert not isinstance(metric, Task)
-    if metric == "accuracy":
+    units, labels, classes = predictions.units, predictions.labels, predictions.classes
+    if metric == "accuracy" and units is None:
         return float(predictions.hits.mean())
-    labels, classes = predictions.labels, predictions.classes
     if not isinstance(metric, str):
-        return _called(metric, labels, classes)
-    return float(of_counts(metric, labels, classes, np.ones((1, len(labels))))[0])
+        draws = [slice(None)] if units is None else draws_of(units)
+        return float(np.mean([_called(metric, labels[draw], classes[draw]) for draw in draws]))
+    weights = np.ones(len(labels)) if units is None else weights_of(units)
+    return float(of_counts(metric, labels, classes, weights[None])[0])
 
 
 def of_counts(metric: MetricName, labels: Classes, answers: Classes, counts: Counts) -> Counts:

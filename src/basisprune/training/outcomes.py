@@ -18,6 +18,7 @@ from basisprune.errors import DataError
 from basisprune.tasks.base import Rows, Task
 from basisprune.torchkit.running import ReadBatch, mode, placed
 from basisprune.training.precision import single_at_least
+from basisprune.training.units import Units, draws_of, sums, units_in, weights_of
 from basisprune.transfer.model import spec_of
 
 _BLOCKS = 200  # of examples that are left out together, at most
@@ -32,31 +33,45 @@ class Outcomes:
 
     task: Task
     rows: Rows
+    units: Units | None = None
 
     def __len__(self) -> int:
-        return len(self.rows)
+        """The number of units."""
+        return len(self.rows) if self.units is None else len(np.unique(self.units))
 
     @cached_property
     def value(self) -> float:
-        """The metric."""
-        return self.task.value(self.rows)
+        """The metric; with units, of one example of each, in the mean over which one that is."""
+        return float(np.mean([self.task.value(rows) for rows in self._drawn]))
 
     @cached_property
     def each(self) -> Rows:
-        """What each example, or each block of them, says of the metric: numbers (m,) whose mean is about the metric.
+        """What each unit, or each block of them, says of the metric: numbers (m,) whose mean is about the metric.
 
-        For the mean of a column these are its numbers. For any other metric they are Tukey's jackknife values,
-        m * metric - (m - 1) * the metric without the block; their spread tells how far the metric can be trusted.
+        For the mean of a column these are its numbers, or their mean in each unit. For any other metric they are
+        Tukey's jackknife values, m * metric - (m - 1) * the metric without the block; their spread tells how far the
+        metric can be trusted.
         """
         if self.task.metric is None:
-            return self.rows[:, 0]
-        blocks = np.array_split(np.arange(len(self.rows)), min(len(self.rows), _BLOCKS))
+            column = self.rows[:, 0]
+            return column if self.units is None else sums(column * weights_of(self.units), self.units)
+        blocks = np.array_split(np.arange(len(self)), min(len(self), _BLOCKS))
         count = len(blocks)
         if count < 2:
             return np.array([self.value])
-        without = np.array([self.task.value(np.delete(self.rows, block, axis=0)) for block in blocks])
-        found: Rows = count * self.value - (count - 1) * without
+        without = [
+            np.mean([self.task.value(np.delete(rows, block, axis=0)) for rows in self._drawn]) for block in blocks
+        ]
+        found: Rows = count * self.value - (count - 1) * np.array(without)
         return found
+
+    @cached_property
+    def _drawn(self) -> list[Rows]:
+        if self.units is None:
+            return [self.rows]
+        if self.task.metric is None:
+            return [self.each[:, None]]
+        return [self.rows[draw] for draw in draws_of(self.units)]
 
 
 def floats(output: object) -> object:
@@ -111,11 +126,14 @@ def judge(model: nn.Module, data: object, task: Task, *, batch_size: int = 128, 
                 model, task_batches(data, model, task, batch_size=batch_size, prepared=prepared), task
             )
         ]
-    return joined(task, rows)
+    return joined(task, rows, data)
 
 
-def joined(task: Task, rows: list[Rows]) -> Outcomes:
-    """The outcomes of all batches; raises DataError if there are none, or if rows differ in length."""
+def joined(task: Task, rows: list[Rows], data: object = None) -> Outcomes:
+    """The outcomes of all batches of the data, and which of them belong together.
+
+    Raises DataError if there are none, or if rows differ in length.
+    """
     if not rows:
         raise DataError(f"task {task.name}: the data contains no examples")
     widths = sorted({each.shape[1] for each in rows})
@@ -123,4 +141,5 @@ def joined(task: Task, rows: list[Rows]) -> Outcomes:
         raise DataError(
             f"task {task.name}: outcome returned rows of {' and of '.join(map(str, widths))} numbers; all need as many"
         )
-    return Outcomes(task, np.concatenate(rows))
+    found = np.concatenate(rows)
+    return Outcomes(task, found, units_in(data, len(found)))

@@ -1,11 +1,13 @@
-"""How far the loss in the metric of any task can be trusted: a paired t-test of what each example says.
+"""How far the loss in the metric of any task can be trusted, by what each unit says of it.
 
-Where the metric is a mean, that is the example's own number; elsewhere its jackknife value (see `Outcomes.each`).
-Examples that hardly change do not prove that none would: to the variance of the mean, that of a single example is added
-which changes by as much as the farthest one is off, of either network or of the loss (as score intervals add examples;
-Agresti and Coull, American Statistician 52, 1998). Without it, rare classes that are rarely hurt pass far too often.
-Where an example can lose everything, those that do may be so rare that none is seen: a loss is not ruled out while that
-is likely (for a small one, it takes three examples for each time that it goes into one).
+Where the metric is a mean, that is the unit's own number; elsewhere its jackknife value (see `Outcomes.each`). If it is
+known how much one can lose, the test is that of `BoundedMean`, with one more unit that loses all: losses may be so rare
+that none is seen. It holds exactly for a mean. A jackknife value can lose the range of the metric, or as much as the
+farthest one is off, of either network or of the loss; for these the test is an approximation.
+
+Where that is not known, nothing can be certified, and a paired t-test describes the loss. To the variance of the mean,
+that of a single unit is added which changes by as much as the farthest one is off (as score intervals add examples;
+Agresti and Coull, American Statistician 52, 1998).
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from statistics import NormalDist
 import numpy as np
 
 from basisprune.tasks.base import Rows
+from basisprune.training.bounded_mean import BoundedMean
 from basisprune.training.intervals import deviations, wilson_interval
 from basisprune.training.outcomes import Outcomes
 from basisprune.training.predict import Predictions
@@ -27,17 +30,29 @@ _MANY = 2000  # degrees of freedom from which on Student's t is taken for normal
 _Z = 1.645  # of the added variance, whatever the confidence
 
 
+def loss_of(before: Outcomes | None, after: Outcomes) -> BoundedMean | PairedValues:
+    """The loss from one network to the other; without `before`, the metric itself, negated."""
+    task, known = after.task, PairedValues.of(before, after)
+    if not task.is_bounded:
+        return known
+    if task.metric is None:
+        low, high = task.range or (0.0, 0.0)
+        worst, best = (-low, -high) if before is None else (high - low, low - high)
+        return BoundedMean(known.values, worst, best)
+    most = known.farthest if task.range is None else max(known.farthest, task.range[1] - task.range[0])
+    if task.influence is not None:
+        most = max(most, task.influence(after.rows))
+    off = most * len(known.values) / len(after)  # blocks have several units, of which one is far off
+    return BoundedMean(known.values - known.values.mean() + known.drop, known.drop + off, known.drop - off)
+
+
 @dataclass(frozen=True, eq=False)
 class PairedValues:
-    """A loss in a metric: `drop`, what each of the examples says of it, and by how much one more may be off.
-
-    `worst` is the most that an example can lose, where that is known.
-    """
+    """A loss in a metric: `drop`, what each of the units says of it, and by how much one more may be off."""
 
     drop: float
     values: Rows
     farthest: float
-    worst: float | None = None
 
     @classmethod
     def of(cls, before: Outcomes | None, after: Outcomes) -> PairedValues:
@@ -46,9 +61,7 @@ class PairedValues:
         drop = -after.value if before is None else before.value - after.value
         known = [values, after.each] if before is None else [values, before.each, after.each]
         farthest = max(float(np.abs(each - each.mean()).max()) for each in known)
-        bounded = after.task.is_share and after.task.metric is None
-        worst = None if not bounded else 0.0 if before is None else 1.0
-        return cls(drop, values, farthest or float(after.task.is_share), worst)
+        return cls(drop, values, farthest)
 
     @cached_property
     def spread(self) -> float:
@@ -73,25 +86,14 @@ class PairedValues:
         score, bend, shift = deviations(self.drop - margin, self.spread), *self._bend
         if bend and math.isfinite(score):
             score = ((1 + bend * score) ** 3 - 1) / (3 * bend) + shift
-        return max(student_cdf(score, self._freedom), self._unseen(margin))
-
-    def _unseen(self, margin: float) -> float:
-        """The chance that no example is seen that loses all, if there are so many that the true loss is `margin`."""
-        if self.worst is None or margin <= self.drop:
-            return 0.0
-        seen = max(self.worst - margin, 0.0) / max(self.worst - self.drop, 1e-12)
-        return float(min(seen, 1.0) ** len(self.values))
+        return student_cdf(score, self._freedom)
 
     def upper(self, confidence: float) -> float:
         """The loss that the true one does not exceed, with this one-sided confidence."""
         score, bend, shift = -student_quantile(confidence, self._freedom), *self._bend
         if bend:
             score = (float(np.cbrt(1 + 3 * bend * (score - shift))) - 1) / bend
-        found = self.drop - score * self.spread
-        if self.worst is None:
-            return found
-        share: float = (1 - confidence) ** (1 / len(self.values))
-        return max(found, self.worst - (self.worst - self.drop) * share)
+        return self.drop - score * self.spread
 
     @property
     def _bend(self) -> tuple[float, float]:
@@ -117,7 +119,7 @@ def interval_of(answers: Outcomes | Predictions) -> tuple[float, float]:
     """The 95 % interval of the metric of a task, or of an accuracy."""
     if isinstance(answers, Predictions):
         return wilson_interval(int(answers.hits.sum()), len(answers.hits))
-    low, high = PairedValues.of(None, answers).interval()
+    low, high = loss_of(None, answers).interval()
     return -high, -low
 
 

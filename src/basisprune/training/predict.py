@@ -16,15 +16,35 @@ from basisprune.tasks import CLASSIFICATION
 from basisprune.torchkit.running import mode, placed
 from basisprune.training.evaluation import Data
 from basisprune.training.outcomes import task_batches
+from basisprune.training.units import Units, units_in
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """For each image the class that the model names, the probability it gives to it, and the true class."""
+    """For each image the class that the model names, the probability it gives to it, and the true class.
+
+    `units` are the images that belong together (see `training.units`); None where none do.
+    """
 
     classes: npt.NDArray[np.int64]
     probabilities: npt.NDArray[np.float64]
     labels: npt.NDArray[np.int64]
+    units: Units | None = None
+
+    @classmethod
+    def of(
+        cls,
+        classes: npt.NDArray[np.int64],
+        probabilities: npt.NDArray[np.float64],
+        labels: npt.NDArray[np.int64],
+        data: object,
+    ) -> Predictions:
+        """The predictions of all images of the data, and which of them belong together."""
+        return cls(classes, probabilities, labels, units_in(data, len(labels)))
+
+    def __len__(self) -> int:
+        """The number of units."""
+        return len(self.labels) if self.units is None else len(np.unique(self.units))
 
     @property
     def hits(self) -> npt.NDArray[np.bool_]:
@@ -56,4 +76,4 @@ def predict(model: nn.Module, data: Data, *, batch_size: int = 128, prepared: bo
         raise DataError("predict: the data contains no images")
     gathered = batches.gathered if isinstance(batches, PreparedBatches) else torch.cat
     named, sure, true = (gathered(each) for each in (classes, probabilities, labels))
-    return Predictions(named.numpy(), sure.numpy(), true.to(torch.int64).numpy())
+    return Predictions.of(named.numpy(), sure.numpy(), true.to(torch.int64).numpy(), data)

@@ -11,6 +11,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
+from basisprune.errors import printable
 from basisprune.listener import Listener, Silence, TrainingStep, Tried
 
 _Clock = Callable[[], float]
@@ -19,11 +20,11 @@ _Clock = Callable[[], float]
 def _bars(*, visible: bool) -> Progress:
     """Bars in one style: what is done, how far, what is known, and the time left."""
     return Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=16),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[info]}"),
-        TextColumn("{task.fields[left]}"),
+        TextColumn("{task.fields[info]}", markup=False),
+        TextColumn("{task.fields[left]}", markup=False),
         console=Console(stderr=True),
         disable=not visible,
     )
@@ -82,8 +83,9 @@ class SearchProgress:
     def say(self, line: str) -> None:
         """Shows a line about what happens now."""
         if self.visible:
-            self.progress.console.print(line, markup=False, highlight=False)
-            self.progress.update(self.task, info=line.splitlines()[-1][:60])
+            lines = [printable(part) for part in line.split("\n")]
+            self.progress.console.print("\n".join(lines), markup=False, highlight=False)
+            self.progress.update(self.task, info=lines[-1][:60])
         else:
             self.write(line)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import timm
 import torchvision
 from torch import nn
@@ -28,6 +30,15 @@ def is_known_name(backbone: object) -> bool:
         return False
     source, colon, _ = backbone.partition(":")
     return not colon or source.replace("_", "-") in (_TIMM, _TORCHVISION, *_PLACES)
+
+
+def is_elsewhere(backbone: str) -> bool:
+    """Whether it names a network that timm would fetch from the hub or read from a folder.
+
+    >>> [is_elsewhere(name) for name in ("resnet18", "torchvision:resnet18", "hf-hub:me/mine", "local-dir:mine")]
+    [False, False, True, True]
+    """
+    return backbone.partition(":")[0].replace("_", "-") in _PLACES
 
 
 def architecture_name(backbone: str | nn.Module, model: nn.Module) -> str | None:
@@ -130,7 +141,11 @@ def _from_torchvision(name: str, pretrained: bool) -> nn.Module:
         hint = nearest(name, known, most=_LISTED) or " See torchvision.models.list_models()."
         raise ModelError(f"torchvision has no model {name!r}.{hint}")
     # Two networks would otherwise take their time to draw weights, and warn of it.
-    options = {"init_weights": False} if name in ("googlenet", "inception_v3") and not pretrained else {}
+    options: dict[str, object] = {}
+    if not pretrained:
+        options = {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
+        if "weights_backbone" in inspect.signature(torchvision.models.get_model_builder(name)).parameters:
+            options["weights_backbone"] = None  # or it would fetch those
     try:
         model: nn.Module = torchvision.models.get_model(name, weights="DEFAULT" if pretrained else None, **options)
     except Exception as error:

@@ -6,20 +6,20 @@ Nothing in a file is run: safetensors, and pickles of which torch reads tensors 
 from __future__ import annotations
 
 import pickle
-import warnings
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, TypeGuard
+from typing import TypeGuard
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from basisprune.errors import ModelError
+from basisprune.errors import ModelError, is_about_memory, pass_on
 from basisprune.files import Json, open_file, parse_json, read_bytes, user_path
 from basisprune.transfer.hints import NO_HINTS, Hints, hints_of
+from basisprune.transfer.pickles import BombError, load_tensors
 
 PICKLED = (".pth", ".pt", ".bin", ".ckpt", ".tar")
 ALLOWED = (".safetensors", *PICKLED)
@@ -39,7 +39,8 @@ class Checkpoint:
     """The tensors of a file or folder by name, as they are called there, and the entry that they were found under.
 
     `averaged` are the names of entries with moving averages of the weights, which were not taken. `hints` is what the
-    files beside them say of images and classes.
+    files beside them say of images and classes. `prefix` is what the names start with of the network that was asked
+    for, and `asked` says whether the entry was.
     """
 
     path: Path
@@ -47,6 +48,8 @@ class Checkpoint:
     entry: str = ""
     averaged: tuple[str, ...] = ()
     hints: Hints = NO_HINTS
+    prefix: str = ""
+    asked: bool = False
 
 
 @dataclass(frozen=True)
@@ -64,8 +67,9 @@ def read_checkpoint(path: str | Path, *, key: str | None = None) -> Checkpoint:
 
     Files end in .safetensors, .pt, .pth, .bin, .ckpt or .tar; a folder holds model.safetensors or pytorch_model.bin,
     whole or in shards. `key` names the entry with the state dict, such as "state_dict_ema"; by default it is looked
-    for under the names that Lightning, timm and others use. Raises ModelError for what cannot be read, and for what
-    would run code.
+    for under the names that Lightning, timm and others use. For a file of several networks it is what the names of the
+    one start with, such as "student", after the entry if that is unusual too ("nets.student"). Raises ModelError for
+    what cannot be read, and for what would run code.
     """
     place = user_path(path, "weights")
     if place.is_dir():
@@ -74,15 +78,16 @@ def read_checkpoint(path: str | Path, *, key: str | None = None) -> Checkpoint:
 
 
 def load_weights(
-    model: nn.Module, path: str | Path, *, optional: Collection[str] = (), key: str | None = None
+    model: nn.Module, path: str | Path | Checkpoint, *, optional: Collection[str] = (), key: str | None = None
 ) -> Checkpoint:
-    """Fills the model from a file or folder of weights, and gives what was read.
+    """Fills the model from a file or folder of weights, or what was read of one, and gives that.
 
     Every entry of the model must be there with its shape, and nothing else, apart from the `optional` keys, auxiliary
     heads, and what lies outside of the prefix (such as "model." or "module.") that the network's entries have in
-    common there. Raises ModelError that lists what does not fit; the model is then unchanged.
+    common there. Raises ModelError that lists what does not fit, and for a file with several different networks that
+    fit; the model is then unchanged.
     """
-    found = read_checkpoint(path, key=key)
+    found = path if isinstance(path, Checkpoint) else read_checkpoint(path, key=key)
     fill(model, found, optional=optional)
     return found
 
@@ -116,10 +121,14 @@ def fit_names(own: Mapping[str, Tensor], found: Checkpoint, *, optional: Collect
     >>> fit_names({"conv.weight": torch.zeros(2)}, Checkpoint(Path("file.ckpt"), names))
     Fitting(prefix='model.', tensors={'conv.weight': tensor([0., 0.])}, left_out=('loss.scale',), faults={})
     """
-    given = {name.replace(_COMPILED, ""): tensor for name, tensor in found.tensors.items()}
-    prefix = _prefix(given, {*own, *optional})
+    names = {name.replace(_COMPILED, ""): name for name in found.tensors}
+    if len(names) < len(found.tensors):
+        twice = set(found.tensors) - set(names.values())
+        raise ModelError(f"{found.path}: has weights compiled and not: {_first(sorted(twice))}; keep one of them")
+    given = {name: found.tensors[there] for name, there in names.items() if name.startswith(found.prefix)}
+    prefix = _prefix(given, own, optional, found)
     inside = {name.removeprefix(prefix): tensor for name, tensor in given.items() if name.startswith(prefix)}
-    left_out = tuple(name for name in given if not name.startswith(prefix))
+    left_out = tuple(name for name in names if not name.startswith(prefix))
     # Files of old or without metadata lack the counter of batches, which has no say in the function.
     missing = [name for name in own if name not in inside and not name.endswith("num_batches_tracked")]
     unknown = [name for name in inside if name not in own and name not in optional and not _is_auxiliary(name)]
@@ -145,21 +154,47 @@ def told(found: Checkpoint, fitting: Fitting) -> list[str]:
 # ------------------------------------------------------------------------------------------- names
 
 
-def _prefix(given: Mapping[str, Tensor], wanted: Collection[str]) -> str:
-    """What precedes the network's names in the file, where more of them fit with it than without."""
-    sample = [name for name in wanted if not name.endswith("num_batches_tracked")]
-    counts = {"": sum(name in given for name in sample)}
-    for name in sample[:_LISTED] + sample[-_LISTED:]:
-        for there in given:
-            if there.endswith(f".{name}"):
-                counts.setdefault(there.removesuffix(name), 0)
-    for prefix in counts:
-        counts[prefix] = sum(f"{prefix}{name}" in given for name in sample)
+def _prefix(
+    given: Mapping[str, Tensor], own: Mapping[str, Tensor], optional: Collection[str], found: Checkpoint
+) -> str:
+    """What precedes the network's names in the file, where more of them fit with it than without.
+
+    Raises ModelError where all that is needed fits with several, and is not the same.
+    """
+    needed = {name for name in own if not name.endswith("num_batches_tracked")}
+    counts = _prefixes(given, {*needed, *optional})
+    fitting = [
+        prefix
+        for prefix, count in counts.items()
+        if count >= len(needed) > 0
+        and all(f"{prefix}{name}" in given and not _misfit("", given[f"{prefix}{name}"], own[name]) for name in needed)
+    ]
+    first, *others = fitting or [""]
+    if any(not torch.equal(given[first + name], given[other + name]) for other in others for name in needed):
+        entry = f"{found.entry}." if found.asked else ""
+        ways = [f"{entry}{each.removesuffix('.')}" or "(no prefix)" for each in fitting]
+        raise ModelError(
+            f"{found.path}: holds {len(fitting)} different networks that fit, under the names {_first(ways)}; name the "
+            f"one to take with weights_key (--weights-key {ways[-1]}), or save it alone"
+        )
     best = max(counts, key=lambda prefix: (counts[prefix], -len(prefix)))
     if counts[best]:
         return best
     # Nothing fits; the usual prefixes are taken off, so that what does not fit is told by its own name.
     return next((usual for usual in ("module.", "model.", "net.") if all(key.startswith(usual) for key in given)), "")
+
+
+def _prefixes(given: Collection[str], wanted: Collection[str]) -> Counter[str]:
+    """How many of the wanted names are there behind each prefix, "" among them."""
+    longest = max((name.count(".") for name in wanted), default=0)
+    counts = Counter({"": 0})
+    for name in given:
+        parts = name.rsplit(".", longest + 1)  # no ending with more dots is wanted
+        for first in range(len(parts)):
+            end = ".".join(parts[first:])
+            if end in wanted and end:
+                counts[name.removesuffix(end)] += 1
+    return counts
 
 
 def _misfit(name: str, given: Tensor, own: Tensor) -> str:
@@ -188,23 +223,49 @@ def _first(keys: Collection[str]) -> str:
 def _found(path: Path, content: object, key: str | None, hints: Hints = NO_HINTS) -> Checkpoint:
     """The state dict among what a file holds; raises ModelError that names the entries where none is one."""
     averaged = tuple(name for name in _AVERAGED if isinstance(content, Mapping) and name in content)
-    entry: list[str] = []
-    if key is not None:
-        if not isinstance(content, Mapping) or key not in content:
-            raise ModelError(f"{path}: has no entry {key!r}; {_entries(content)}")
-        entry, content, averaged = [key], content[key], ()
+    whole = content
+    entry, content, prefix = _entered(content, key or "")
+    asked = bool(entry)
     for _ in range(_DEEPEST):
         if _is_state_dict(content):
-            return Checkpoint(path, content, ".".join(entry), averaged, hints)
-        inner = content if isinstance(content, Mapping) else {}
-        name = next((each for each in _ENTRIES if isinstance(inner.get(each), Mapping)), None)
-        if name is None:
+            if any(name.replace(_COMPILED, "").startswith(prefix) for name in content):
+                return Checkpoint(path, content, ".".join(entry), () if asked else averaged, hints, prefix, asked)
             break
-        entry, content = [*entry, name], inner[name]
+        inner = content if isinstance(content, Mapping) else {}
+        names = [each for each in _ENTRIES if isinstance(inner.get(each), Mapping)]
+        if not names:
+            break
+        if other := next((each for each in names[1:] if _rival(inner[names[0]], inner[each])), None):
+            ways = [".".join([*entry, each]) for each in (names[0], other)]
+            raise ModelError(
+                f"{path}: holds different weights by the same names in its entries {' and '.join(ways)}; name the one "
+                f"to take with weights_key (--weights-key {ways[1]})"
+            )
+        entry, content = [*entry, names[0]], inner[names[0]]
+    if prefix:
+        raise ModelError(f"{path}: has no entry {key!r}; {_entries(whole)}")
     raise ModelError(
         f"{path}: contains no state dict (names and tensors, alone or under 'state_dict', 'model_state_dict' or "
         f"'model'); {_entries(content)}; {_WAY_OUT}"
     )
+
+
+def _entered(content: object, key: str) -> tuple[list[str], object, str]:
+    """The entries that a key names, what they hold, and what is left of the key, which names must start with."""
+    entry: list[str] = []
+    while key and isinstance(content, Mapping):
+        head, _, rest = (key, "", "") if key in content else key.partition(".")
+        if not isinstance(content.get(head), Mapping):
+            break
+        entry, content, key = [*entry, head], content[head], rest
+    return entry, content, f"{key.removesuffix('.')}." if key else ""
+
+
+def _rival(first: object, other: object) -> bool:
+    """Whether both are weights of one network, and not the same."""
+    if not (_is_state_dict(first) and _is_state_dict(other)) or first.keys() != other.keys():
+        return False
+    return any(first[name].shape != other[name].shape or not torch.equal(first[name], other[name]) for name in first)
 
 
 def _is_state_dict(content: object) -> TypeGuard[Mapping[str, Tensor]]:
@@ -230,24 +291,11 @@ def _read(path: Path) -> object:
         raise ModelError(f"{path}: weights of this kind are not read; allowed are {', '.join(ALLOWED)}, or a folder")
     try:
         with open_file(path) as file:  # which is no pipe or device
-            content = load_file(path) if path.suffix == ".safetensors" else _unpickled(file)
-    except FileNotFoundError as error:
-        raise ModelError(
-            f"{path}: no such file; pass a local {', '.join(ALLOWED)} file, or a folder with {_FILES[0]}"
-        ) from error
-    except pickle.UnpicklingError as error:
-        raise ModelError(
-            f"{path}: damaged, or holds objects other than tensors, which could run code when read{_culprit(error)}; "
-            f"{_WAY_OUT}"
-        ) from error
-    except OSError as error:
-        raise ModelError(f"{path}: cannot be read ({error.strerror or error})") from error
-    except SafetensorError as error:
-        raise ModelError(f"{path}: cannot be read, perhaps damaged or cut off: {error}; fetch it again") from error
+            content = load_file(path) if path.suffix == ".safetensors" else load_tensors(file)
     except Exception as error:  # a damaged file fails in many ways
-        if "TorchScript" in str(error):
-            raise ModelError(f"{path}: is a scripted network, which is code; {_WAY_OUT}") from error
-        raise ModelError(f"{path}: cannot be read, perhaps damaged or cut off: {error}; fetch it again") from error
+        if isinstance(error, OSError):
+            pass_on(error, path)
+        raise ModelError(f"{path}: {_fault(error)}") from error
     for name, tensor in _tensors_in(content):
         if tensor.is_meta or tensor.layout != torch.strided or tensor.is_quantized:
             kind = "without values" if tensor.is_meta else "sparse" if tensor.layout != torch.strided else "quantised"
@@ -255,10 +303,22 @@ def _read(path: Path) -> object:
     return content
 
 
-def _unpickled(file: BinaryIO) -> object:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of torch, about tensors that are refused here
-        return torch.load(file, map_location="cpu", weights_only=True)
+def _fault(error: Exception) -> str:
+    """What is wrong with a file that could not be read, and what to do."""
+    if isinstance(error, FileNotFoundError):
+        return f"no such file; pass a local {', '.join(ALLOWED)} file, or a folder with {_FILES[0]}"
+    if isinstance(error, pickle.UnpicklingError):
+        said = f"damaged, or holds objects other than tensors, which could run code when read{_culprit(error)}"
+        return f"{said}; {_WAY_OUT}"
+    if isinstance(error, BombError):
+        return f"is not read, because {error}; {_WAY_OUT}"
+    if is_about_memory(error):
+        return f"there is not enough memory to read it ({str(error)[:200]})"
+    if isinstance(error, OSError):
+        return f"cannot be read ({error.strerror or error})"
+    if "TorchScript" in str(error):
+        return f"is a scripted network, which is code; {_WAY_OUT}"
+    return f"cannot be read, perhaps damaged or cut off: {error}; fetch it again"
 
 
 def _culprit(error: pickle.UnpicklingError) -> str:
@@ -267,11 +327,17 @@ def _culprit(error: pickle.UnpicklingError) -> str:
     return f" (it needs {rest.split()[0][:100]})" if mark and rest.split() else ""
 
 
-def _tensors_in(content: object, depth: int = 0) -> list[tuple[str, Tensor]]:
-    if not isinstance(content, Mapping) or depth > _DEEPEST:
-        return []
-    found = [(str(name), value) for name, value in content.items() if isinstance(value, Tensor)]
-    return found + [each for value in content.values() for each in _tensors_in(value, depth + 1)]
+def _tensors_in(content: object) -> Iterator[tuple[str, Tensor]]:
+    """The tensors in dicts in dicts, each dict once, however often it is there."""
+    seen, level = set(), [content]
+    for _ in range(_DEEPEST + 1):
+        mappings = [each for each in level if isinstance(each, Mapping)]
+        level = []
+        for mapping in mappings:
+            if id(mapping) not in seen:
+                seen.add(id(mapping))
+                yield from ((str(name), value) for name, value in mapping.items() if isinstance(value, Tensor))
+                level += mapping.values()
 
 
 # ------------------------------------------------------------------------------------------- folders
@@ -285,7 +351,7 @@ def _from_folder(folder: Path, key: str | None) -> Checkpoint:
             return _found(folder / name, _read(folder / name), key, hints)
         index = folder / f"{name}.index.json"
         if index.exists():
-            return Checkpoint(folder, _from_shards(folder, index), hints=hints)
+            return _found(folder, _from_shards(folder, index), key, hints)
     raise ModelError(
         f"{folder}: is a folder without {' or '.join(_FILES)} (or their index.json); pass the file with the weights"
     )

@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias, get_args
 import timm.data
 from torch import nn
 
+from basisprune.data.classes import told_apart
 from basisprune.errors import ConfigError, ModelError
 from basisprune.files import Json, parse_json, read_bytes
 from basisprune.types import InputSpec
@@ -123,7 +124,7 @@ def _classes(config: dict[str, Json]) -> tuple[str, ...] | None:
             return None
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         return None
-    return tuple(str(name) for name in names)
+    return told_apart([str(name) for name in names])
 
 
 def _size(value: Json) -> tuple[int, int] | None:

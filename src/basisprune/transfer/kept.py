@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from basisprune.errors import ConfigError, ModelError
+from basisprune.errors import ConfigError, ModelError, pass_on
 from basisprune.torchkit.heads import model_heads
 from basisprune.torchkit.watching import example_input
 from basisprune.torchkit.weight_norms import bake_parametrizations
@@ -148,6 +148,7 @@ def _output(network: nn.Module, spec: InputSpec) -> tuple[str | None, int]:
         with torch.no_grad():
             output: object = network.eval()(example_input(network, shape))
     except Exception as error:
+        pass_on(error)
         raise ModelError(
             f"{name} does not run on images of shape {shape}: {type(error).__name__}: {error}; if it wants another "
             "size or number of channels, pass size, mean and std"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -14,7 +14,7 @@ from basisprune.torchkit.watching import Shape, example_input, features_of, watc
 from basisprune.torchkit.weight_norms import copied
 from basisprune.transfer.backbones import architecture_name, build_backbone, hints_of_name
 from basisprune.transfer.body import extract_body
-from basisprune.transfer.checkpoints import load_weights
+from basisprune.transfer.checkpoints import Checkpoint, load_weights
 from basisprune.transfer.hints import hints_of_network
 from basisprune.transfer.norms import insert_norms
 from basisprune.types import InputSpec
@@ -28,10 +28,12 @@ class ModelSource:
     """Where a network's architecture came from, to build it again: a timm name or `"package.module:factory"`.
 
     `backbone` is None for a module that was handed over ready-made, `insert_norm` for a network that kept its head.
+    `is_trusted` is False where a file of a stranger says so: such a function is never called to save the network.
     """
 
     backbone: str | None
     insert_norm: bool | None = True
+    is_trusted: bool = field(default=True, compare=False)
 
 
 class GlobalPool(nn.Module):
@@ -100,7 +102,7 @@ def transfer_model(
     num_classes: int,
     *,
     pretrained: bool = False,
-    weights: str | Path | None = None,
+    weights: str | Path | Checkpoint | None = None,
     dropout: float = 0.5,
     input_size: int | tuple[int, int] | None = None,
     input_spec: InputSpec | None = None,
@@ -112,8 +114,8 @@ def transfer_model(
     `"torchvision:name"`, `"package.module:factory"`, or a module, which is copied and stays as it is. Its layers up to
     the last feature map are kept; its head makes way for global average pooling, dropout and one linear layer. Convs
     without normalisation get a batch norm, if `insert_norm`. `weights` is a local file or folder for the backbone, as
-    `load_weights` reads it. The network expects images as `input_spec` says: by default what timm or torchvision knows
-    of the model, otherwise 224x224 with ImageNet's mean and deviation.
+    `load_weights` reads it, or what `read_checkpoint` gave. The network expects images as `input_spec` says: by default
+    what timm or torchvision knows of the model, otherwise 224x224 with ImageNet's mean and deviation.
 
     Raises ConfigError for wrong settings, ModelError for a backbone that cannot be taken.
 
@@ -146,7 +148,7 @@ def transfer_model(
 def _check_settings(
     num_classes: int,
     pretrained: bool,
-    weights: str | Path | None,
+    weights: str | Path | Checkpoint | None,
     dropout: float,
     input_size: int | tuple[int, int] | None,
     input_spec: InputSpec | None,

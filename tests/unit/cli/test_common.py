@@ -8,10 +8,12 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from commands import invoke
 
@@ -87,6 +89,18 @@ def test_ctrl_c_is_an_exit_code(tiny_demo, tmp_path, monkeypatch):
         (OSError("something else"), "something else; see to that"),
         (MemoryError(), "there is not enough memory"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "there is not enough memory"),
+        (RuntimeError("could not create a primitive"), "there is not enough memory"),
+        (RuntimeError("std::bad_alloc"), "there is not enough memory"),
+        (RuntimeError("[enforce fail] . DefaultCPUAllocator: not enough memory: you tried"), "there is not enough mem"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to alloc"), "there is not enough memory"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), "there is not enough memory"),
+        (RuntimeError("Too many open files. Communication with the workers is no longer possible."), "ulimit -n"),
+        (
+            OSError(
+                "Caught OSError in worker process 0.\nOriginal T\nOSError: [Errno 24] Too many open files: 'a.png'"
+            ),
+            "error: Too many open files: 'a.png'; allow more open files (ulimit -n)",
+        ),
         (SystemExit(0), "code that is not basisprune's ended the program, with exit code 0"),
     ],
 )
@@ -188,3 +202,51 @@ def test_what_is_said_to_a_closed_stream_does_not_get_into_a_file(closed, tmp_pa
 
 def test_a_run_does_not_end_because_nobody_can_hear_of_it(tmp_path):
     assert words("talk", shell="2> /dev/full", folder=tmp_path).returncode == 0
+
+
+STRANGE = (
+    "model: dire:f",
+    "data: dire:f",
+    "task: dire:f",
+    "models: [dire:f]",
+    "model: resnet18\ntrust_code: true",
+    "ray_address: x",
+)
+
+
+@pytest.mark.parametrize("command", [("compress",), ("compress", "--dry-run"), ("train",)])
+@pytest.mark.parametrize("text", STRANGE)
+def test_a_file_of_settings_runs_no_code(text, command, photos, tmp_path, monkeypatch):
+    (tmp_path / "dire.py").write_text("from pathlib import Path\nPath('ran').touch()\nf = 1\n")
+    (tmp_path / "odd.yaml").write_text(text + ("" if "data:" in text else f"\ndata: {photos}") + "\nsize: 16\n")
+    monkeypatch.chdir(tmp_path)
+    more = () if "model" in text else ("--model", "resnet18", "--no-pretrained")
+    done = invoke(*command, "--config", "odd.yaml", "--output", "out", *more)
+    assert done.exit_code == 1
+    assert "Traceback" not in done.output
+    assert {path.name for path in tmp_path.iterdir()} == {"dire.py", "odd.yaml"}
+    if "dire" in text and not (command == ("train",) and ("task" in text or "models" in text)):
+        assert "'dire:f' was read from a file" in done.stderr
+
+
+@pytest.mark.parametrize("more", [("--trust-code",), ("--model", "tiny:tiny_backbone")])
+def test_code_in_a_file_is_run_for_those_who_trust_it_or_type_its_name(more, photos, tmp_path):
+    (tmp_path / "mine.yaml").write_text(f"model: tiny:tiny_backbone\ndata: {photos}\nsize: 16\n")
+    words = ("compress", "--config", tmp_path / "mine.yaml", "--output", tmp_path / "out", "--dry-run")
+    assert invoke(*words).exit_code == 1
+    assert invoke(*words, *more).exit_code == 0
+    assert invoke(*words).exit_code == 1  # for that command only
+
+
+def test_settings_of_a_stranger_are_read_in_no_time(tmp_path):
+    for text in (
+        "a: &a {x: 1}\n" + "".join(f"b{n}: &b{n} {{<<: [*a, *a]}}\n" for n in range(30)),
+        "".join(f"k{n}: 1\n" for n in range(100_000)),
+        "seed: 1" + ":1" * 400_000,
+        "model: " + "[" * 900_000,
+        "".join(f"option{n}: 1\n" for n in range(9_000)),
+    ):
+        (tmp_path / "odd.yaml").write_text(text)
+        begin = time.process_time()
+        assert invoke("compress", "--config", tmp_path / "odd.yaml").exit_code == 1
+        assert time.process_time() - begin < 8

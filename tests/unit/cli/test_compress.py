@@ -7,9 +7,11 @@ import json
 from dataclasses import fields
 
 import pytest
+import typer
 from commands import compress_into, invoke
+from summaries import summary as result_of
 
-from basisprune.cli.compress import compress
+from basisprune.cli.compress import compress, finish
 from basisprune.cli.train import train
 from basisprune.errors import MissingExtraError
 from basisprune.files import unsealed
@@ -33,7 +35,8 @@ def test_json_is_all_that_stdout_holds(compressed):
 def test_the_configuration_beside_the_result_repeats_the_run(compressed, tmp_path):
     folder, done = compressed
     again = invoke(
-        "compress", "--config", folder / "config.yaml", "--output", tmp_path / "again", "--no-onnx", "--json"
+        *("compress", "--config", folder / "config.yaml", "--trust-code"),
+        *("--output", tmp_path / "again", "--no-onnx", "--json"),
     )
     assert again.exit_code == 0, again.output
     one, other = json.loads(done.stdout), json.loads(again.stdout)
@@ -57,6 +60,7 @@ def test_an_output_of_other_settings_is_refused_with_the_difference(compressed, 
 def test_options_on_the_command_line_go_before_the_file(compressed, tmp_path):
     folder, _ = compressed
     words = ("compress", "--config", folder / "config.yaml", "--output", tmp_path / "x", "--dry-run", "--json")
+    words += ("--model", "tiny:tiny_backbone")  # code that a file names is imported if somebody types its name
     plan = json.loads(invoke(*words, "--target-params", "1k", "--epochs", 7).stdout)
     assert plan["goal"] == {"target_params": 1000}
     assert (plan["recipe"]["train"]["epochs"], plan["recipe"]["finetune"]["epochs"]) == (7, 7)
@@ -105,3 +109,15 @@ def test_what_cannot_be_kept_to_has_an_exit_code_of_its_own(photos, tmp_path):
     assert result.exit_code == 3, result.output
     assert "still larger than requested" in result.stdout
     assert (tmp_path / "out" / "model" / "config.json").exists()
+
+
+@pytest.mark.parametrize("files", [{}, {"model.onnx": {"bytes": 1, "what": "for ONNX Runtime"}}])
+def test_a_run_without_a_file_to_use_has_the_exit_code_of_a_result_that_is_missing(tmp_path, capsys, files):
+    found = result_of(files=files, not_written={"model": "it cannot be traced"}, verdict="No file. The rest.")
+    if files:
+        finish(found, tmp_path, as_json=False)
+    else:
+        with pytest.raises(typer.Exit) as error:
+            finish(found, tmp_path, as_json=False)
+        assert error.value.exit_code == 3
+    assert ("predict" in capsys.readouterr().out) == bool(files)

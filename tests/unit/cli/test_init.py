@@ -242,3 +242,44 @@ def test_a_run_makes_again_whatever_was_ruined_of_it(place, photos):
     assert (place / "run" / "model" / "model.safetensors").read_bytes() == answer
     assert (place / "run" / "model" / ".DS_Store").read_bytes() == b"theirs"
     assert invoke("predict", place / "run", next((photos / "red").iterdir())).exit_code == 0
+
+
+LINKS = (".basisprune-ready", "model/.basisprune-ready", "candidates/.basisprune-ready", "model", "candidates", "mine")
+
+
+@pytest.mark.parametrize("more", [("--overwrite",), ("--dry-run",), ()], ids=["export", "dry run", "compress"])
+@pytest.mark.parametrize("link", LINKS)
+def test_no_link_in_the_folder_of_a_run_is_followed(link, more, place, compressed, photos):
+    """The folder itself may be one, as its user names it."""
+    folder, outside = place / "run", place / "outside"
+    shutil.copytree(compressed[0], place / "real")
+    folder.symlink_to(place / "real")
+    outside.mkdir()
+    (outside / "theirs.txt").write_text("theirs")
+    if (folder / link).exists():
+        shutil.copytree(folder / link, outside, dirs_exist_ok=True)
+        shutil.rmtree(folder / link)
+    (folder / link).symlink_to(outside)
+    before = {path: path.stat().st_mtime_ns for path in outside.rglob("*")}
+    if more == ("--overwrite",):
+        done = invoke("export", folder, "--to", "onnx", *more)
+    else:
+        done = compress_into(folder, photos, "--max-drop", "2%", "--int8", *more)
+    assert done.exit_code == 1, done.output
+    assert str(folder / link) in done.stderr or str(place / "real" / link) in done.stderr
+    assert "link" in done.stderr
+    assert {path: path.stat().st_mtime_ns for path in outside.rglob("*")} == before
+    (folder / link).unlink()
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "model", "model/config.json", "model/.basisprune-ready"])
+def test_predict_follows_no_link_in_the_folder_of_a_run(name, place, compressed, photos):
+    folder, outside = place / "run", place / "outside"
+    shutil.copytree(compressed[0], folder)
+    if (folder / name).exists():
+        shutil.move(folder / name, outside)
+    else:
+        shutil.copytree(folder / "model", outside)
+    (folder / name).symlink_to(outside)
+    done = invoke("predict", folder, next((photos / "red").iterdir()))
+    assert (done.exit_code, f"{folder / name}: is a link" in done.stderr) == (1, True)

@@ -7,11 +7,13 @@ import io
 import json
 import re
 import shutil
+import unicodedata
 
 import pytest
 import torch
 from bundles import seal
 from commands import invoke
+from PIL import Image
 from tiny import tiny_model
 
 from basisprune.data import load_data
@@ -78,3 +80,42 @@ def test_a_bundle_that_names_a_function_is_refused_with_the_way_to_trust_it(comm
         ended = invoke(*words, "--trust-code")
         assert (ended.exit_code, ended.stdout) == (1, "")
         assert "its architecture cannot be built" in ended.stderr
+
+
+ODD_NAMES = ("\x1b[2Jred", "=1+1\nerror: none", "@\u202eb[link=x]c")
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory):
+    """A bundle with class names that a terminal or a spreadsheet would act on, and images of these classes."""
+    folder = tmp_path_factory.mktemp("odd")
+    save_pretrained(tiny_model(), folder / "model", classes=list(ODD_NAMES))
+    for index, name in enumerate(ODD_NAMES):
+        (folder / "images" / name).mkdir(parents=True)
+        Image.new("RGB", (16, 16), (250, index, 9)).save(folder / "images" / name / f"+\x1b]0;{index}\x07.png")
+    return folder
+
+
+@pytest.mark.parametrize("more", [("predict", "--top", 3), ("predict", "--csv", "--top", 3), ("evaluate",)])
+def test_names_of_a_stranger_are_text_to_the_terminal(more, odd):
+    command, *options = more
+    data = (odd / "images",) if command == "predict" else ("--data", odd / "images")
+    done = invoke(command, odd / "model", *data, *options)
+    assert done.exit_code == 0, done.output
+    letters = set(done.stdout + done.stderr) - {"\n"}
+    assert all(unicodedata.category(letter) not in ("Cc", "Cf", "Cs", "Zl", "Zp") for letter in letters)
+    assert not any(line.startswith("error") for line in done.output.splitlines())
+    assert r"\x1b[2Jred" in done.stdout
+    assert "[link=x]c" in done.stdout
+    if "--csv" in options:
+        rows = list(csv.reader(io.StringIO(done.stdout)))
+        assert len(rows) == 1 + 9
+        assert {row[1][0] for row in rows[1:]} == {"\\", "'"}
+
+
+def test_names_in_errors_are_text_to_the_terminal_too(odd, photos, tmp_path):
+    (tmp_path / "\x1b[2J.png").write_text("no image")
+    for words in (("evaluate", odd / "model", "--data", photos), ("predict", odd / "model", tmp_path)):
+        done = invoke(*words)
+        assert (done.exit_code, "\x1b" in done.output) == (1, False)
+        assert sum(line.startswith("error") for line in done.stderr.splitlines()) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -347,3 +348,60 @@ def test_ignored_layers_may_be_containers_pairs_patterns_and_modules(pattern: An
     name = "0.0.scaling" if split else "0.0"
     assert coupling.frozen[name] == "it is ignored as asked"
     assert len(coupling.groups) == 1
+
+
+class Cross(nn.Module):
+    """Attention whose keys and values are shaped by one number, as in the decoders of Hugging Face."""
+
+    def __init__(self, width: int, heads: int, *, apart: bool) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(width, width) for _ in range(4))
+        self.heads, self.head_dim, self.apart = heads, width // heads, apart
+
+    def split(self, x: Tensor) -> Tensor:
+        return x.view(len(x), -1, self.heads, self.head_dim).transpose(1, 2)
+
+    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+        q, k, v = self.split(self.q(x)), self.split(self.k(memory)), self.split(self.v(memory))
+        mixed = (q @ k.transpose(-1, -2)).softmax(-1) @ v
+        mixed = mixed.transpose(1, 2)
+        # the fewest lengths that code writes down: one for queries, keys and values, or that of all heads too
+        mixed = mixed.reshape(len(x), -1, self.heads * self.head_dim) if self.apart else mixed.flatten(2)
+        return self.o(mixed)
+
+
+class Decoder(nn.Module):
+    def __init__(self, width: int, heads: int, layers: int, *, apart: bool) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, width, 4, stride=4)
+        self.layers = nn.ModuleList(Cross(width, heads, apart=apart) for _ in range(layers))
+        self.queries = nn.Linear(width, width)
+        self.head = nn.Linear(width, 3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        memory = self.patches(images).flatten(2).transpose(1, 2)
+        x = self.queries(memory[:, :3])
+        for layer in self.layers:
+            x = x + layer(x, memory)
+        return self.head(x.mean(1))
+
+
+@pytest.mark.parametrize("apart", [True, False])
+@pytest.mark.parametrize(("width", "heads", "layers"), [(16, 4, 1), (16, 4, 3), (8, 4, 3), (32, 2, 2)])
+def test_groups_are_free_to_be_cut_apart_whatever_number_their_code_shares(apart, width, heads, layers) -> None:
+    model, images = Decoder(width, heads, layers, apart=apart).eval(), torch.randn(2, 3, 16, 16)
+    coupling = trace_coupling(model, images)
+    assert {"layers.0.k", "layers.0.v"} <= set(coupling.layers) | coupling.frozen.keys()
+    keeps = [{group.name: third(coupling)[group.name]} for group in coupling.groups]  # one by one
+    rng = np.random.default_rng(0)
+    for _ in range(8):  # and at random
+        lengths = {group.name: int(rng.integers(1, len(group.parts[0]) + 1)) for group in coupling.groups}
+        keeps.append(
+            {
+                group.name: tuple(sorted(unit for part in group.parts for unit in part[: lengths[group.name]]))
+                for group in coupling.groups
+            }
+        )
+    for keep in keeps:
+        smaller = cut(model, coupling, keep)
+        torch.testing.assert_close(smaller(images), without_channels(model, coupling, keep)(images))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
+import tracemalloc
 import zlib
 from pathlib import Path
 
@@ -220,9 +221,30 @@ def test_a_glance_sees_what_decoding_would_see(tmp_path):
     noise = Image.fromarray(RANDOM.integers(0, 256, (64, 64, 3), dtype=np.uint8))
     for suffix in ("png", "jpg", "bmp"):
         content = saved(tmp_path / f"cut.{suffix}", noise).read_bytes()
-        assert glance(content, Path("x")) is None
+        assert glance(content, Path("x"))[0] is None
         with pytest.raises(DataError, match="x: the image is damaged"):
             glance(content[: len(content) // 2], Path("x"))
-    assert glance(deep_colour(tmp_path / "deep.png", (1, 2, 3000)).read_bytes(), Path("x")) == Depth(4095)
+    assert glance(deep_colour(tmp_path / "deep.png", (1, 2, 3000)).read_bytes(), Path("x"))[0] == Depth(4095)
     with pytest.raises(DataError, match="x: not an image"):
         glance(b"", Path("x"))
+
+
+def test_a_row_that_the_decoder_has_no_memory_for_is_a_fault_of_the_image(tmp_path):
+    path = tmp_path / "wide.png"
+    path.write_bytes(png(50_000_000, 1, b"", kind=0))
+    with pytest.raises(DataError, match=r"wide\.png: .*50000000 x 1 pixels are too many"):
+        decode(path, (8, 8))
+
+
+@pytest.mark.parametrize(("colour", "channels", "times"), [(0, 1, 12), (2, 3, 30)])
+def test_deep_images_take_memory_like_flat_ones(colour, channels, times, tmp_path):
+    side = 3000
+    path = tmp_path / "deep.png"
+    row = b"\0" + bytes(range(250)) * (2 * channels * side // 250)
+    path.write_bytes(png(side, side, row * side, bits=16, kind=colour))
+    tracemalloc.start()
+    try:
+        decode(path, (8, 8))
+        assert tracemalloc.get_traced_memory()[1] < times * side * side
+    finally:
+        tracemalloc.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 import pytest
@@ -56,8 +57,19 @@ def test_what_is_called_an_image_and_is_no_file_is_refused_by_name(tmp_path):
 
 def test_a_folder_that_cannot_be_read_is_refused_by_name(tmp_path, monkeypatch):
     def fail(path):
-        raise PermissionError(13, "Permission denied")
+        raise NotADirectoryError(20, "Not a directory")
 
     monkeypatch.setattr("os.scandir", fail)
-    with pytest.raises(DataError, match=r"cannot be read \(Permission denied\)"):
+    with pytest.raises(DataError, match=r"cannot be read \(Not a directory\)"):
         image_files(tmp_path)
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EMFILE, errno.EIO])
+def test_what_the_system_refuses_is_said_as_such_with_the_name(number, tmp_path, monkeypatch):
+    def fail(path):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("os.scandir", fail)
+    with pytest.raises(OSError, match=os.strerror(number)) as caught:
+        image_files(tmp_path)
+    assert (caught.value.errno, caught.value.filename) == (number, str(tmp_path))

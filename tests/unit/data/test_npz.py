@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from sources import arrays, refused, sizes, write_npz
 
 from basisprune.data import load_data
+from basisprune.data.npz import read_npz
 from basisprune.errors import DataError
 
 
@@ -134,3 +135,11 @@ def test_what_is_no_npz_is_refused(tmp_path):
     content[300:400] = bytes(100)
     path.write_bytes(content)
     refused(path, "data.npz", "not a .npz file, or damaged")
+
+
+def test_arrays_that_are_far_larger_than_their_file_are_refused(tmp_path, monkeypatch):
+    content = arrays(300)
+    np.savez_compressed(tmp_path / "bomb.npz", **{**content, "x_train": np.zeros((300, 96, 96, 3), dtype=np.uint8)})
+    assert len(read_npz(tmp_path / "bomb.npz").train) == 300  # as small as it is, it may
+    monkeypatch.setattr("basisprune.data.npz._UNPACKED", 1 << 20)
+    refused(tmp_path / "bomb.npz", "bomb.npz: its arrays need 8,", "the file has")

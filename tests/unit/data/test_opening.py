@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -14,6 +17,8 @@ from tiny import Notes
 
 from basisprune.data import ArrayImages, load_data, take
 from basisprune.data.datasets import base_of
+from basisprune.data.decode import decode
+from basisprune.data.looks import file_hash
 from basisprune.data.opening import for_each, look_at, looks_of, reread, white_of
 from basisprune.data.reading import Reading
 from basisprune.errors import DataError
@@ -142,3 +147,60 @@ def test_the_same_images_are_read_at_another_size(tmp_path):
     assert {part[0][0].shape for part in splits.parts.values()} == {(3, 4, 4)}
     assert other.train.dataset is other.val.dataset
     assert [part.labels.tolist() for part in other.parts.values()] == [p.labels.tolist() for p in splits.parts.values()]
+
+
+# ------------------------------------------------------------------------------- faults of the machine
+
+OF_THE_MACHINE = [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ESTALE, errno.ENOSPC, errno.EACCES]
+
+
+@pytest.mark.parametrize("number", OF_THE_MACHINE)
+def test_what_the_machine_cannot_do_is_no_fault_of_an_image(number, tmp_path, monkeypatch):
+    folder = write_images(tmp_path, {"ant": 6, "bee": 6})
+    path, normal = folder / "ant" / "3.png", open
+
+    def failing(name, *args, **options):
+        if str(name) == str(path):
+            raise OSError(number, os.strerror(number))
+        return normal(name, *args, **options)
+
+    monkeypatch.setattr("builtins.open", failing)
+    for look in (lambda: load_data(folder, size=(4, 4)), lambda: decode(path, (4, 4)), lambda: file_hash(path)):
+        with pytest.raises(OSError, match=os.strerror(number)) as caught:
+            look()
+        assert (caught.value.errno, caught.value.filename) == (number, str(path))
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), MemoryError(), OSError(errno.EMFILE, "x")])
+def test_nor_is_what_it_cannot_do_while_an_image_is_decoded(error, tmp_path, monkeypatch):
+    folder = write_images(tmp_path, {"ant": 6, "bee": 6})
+
+    def failing(*_args: object) -> None:
+        raise error
+
+    monkeypatch.setattr("basisprune.data.decode.to_pixels", failing)
+    with pytest.raises(type(error)):
+        load_data(folder, size=(4, 4))
+    with pytest.raises(type(error)):
+        decode(folder / "ant" / "3.png", (4, 4))
+
+
+def test_too_few_open_files_end_a_command_with_what_to_do(tmp_path):
+    folder = write_images(tmp_path / "data", {"ant": 6, "bee": 6})
+    code = (
+        "import resource, os, sys\n"
+        "from basisprune.data import load_data\n"
+        "from basisprune.cli.common import told_errors\n"
+        "with told_errors():\n"
+        "    from basisprune.data.decode import decode\n"
+        "    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
+        "    held = []\n"
+        "    try:\n"
+        "        while True: held.append(os.open('/dev/null', 0))\n"
+        "    except OSError: pass\n"
+        f"    load_data({str(folder)!r}, size=(4, 4))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "Too many open files; allow more open files (ulimit -n)" in done.stderr
+    assert "left out" not in done.stderr

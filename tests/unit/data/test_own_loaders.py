@@ -7,6 +7,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from basisprune.data import ArrayImages, LoaderPart, Loaders, PreparedBatches, make_loader, own_part
+from basisprune.data.reading import Reading
 from basisprune.data.roles import manifest_of
 from basisprune.errors import ConfigError, DataError
 from basisprune.tasks import CLASSIFICATION, regression, segmentation
@@ -116,7 +117,71 @@ def test_images_that_are_read_here_are_not_taken_for_batches():
 @pytest.mark.parametrize("name", ["confirm", "test"])
 def test_examples_that_were_looked_at_promise_nothing(name):
     train, val = batches(seed=9), batches(seed=1)
-    with pytest.raises(DataError, match=f"{name} is the loader of train"):
+    with pytest.raises(DataError, match=f"{name} has the examples of train"):
         Loaders(train=train, val=val, **{name: train}).splits(MASKS)
+    for copies in (list(train), train[:1], [(inputs.clone(), targets) for inputs, targets in reversed(train)]):
+        with pytest.raises(DataError, match=f"examples of {name} are also in train"):
+            Loaders(train=train, val=val, **{name: copies}).splits(MASKS)
     with pytest.raises(DataError, match=f"4 of 8 examples of {name} are also in val"):
         Loaders(train=train, val=val, **{name: [val[2], *batches(1, 5)]}).splits(MASKS)
+
+
+class Fickle:
+    """Batches that are others from the second pass on."""
+
+    def __init__(self, *passes: list) -> None:
+        self.passes, self.count = passes, 0
+
+    def __iter__(self):
+        self.count += 1
+        yield from self.passes[min(self.count, len(self.passes)) - 1]
+
+
+@pytest.mark.parametrize(
+    ("later", "said"),
+    [
+        (lambda given: given[:-1], "yields 8 examples now, and 12 before"),
+        (lambda given: [*given, given[0]], "other examples than before"),
+        (lambda given: [(inputs, 1 - targets) for inputs, targets in given], "other targets than before"),
+        (lambda given: [(inputs + 1e-3, targets) for inputs, targets in given], "other examples than before"),
+    ],
+)
+def test_a_loader_that_changes_is_refused_by_the_end_of_that_pass(later, said):
+    given = batches(seed=3)
+    splits = Loaders(train=batches(), val=batches(seed=1), confirm=Fickle(given, later(given))).splits(MASKS)
+    with pytest.raises(DataError, match=f"confirm: the loader yields {said}" if said[0] == "o" else said):
+        list(splits.confirm)
+
+
+def labelled(count: int, seed: int = 0) -> list:
+    random = torch.Generator().manual_seed(seed)
+    return [(torch.rand(count, 3, 16, 16, generator=random), torch.arange(count) % 2)]
+
+
+def test_copies_and_groups_of_what_judges_are_units():
+    ((images, labels),) = labelled(6)
+    copied = [(torch.cat([images, images + 1e-4]), torch.cat([labels, labels]))]
+    parts = Loaders(train=labelled(6, 1), val=copied, confirm=labelled(6, 2), groups={"confirm": [0, 0, 1, 1, 2, 3]})
+    splits = parts.splits(CLASSIFICATION)
+    assert (splits.val.independent, len(splits.val)) == (6, 12)
+    assert splits.confirm.units.tolist() == [0, 0, 2, 2, 4, 5]
+    alone = Loaders(train=labelled(6, 1), val=labelled(6)).splits(CLASSIFICATION)
+    assert alone.val.units is None
+
+
+def test_examples_that_nearly_were_seen_count_as_one_and_are_told():
+    (images, labels), (others, more) = labelled(6)[0], labelled(4, 5)[0]
+    confirm = [(torch.cat([images + 1e-4, others]), torch.cat([labels, more]))]
+    loaders = Loaders(train=labelled(6), val=labelled(6, 1), confirm=confirm)
+    with pytest.warns(UserWarning, match="6 of 10 examples of confirm are near copies of others"):
+        assert loaders.splits(CLASSIFICATION).confirm.independent == 5
+    with pytest.raises(DataError, match="near copies"):
+        loaders.splits(CLASSIFICATION, Reading(strict=True))
+
+
+def test_groups_are_those_of_parts_and_not_shared():
+    with pytest.raises(ConfigError, match="groups: 'vla' given, which is no part"):
+        Loaders(train=labelled(6), groups={"vla": [0] * 6})
+    parts = {"train": labelled(6, 1), "val": labelled(6), "confirm": labelled(6, 2)}
+    with pytest.raises(DataError, match="or of the same groups"):
+        Loaders(**parts, groups={"train": [0] * 6, "confirm": [1, 2, 3, 4, 5, 0]}).splits(CLASSIFICATION)

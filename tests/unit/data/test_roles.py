@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from sources import arrays, sizes, write_images, write_npz
 from tiny import Notes
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, TensorDataset
 
-from basisprune.data import ArrayImages, load_data
-from basisprune.data.manifest import read_manifest
+from basisprune.data import ArrayImages, load_data, take
+from basisprune.data.manifest import read_manifest, write_manifest
 from basisprune.data.reading import Reading
 from basisprune.data.roles import keep_images, manifest_of, names_of
 from basisprune.errors import CheckpointError, DataError
@@ -47,6 +49,61 @@ def test_exact_copies_stay_in_one_part(photos):
         copies = {"ant/0.png", *(f"{('ant', 'bee')[number % 2]}/{number}.png" for number in range(20, 50))}
         assert [role for role, names in names_of(splits).items() if copies & set(names)] == ["train"]
         assert set(splits.parts) == {"train", "val", "confirm", "test"}
+
+
+def test_copies_of_what_judges_are_units_and_stay_so_when_a_run_goes_on(tmp_path):
+    random = np.random.default_rng(0)
+    for kind in ("ant", "bee"):
+        (tmp_path / "photos" / kind).mkdir(parents=True)
+        for number in range(12):
+            image = Image.fromarray(random.integers(0, 256, (8, 8, 3), dtype=np.uint8)).resize((48, 48))
+            for copy in range(10):
+                pixels = np.array(image)
+                pixels[0, 0, 0] ^= copy % 2  # half of them are exact
+                Image.fromarray(pixels).save(tmp_path / "photos" / kind / f"{number}-{copy}.png")
+    splits = load_data(tmp_path / "photos", val_fraction=0.5, confirm_fraction=0.5)
+    held = {role: {(name[:3], name.split("-")[0]) for name in names} for role, names in names_of(splits).items()}
+    assert sum(map(len, held.values())) == 24  # none is divided
+    for part in (splits.val, splits.confirm):
+        assert part.independent * 10 == len(part)
+    assert splits.train.units is None
+    manifest = manifest_of(splits)
+    write_manifest(tmp_path / "images.json", manifest)
+    assert read_manifest(tmp_path / "images.json") == manifest
+    resumed = load_data(tmp_path / "photos", reading=Reading(manifest=manifest))
+    assert resumed.confirm.units.tolist() == splits.confirm.units.tolist()
+    assert manifest_of(resumed).digest == manifest.digest
+    assert replace(manifest, units={}).digest != manifest.digest
+    assert take(splits.confirm, [0, 3]).units.tolist() == splits.confirm.units[[0, 3]].tolist()
+
+
+def test_near_copies_that_the_data_has_in_several_parts_are_left_out(tmp_path):
+    for seed, part in enumerate(("train", "val")):
+        for kind in ("ant", "bee"):
+            (tmp_path / part / kind).mkdir(parents=True)
+            random = np.random.default_rng((seed, kind == "ant"))
+            for number in range(6):
+                image = Image.fromarray(random.integers(0, 256, (6, 6, 3), dtype=np.uint8)).resize((60, 60))
+                image.save(tmp_path / part / kind / f"{number}.png")
+    with Image.open(tmp_path / "train" / "ant" / "3.png") as image:
+        image.resize((50, 50)).save(tmp_path / "val" / "bee" / "new.jpg")
+    notes = Notes()
+    splits = load_data(tmp_path, reading=Reading(listener=notes), test_fraction=0)
+    assert sizes(splits) == {"train": 12, "val": 12}
+    assert any("1 of 13 images of val are near copies of images of train" in line for line in notes.lines)
+
+
+def test_groups_are_units_of_arrays_and_datasets():
+    random = np.random.default_rng(0)
+    images, labels = random.integers(0, 256, (120, 8, 8, 3), dtype=np.uint8), np.arange(120) % 2
+    groups = np.arange(120) // 6
+    listed = TensorDataset(torch.from_numpy(images).permute(0, 3, 1, 2), torch.from_numpy(labels))
+    listed.groups = groups
+    for given in (ArrayImages(images, labels, groups=groups), listed):
+        splits = load_data(given, val_fraction=0.6, confirm_fraction=0.5)
+        assert splits.confirm.independent * 6 == len(splits.confirm)
+        without = load_data(ArrayImages(images, labels), val_fraction=0.6, confirm_fraction=0.5)
+        assert without.confirm.units is None
 
 
 def test_images_that_the_data_has_in_several_parts_are_left_out_and_refused_with_strict(tmp_path):

@@ -197,3 +197,75 @@ def test_an_image_that_the_shard_has_no_longer_is_an_error(shards):
     path.write_bytes(path.read_bytes()[:600])
     with pytest.raises(ValueError, match="ends before the image does"):
         images[29]
+
+
+# ------------------------------------------------------------------------------- members that are no plain files
+
+
+def shard_of(path: Path, *members: tuple[str, bytes | tuple[bytes, str]], kind: int = tarfile.PAX_FORMAT) -> Path:
+    """A shard of files, and of members of a type that lead to a name."""
+    with tarfile.open(path, "w", format=kind) as archive:
+        for name, content in members:
+            about = tarfile.TarInfo(name)
+            if isinstance(content, tuple):
+                about.type, about.linkname = content
+                archive.addfile(about)
+            else:
+                about.size = len(content)
+                archive.addfile(about, io.BytesIO(content))
+    return path
+
+
+TWO = (("a/1.png", picture(1)), ("b/2.png", picture(2)))
+
+
+def test_a_hard_link_is_the_file_that_it_leads_to(tmp_path):
+    links = (("a/3.png", (tarfile.LNKTYPE, "b/2.png")), ("a/4.png", (tarfile.LNKTYPE, "data.bin")))
+    shard = shard_of(tmp_path / "a.tar", ("data.bin", picture(5)), *TWO, *links)
+    images = read_shards(shard, (5, 6)).train
+    assert images.labels.tolist() == [0, 1, 0, 0]
+    assert torch.equal(images[1][0], images[2][0])
+    assert np.array_equal(images[3][0].numpy(), np.asarray(Image.open(io.BytesIO(picture(5)))).transpose(2, 0, 1))
+
+
+def test_a_label_may_be_a_hard_link_too(tmp_path):
+    files = {**samples(2), "2.png": picture(2)}
+    shard = shard_of(tmp_path / "a.tar", *files.items(), ("2.cls", (tarfile.LNKTYPE, "0001.cls")))
+    assert read_shards(shard, SIZE).train.labels.tolist() == [0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "to", "said"),
+    [
+        (tarfile.LNKTYPE, "nothing.png", "is a hard link to 'nothing.png', which is no file before it"),
+        (tarfile.LNKTYPE, "/etc/passwd", "is a hard link to '/etc/passwd', which is no file before it"),
+        (tarfile.LNKTYPE, "b/3.png", "is a hard link to 'b/3.png', which is no file before it"),
+        (tarfile.SYMTYPE, "../a/1.png", "is a link"),
+        (tarfile.FIFOTYPE, "", "is a pipe or a device"),
+        (tarfile.CHRTYPE, "", "is a pipe or a device"),
+        (tarfile.GNUTYPE_SPARSE, "", "is a sparse file"),
+    ],
+)
+@pytest.mark.parametrize("name", ["b/3.png", "b/3.cls"])
+def test_images_and_labels_that_are_no_files_are_refused_by_name(kind, to, said, name, tmp_path):
+    shard = shard_of(tmp_path / "a.tar", *TWO, (name, (kind, to)), kind=tarfile.GNU_FORMAT)
+    refused(shard, f"a.tar: {name} {said}")
+
+
+def test_other_members_may_be_anything(tmp_path):
+    others = (("d", (tarfile.DIRTYPE, "")), ("x.json", (tarfile.SYMTYPE, "/etc")), ("a/._1.png", b"resource fork"))
+    assert len(read_shards(shard_of(tmp_path / "a.tar", *others, *TWO), SIZE).train) == 2
+
+
+def test_two_labels_of_one_image_are_refused(tmp_path):
+    twice = (*samples(2).items(), ("0001.cls", b"0"))
+    refused(shard_of(tmp_path / "a.tar", *twice), "0001 has several labels, such as 0001.cls")
+
+
+@pytest.mark.parametrize("name", ["b/\udcff.png", "b/\x1b[2J.png", "b/new\nline.png"])
+def test_names_that_cannot_be_shown_are_refused(name, tmp_path):
+    refused(shard_of(tmp_path / "a.tar", *TWO, (name, picture(3)), kind=tarfile.GNU_FORMAT), "is no name in UTF-8")
+
+
+def test_folders_that_lead_upwards_are_no_classes(tmp_path):
+    refused(shard_of(tmp_path / "a.tar", *TWO, ("../3.png", picture(3))), "../3 has no label")

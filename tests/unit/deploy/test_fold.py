@@ -410,3 +410,28 @@ def test_vectors_that_went_do_not_come_back_when_settled() -> None:
 
 def pairs_in(model: nn.Module) -> list[str]:
     return [name for name, part in model.named_modules() if isinstance(part, BasisPair)]
+
+
+class Asking(nn.Module):
+    """A backbone whose code looks at what it is given; on a black image, nothing of that shows."""
+
+    def __init__(self, asks: Any) -> None:
+        super().__init__()
+        self.conv, self.asks = nn.Conv2d(3, 8, 3, bias=False), asks
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        x = self.conv(x)
+        return x * 2 if self.asks(x) else x
+
+
+def test_what_a_backbone_asks_of_tensors_stays_as_it_is() -> None:
+    model = transfer_model(Asking(lambda x: isinstance(x, Tensor)), 3, input_size=16).eval()
+    x = torch.randn(2, 3, 16, 16)
+    torch.testing.assert_close(fold(model, torch.zeros(1, 3, 16, 16))(x), model(x))
+
+
+@pytest.mark.parametrize("asks", [lambda x: type(x) is Tensor, lambda x: not hasattr(x, "anything")])
+def test_a_backbone_that_does_something_else_when_it_is_traced_is_refused(asks: Any) -> None:
+    model = transfer_model(Asking(asks), 3, input_size=16)
+    with pytest.raises(LayerError, match="something else when it is traced"):
+        fold(model, torch.zeros(1, 3, 16, 16))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from dataclasses import replace
 
 import pytest
@@ -13,7 +15,7 @@ from basisprune.basis.decompose import decompose
 from basisprune.costs import measure
 from basisprune.prune import prune_basis
 from basisprune.report import framework_table, layer_table
-from basisprune.report.text import runtime_table, text_table
+from basisprune.report.text import csv_table, runtime_table, text_table
 from basisprune.states import Pruned, Stage
 from basisprune.types import BasisPlan, LayerPlan
 
@@ -76,3 +78,14 @@ def test_the_table_names_every_layer(network):
         assert line.startswith(layer.name)
         assert f"{layer.parameters:,}" in line
         assert f"{layer.macs:,}" in line
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "\t=1", "\r=1", " =1", "\uff1d1"])
+def test_no_text_in_csv_is_a_formula(text):
+    (_, (cell, number)) = csv.reader(io.StringIO(csv_table(("a", "b"), [(text, -0.5)])))
+    assert (cell[0], number) == ("'", "-0.5")
+
+
+@pytest.mark.parametrize("text", ["red", "-0.25", "+1", "-0.1 0.2", "1e-3", "", "a=b", "caf\u00e9, \u8d64"])
+def test_other_text_in_csv_stays_as_it_is(text):
+    assert list(csv.reader(io.StringIO(csv_table(("a",), [(text,)]))))[1:] == [[text]] if text else True

@@ -8,12 +8,15 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from tiny import NAMES, tiny_images
+from summaries import summary as tiny_summary
+from tiny import NAMES, tiny_images, tiny_model
 from torch import nn
 
 from basisprune.budget import Budget
 from basisprune.budget.certify import Promise
 from basisprune.data import ArrayImages, Splits
+from basisprune.data.datasets import in_units
+from basisprune.deploy.bundle import save_pretrained
 from basisprune.deploy.export.quantise import Quantised
 from basisprune.errors import ModelError
 from basisprune.frameworks import DENSE, Step
@@ -21,7 +24,7 @@ from basisprune.listener import Silence
 from basisprune.runs import exporting
 from basisprune.runs.certifying import Certified, Certifier, certifiable_here
 from basisprune.runs.exporting import Exporter, Made
-from basisprune.runs.tested import read_tested
+from basisprune.runs.tested import MADE, read_tested
 from basisprune.search.candidates import Candidate, Found, Size, Trial
 from basisprune.states import Stage, State
 from basisprune.training.predict import Predictions
@@ -300,3 +303,44 @@ def test_a_search_that_was_stopped_looks_at_nothing(monkeypatch, tmp_path):
     run, search = Run(monkeypatch, tmp_path, {}), found(1000, 500, 250, 125, **SEARCH)
     result = run.start(replace(search, interrupted=True)).found
     assert (result.certificate.status, run.looks, read_tested(tmp_path)) == ("estimated", [], None)
+
+
+def test_where_the_record_is_missing_but_the_summary_or_the_bundle_tells_of_tests_nothing_is_tested_again(
+    monkeypatch, tmp_path
+):
+    run, search = Run(monkeypatch, tmp_path, {"1": 30}), found(1000, 500, 250, 125, **SEARCH)
+    failed = run.start(search).found
+    run.lost.clear()
+    (tmp_path / "tests.json").unlink()
+    replace(tiny_summary(), certificate=failed.certificate).write(tmp_path / "summary.json")
+    result = run.start(search).found
+    assert (result.certificate.status, run.looks) == ("estimated", [])
+    assert "is missing" in result.certificate.reason
+    (tmp_path / "summary.json").write_bytes(b"{")
+    assert not run.start(search).found.certificate.certified
+    (tmp_path / "summary.json").unlink()
+    save_pretrained(tiny_model(), tmp_path / "model", metrics={MADE: 1})
+    assert not run.start(search).found.certificate.certified
+    assert run.looks == []
+
+
+def test_a_summary_of_a_run_that_tested_nothing_does_not_end_it(monkeypatch, tmp_path):
+    run, search = Run(monkeypatch, tmp_path, {}), found(1000, 500, 250, 125, **SEARCH)
+    stopped = run.start(replace(search, interrupted=True)).found
+    replace(tiny_summary(), certificate=stopped.certificate).write(tmp_path / "summary.json")
+    assert run.start(search).found.certificate.certified
+
+
+def test_a_certificate_says_how_many_images_are_independent(monkeypatch):
+    search = found(1000, 500, to_test=(1,), chosen=1)
+    monkeypatch.setattr(
+        exporting,
+        "answers_of",
+        lambda _network, images, *_, **__: Predictions.of(images.labels, np.ones(len(images)), images.labels, images),
+    )
+    data = splits(1000)
+    for together, certified in ((2, True), (20, False)):
+        given = replace(data, confirm=in_units(data.confirm, np.arange(1000) // together))
+        result = Certifier(PROMISE, given, Exporter(given, prepared=False), Silence()).run(search).found.certificate
+        assert (result.images, result.units, result.certified) == (1000, 1000 // together, certified)
+    assert "50 independent units of 1,000 confirming images" in certifiable_here(PROMISE, given)

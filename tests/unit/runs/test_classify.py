@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -56,3 +58,23 @@ def test_deep_images_are_read_with_the_white_that_the_network_knows(forms, tmp_p
     assert one.classes == two.classes
     one, two = classify_files(loaded, files)
     assert one.classes != two.classes
+
+
+def test_a_file_that_may_not_be_read_spoils_nothing_and_a_machine_that_cannot_read_is_told(
+    forms, tmp_path, monkeypatch
+):
+    write_images(tmp_path, {"class": 3})
+    loaded, files, normal = load_any(forms / "bundle"), image_files([tmp_path]), open
+    number = errno.EACCES
+
+    def failing(name, *args, **options):
+        if str(name) == str(files[1]):
+            raise OSError(number, os.strerror(number), str(name))
+        return normal(name, *args, **options)
+
+    monkeypatch.setattr("builtins.open", failing)
+    answers = list(classify_files(loaded, files))
+    assert [answer.error for answer in answers] == ["", f"{files[1]}: Permission denied", ""]
+    number = errno.EMFILE
+    with pytest.raises(OSError, match="Too many open files"):
+        list(classify_files(loaded, files))

@@ -8,12 +8,14 @@ import pytest
 import torch
 from summaries import summary
 from tiny import NAMES, Notes, tiny_images, tiny_model
+from torch import Tensor, nn
 
 import basisprune.runs.deliver
 from basisprune.budget import Budget
 from basisprune.budget.certify import Certificate, Promise, Standard
 from basisprune.data import Splits, load_data
 from basisprune.deploy.bundle import load_bundle
+from basisprune.deploy.comparing import difference
 from basisprune.deploy.export.quantise import Quantised
 from basisprune.deploy.fold import deploy
 from basisprune.errors import MissingExtraError, ModelError
@@ -252,3 +254,58 @@ def test_an_int8_file_that_breaks_the_budget_is_told_everywhere(tmp_path, tested
     bundle = tmp_path / "out" / "model"
     assert load_bundle(bundle).metrics["verdict"] == result.verdict
     assert "Warning: model.int8.onnx is not within the budget" in (bundle / "README.md").read_text().replace("\\", "")
+
+
+class Asking(nn.Module):
+    """Adds its input again if that is a tensor, as far as `asks` can tell."""
+
+    def __init__(self, asks) -> None:
+        super().__init__()
+        self.conv, self.head, self.asks = nn.Conv2d(3, 3, 3, padding=1), nn.Linear(3, len(NAMES)), asks
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x)
+        return self.head(torch.relu(y + x if self.asks(x) else y).mean((2, 3)))
+
+
+def asking(asks, **options) -> Delivery:
+    model = Asking(asks)
+    model.input_spec = tiny_model().input_spec
+    model = deploy(model, model.input_spec, NAMES)
+    return replace(delivery(onnx=False, **options), model=model, original=model)
+
+
+def test_the_bundle_is_the_network_that_was_delivered_whatever_its_code_asks(tmp_path):
+    given = asking(lambda x: isinstance(x, Tensor))
+    assert deliver(FOUND, given, tmp_path, Silence()).files.keys() == {"model"}
+    assert difference(given.model, load_bundle(tmp_path / "model").model, (3, 16, 16)) is None
+
+
+def test_a_network_that_could_be_written_in_no_form_is_told_of_first_and_everywhere(tmp_path):
+    for factory in (None, "tiny:tiny_backbone"):
+        notes = RefusalNotes()
+        found = deliver(FOUND, asking(lambda x: type(x) is Tensor, factory=factory), tmp_path, notes)
+        assert (found.files, found.is_undelivered, found.fulfilled) == ({}, True, False)
+        assert found.not_written.keys() == {"model", "model.onnx"}
+        assert any(line.startswith("model is not written") for line in notes.refused())
+        assert found.verdict.startswith("No deployable file could be written: ")
+        assert found.headline.startswith("No deployable file")
+        assert found.not_written["model"].rstrip(".") in found.verdict
+        assert FOUND.verdict in found.verdict
+        assert "--onnx" in found.verdict.partition("What would help: ")[2]
+        assert ("package.module:function" in found.verdict.partition("What would help: ")[2]) == (factory is None)
+        assert RunSummary.read(tmp_path / "summary.json") == found
+        assert "No deployable file could be written" in (tmp_path / "report.html").read_text()
+
+
+def test_a_bundle_alone_that_is_missing_is_told_of_and_the_run_gave_what_was_asked_for(tmp_path):
+    found = deliver(FOUND, replace(asking(lambda x: x.numel() > 0), onnx=True), tmp_path, Silence())
+    assert (found.files.keys(), found.is_undelivered, found.fulfilled) == ({"model.onnx"}, False, True)
+    assert found.verdict.startswith(FOUND.verdict)
+    assert "There is no bundle (model/) of this network: " in found.verdict
+
+
+@pytest.mark.parametrize("onnx", [True, False])
+def test_nothing_is_said_of_what_is_missing_where_there_is_a_bundle(tmp_path, onnx):
+    found = deliver(FOUND, delivery(onnx=onnx), tmp_path, Silence())
+    assert (found.verdict, found.is_undelivered, found.fulfilled) == (FOUND.verdict, False, True)

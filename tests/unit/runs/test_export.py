@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import onnx
 import pytest
+import torch
+from onnx import helper
 from summaries import summary
+from tiny import NAMES, Notes, tiny_model
 
 from basisprune.budget.certify import Certificate, Test
+from basisprune.deploy.bundle import save_pretrained
+from basisprune.deploy.export.runtimes import RUNTIMES
 from basisprune.files import digest
 from basisprune.listener import Silence
 from basisprune.results import DeliveredFile, RunSummary, RuntimeRow
-from basisprune.runs.export import _may_judge, _note
+from basisprune.runs.export import ExportOptions, _may_judge, _note, _Work
+from basisprune.runs.load import load_any
 
 CERTIFIED = Certificate("certified", 0.95, "accuracy", 1000, "")
 FOUND = summary(files={}, runtimes=[], headline="90 % removed, certified: a loss of at most 1 point")
@@ -65,3 +72,33 @@ def test_files_for_other_runtimes_promise_nothing(tmp_path):
     _note(tmp_path, (RuntimeRow("torch", "torch.export", "model.pt2", 3, 1.0, 0.1, 1), PYTORCH), Silence())
     noted = RunSummary.read(tmp_path / "summary.json")
     assert (noted.files["model.pt2"].promise, noted.fulfilled, noted.verdict) == (None, True, FOUND.verdict)
+
+
+def test_only_files_of_data_that_run_in_bounds_are_measured_beside_the_one_just_written(forms, tmp_path, monkeypatch):
+    save_pretrained(tiny_model(), tmp_path / "model", classes=NAMES)
+    proto = onnx.load(forms / "pixels.onnx")
+    last = next(node for node in proto.graph.node if "scores" in node.output)
+    last.output[list(last.output).index("scores")] = "sound"
+    shape = helper.make_node("Constant", [], ["shape"], value_ints=[1 << 33])
+    large = [
+        helper.make_node("ConstantOfShape", ["shape"], ["large"]),
+        helper.make_node("ReduceSum", ["large"], ["zero"]),
+    ]
+    proto.graph.node.extend([shape, *large, helper.make_node("Add", ["sound", "zero"], ["scores"])])
+    onnx.save(proto, tmp_path / "model" / "model.onnx")
+    monkeypatch.setattr(torch.export, "load", lambda *args: pytest.fail("a program of somebody else was loaded"))
+    (tmp_path / "model" / "model.pt2").write_bytes(b"anybody's")
+    heard = Notes()
+    work = _Work(load_any(tmp_path / "model"), ExportOptions(), tmp_path / "model", heard)
+    rows: list[str] = []
+    monkeypatch.setattr(work, "_row", lambda runtime, path, time: rows.append(path.name))
+    monkeypatch.setattr(work, "_pytorch", lambda time: rows.append("PyTorch"))
+    monkeypatch.setattr(
+        "basisprune.runs.export.time_files", lambda files, model: {**dict.fromkeys(files), "PyTorch": 1}
+    )
+    work.rows(RUNTIMES["openvino"])
+    assert rows == ["PyTorch"]
+    assert any("not measured" in line and "model.onnx" in line for line in heard.lines)
+    onnx.save(onnx.load(forms / "pixels.onnx"), tmp_path / "model" / "model.onnx")
+    work.rows(RUNTIMES["openvino"])
+    assert rows == ["PyTorch", "model.onnx", "PyTorch"]

@@ -35,7 +35,7 @@ def test_what_is_no_result_is_refused_by_name(forms, tmp_path):
     with pytest.raises(BundleError, match="has not written its model yet"):
         load_any(tmp_path)
     (tmp_path / "bad.onnx").write_bytes(b"nothing")
-    with pytest.raises(ModelError, match="onnxruntime cannot read it"):
+    with pytest.raises(ModelError, match="ONNX Runtime cannot take it"):
         load_any(tmp_path / "bad.onnx")
 
 

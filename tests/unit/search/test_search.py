@@ -450,7 +450,7 @@ def test_pruning_that_removes_whole_branches_alone_is_a_candidate():
 class Confirming:
     """Images to confirm with."""
 
-    labels = np.zeros(1500, dtype=int)
+    labels, units, independent = np.zeros(1500, dtype=int), None, 1500
 
     def __len__(self) -> int:
         return len(self.labels)

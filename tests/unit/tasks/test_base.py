@@ -135,7 +135,7 @@ def test_a_metric_must_return_a_finite_number(bad):
 
 def test_without_a_metric_it_is_the_mean_and_the_test_is_said():
     assert task().value(np.array([[1.0], [2.0]])) == 1.5
-    assert task().test_name == "a paired t-test of the examples"
+    assert task().test_name == "Gaffke's test of the examples"
     assert "jackknife" in task(metric=np.mean).test_name
 
 

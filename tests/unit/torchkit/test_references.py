@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
+import basisprune
 from basisprune.errors import ConfigError
-from basisprune.torchkit.references import named_object
+from basisprune.torchkit.references import named_object, only_code
 
 
 @pytest.fixture(autouse=True)
@@ -38,3 +42,32 @@ def test_a_module_that_misses_another_says_which(tmp_path):
     (tmp_path / "of_mine_too.py").write_text("import of_nobody")
     with pytest.raises(ConfigError, match="cannot import of_mine_too: No module named 'of_nobody'"):
         named_object("of_mine_too:thing", "a thing", ConfigError)
+
+
+def test_only_what_was_typed_is_imported_and_nothing_within_widens_it(tmp_path):
+    (tmp_path / "of_a_stranger.py").write_text("from pathlib import Path\nPath('ran').touch()\nthing = 3\n")
+    with only_code(["math:pi"]), only_code(None), only_code(["of_a_stranger:thing", "math:pi"]):
+        assert named_object("math:pi", "a number", ConfigError) > 3
+        with pytest.raises(ConfigError, match=r"'of_a_stranger:thing' was read from a file.*--trust-code"):
+            named_object("of_a_stranger:thing", "a thing", ConfigError)
+        with ThreadPoolExecutor() as threads, pytest.raises(ConfigError, match="was read from a file"):
+            threads.submit(named_object, "of_a_stranger:thing", "a thing", ConfigError).result()
+    assert not (tmp_path / "ran").exists()
+    assert named_object("of_a_stranger:thing", "a thing", ConfigError) == 3
+
+
+def is_constant(argument: ast.expr) -> bool:
+    return isinstance(argument, ast.Constant)
+
+
+def test_a_text_decides_on_what_is_imported_in_one_place_only():
+    """`importlib.import_module` gets names that the source code has, but for one call."""
+    calls = [
+        (path.name, call)
+        for path in Path(basisprune.__file__).parent.rglob("*.py")
+        for call in ast.walk(ast.parse(path.read_text()))
+        if isinstance(call, ast.Call)
+    ]
+    importers = ("import_module", "importlib.import_module", "__import__", "exec", "eval", "runpy.run_path")
+    others = [name for name, call in calls if ast.unparse(call.func) in importers and not is_constant(call.args[0])]
+    assert set(others) == {"references.py", "arguments.py"}  # the latter evaluates annotations of functions here

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import codecs
+import errno
+import functools
 import json
 import os
+import time
+import tracemalloc
+import zipfile
 from collections import OrderedDict
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +20,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from basisprune.errors import BasisPruneError, ModelError
-from basisprune.transfer.checkpoints import fill, load_weights, read_checkpoint, told
+from basisprune.transfer.checkpoints import Checkpoint, fill, fit_names, load_weights, read_checkpoint, told
 from basisprune.transfer.hints import hints_of
 
 
@@ -236,3 +243,185 @@ def test_what_the_files_beside_the_weights_say_is_known(state, tmp_path):
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(BasisPruneError, match=r"config\.json: cannot be read"):
         read_checkpoint(tmp_path)
+
+
+# ------------------------------------------------------------------------------------------- out of proportion
+
+
+def shared_dicts(levels: int, width: int, leaf: object) -> object:
+    made = leaf
+    for _ in range(levels):
+        made = dict.fromkeys([f"k{number}" for number in range(width)], made)
+    return made
+
+
+def shared_tuples(levels: int) -> bytes:
+    """A dict with one key, whose hash takes 2 ** levels steps."""
+    return b"\x80\x02}(" + b")q\x00" + b"h\x00h\x00\x86q\x00" * levels + b"K\x01u."
+
+
+def nested(levels: int) -> bytes:
+    return b"\x80\x02" + b"}U\x01a" * levels + b"}" + b"s" * levels + b"."
+
+
+class Asking:
+    """Pickled as a call for a gigabyte, or for as many bytes as a text has, over and over."""
+
+    def __init__(self, *call: object) -> None:
+        self.call = call
+
+    def __reduce__(self):
+        return self.call[0], tuple(self.call[1:])
+
+
+def zip_bomb(path) -> None:
+    inner = path.with_name("inner.pt")
+    torch.save({"conv.weight": torch.zeros(1 << 20)}, inner)
+    with zipfile.ZipFile(inner) as read, zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
+        for name in read.namelist():
+            packed.writestr(name, read.read(name))
+
+
+def dumped(content: object):
+    return lambda path: torch.save(content, path)
+
+
+def legacy(content: object):
+    return lambda path: torch.save(content, path, _use_new_zipfile_serialization=False)
+
+
+def raw(pickled: bytes):
+    def write(path) -> None:
+        torch.save({}, path)
+        with zipfile.ZipFile(path) as read:
+            parts = {name: read.read(name) for name in read.namelist()}
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, part in parts.items():
+                archive.writestr(name, pickled if name.endswith("data.pkl") else part)
+
+    return write
+
+
+TEXT = "x" * 1_000_000
+BOMBS = {
+    "dicts": dumped({"model": shared_dicts(5, 200, torch.zeros(1))}),
+    "dicts of old files": legacy({"model": shared_dicts(5, 200, torch.zeros(1))}),
+    "lists": dumped({"model": {"a": functools.reduce(lambda made, _: [made] * 50, range(8), [1])}}),
+    "tuples that are hashed": raw(shared_tuples(60)),
+    "depth": raw(nested(10_000)),
+    "compressed": zip_bomb,
+    "a gigabyte": dumped({"a": Asking(bytearray, 1 << 30)}),
+    "a text made bytes": dumped([Asking(codecs.encode, TEXT, "latin1") for _ in range(100)]),
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_what_is_far_larger_than_its_file_is_refused_before_it_is_made(bomb, tmp_path):
+    BOMBS[bomb](tmp_path / "w.pt")
+    tracemalloc.start()
+    started = time.process_time()
+    try:
+        with pytest.raises(ModelError, match=r"w\.pt: is not read, because it"):
+            read_checkpoint(tmp_path / "w.pt")
+        assert tracemalloc.get_traced_memory()[1] < 200 << 20
+    finally:
+        tracemalloc.stop()
+    assert time.process_time() - started < 20
+
+
+def test_dicts_that_share_dicts_or_hold_themselves_are_walked_once(state, tmp_path):
+    shared = shared_dicts(4, 40, 1)
+    content = {"state_dict": state, "a": shared, "b": [shared] * 3, "c": [["long"] * 30_000] * 2}
+    content["itself"] = content
+    torch.save(content, tmp_path / "w.pt")
+    model = network()
+    load_weights(model, tmp_path / "w.pt")
+    assert same(model, state)
+
+
+def test_a_file_of_very_many_names_is_read_in_time(tmp_path):
+    one = torch.zeros(1)
+    names = [f"block{number}.weight" for number in range(100_000)] + [".".join("a" * 5000) + ".weight"]
+    started = time.process_time()
+    wide = {name: torch.zeros(2) for name in ("weight", *(f"l{number}.weight" for number in range(500)))}
+    found = fit_names(wide, Checkpoint(tmp_path, dict.fromkeys(names, one)))
+    assert found.faults
+    assert time.process_time() - started < 10
+
+
+# ------------------------------------------------------------------------------------------- several networks
+
+
+def student_and_teacher(state) -> dict[str, torch.Tensor]:
+    return {
+        **renamed(state, "student."),
+        **renamed({name: value + 1 for name, value in state.items()}, "teacher.module."),
+    }
+
+
+@pytest.mark.parametrize("under", [None, "state_dict", "mine"])
+def test_of_two_networks_that_fit_none_is_taken_until_it_is_named(under, state, tmp_path):
+    both = student_and_teacher(state)
+    torch.save(both if under is None else {under: both}, tmp_path / "w.pt")
+    key = "mine" if under == "mine" else None
+    model = network()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(ModelError, match=r"2 different networks that fit.*student.*teacher\.module.*--weights-key"):
+        load_weights(model, tmp_path / "w.pt", key=key)
+    assert same(model, before)
+    start = "mine." if key else ""
+    load_weights(model, tmp_path / "w.pt", key=f"{start}student")
+    assert same(model, state)
+    load_weights(model, tmp_path / "w.pt", key=f"{start}teacher")
+    assert same(model, {name: value + 1 for name, value in state.items()})
+    with pytest.raises(ModelError, match=r"has no entry '.*tutor'"):
+        load_weights(model, tmp_path / "w.pt", key=f"{start}tutor")
+
+
+def test_a_plain_network_beside_another_one_is_not_taken_unasked(state):
+    beside = {**state, **student_and_teacher(state)}
+    with pytest.raises(ModelError, match=r"different networks that fit.*\(no prefix\), student, teacher"):
+        fit_names(state, Checkpoint(Path("w.pt"), beside))
+
+
+def test_several_copies_of_one_network_are_one(state, tmp_path):
+    torch.save({**renamed(state, "student."), **renamed(state, "teacher.")}, tmp_path / "w.pt")
+    model = network()
+    load_weights(model, tmp_path / "w.pt")
+    assert same(model, state)
+
+
+def test_what_fits_only_in_part_beside_what_fits_is_no_other_network(state, tmp_path):
+    half = dict(list(state.items())[:3])
+    odd = {name: torch.zeros(7, *value.shape) for name, value in state.items()}
+    torch.save({**renamed(state, "net."), **renamed(half, "other."), **renamed(odd, "wide.")}, tmp_path / "w.pt")
+    model = network()
+    load_weights(model, tmp_path / "w.pt")
+    assert same(model, state)
+
+
+def test_different_weights_in_two_usual_entries_are_told_apart_by_name(state, tmp_path):
+    torch.save({"model": state, "net": {name: value + 1 for name, value in state.items()}}, tmp_path / "w.pt")
+    with pytest.raises(ModelError, match="in its entries model and net"):
+        load_weights(network(), tmp_path / "w.pt")
+    model = network()
+    load_weights(model, tmp_path / "w.pt", key="model")
+    assert same(model, state)
+
+
+def test_weights_that_are_there_compiled_and_not_are_refused(state):
+    with pytest.raises(ModelError, match="compiled and not"):
+        fit_names(state, Checkpoint(Path("w.pt"), {**state, **renamed(state, "_orig_mod.")}))
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.EIO, errno.ENOMEM, errno.EACCES])
+def test_faults_of_the_machine_are_none_of_the_file(number, state, tmp_path, monkeypatch):
+    torch.save(state, tmp_path / "w.pt")
+
+    def failing(*_args: object, **_options: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(torch, "load", failing)
+    with pytest.raises(OSError, match=os.strerror(number)) as caught:
+        read_checkpoint(tmp_path / "w.pt")
+    assert caught.value.errno == number

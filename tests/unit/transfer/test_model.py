@@ -11,6 +11,7 @@ from networks import NETWORKS
 from torch import nn
 
 from basisprune.errors import ConfigError
+from basisprune.transfer.checkpoints import read_checkpoint
 from basisprune.transfer.model import GlobalPool, TransferModel, transfer_model
 from basisprune.types import InputSpec
 
@@ -129,3 +130,16 @@ def test_a_network_for_grey_images_knows_that_it_reads_one_channel():
     model = transfer_model(timm.create_model("resnet18", in_chans=1), 3, input_size=32)
     assert model.input_spec.channels == 1
     assert model(torch.zeros(2, 1, 32, 32)).shape == (2, 3)
+
+
+def test_the_body_comes_from_the_one_of_several_networks_that_was_named(tmp_path) -> None:
+    both = {f"{name}.{key}": value + shift for name, shift in (("student", 0), ("teacher", 1))
+            for key, value in Tiny().state_dict().items()}  # fmt: skip
+    torch.save(both, tmp_path / "both.pt")
+    refused("student, teacher", Tiny(), weights=tmp_path / "both.pt")
+    weights = read_checkpoint(tmp_path / "both.pt", key="teacher")
+    chosen = transfer_model(Tiny(), 3, weights=weights, input_size=16, insert_norm=False)
+    own = chosen.backbone.state_dict()
+    shared = [name for name in own if f"teacher.{name}" in both]
+    assert shared
+    assert all(torch.equal(own[name], both[f"teacher.{name}"]) for name in shared)

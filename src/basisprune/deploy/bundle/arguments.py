@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from torch import nn
+from torch import Tensor, nn
 
 from basisprune.errors import ConfigError
 from basisprune.torchkit.kinds import odd_kinds
@@ -15,7 +15,13 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def check_saving(
-    model: object, classes: object, metrics: object, plans: object, factory: object, input_shape: object
+    model: object,
+    classes: object,
+    metrics: object,
+    plans: object,
+    factory: object,
+    input_shape: object,
+    check_inputs: object,
 ) -> None:
     """Raises ConfigError that lists all arguments of `save_pretrained` which are not what they must be."""
     faults = _model_faults(model)
@@ -29,6 +35,8 @@ def check_saving(
     faults += _text_faults(factory=factory)
     if input_shape is not None and not _is_list_of(input_shape, int):
         faults.append(f"input_shape: {input_shape!r} given, whole numbers such as (3, 224, 224) are needed")
+    if not _is_list_of(check_inputs, Tensor):
+        faults.append(f"check_inputs: {type(check_inputs).__name__} given, a list of batches (tensors) is needed")
     _raise("save_pretrained", faults)
 
 

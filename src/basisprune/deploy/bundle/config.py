@@ -15,6 +15,7 @@ from basisprune.types import BasisPlan, BlockPlan, FilterPlan, InputSpec
 
 _STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 _LARGEST_INPUT = 1 << 24  # numbers in one input, as in a colour image of 2,364 pixels each way
+_MOST_STEPS = 50_000
 _LISTED = 3
 
 
@@ -106,7 +107,7 @@ class Architecture:
     insert_norm: bool | None
     traced: bool = False
     alone: bool = False
-    graph: list[Step] | None = None
+    graph: Annotated[list[Step], Field(max_length=_MOST_STEPS)] | None = None
 
     @property
     def builder(self) -> str | None:
@@ -142,6 +143,8 @@ class Input:
         for shape in (self.shape, self.shape if self.spec is None else self.spec.shape):
             if not shape or min(shape) < 1 or math.prod(shape) > _LARGEST_INPUT:
                 raise ValueError(f"{shape} is not a shape of an input with 1 to {_LARGEST_INPUT:,} numbers")
+        if self.spec is not None and self.spec.shape != self.shape:
+            raise ValueError(f"shape {self.shape} is not that of its spec, {self.spec.shape}; both must be the same")
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ from basisprune.files import current, digest, json_digest, open_file, parse_json
 
 FORMAT = 3  # 1 had no networks that stand alone, 2 said nothing to timm
 CONFIG, TENSORS, PLANS, CARD = "config.json", "model.safetensors", "plans.json", "README.md"
-NAMES = frozenset({CONFIG, TENSORS, PLANS, CARD})
+FILES = (CONFIG, TENSORS, PLANS)  # those that are read
+NAMES = frozenset({*FILES, CARD})
 _MARK, _CARD_MARK = "basisprune_bundle", "library_name: basisprune"
 _TIMM, _BUILT = ("architecture", "num_classes", "label_names", "pretrained_cfg"), "network"
 _MOST = {CONFIG: 64 << 20, PLANS: 256 << 20, TENSORS: 4 << 30}  # bytes

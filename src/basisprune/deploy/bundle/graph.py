@@ -1,132 +1,41 @@
 """A folded network as a list of operations on plain layers, and back: no architecture has to be built for it.
 
-A file names an operation only out of the lists below; none of them reads, writes or calls anything but tensors.
+A step of a file names a module, parameter or buffer that is in the structure, or an entry of the tables in
+`deploy/operations.py`; nothing else can be said.
 """
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
-import torch
 from pydantic import JsonValue
-from torch import Tensor, fx, nn
-from torch.nn import functional as F
+from torch import fx, nn
 
 from basisprune.deploy.bundle.config import Step
-from basisprune.deploy.bundle.structure import class_name
 from basisprune.deploy.bundle.values import decode, encode, is_plain
-from basisprune.deploy.folded import FoldedModel, about, folded
+from basisprune.deploy.folded import FoldedModel
+from basisprune.deploy.operations import FUNCTIONS, METHODS, NAMES, READINGS, odd_keywords
 from basisprune.errors import BundleError, LayerError
-from basisprune.types import InputSpec
+from basisprune.torchkit.surgery import module_at, tensor_at
 
-_OF_TENSORS = (
-    *("abs", "add", "cat", "chunk", "clamp", "concat", "div", "exp", "flatten", "log", "matmul", "max", "maximum"),
-    *("mean", "min", "minimum", "movedim", "mul", "neg", "permute", "pow", "reciprocal", "relu", "reshape", "roll"),
-    *("rsqrt", "sigmoid", "softmax", "split", "sqrt", "square", "squeeze", "stack", "std", "sub", "sum", "tanh"),
-    *("transpose", "unbind", "unsqueeze", "var"),
-)
-_OF_LAYERS = (
-    *("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool2d", "avg_pool1d"),
-    *("avg_pool2d", "avg_pool3d", "dropout", "elu", "gelu", "glu", "hardsigmoid", "hardswish", "hardtanh"),
-    *("interpolate", "layer_norm", "leaky_relu", "log_softmax", "max_pool1d", "max_pool2d", "max_pool3d", "mish"),
-    *("normalize", "pad", "pixel_shuffle", "pixel_unshuffle", "relu", "relu6", "scaled_dot_product_attention", "selu"),
-    *("sigmoid", "silu", "softmax", "softplus", "tanh"),
-)
-_OF_NUMBERS = ("add", "eq", "floordiv", "getitem", "iadd", "imul", "matmul", "mod", "mul", "neg", "sub", "truediv")
-_FUNCTIONS: dict[str, Callable[..., object]] = {
-    **{f"torch.{name}": getattr(torch, name) for name in _OF_TENSORS},
-    **{f"functional.{name}": getattr(F, name) for name in _OF_LAYERS},
-    **{f"operator.{name}": getattr(operator, name) for name in _OF_NUMBERS},
-    "getattr": getattr,
-}
-_METHODS = frozenset(_OF_TENSORS) - {"cat", "concat", "stack"} | {
-    *("add_", "clamp_", "contiguous", "dim", "div_", "expand", "expand_as", "mul_", "relu_", "sigmoid_", "size"),
-    *("sub_", "t", "view", "view_as"),
-}
-_READABLE = (["shape"], ["ndim"], ["dtype"])  # the attributes of a tensor that may be asked for
-_NAMES = {function: name for name, function in reversed(_FUNCTIONS.items())}
-_ARITHMETIC = frozenset(_FUNCTIONS[f"operator.{name}"] for name in _OF_NUMBERS if name != "getitem")
-_LARGEST_NUMBER = 1 << 40
-_HINT = "pass factory='package.module:function' (or a timm name), which builds the backbone"
-_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
-
-
-class _PlainTracer(fx.Tracer):
-    """Looks into every module that a file cannot name."""
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:  # noqa: ARG002
-        """Whether the module stays a module."""
-        return class_name(type(m)) is not None and type(m) is not nn.Module and not isinstance(m, _CONTAINERS)
+HINT = "pass factory='package.module:function' (or a timm name), which builds the backbone"
 
 
 def plain_steps(model: FoldedModel) -> tuple[nn.Module, list[Step]]:
-    """The plain layers of a folded network, which are shared, and the operations that it does with them.
+    """The plain layers of a graph, which are shared, and the operations that it does with them.
 
     Raises LayerError if there is something in it that a file cannot hold.
     """
-    try:
-        graph = _PlainTracer().trace(model)
-    except Exception as error:
-        raise LayerError("backbone", f"cannot be traced down to plain layers ({error}); {_HINT}") from error
-    numbers = {node: number for number, node in enumerate(graph.nodes)}
+    numbers = {node: number for number, node in enumerate(model.graph.nodes)}
     steps = [_step(node, numbers) for node in numbers]
-    parts, found = nn.Module(), folded(model, graph, model.about)
-    parts._modules, parts._parameters, parts._buffers = found._modules, found._parameters, found._buffers
-    parts._non_persistent_buffers_set = found._non_persistent_buffers_set
+    parts = nn.Module()
+    parts._modules, parts._parameters, parts._buffers = model._modules, model._parameters, model._buffers
+    parts._non_persistent_buffers_set = model._non_persistent_buffers_set
     return parts.eval(), steps
 
 
-def as_graph(model: nn.Module, spec: InputSpec) -> FoldedModel:
-    """A folded network of any class as a graph down to plain layers, which are shared: no class is needed to load it.
-
-    Raises LayerError if it cannot be traced.
-    """
-    try:
-        graph = _PlainTracer().trace(model)
-    except Exception as error:
-        raise LayerError("", f"{type(model).__name__} cannot be traced ({error})") from error
-    return folded(model, graph, about(spec, None, getattr(model, "classes", None))).eval()
-
-
-def without_its_class(model: nn.Module, spec: InputSpec) -> nn.Module:
-    """The network as such a graph; the network itself if it is one, or cannot be traced."""
-    if isinstance(model, FoldedModel):
-        return model
-    try:
-        return as_graph(model, spec)
-    except LayerError:
-        return model
-
-
-class _Careful(fx.Interpreter):
-    """Runs a graph out of a file for the first time: sums and products are of tensors and small numbers only.
-
-    Python itself sets no bounds to a list times a billion, or to a number squared forty times.
-    """
-
-    def call_function(
-        self, target: fx.node.Target, args: tuple[fx.node.Argument, ...], kwargs: dict[str, object]
-    ) -> object:
-        """What the function gives."""
-        if target in _ARITHMETIC and not all(isinstance(value, (Tensor, int, float)) for value in args):
-            raise BundleError(f"graph: {_NAMES[target]} of something that is neither tensor nor number")
-        result: object = super().call_function(target, args, kwargs)
-        if isinstance(result, int) and abs(result) > _LARGEST_NUMBER:
-            raise BundleError("graph: a number in it becomes too large")
-        return result
-
-
-def try_out(model: FoldedModel, images: Tensor) -> None:
-    """Runs a network that `from_steps` made for the first time; raises BundleError if it does what it may not."""
-    with torch.no_grad():
-        careful = _Careful(model)
-        careful.extra_traceback = False  # or it writes its own words into the message
-        careful.run(images)
-
-
-def from_steps(steps: list[Step]) -> fx.Graph:
-    """The graph of these operations; raises BundleError for one that a file may not name."""
+def from_steps(steps: list[Step], parts: nn.Module) -> fx.Graph:
+    """The graph of these operations on these parts; raises BundleError for one that a file may not name."""
     graph = fx.Graph()
     nodes: list[fx.Node] = []
     for number, step in enumerate(steps):
@@ -135,34 +44,65 @@ def from_steps(steps: list[Step]) -> fx.Graph:
             raise BundleError(f"graph: step {number} is {step['op']}; one input comes first and one output last")
         args = tuple(_read(value, nodes) for value in step["args"])
         kwargs = {name: _read(value, nodes) for name, value in step["kwargs"].items()}
-        target = _target(step, args)
+        try:
+            target = _target(step, args, parts)
+        except LayerError as error:
+            raise BundleError(
+                f"graph: step {number} ({step['op']}): {error}; "
+                "it may name a module, parameter or buffer of the structure"
+            ) from error
+        except BundleError as error:
+            raise BundleError(f"graph: step {number}: {error}") from error
         nodes.append(graph.create_node(step["op"], target, args, kwargs, name=f"step{number}"))  # type: ignore[arg-type]
     return graph
 
 
-def _target(step: Step, args: tuple[object, ...]) -> str | Callable[..., object]:
-    name = step["target"]
-    if step["op"] == "call_function":
-        function = _FUNCTIONS.get(name)
-        if function is None or (function is getattr and list(args[1:]) not in _READABLE):
-            raise BundleError(f"graph: {name} is not a function that a bundle may call")
-        return function
-    if step["op"] == "call_method" and name not in _METHODS:
-        raise BundleError(f"graph: {name} is not a method that a bundle may call")
+def _target(step: Step, args: tuple[object, ...], parts: nn.Module) -> str | Callable[..., object]:
+    """What the step names, which must be there or in a table."""
+    name, op = step["target"], step["op"]
+    if op == "call_module":
+        module_at(parts, name.split("."))
+    elif op == "get_attr":
+        tensor_at(parts, name.split("."))
+    elif op == "call_function" and name == "getattr":
+        if len(args) != 2 or args[1] not in tuple(READINGS) or step["kwargs"]:
+            raise BundleError(f"getattr is not a function that a bundle may call, but for {', '.join(READINGS)}")
+        return getattr  # stands for the reading, which is what runs
+    elif op == "call_function":
+        _refuse_unlisted(name, "function", FUNCTIONS, step)
+        return FUNCTIONS[name]
+    elif op == "call_method":
+        _refuse_unlisted(name, "method", METHODS, step)
     return name
 
 
+def _refuse_unlisted(name: str, what: str, allowed: Collection[str], step: Step) -> None:
+    if name not in allowed:
+        raise BundleError(f"{name} is not a {what} that a bundle may call; allowed are {', '.join(sorted(allowed))}")
+    if odd := odd_keywords(step["kwargs"]):
+        raise BundleError(f"{name} is given {odd[0]}, which is not an argument that a bundle may pass")
+
+
 def _step(node: fx.Node, numbers: dict[fx.Node, int]) -> Step:
-    target = node.target if isinstance(node.target, str) else _NAMES.get(node.target, "")
-    allowed = node.op != "call_method" or target in _METHODS
-    if not target or not allowed or (target == "getattr" and list(node.args[1:]) not in _READABLE):
-        raise LayerError("backbone", f"calls {node.target}, which a bundle cannot name; {_HINT}")
+    target = node.target if isinstance(node.target, str) else _function_name(node)
+    allowed = node.op != "call_method" or target in METHODS
+    if node.op in ("call_function", "call_method"):
+        allowed &= not odd_keywords(node.kwargs)
+    if not target or not allowed:
+        raise LayerError("backbone", f"calls {node.target}, which a bundle cannot name; {HINT}")
     return Step(
         op=node.op,  # type: ignore[typeddict-item]
         target=target,
         args=[_written(value, numbers) for value in node.args],
         kwargs={name: _written(value, numbers) for name, value in node.kwargs.items()},
     )
+
+
+def _function_name(node: fx.Node) -> str:
+    """What a file calls the function of the node; empty if nothing."""
+    if node.target is getattr:
+        return "getattr" if len(node.args) == 2 and node.args[1] in tuple(READINGS) else ""
+    return NAMES.get(node.target, "") if callable(node.target) else ""
 
 
 def _written(value: object, numbers: dict[fx.Node, int]) -> JsonValue:
@@ -179,7 +119,7 @@ def _written(value: object, numbers: dict[fx.Node, int]) -> JsonValue:
     if value is ...:
         return {"ellipsis": True}
     if not is_plain(value):
-        raise LayerError("backbone", f"is given a {type(value).__name__}, which a bundle cannot hold; {_HINT}")
+        raise LayerError("backbone", f"is given a {type(value).__name__}, which a bundle cannot hold; {HINT}")
     return encode(value)
 
 

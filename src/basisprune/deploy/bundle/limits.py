@@ -1,32 +1,79 @@
-"""What a network out of a file may ask of this machine while it is built and tried."""
+"""What a network out of a file may ask of this machine: while it is built, tried, and run on inputs of a new shape."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+import operator
+import os
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import AbstractContextManager, nullcontext
+from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry
+from torch.utils.hooks import RemovableHandle
 
+from basisprune.deploy.operations import ARITHMETIC, FUNCTIONS, METHODS, NAMES
 from basisprune.errors import BundleError
 
 _LARGEST = 2 << 30  # bytes of one tensor
-_OPERATIONS = 100_000
+_MEMORY = 4 << 30  # bytes of all tensors at a time
+_OPERATIONS = 30_000
+_CALLS = 100_000  # of modules
 _WORK = 10**13  # floating-point operations, about those of the largest networks of timm on one image
+_PER_NUMBER = 20  # what reading or writing one number costs, in floating-point operations
+_LARGEST_NUMBER, _MOST_PIECES = 1 << 40, 4096
+
+
+def work_allowed(weights: int, numbers: int) -> int:
+    """How many floating-point operations a network of so many weights may need for an input of so many numbers.
+
+    A conv without stride uses each weight at each pixel, and layers without weights do little else than their input.
+    """
+    return min(_WORK, 2 * 10**10 + 4 * weights * numbers + 10**4 * numbers)
+
+
+def memory_allowed(weights: int, numbers: int) -> int:
+    """How many bytes at a time such a network may need for such an input."""
+    return min(_MEMORY, (256 << 20) + 16 * weights + 3200 * numbers)
 
 
 class Bounded(TorchDispatchMode):
-    """Raises BundleError before an operation that makes too large a tensor, or when it has become too much work.
+    """Raises BundleError before an operation that takes too much memory, or when it has become too much work.
 
     The size of what an operation makes is found on torch's meta device, where tensors have a shape and no memory.
+    `memory` is for all tensors at a time that were made in this context, `largest` for any one of them, in bytes.
     """
 
-    def __init__(self, most: int = _OPERATIONS) -> None:
+    def __init__(
+        self,
+        operations: int = _OPERATIONS,
+        *,
+        work: int = _WORK,
+        memory: int = _MEMORY,
+        largest: int = _LARGEST,
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.most, self.operations = most, 0
-        self.work = 0
+        self.most, self.most_work, self.memory, self.largest = operations, work, memory, largest
+        self.operations = self.calls = self.work = self.live = 0
+        self._hook: RemovableHandle | None = None
+
+    def __enter__(self) -> Bounded:
+        """Starts to count."""
+        self._hook = register_module_forward_pre_hook(self._count_call)
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Ends to count."""
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        if self._hook is not None:
+            self._hook.remove()
 
     def __torch_dispatch__(
         self,
@@ -39,27 +86,194 @@ class Bounded(TorchDispatchMode):
         self.operations += 1
         if self.operations > self.most:
             raise BundleError(f"a part of its network takes more than {self.most:,} operations")
-        self._refuse_too_much(func, args, kwargs or {})
-        return func(*args, **(kwargs or {}))
+        options = dict(kwargs or {})
+        given = _storages((args, options))
+        self._refuse_too_much(func, args, options)
+        result = func(*args, **options)
+        for key, storage in _storages(result).items():
+            if key not in given:
+                self.live += storage.nbytes()
+                weakref.finalize(storage, self._free, storage.nbytes())
+        self._refuse_memory(_largest(result), 0)  # not every operation tells beforehand
+        return result
 
-    def _refuse_too_much(
-        self, func: torch._ops.OpOverload, args: Sequence[object], kwargs: Mapping[str, object]
-    ) -> None:
-        inputs, options = tree_map_only(Tensor, _without_memory, (args, dict(kwargs)))
-        if options.get("device") is not None:
+    def _refuse_too_much(self, func: torch._ops.OpOverload, args: Sequence[object], kwargs: dict[str, object]) -> None:
+        inputs, options = tree_map_only(Tensor, _without_memory, (args, kwargs))
+        if any(argument.name == "device" for argument in func._schema.arguments):
             options["device"] = torch.device("meta")
         try:
             made = func(*inputs, **options)
         except Exception:  # not every operation tells its shape; then it is tried as it is
-            return
-        largest = max((leaf.nbytes for leaf in tree_leaves(made) if isinstance(leaf, Tensor)), default=0)
-        if largest > _LARGEST:
-            raise BundleError(f"its network makes a tensor of {largest:,} bytes; at most {_LARGEST:,} are allowed")
+            made = None
+        given, new = _storages((inputs, options)), _storages(made)
+        self._refuse_memory(_largest(made), sum(each.nbytes() for key, each in new.items() if key not in given))
         count: Callable[..., int] | None = flop_registry.get(func._overloadpacket)
-        self.work += 0 if count is None else count(*inputs, **options, out_val=made)
-        if self.work > _WORK:
-            raise BundleError(f"its network takes more than {_WORK:.0e} floating-point operations for one input")
+        if count is not None and made is not None:
+            self.work += count(*inputs, **options, out_val=made)
+        views = func.is_view
+        self.work += 0 if views else _PER_NUMBER * sum(leaf.numel() for leaf in _tensors((inputs, options, made)))
+        if self.work > self.most_work:
+            raise BundleError(f"its network takes more than {self.most_work:.0e} floating-point operations")
+
+    def _refuse_memory(self, largest: int, more: int) -> None:
+        if largest > self.largest:
+            raise BundleError(f"its network makes a tensor of {largest:,} bytes; at most {self.largest:,} are allowed")
+        if self.live + more > self.memory:
+            raise BundleError(
+                f"its network needs {self.live + more:,} bytes of memory at a time; at most {self.memory:,} are allowed"
+            )
+
+    def _free(self, size: int) -> None:
+        self.live -= size
+
+    def _count_call(self, _module: nn.Module, _args: object) -> None:
+        self.calls += 1
+        if self.calls > _CALLS:
+            raise BundleError(f"its network calls more than {_CALLS:,} modules for one input")
+
+
+def _tensors(value: object) -> Iterator[Tensor]:
+    return (leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
+
+
+def _largest(value: object) -> int:
+    return max((leaf.nbytes for leaf in _tensors(value)), default=0)
+
+
+def _storages(value: object) -> dict[int, torch.UntypedStorage]:
+    """The memory that the tensors in the value lie in, by its identity."""
+    found = (leaf.untyped_storage() for leaf in _tensors(value) if leaf.layout is torch.strided)
+    return {storage._cdata: storage for storage in found}
 
 
 def _without_memory(tensor: Tensor) -> Tensor:
     return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+class RunGuard:
+    """Watches over a graph out of a file: each step always, and all costs when its input has a new shape.
+
+    A graph may compute shapes from those of its input, so that what it does for one image says nothing of a batch.
+    """
+
+    def __init__(self, weights: int, shape: Sequence[int]) -> None:
+        self.numbers = math.prod(shape)  # in one input
+        self.work = work_allowed(weights, self.numbers)
+        self.known = {(1, *shape)}  # is tried when the network is loaded
+
+    def watch(self, images: Tensor) -> AbstractContextManager[object]:
+        """Limits of memory and work for the first run on images of this shape; nothing where another program traces."""
+        traces = _is_traced() or type(images) is not Tensor
+        if traces or images.device.type == "meta" or (shape := tuple(images.shape)) in self.known:
+            return nullcontext()
+        self.known.add(shape)
+        memory = max(_MEMORY, _machine_memory() * 3 // 4)
+        inputs = max(1, -(-images.numel() // self.numbers))
+        return Bounded(work=self.work * inputs, memory=memory, largest=memory)
+
+    def check(self, function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]) -> None:
+        """Raises BundleError before a step takes numbers that are too large, or makes too many pieces.
+
+        Python itself sets no bounds to a list times a billion, or to a number squared forty times.
+        """
+        if _is_traced():  # numbers are tensors then
+            return
+        values = list(_leaves((args, kwargs)))
+        if any(isinstance(value, fx.Proxy) for value in values):
+            return
+        if any(isinstance(value, int) and abs(value) > _LARGEST_NUMBER for value in values):
+            raise BundleError("graph: a number in it becomes too large")
+        if function in ARITHMETIC:
+            if not all(isinstance(value, (Tensor, int, float)) for value in args):
+                raise BundleError(f"graph: {NAMES[function]} of something that is neither tensor nor number")
+        else:
+            _refuse_values_as_sizes(function, args, kwargs)
+        if function in _PIECES and (pieces := _PIECES[function](*args, **kwargs)) > _MOST_PIECES:
+            raise BundleError(f"graph: {pieces:,} pieces of a tensor; at most {_MOST_PIECES:,} are allowed")
+
+
+def _refuse_values_as_sizes(
+    function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
+) -> None:
+    """Raises BundleError where the values in a tensor, which differ from image to image, would decide on a size."""
+    index = args[1:]
+    if function is operator.getitem:
+        if any(map(_is_mask, _leaves(index))) or any(isinstance(leaf, Tensor) for leaf in _bounds(index)):
+            raise BundleError("graph: values in it are picked by other values, so that nobody knows how many")
+    elif function not in _OF_SEVERAL and any(map(_is_whole, _leaves((index, kwargs)))):
+        raise BundleError("graph: a number in a tensor is used as a size, so that nobody knows how large")
+
+
+def _is_traced() -> bool:
+    """Whether torch follows what is computed, to export or compile it."""
+    return bool(torch.jit.is_tracing()) or torch.compiler.is_compiling()  # type: ignore[attr-defined, no-untyped-call]
+
+
+def _machine_memory() -> int:
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):  # on Windows
+        return 0
+
+
+def _leaves(value: object) -> Iterator[object]:
+    """What the value holds, in sequences, dicts and slices, however deep."""
+    if isinstance(value, slice):
+        value = (value.start, value.stop, value.step)
+    if isinstance(value, Mapping):
+        value = tuple(value.values())
+    if isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _leaves(item)
+    else:
+        yield value
+
+
+def _bounds(index: object) -> Iterator[object]:
+    """The beginnings, ends and steps of the slices in an index."""
+    for item in index if isinstance(index, (tuple, list)) else (index,):
+        if isinstance(item, slice):
+            yield from _leaves(item)
+        elif isinstance(item, (tuple, list)):
+            yield from _bounds(item)
+
+
+def _is_mask(value: object) -> bool:
+    return isinstance(value, Tensor) and value.dtype in (torch.bool, torch.uint8)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, Tensor) and not (value.is_floating_point() or value.is_complex())
+
+
+def _unbound(tensor: Tensor, dim: int = 0) -> int:
+    return tensor.shape[dim]
+
+
+def _split(tensor: Tensor, split_size_or_sections: object = None, dim: int = 0, *, split_size: object = None) -> int:
+    size = split_size if split_size_or_sections is None else split_size_or_sections
+    return tensor.shape[dim] // max(size, 1) if isinstance(size, int) else len(cast(Sequence[int], size))
+
+
+def _chunked(_tensor: Tensor, chunks: int, dim: int = 0) -> int:  # noqa: ARG001
+    return chunks
+
+
+_PIECES: Mapping[Callable[..., object], Callable[..., int]] = {
+    torch.unbind: _unbound,
+    METHODS["unbind"]: _unbound,
+    torch.split: _split,
+    METHODS["split"]: _split,
+    torch.chunk: _chunked,
+    METHODS["chunk"]: _chunked,
+}
+"""How many pieces each function makes of a tensor."""
+_BINARY = ("add", "div", "maximum", "minimum", "mul", "pow", "sub")
+_OF_SEVERAL: Set[Callable[..., object]] = {
+    *(FUNCTIONS[f"torch.{name}"] for name in _BINARY),
+    *(METHODS[name] for name in (*_BINARY, "add_", "div_", "mul_", "sub_", "expand_as", "view_as")),
+    *(METHODS[name] for name in ("max", "min")),
+    *(FUNCTIONS[f"torch.{name}"] for name in ("cat", "concat", "max", "min", "stack")),
+    FUNCTIONS["functional.scaled_dot_product_attention"],
+}
+"""The functions that take whole numbers in tensors for what they are, and not as sizes."""

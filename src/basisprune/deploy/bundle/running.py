@@ -76,17 +76,6 @@ def check_fingerprint(output: Tensor, wanted: Fingerprint, versions: Mapping[str
     )
 
 
-def check_same(model: nn.Module, loaded: nn.Module, shape: Sequence[int]) -> None:
-    """Raises BundleError unless both output the same for two random inputs, bit for bit."""
-    like = fixed_input(model, shape)
-    images = torch.randn(2, *shape, generator=torch.Generator().manual_seed(1)).to(like.dtype)
-    if not torch.equal(run(model, images), run(loaded, images)):
-        raise BundleError(
-            "what was loaded does not output what the network does, so nothing was saved; it keeps something in an "
-            "attribute that is not a number, text or tensor: build that in a factory='package.module:function'"
-        )
-
-
 def package_versions() -> dict[str, str]:
     """The versions of what a saved network depends on."""
     packages = ("basisprune", "torch", "timm", "safetensors")

@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-import timm.layers
 import torch
 from pydantic import JsonValue
 from torch import nn
 
-from basisprune.basis.layers import BasisPair, BasisScalingConv, Shift
 from basisprune.deploy.bundle.config import Node
+from basisprune.deploy.bundle.layers import (
+    INTERNAL,
+    NAMES,
+    OURS,
+    check_arguments,
+    class_of,
+    is_taken,
+    may_be_set,
+)
 from basisprune.deploy.bundle.limits import Bounded
 from basisprune.deploy.bundle.values import Plain, decode, encode, is_plain
 from basisprune.deploy.folded import LAYER_ATTRIBUTES
 from basisprune.errors import BundleError, LayerError
 from basisprune.torchkit.surgery import TORCH_CONVS
-from basisprune.transfer.model import GlobalPool, TransferModel
-from basisprune.transfer.norms import NormedConv
 
-# Only these namespaces are searched for a class that a file names; none of their constructors runs foreign code.
-_SPACES = {"torch.nn": nn, "timm.layers": timm.layers}
-_OURS = {kind.__name__: kind for kind in (BasisPair, BasisScalingConv, GlobalPool, NormedConv, Shift, TransferModel)}
-_INTERNAL = frozenset(vars(nn.Module())) | {"input_spec", "source", "classes"}
 _MOST_PARTS = 100_000
+_MOST_NODES = 30_000  # that are built, or taken from the architecture
 _MOST_OPERATIONS = 2_000  # to construct one layer
 
 
@@ -32,7 +34,7 @@ def describe(model: nn.Module, fresh: nn.Module | None = None) -> Node:
     """How the model's modules differ from those of `fresh`, or all of them if there is none; JSON values only.
 
     Weights are left out. Neither network is changed. Raises LayerError for a module that is neither in `fresh`
-    nor of a class of torch.nn or timm.layers.
+    nor of a class that a bundle may name.
 
     >>> describe(nn.Sequential(nn.Conv2d(3, 4, 1), nn.Identity()), nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU()))
     {'children': {'0': {'attributes': {'out_channels': 4}}, '1': {'class': 'torch.nn.Identity'}}}
@@ -58,6 +60,18 @@ def rebuild(node: Node, fresh: nn.Module | None = None) -> nn.Module:
         raise
     except Exception as error:  # constructors and attributes that do not go together fail in many ways
         raise BundleError(f"its structure does not fit the architecture ({type(error).__name__}: {error})") from error
+
+
+def is_described(module: nn.Module) -> bool:
+    """Whether a description, from which attributes that are not plain values are missing, is all of the module."""
+    try:
+        again = rebuild(describe(module))
+    except (LayerError, BundleError):
+        return False
+    return all(
+        _odd_attributes(one) == _odd_attributes(other)
+        for one, other in zip(module.modules(), again.modules(), strict=True)
+    )
 
 
 class _Describer:
@@ -96,7 +110,7 @@ class _Describer:
 
     def _start(self, module: nn.Module, path: str) -> tuple[nn.Module, Node]:
         """A module to describe this one from, and the node that leads to it."""
-        name, args = class_name(type(module)), _arguments(module)
+        name, args = NAMES.get(type(module)), _arguments(module)
         if name is not None and args is not None:
             try:
                 return _construct(name, args), {"class": name, **({"args": args} if args else {})}
@@ -116,9 +130,13 @@ class _Rebuilder:
     def __init__(self, fresh: nn.Module | None) -> None:
         self.fresh = dict(fresh.named_modules()) if fresh is not None else {}
         self.done: dict[str, nn.Module] = {}
+        self.nodes = 0
         self.parts: dict[nn.Module, int] = {}  # the modules in each that is built, those met again counted again
 
     def module(self, node: Node, fresh: nn.Module | None, path: str) -> nn.Module:
+        self.nodes += 1
+        if self.nodes > _MOST_NODES:
+            raise BundleError(f"its network has more than {_MOST_NODES:,} parts of their own")
         base = self._start(node, fresh)
         if base is None:
             raise BundleError(f"{path or 'structure'}: the architecture has no such module")
@@ -130,8 +148,7 @@ class _Rebuilder:
         _apply_own(base, node)
         children = node.get("children", {})
         order = node.get("order", list(base._modules))
-        if unknown := children.keys() - set(order):
-            raise BundleError(f"{path}: the architecture has no children {sorted(unknown)}")
+        _check_order(order, children, path)
         built: dict[str, nn.Module | None] = {}
         for name in order:
             start = _fresh_child(base, name, fresh)
@@ -142,9 +159,10 @@ class _Rebuilder:
                 built[name] = self.module(inner, start, f"{path}.{name}" if path else name)
         base._modules.clear()
         for name, child in built.items():
-            base.register_module(name, child)
+            _refuse_taken(base, name)
+            base._modules[name] = child
         if "answers" in node:
-            vars(base).update(_layer_attributes(base.get_submodule(node["answers"])))
+            _answer(base, built.get(node["answers"]))
         self._count(base)
         return base
 
@@ -166,6 +184,13 @@ class _Rebuilder:
             raise BundleError(f"its network has more than {_MOST_PARTS:,} parts")
 
 
+def _check_order(order: Sequence[str], children: Mapping[str, object], path: str) -> None:
+    if unknown := children.keys() - set(order):
+        raise BundleError(f"{path}: the architecture has no children {sorted(unknown)}")
+    if len(set(order)) < len(order):
+        raise BundleError(f"{path}: names a child twice")
+
+
 def _fresh_child(base: nn.Module, name: str, fresh: nn.Module | None) -> nn.Module | None:
     """The module of the fresh network that a child is described from; for a basis it is the conv it came from."""
     takes_place = base is not fresh and isinstance(fresh, (*TORCH_CONVS, nn.Linear))
@@ -175,7 +200,11 @@ def _fresh_child(base: nn.Module, name: str, fresh: nn.Module | None) -> nn.Modu
 def _own_differences(module: nn.Module, base: nn.Module) -> Node:
     node: Node = {}
     known = _plain_attributes(base)
-    changed = {name: value for name, value in _plain_attributes(module).items() if known.get(name, ...) != value}
+    changed = {
+        name: value
+        for name, value in _plain_attributes(module).items()
+        if known.get(name, ...) != value and may_be_set(base, name, vars(module)[name])
+    }
     if changed:
         node["attributes"] = changed
     if (parameters := _parameter_names(module)) != _parameter_names(base):
@@ -199,19 +228,38 @@ def _layer_attributes(layer: nn.Module) -> dict[str, object]:
     return {name: vars(layer)[name] for name in LAYER_ATTRIBUTES if name in vars(layer)}
 
 
+def _answer(container: nn.Module, layer: nn.Module | None) -> None:
+    """Gives a container the attributes of the layer in it that it answers for."""
+    for name, value in ({} if layer is None else _layer_attributes(layer)).items():
+        if not may_be_set(container, name, value):
+            raise BundleError(f"a {type(container).__name__} cannot answer for a layer in it")
+        vars(container)[name] = value
+
+
 def _apply_own(module: nn.Module, node: Node) -> None:
-    for name, value in node.get("attributes", {}).items():
-        if name in _INTERNAL or name.startswith("__"):
-            raise BundleError(f"attribute {name!r} is not one that a bundle may set")
-        vars(module)[name] = decode(value)
+    for name, coded in node.get("attributes", {}).items():
+        value = decode(coded)
+        if may_be_set(module, name, value):
+            vars(module)[name] = value
+        elif is_taken(module, name):  # what no class knows, and older versions noted, is not set
+            raise BundleError(f"attribute {name!r} is not one that a bundle may set to {str(value)[:80]!r}")
     if "parameters" in node:
         module._parameters.clear()
-        module._parameters.update({name: _unset_parameter(there) for name, there in node["parameters"].items()})
+        for name, there in node["parameters"].items():
+            _refuse_taken(module, name)
+            module._parameters[name] = _unset_parameter(there)
     if "buffers" in node:
         module._buffers.clear()
         module._non_persistent_buffers_set.clear()
         for name, (there, persistent) in node["buffers"].items():
-            module.register_buffer(name, torch.empty(0, device="meta") if there else None, persistent=persistent)
+            _refuse_taken(module, name)
+            module._buffers[name] = torch.empty(0, device="meta") if there else None
+            module._non_persistent_buffers_set.update(() if persistent else (name,))
+
+
+def _refuse_taken(module: nn.Module, name: str) -> None:
+    if is_taken(module, name) or any(name in held for held in (module._parameters, module._buffers, module._modules)):
+        raise BundleError(f"{name}: a {type(module).__name__} has something else by that name")
 
 
 def _unset_parameter(there: bool) -> nn.Parameter | None:
@@ -229,26 +277,10 @@ def _buffer_names(module: nn.Module) -> dict[str, tuple[bool, bool]]:
     return {name: (value is not None, name not in hidden) for name, value in module._buffers.items()}
 
 
-def class_name(kind: type[nn.Module]) -> str | None:
-    """What a file calls the class; None for a class that it may not name."""
-    if _OURS.get(kind.__name__) is kind:
-        return f"basisprune.{kind.__name__}"
-    spaces = (f"{space}.{kind.__name__}" for space, home in _SPACES.items() if vars(home).get(kind.__name__) is kind)
-    return next(spaces, None)
-
-
-def _find_class(name: str) -> type[nn.Module]:
-    space, _, leaf = name.rpartition(".")
-    kind = _OURS.get(leaf) if space == "basisprune" else vars(_SPACES[space]).get(leaf) if space in _SPACES else None
-    if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
-        raise BundleError(f"{name!r} is not a class that a bundle may name")
-    return kind
-
-
 def _arguments(module: nn.Module) -> dict[str, JsonValue] | None:
     """What the module's constructor was given, as far as its attributes tell; None if they do not."""
     args: dict[str, JsonValue] = {}
-    if type(module) in _OURS.values():
+    if type(module) in OURS:
         return args
     for parameter in inspect.signature(type(module)).parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or parameter.name in ("device", "dtype"):
@@ -276,14 +308,24 @@ def _is_default(value: Plain, default: object) -> bool:
 
 def _construct(name: str, args: Mapping[str, JsonValue]) -> nn.Module:
     """A module of the class, without memory for its weights; of our own classes a shell without attributes."""
-    kind = _find_class(name)
-    if kind in _OURS.values():
+    kind = class_of(name)
+    given = {key: decode(value) for key, value in args.items()}
+    check_arguments(name, given)
+    if kind in OURS:
         hollow = kind.__new__(kind)
         nn.Module.__init__(hollow)
         return hollow
     with torch.device("meta"), Bounded(_MOST_OPERATIONS):
-        return kind(**{key: decode(value) for key, value in args.items()})
+        return kind(**given)
 
 
 def _plain_attributes(module: nn.Module) -> dict[str, JsonValue]:
-    return {name: encode(value) for name, value in vars(module).items() if name not in _INTERNAL and is_plain(value)}
+    return {name: encode(value) for name, value in vars(module).items() if name not in INTERNAL and is_plain(value)}
+
+
+def _odd_attributes(module: nn.Module) -> dict[str, object]:
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if name not in INTERNAL and not is_plain(value) and not isinstance(value, torch.Tensor)
+    }

@@ -7,8 +7,9 @@ from safetensors.torch import load
 from torch import Tensor, nn
 
 from basisprune.deploy.bundle.config import TensorFacts, check_names
-from basisprune.errors import BundleError
-from basisprune.torchkit.surgery import find_layers, named_tensors
+from basisprune.deploy.bundle.layers import may_alias
+from basisprune.errors import BundleError, LayerError
+from basisprune.torchkit.surgery import find_layers, module_at, named_tensors
 
 
 def collect_tensors(model: nn.Module, fresh: nn.Module | None) -> tuple[dict[str, Tensor], TensorFacts]:
@@ -83,7 +84,7 @@ def assign_tensors(model: nn.Module, tensors: dict[str, Tensor], facts: TensorFa
             _put(model, name, tensor)
     for name, origin in facts.aliases.items():
         path, _, leaf = name.rpartition(".")
-        if hasattr(type(home := _home(model, name)), leaf):
+        if not may_alias(home := _home(model, name), leaf):
             raise BundleError(f"{name}: is not an attribute that a bundle may set")
         vars(home)[leaf] = _of(given, path + origin if origin.startswith(".") else origin)
     lasting = set(model.state_dict(keep_vars=True))
@@ -120,8 +121,8 @@ def _put(model: nn.Module, name: str, tensor: Tensor) -> None:
 
 def _home(model: nn.Module, name: str) -> nn.Module:
     try:
-        return model.get_submodule(name.rpartition(".")[0])
-    except AttributeError as error:
+        return module_at(model, name.split(".")[:-1])
+    except LayerError as error:
         raise BundleError(f"{name}: the architecture has no such tensor") from error
 
 

@@ -17,7 +17,9 @@ from basisprune.data import own_part, prepare
 from basisprune.data.loaders import make_loader
 from basisprune.deploy.export.common import PixelLayout
 from basisprune.deploy.export.facts import GraphInput, read_facts
-from basisprune.deploy.export.runtime import notes_in, open_session, require_onnx, run_all, run_session
+from basisprune.deploy.export.guard import guarded
+from basisprune.deploy.export.onnx import ONNX_RUNTIME
+from basisprune.deploy.export.runtime import notes_in, open_session, require_onnx, run_all
 from basisprune.errors import DataError, ModelError
 from basisprune.tasks import Task
 from basisprune.torchkit.running import mode, placed
@@ -27,13 +29,16 @@ from basisprune.training.predict import Predictions
 from basisprune.types import InputSpec
 
 
-def evaluate_onnx(path: str | Path, data: Data, *, batch_size: int = 128, prepared: bool = False) -> Evaluation:
+def evaluate_onnx(
+    path: str | Path, data: Data, *, batch_size: int = 128, prepared: bool = False, ours: bool = False
+) -> Evaluation:
     """The loss and accuracy of an ONNX file of `export_onnx` on the data, in onnxruntime on the CPU.
 
-    Images are prepared as the file's metadata says; `prepared` is as in `evaluate`.
+    Images are prepared as the file's metadata says; `prepared` is as in `evaluate`. The file runs in a process of its
+    own, with bounded memory and time, unless it is `ours`: written by this very program.
     """
     losses, hits, count = 0.0, 0, 0
-    for scores, labels in _scores(Path(path), data, batch_size, prepared):
+    for scores, labels in _scores(Path(path), data, batch_size, prepared, ours=ours):
         losses += F.cross_entropy(scores, labels, reduction="sum").item()
         hits += int((scores.argmax(-1) == labels).sum())
         count += len(labels)
@@ -43,17 +48,18 @@ def evaluate_onnx(path: str | Path, data: Data, *, batch_size: int = 128, prepar
 
 
 def predict_onnx(path: str | Path, data: Data, *, batch_size: int = 64, prepared: bool = False) -> Predictions:
-    """What an ONNX file of `export_onnx` says of all images of the data, in order, in onnxruntime on the CPU."""
+    """What an ONNX file that this program wrote says of all images of the data, in order, in onnxruntime on the CPU."""
     answers, known = [], []
-    for scores, labels in _scores(Path(path), data, batch_size, prepared):
+    for scores, labels in _scores(Path(path), data, batch_size, prepared, ours=True):
         answers.append(scores.softmax(1).max(1))
         known.append(labels)
     if not known:
         raise DataError("predict_onnx: the data contains no images")
-    return Predictions(
+    return Predictions.of(
         torch.cat([best for _, best in answers]).numpy(),
         torch.cat([certainty for certainty, _ in answers]).double().numpy(),
         torch.cat(known).to(torch.int64).numpy(),
+        data,
     )
 
 
@@ -61,7 +67,7 @@ def predict_onnx(path: str | Path, data: Data, *, batch_size: int = 64, prepared
 def judge_onnx(
     path: str | Path, like: nn.Module, data: Data, task: Task, *, batch_size: int = 64, prepared: bool = False
 ) -> Outcomes:
-    """The outcomes of an ONNX file of `export_onnx` on the data, in order, in onnxruntime on the CPU.
+    """The outcomes of an ONNX file that this program wrote on the data, in order, in onnxruntime on the CPU.
 
     The file has the tensors that the network outputs one after the other; `like` is the network itself, whose output
     says how they belong together.
@@ -77,7 +83,7 @@ def judge_onnx(
             structure = _structure(like, images if wanted is None else prepare(images, wanted.spec, prepared=prepared))
         output = tree_unflatten(run_all(session, inputs), structure)
         rows.append(task.rows(task.output(output), targets, len(images)))
-    return joined(task, rows)
+    return joined(task, rows, data)
 
 
 def _structure(model: nn.Module, inputs: Tensor) -> TreeSpec:
@@ -89,13 +95,15 @@ def _structure(model: nn.Module, inputs: Tensor) -> TreeSpec:
     return structure
 
 
-def _scores(path: Path, data: Data, batch_size: int, prepared: bool) -> Iterator[tuple[Tensor, Tensor]]:
+def _scores(path: Path, data: Data, batch_size: int, prepared: bool, *, ours: bool) -> Iterator[tuple[Tensor, Tensor]]:
     """What the file says of each batch, with the labels; images are prepared as its metadata says."""
     require_onnx()
-    session = open_session(path)
-    wanted = read_facts(path, notes_in(session)).input
+    threads = torch.get_num_threads()
+    runtime = ONNX_RUNTIME if ours else guarded(ONNX_RUNTIME, threads)
+    wanted = runtime.facts(path).input
+    run = runtime.open(path, threads)
     for images, labels in make_loader(cast("Dataset[object]", data), batch_size, size=wanted.spec.image_size):
-        yield run_session(session, _inputs(images, wanted, prepared)).float(), labels
+        yield runtime.scores(run, _inputs(images, wanted, prepared)), labels
 
 
 def _inputs(images: Tensor, wanted: GraphInput, prepared: bool) -> Tensor:

@@ -15,8 +15,6 @@ from basisprune.errors import ModelError
 from basisprune.files import Json, parse_json
 from basisprune.types import InputSpec
 
-PREFIX = "basisprune."
-
 
 @dataclass(frozen=True)
 class GraphInput:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from basisprune.deploy.export.common import PixelLayout, outputs_of
 from basisprune.deploy.export.facts import FileFacts, input_facts, read_facts
-from basisprune.errors import MissingExtraError, ModelError
+from basisprune.errors import MissingExtraError, ModelError, pass_on
 from basisprune.types import InputSpec
 
 _T = TypeVar("_T")
@@ -108,5 +108,6 @@ def said_by(title: str, where: object, work: Callable[[], _T]) -> _T:
     except ModelError:
         raise
     except Exception as error:  # runtimes raise errors of their own kinds
+        pass_on(error, where)
         reason = " ".join(str(error).split())[:500]
         raise ModelError(f"{where}: {title} cannot take it ({type(error).__name__}: {reason})") from error

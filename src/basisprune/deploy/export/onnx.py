@@ -21,9 +21,10 @@ from basisprune.deploy.export.common import (
     named_outputs,
 )
 from basisprune.deploy.export.differences import module_scopes, name_difference
-from basisprune.deploy.export.facts import PREFIX, for_openvino, for_ultralytics, input_facts
+from basisprune.deploy.export.facts import for_openvino, for_ultralytics, input_facts
 from basisprune.deploy.export.interface import Order, Run, Runtime
 from basisprune.deploy.export.quantise import quantise
+from basisprune.deploy.export.runner import PREFIX
 from basisprune.deploy.export.runtime import PACKAGES, notes_in, open_session, require_onnx, run_all, to_proto
 from basisprune.errors import ConfigError, DataError, ModelError
 from basisprune.files import atomic

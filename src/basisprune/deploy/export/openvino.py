@@ -5,20 +5,18 @@ from __future__ import annotations
 import io
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
-from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from basisprune.deploy.export.facts import for_openvino
 from basisprune.deploy.export.interface import Order, Run, Runtime
 from basisprune.deploy.export.onnx import onnx_of
+from basisprune.deploy.export.runner import open_openvino
 from basisprune.deploy.export.runtime import PACKAGES
 from basisprune.errors import ModelError
 
@@ -35,32 +33,11 @@ def _write(order: Order, path: Path) -> None:
 
 
 def _open(path: Path, threads: int) -> Run:
-    """The compiled file in single precision: left to itself, OpenVINO takes bfloat16 where a processor has it."""
-    config = {
-        "INFERENCE_PRECISION_HINT": "f32",
-        "INFERENCE_NUM_THREADS": threads,
-        "NUM_STREAMS": 1,
-        "PERFORMANCE_HINT": "LATENCY",
-    }
-    core = _core()
-
-    @cache
-    def request(count: int) -> Any:
-        return core.compile_model(_for_batches(core.read_model(path), count), "CPU", config).create_infer_request()
-
-    def run(batch: NDArray[np.generic]) -> NDArray[np.generic]:
-        ready = request(len(batch))
-        ready.get_input_tensor().data[:] = batch  # a tensor made for each call would take longer than the copy
-        ready.infer(share_outputs=True)
-        return np.array(ready.get_output_tensor().data)
-
-    request(1)
-    return run
+    return open_openvino(str(path), threads)[1]
 
 
-def _notes(path: Path) -> dict[str, str]:
-    model = _core().read_model(path)
-    return {name: str(model.get_rt_info([_OURS, name]).value) for name in ("input", "classes")}
+def _notes(path: Path) -> Mapping[str, str]:
+    return open_openvino(str(path), 1)[0]
 
 
 def _quantise(source: Path, target: Path, batches: Sequence[Tensor]) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from basisprune.deploy.export.attention import FourAxes
 from basisprune.deploy.export.common import INPUT, OUTPUT
-from basisprune.deploy.export.facts import PREFIX
+from basisprune.deploy.export.runner import PREFIX
 from basisprune.errors import MissingExtraError, ModelError
 from basisprune.torchkit.running import mode
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from basisprune.deploy.export.common import LEAST, example_for, outputs_of
-from basisprune.deploy.export.facts import PREFIX
 from basisprune.deploy.export.interface import Order, Run, Runtime
+from basisprune.deploy.export.runner import PREFIX
 from basisprune.errors import ModelError
 from basisprune.files import replacing
 from basisprune.torchkit.running import mode, relative_difference

@@ -13,11 +13,12 @@ from basisprune.errors import BundleError
 HUGE = {
     "a tensor of": {"class": "torch.nn.ZeroPad2d", "args": {"padding": {"tuple": [10**6] * 4}}},
     "more than 2,000 operations": {
-        "class": "torch.nn.LSTM",
-        "args": {"input_size": 1, "hidden_size": 1, "num_layers": 10**9},
+        "class": "timm.layers.CondConv2d",
+        "args": {"in_channels": 1, "out_channels": 1, "num_experts": 10**6},
     },
+    "is not a class": {"class": "torch.nn.LSTM", "args": {"input_size": 1, "hidden_size": 1, "num_layers": 10**9}},
     "a tensor of ": {"class": "torch.nn.Linear", "args": {"in_features": 10**6, "out_features": 10**6}},
-    "does not fit": {"class": "torch.nn.Linear", "args": {"in_features": 10**12, "out_features": 10**12}},
+    "numbers beyond": {"class": "torch.nn.Linear", "args": {"in_features": 10**12, "out_features": 10**12}},
 }
 
 
