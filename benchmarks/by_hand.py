@@ -4,13 +4,14 @@
                                  [--passes 5 20] [--ways hand quick]
 
 By hand: AdamW on all weights, the classifier at ten times the rate, warm-up over a tenth of the steps, cosine to zero,
-gradients clipped, small shifts, mirrored except for digits; three rates, batch-norm statistics fixed or of the batch. The
-best of the six *by its test accuracy* counts, which favours it. `quick` is the recipe with as many epochs, and chooses by
-itself. Five passes are over 2,000 images, twenty over 500, 64 pixels each way, 32 for VGG-16, which is slow; 5,000 test images.
+gradients clipped, small shifts, mirrored except for digits; three rates, batch-norm statistics fixed or of the batch.
+The best of the six *by its test accuracy* counts, which favours it. `quick` is the recipe with as many epochs, and
+chooses by itself. Five passes are over 2,000 images, twenty over 500, 64 pixels each way, 32 for VGG-16, which is slow;
+5,000 test images.
 
-At seeds after the first, settings that were more than three points behind on the first are left out: they are not the best.
-DIR is described in benchmarks/backbones.py. Resumes where it was stopped. Writes results/by_hand.json and, for `quick`,
-results/by_hand_quick.json; `python benchmarks/by_hand.py --table` shows both and checks the bars.
+At seeds after the first, settings that were more than three points behind on the first are left out: they are not the
+best. DIR is described in benchmarks/backbones.py. Resumes where it was stopped. Writes results/by_hand.json and, for
+`quick`, results/by_hand_quick.json; `python benchmarks/by_hand.py --table` shows both and checks the bars.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ def by_hand(model: nn.Module, images: Tensor, labels: Tensor, cell: Cell, rate: 
 
 
 def scratch(name: str, assets: Path, runs: Path) -> Any:
-    """Return a backbone that was trained here on 20,000 other images of CIFAR-10, for those without ImageNet weights."""
+    """Return a backbone without ImageNet weights, trained here on 20,000 other images of CIFAR-10."""
     file = runs / f"{name}.pt"
     backbone = timm.create_model(name, num_classes=10)
     if not file.exists():

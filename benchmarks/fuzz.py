@@ -5,8 +5,8 @@
 Sound files of every kind are changed at random, in their bytes or in what they say (with checksums made right again,
 as one would who means harm), and read. Bundles are also forged: their graphs, structures and networks mix what is
 allowed with what would do harm. Only a BasisPruneError may come out, within a few seconds and a few gigabytes, and an
-audit hook sees to it that no bundle runs code, connects or writes.
-Counts go to results/fuzz.json; it ends with exit code 1 if anything else came out, and says by which seed.
+audit hook sees to it that no bundle runs code, connects or writes. Configurations, sweeps and run folders name code and
+hold bombs. Counts go to results/fuzz.json; it ends with exit code 1 if anything else came out, and says by which seed.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import dataclasses
 import json
 import random
 import resource
+import shutil
 import signal
 import sys
 import tempfile
@@ -26,6 +27,7 @@ from pathlib import Path
 from types import FrameType
 
 import torch
+from fuzz_settings import all_settings
 from fuzz_targets import Target, all_targets
 
 from basisprune.errors import BasisPruneError
@@ -36,16 +38,8 @@ MEMORY = 6 << 30  # bytes beyond what the program has when it starts
 
 
 _FORBIDDEN = (
-    *(
-        "os.system",
-        "os.exec",
-        "os.fork",
-        "os.posix_spawn",
-        "subprocess.Popen",
-        "pty.spawn",
-        "ctypes.dlopen",
-        "pickle.find",
-    ),
+    *("os.system", "os.exec", "os.fork", "os.posix_spawn", "subprocess.Popen", "pty.spawn", "ctypes.dlopen"),
+    "pickle.find",
     *("socket.connect", "socket.getaddrinfo", "os.mkdir", "os.rename", "os.symlink", "os.link", "os.chmod", "shutil."),
 )
 _PYTHON = tuple({str(Path(place).resolve()) for place in (sys.prefix, sys.base_prefix, *sys.path) if place})
@@ -91,7 +85,7 @@ class TooSlowError(Exception):
 def tried(target: Target, folder: Path, seed: int) -> str:
     """What became of one spoilt file: "read", "refused", or what else came out."""
     for left in folder.iterdir():
-        left.unlink()
+        shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
     WATCH.seen = []
     target.spoil(folder, random.Random(f"{target.name} {seed}"))
 
@@ -134,7 +128,7 @@ def main() -> None:
         source, folder = Path(root) / "source", Path(root) / "spoilt"
         for place in (source, folder):
             place.mkdir()
-        targets = all_targets(source)
+        targets = [*all_targets(source), *all_settings(source / "settings")]
         targets = [each for each in targets if any(word in each.name for word in options.targets.split(","))]
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, -1))

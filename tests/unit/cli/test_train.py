@@ -20,7 +20,8 @@ def test_a_trained_model_can_be_used_and_compressed(photos, tmp_path):
     assert json.loads(invoke("evaluate", tmp_path / "trained", "--json").stdout)["accuracy"] == pytest.approx(
         summary["test"]["accuracy"]
     )
-    again = invoke("train", "--config", tmp_path / "trained" / "config.yaml", "--output", tmp_path / "again")
+    written = ("--config", tmp_path / "trained" / "config.yaml", "--trust-code")
+    again = invoke("train", *written, "--output", tmp_path / "again")
     assert again.exit_code == 0, again.output
     small = tmp_path / "small"
     words = ("--model", tmp_path / "trained" / "model", *start, "--output", small, "--basis-ratio", "0.5", "--no-onnx")

@@ -68,6 +68,8 @@ def _graph_input(facts: Json) -> GraphInput:
     prepares, layout = facts["prepares"], facts["layout"]
     if not isinstance(prepares, bool) or layout not in get_args(PixelLayout):
         raise TypeError(f"prepares: {prepares!r}, layout: {layout!r}")
+    if prepares and (spec is None or len(spec.size) != 2):
+        raise ValueError(f"prepares: true, of inputs that are no images ({spec})")
     return GraphInput(spec, prepares, cast("PixelLayout", layout))
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import json
+from pathlib import Path
 
 import onnx
 import pytest
@@ -59,3 +61,9 @@ def test_padding_is_explicit_in_every_file(tmp_path):
         assert convs
         assert all(each.get("auto_pad", b"NOTSET") == b"NOTSET" and "pads" in each for each in said)
         assert not any(node.op_type == "Pad" for node in proto.graph.node)
+
+
+def test_a_file_that_says_it_prepares_what_is_no_image_is_refused():
+    spec = {"size": [8], "mean": [0.5], "std": [0.5], "layout": "NHWC", "prepares": True}
+    with pytest.raises(ModelError):
+        read_facts(Path("odd.onnx"), {"input": json.dumps(spec), "classes": "null"})
