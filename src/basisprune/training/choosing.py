@@ -38,7 +38,7 @@ _EVALUATION = 1 / 3
 _RENEWALS, _USUAL_MOMENTUM = 5, 0.1
 """How often a run with statistics of the batch renews them: some norms follow so slowly that they would lag behind."""
 _TIMED_STEPS = 3
-_FASTER, _AS_GOOD = 0.8, 1.02
+_FASTER, _AS_GOOD = 0.8, 1.05
 """bfloat16 is taken from this share of the time on, at no more than this share of the loss."""
 _KNOWN = 0.75
 """Of the accuracy above chance, so much must be left on images that were changed."""
@@ -149,6 +149,7 @@ class _Chooser:
         self.say = session.log
         self.runs: list[Short] = []
         self.best: nn.Module | None = None
+        self.last: tuple[TrainConfig, nn.Module, Evaluation | None] | None = None
         self.statistics = choices.statistics and _has_statistics(model) and config.norm_statistics == "fixed"
         judging = _count(images.held_out) / config.batch_size * _EVALUATION
         budget = choices.cost * steps
@@ -194,39 +195,43 @@ class _Chooser:
 
     def _run(self, lr: float, statistics: NormStatistics) -> Short:
         """Train a copy for a few steps, and judge it."""
-        config = _at(self.config, lr, statistics, self.steps)
-        model, found, _ = self._trained(config, self.steps)
+        model, found = self._trained(_at(self.config, lr, statistics, self.steps))
         short = Short(lr, statistics, found)
         if not self.runs or short.loss < min(run.loss for run in self.runs):
             self.best = model
         self.runs.append(short)
         return short
 
-    def _trained(
-        self, config: TrainConfig, steps: int, *, judge: bool = True
-    ) -> tuple[nn.Module, Evaluation | None, float]:
-        """Return a copy trained for so many steps, what it reached (None if it diverged), and the seconds of a step."""
+    def _trained(self, config: TrainConfig) -> tuple[nn.Module, Evaluation | None]:
+        """Return a copy after a short run, and what it reached; None if it diverged."""
+        if self.last is None or self.last[0] != config:
+            trainer = self._trainer(config)
+            found = trainer.evaluated(self.images.held_out) if trainer.sprint(self.steps) else None
+            self.last = config, trainer.model, found
+        return self.last[1:]
+
+    def _trainer(self, config: TrainConfig) -> Trainer:
         accelerator = self.session.accelerator or make_accelerator(config)
-        trainer = Trainer(copy.deepcopy(self.model), self.images, config, accelerator, self.session)
+        return Trainer(copy.deepcopy(self.model), self.images, config, accelerator, self.session)
+
+    def _seconds(self, config: TrainConfig) -> float:
+        """Return how long a few steps take; the first ones, in which kernels are chosen, do not count."""
+        trainer = self._trainer(config)
+        trainer.sprint(1)
         start = time.perf_counter()
-        finite = trainer.sprint(steps)
-        seconds = (time.perf_counter() - start) / steps
-        found = trainer.evaluated(self.images.held_out) if finite and judge else None
-        return trainer.model, found, seconds
+        trainer.sprint(_TIMED_STEPS)
+        return time.perf_counter() - start
 
     def _choose_precision(self) -> None:
         """Take bfloat16 if a few steps are clearly faster in it, and a short run is as good."""
         if self.config.mixed_precision != "no" or not _has_bfloat16(make_accelerator(self.config).device):
             return
         half = replace(self.config, mixed_precision="bf16")
-        seconds = {}
-        for name, config in (("no", self.config), ("bf16", half)):
-            self._trained(config, 1, judge=False)  # kernels are chosen at first use
-            seconds[name] = self._trained(config, _TIMED_STEPS, judge=False)[2]
-        if not _decided(seconds["bf16"] < _FASTER * seconds["no"]):
+        times = [(self._seconds(half), self._seconds(self.config)) for _ in range(2)]
+        fast, slow = (min(each) for each in zip(*times, strict=True))
+        if not _decided(fast < _FASTER * slow):
             return
-        _, full, _ = self._trained(self.config, self.steps)
-        _, rough, _ = self._trained(half, self.steps)
+        (_, full), (_, rough) = self._trained(self.config), self._trained(half)
         if full is not None and rough is not None and rough.loss <= full.loss * _AS_GOOD:
             self.config = half
 

@@ -317,12 +317,15 @@ def test_images_are_mirrored_only_where_the_network_knows_them_mirrored():
 
 @pytest.mark.parametrize(("seconds", "loss", "taken"), [(0.5, 1.0, "bf16"), (0.5, 1.5, "no"), (0.95, 1.0, "no")])
 def test_bfloat16_is_taken_where_it_is_faster_and_as_good(seconds, loss, taken, monkeypatch):
-    def trained(self, config, steps, *, judge=True):
-        half = config.mixed_precision == "bf16"
-        return self.model, Evaluation(loss if half else 1.0, 0.5, 24), seconds if half else 1.0
+    def is_half(config):
+        return config.mixed_precision == "bf16"
+
+    def trained(self, config):
+        return self.model, Evaluation(loss if is_half(config) else 1.0, 0.5, 24)
 
     monkeypatch.setattr(choosing, "_has_bfloat16", lambda _: True)
     monkeypatch.setattr(choosing._Chooser, "_trained", trained)
+    monkeypatch.setattr(choosing._Chooser, "_seconds", lambda _, config: seconds if is_half(config) else 1.0)
     assert settled(choosy(choices=Choices(precision=True))).mixed_precision == taken
     assert settled(choosy(choices=Choices(precision=False))).mixed_precision == "no"
 
