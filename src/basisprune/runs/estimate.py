@@ -23,7 +23,8 @@ from basisprune.search.stepping import axes_of, most_steps
 from basisprune.tasks import CLASSIFICATION, Task
 from basisprune.training.config import TrainConfig
 from basisprune.training.evaluation import evaluate
-from basisprune.training.loop import Session, fit
+from basisprune.training.loop import fit
+from basisprune.training.trainer import Session
 from basisprune.transfer.model import spec_of
 
 _STEPS = 3

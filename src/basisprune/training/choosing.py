@@ -82,7 +82,7 @@ def divide(model: nn.Module, images: Images, config: TrainConfig, session: Sessi
         count = len(cast("Dataset[object]", data))  # type: ignore[arg-type]
         wanted = _wanted(count, share)
         order = np.random.default_rng(config.seed).permutation(count).tolist()
-        part, rest = Subset(data, sorted(order[:wanted])), Subset(data, sorted(order[wanted:]))  # type: ignore[arg-type, var-annotated]
+        part, rest = Subset(data, sorted(order[:wanted])), Subset(data, sorted(order[wanted:]))  # type: ignore[arg-type]
         count_held = wanted
     else:
         known = data if isinstance(data, LabelledImages) else _wrapped(data, model)
@@ -329,7 +329,7 @@ def _has_statistics(model: nn.Module) -> bool:
 def _has_bfloat16(device: torch.device) -> bool:
     """Whether the device computes in bfloat16, rather than pretending to."""
     if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     return device.type == "cpu" and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 

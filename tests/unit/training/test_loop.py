@@ -20,7 +20,8 @@ from basisprune.errors import ConfigError, DataError, TrainingError
 from basisprune.tasks import regression
 from basisprune.training.config import learning_rate
 from basisprune.training.evaluation import Evaluation, evaluate
-from basisprune.training.loop import Session, fit
+from basisprune.training.loop import fit
+from basisprune.training.trainer import Session
 from basisprune.types import InputSpec
 
 pytestmark = pytest.mark.usefixtures("one_thread")
