@@ -65,9 +65,9 @@ class BasisPruneError(Exception):
         return cls(*faults, where=where)
 
     def __str__(self) -> str:
-        return self.message()
+        return self.text()
 
-    def message(self, shown: Callable[[str], str] = str) -> str:
+    def text(self, shown: Callable[[str], str] = str) -> str:
         """What happened, with the place and each fault as `shown` gives them."""
         where = shown(self.where)
         if len(self.faults) == 1:

@@ -133,7 +133,7 @@ def test_from_the_command_line_with_a_checkpoint_of_lightning(photos):
     bundle = load_bundle(out / "model")
     assert bundle.classes == ("0-red", "1-green", "2-blue")
     assert (bundle.input_spec.mean, bundle.input_spec.std) == ((0.5,) * 3, (0.25,) * 3)
-    again = invoke("compress", "--config", out / "config.yaml", "--output", photos / "again", "--json")
+    again = invoke("compress", "--config", out / "config.yaml", "--trust-code", "--output", photos / "again", "--json")
     assert again.exit_code == 0, again.output
     assert json.loads(again.stdout)["candidates"][0]["accuracy"] == 1.0
 

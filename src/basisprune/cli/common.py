@@ -62,7 +62,7 @@ def told_errors() -> Iterator[None]:
     try:
         yield
     except BasisPruneError as error:
-        raise _failed(error.message(indented)) from error
+        raise _failed(error.text(indented)) from error
     except BrokenPipeError as error:  # whoever read the output has gone
         raise typer.Exit(FAILED) from error
     except OSError as error:

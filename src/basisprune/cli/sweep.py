@@ -90,7 +90,7 @@ def _show_cells(plan: Sweep, *, as_json: bool) -> None:
         try:
             check_cell(cell, Silence())
         except BasisPruneError as error:
-            tell(f"error: {cell.name}: {error.message(indented)}")
+            tell(f"error: {cell.name}: {error.text(indented)}")
             failed += 1
     if failed:
         raise typer.Exit(FAILED)

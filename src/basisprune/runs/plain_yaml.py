@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import yaml  # type: ignore[import-untyped]
 from pydantic import JsonValue
 
-from basisprune.errors import ConfigError
+from basisprune.errors import ConfigError, printable
 
 _MOST_VALUES, _DEEPEST, _LONGEST_NAME, _MOST_DIGITS = 10_000, 50, 1000, 100
 _TRUTH = {**dict.fromkeys(("yes", "true", "on"), True), **dict.fromkeys(("no", "false", "off"), False)}
@@ -64,8 +64,10 @@ class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
 
     def represent_str(self, text: str) -> yaml.ScalarNode:
         """The text, in quotes unless it reads as text without them."""
-        plain = isinstance(_value(text), str)
-        return self.represent_scalar("tag:yaml.org,2002:str", text, style=None if plain else "'")
+        style = None if isinstance(_value(text), str) else "'"
+        if printable(text) != text:  # line ends of other alphabets do not survive in plain text
+            style = '"'
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
 _Dumper.add_representer(str, _Dumper.represent_str)

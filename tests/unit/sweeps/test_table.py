@@ -25,7 +25,7 @@ def test_each_row_tells_what_became_of_it():
 
 def test_a_table_of_all_values_is_read_back():
     first, second = csv.DictReader(io.StringIO(as_csv([DONE, FAILED])))
-    assert (first["parameters"], first["interval"], second["error"]) == ("250000", "0.8 0.95", "no memory\nat all")
+    assert (first["parameters"], first["interval"], second["error"]) == ("250000", "0.8 0.95", "no memory\\nat all")
 
 
 def test_the_front_of_a_dataset_has_its_cells_that_are_done():
