@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TypeGuard, cast
@@ -25,6 +25,7 @@ from basisprune.training.accelerating import make_accelerator
 from basisprune.training.config import Choices, NormStatistics, TrainConfig
 from basisprune.training.evaluation import Data, Evaluation, evaluate
 from basisprune.training.lessons import Feed
+from basisprune.training.mirroring import may_be_mirrored
 from basisprune.training.trainable import classes_of
 from basisprune.training.trainer import Images, Session, Trainer
 from basisprune.transfer.model import spec_of
@@ -41,7 +42,7 @@ _TIMED_STEPS = 3
 _FASTER, _AS_GOOD = 0.8, 1.05
 """bfloat16 is taken from this share of the time on, at no more than this share of the loss."""
 _KNOWN = 0.75
-"""Of the accuracy above chance, so much must be left on images that were changed."""
+"""Of the accuracy above chance, so much must be left on images that were cropped."""
 _MANY_EPOCHS, _CROP = 10, 0.6
 """Crops pay from this many epochs on; they cut out at least this part of the area."""
 
@@ -236,17 +237,18 @@ class _Chooser:
             self.config = half
 
     def _choose_augmentation(self) -> Augment:
-        """Add mirroring and, in long trainings, crops if the best short run knows images that were changed so.
+        """Add mirroring where mirrored images are like the others, and crops in long trainings.
 
-        It learnt from none of them: where a mirrored digit is another digit, or none, it is lost.
+        Crops are added if the best short run, which learnt from none, recognises the middle of the held-out images.
         """
-        settings, part = self.config.augmentation, self.images.held_out
-        if self.best is None or not self.session.task.is_classification or not _is_read_here(part):
+        settings, (train, part) = self.config.augmentation, (self.images.train, self.images.held_out)
+        if not (self.session.task.is_classification and _is_read_here(train) and _is_read_here(part)):
             return settings
-        plain = self._recognised(part)
-        if self._recognised(Changed(part, mirrored)) >= _KNOWN * plain:
+        spec, prepared = spec_of(self.model), self.config.prepared
+        if may_be_mirrored(train, spec, prepared=prepared, seed=self.config.seed):
             settings = replace(settings, flip=True)
-        if self.config.epochs >= _MANY_EPOCHS and self._recognised(Changed(part, enlarged)) >= _KNOWN * plain:
+        is_long = self.best is not None and self.config.epochs >= _MANY_EPOCHS
+        if is_long and self._recognised(Enlarged(part)) >= _KNOWN * self._recognised(part):
             settings = replace(settings, crop=_CROP)
         return settings
 
@@ -292,28 +294,18 @@ def _least(runs: list[Short], statistics: NormStatistics) -> float:
     return float(tried[best].lr * (tried[best + 1].lr / tried[best].lr) ** offset)
 
 
-def mirrored(image: Tensor) -> Tensor:
-    """Return the image (C, H, W) with left and right exchanged."""
-    return image.flip(-1)
+class Enlarged(LabelledImages):
+    """The middle of each image, as large a part of its area as the smallest crop."""
 
-
-def enlarged(image: Tensor) -> Tensor:
-    """Return the middle of the image, as large a part of its area as the smallest crop."""
-    height, width = (max(1, round(side * math.sqrt(_CROP))) for side in image.shape[-2:])
-    top, left = (image.shape[-2] - height) // 2, (image.shape[-1] - width) // 2
-    return image[..., top : top + height, left : left + width]
-
-
-class Changed(LabelledImages):
-    """Images that are changed when they are read, all in the same way."""
-
-    def __init__(self, images: LabelledImages, change: Callable[[Tensor], Tensor]) -> None:
-        self.images, self.change = images, change
+    def __init__(self, images: LabelledImages) -> None:
+        self.images = images
         self.labels, self.classes, self.groups = images.labels, images.classes, images.groups
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         image, label = self.images[index]
-        return self.change(image), label
+        height, width = (max(1, round(side * math.sqrt(_CROP))) for side in image.shape[-2:])
+        top, left = (image.shape[-2] - height) // 2, (image.shape[-1] - width) // 2
+        return image[..., top : top + height, left : left + width], label
 
 
 def _is_read_here(data: object) -> TypeGuard[LabelledImages]:

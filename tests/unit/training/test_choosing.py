@@ -301,18 +301,11 @@ def test_a_choice_made_for_other_settings_is_refused_and_a_damaged_one_made_agai
 # Augmentation and precision
 
 
-def test_images_are_mirrored_only_where_the_network_knows_them_mirrored():
-    rng = np.random.default_rng(0)
-    labels = np.arange(240) % 3
-    sided = rng.integers(0, 40, (240, 16, 16, 3), dtype=np.uint8)
-    for place, label in enumerate(labels):
-        sided[place, :, 5 * label : 5 * label + 6] += 200
-    config = choosy(epochs=30, lr=1e-2, choices=Choices(augmentation=True), augmentation=Augment(shift=0.05))
-    flat = nn.Sequential(nn.Flatten(), nn.Linear(16 * 16 * 3, 3))
-    flat.input_spec = InputSpec((16, 16), (0.5,) * 3, (0.5,) * 3)
-    assert settled(config).augmentation.flip
-    assert not settled(config, images=ArrayImages(sided, labels), model=flat).augmentation.flip
-    assert settled(config).augmentation.shift == 0.05
+def test_crops_are_for_long_trainings_of_networks_that_know_the_middle_of_an_image():
+    config = choosy(lr=1e-2, choices=Choices(augmentation=True), augmentation=Augment(shift=0.05))
+    assert settled(replace(config, epochs=30)).augmentation == Augment(shift=0.05, flip=True, crop=0.6)
+    assert settled(replace(config, epochs=9)).augmentation == Augment(shift=0.05, flip=True)
+    assert settled(replace(config, choices=Choices())).augmentation == Augment(shift=0.05)
 
 
 @pytest.mark.parametrize(("seconds", "loss", "taken"), [(0.5, 1.0, "bf16"), (0.5, 1.5, "no"), (0.95, 1.0, "no")])
