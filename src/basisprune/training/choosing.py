@@ -36,6 +36,8 @@ _FEWEST_IMAGES, _MOST_IMAGES = 20, 1000
 """How many images can judge epochs, and how many are enough to."""
 _EVALUATION = 1 / 3
 """What judging an image costs, of what learning from it costs."""
+_LONGER = 1.5
+"""A full training bears a rate higher than short runs by this factor: it has time to settle (docs/method.md)."""
 _RENEWALS, _USUAL_MOMENTUM = 5, 0.1
 """How often a run with statistics of the batch renews them: some norms follow so slowly that they would lag behind."""
 _TIMED_STEPS = 3
@@ -167,7 +169,7 @@ class _Chooser:
             self._choose_precision()
         lr, statistics = self._choose_rate()
         settled = replace(self.asked, choices=None, mixed_precision=self.config.mixed_precision)
-        settled = _at(settled, lr, statistics, self.total)
+        settled = _at(settled, lr * _LONGER, statistics, self.total)
         if self.choices.augmentation:
             settled = replace(settled, augmentation=self._choose_augmentation())
         self._report(settled)
