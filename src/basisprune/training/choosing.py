@@ -38,6 +38,8 @@ _EVALUATION = 1 / 3
 """What judging an image costs, of what learning from it costs."""
 _LONGER = 1.5
 """A full training bears a rate higher than short runs by this factor: it has time to settle (docs/method.md)."""
+_CLEARLY = 0.7
+"""Statistics of the batch must leave at most this share of the loss: they learn faster at first, and end worse."""
 _RENEWALS, _USUAL_MOMENTUM = 5, 0.1
 """How often a run with statistics of the batch renews them: some norms follow so slowly that they would lag behind."""
 _TIMED_STEPS = 3
@@ -190,7 +192,7 @@ class _Chooser:
         best = min(self.runs, key=lambda run: run.loss)
         if self.statistics and len(self.runs) < self.most:
             other = self._run(best.lr * spread, "batch")
-            if other.loss < best.loss:
+            if other.loss < _CLEARLY * best.loss:
                 return other.lr, "batch"
         if math.isinf(best.loss):
             return self.config.lr / spread**2, kept
