@@ -109,6 +109,7 @@ def test_a_finished_run_is_not_trained_again(monkeypatch, tmp_path):
 SLOW_RUN = """
 import sys, time
 import torch
+import basisprune.training.loop
 import basisprune.training.trainer
 from tiny import tiny_decomposed, tiny_images, tiny_training
 
