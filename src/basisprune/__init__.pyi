@@ -78,11 +78,11 @@ from .tasks import regression as regression
 from .tasks import segmentation as segmentation
 from .training.config import TrainConfig as TrainConfig
 from .training.evaluation import evaluate as evaluate
-from .training.loop import Session as Session
 from .training.loop import fit as fit
 from .training.predict import Predictions as Predictions
 from .training.predict import predict as predict
 from .training.trainable import set_trainable as set_trainable
+from .training.trainer import Session as Session
 from .transfer.checkpoints import load_weights as load_weights
 from .transfer.hints import Hints as Hints
 from .transfer.kept import KeptModel as KeptModel

@@ -46,9 +46,10 @@ from basisprune.torchkit.watching import example_input
 from basisprune.training.config import TrainConfig
 from basisprune.training.evaluation import evaluate, validation_images
 from basisprune.training.history import EpochRecord, out_of_patience
-from basisprune.training.loop import Session, fit
+from basisprune.training.loop import fit
 from basisprune.training.metrics import Answers, answers_of, hits_of, value_of
 from basisprune.training.trainable import set_trainable
+from basisprune.training.trainer import Session
 from basisprune.transfer.model import spec_of, with_shape
 from basisprune.types import OUTPUT, BlockPlan, FilterPlan
 

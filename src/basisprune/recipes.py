@@ -12,7 +12,7 @@ from basisprune.frameworks import FrameworkName, Move
 from basisprune.plan import PlanConfig
 from basisprune.prune import Compensation
 from basisprune.tasks import Task
-from basisprune.training.config import TrainConfig
+from basisprune.training.config import Choices, Precision, TrainConfig
 
 BasisScores: TypeAlias = Literal["taylor", "loss"]
 
@@ -101,14 +101,19 @@ _QUICK_TRAINING = TrainConfig(
     epochs=5,
     batch_size=32,
     optimizer="adamw",
-    lr=3e-3,
-    min_lr=3e-5,
+    lr=1.7e-4,  # where the search for the rate starts
+    min_lr=0.0,
+    head_lr=10.0,
     warmup=0.1,  # a trained network forgets in the first steps at the full rate, and a thin one may diverge
+    weight_decay=0.01,
+    label_smoothing=0.1,
     norm_statistics="fixed",
     train="all",
-    weight_lr=1.0,  # 0.3 learns less in as many passes (docs/method.md)
+    weight_lr=1.0,
+    relative=False,
     clip_norm=5.0,
     augmentation=Augment(shift=0.05),
+    choices=Choices(augmentation=True, precision=True),
 )
 _QUICK = Recipe(
     basis="loss",
@@ -146,6 +151,48 @@ RECIPES = {
 }
 """The presets: the paper's protocol; a short one, with scores in units of the loss and all weights trained
 (docs/method.md); and one with ten times the training and the unpruned network as teacher."""
+
+
+Augmentation: TypeAlias = Literal["auto", "none", "light", "strong"]
+FloatType: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
+AUGMENTATIONS: dict[Augmentation, Augment] = {
+    "none": Augment(),
+    "light": Augment(shift=0.05),
+    "strong": Augment(shift=0.1, flip=True, crop=0.5, colour=0.3),
+}
+_PRECISIONS: dict[FloatType, Precision] = {"float32": "no", "bfloat16": "bf16", "float16": "fp16"}
+
+
+def trained_with(
+    recipe: Recipe, *, augment: Augmentation | None = None, precision: FloatType | None = None, **changes: int
+) -> Recipe:
+    """Return the recipe with this augmentation and precision in all trainings; "auto" has each training find its own.
+
+    >>> trained_with(RECIPES["quick"], augment="none", epochs=3).train.augmentation
+    Augment(shift=0.0, flip=False, rotation=0.0)
+    """
+    faults = [
+        f"{name}: {given!r} given; allowed are {', '.join(get_args(kind))}"
+        for name, given, kind in (("augment", augment, Augmentation), ("precision", precision, FloatType))
+        if given is not None and given not in get_args(kind)
+    ]
+    faults += [
+        f"{name}: 'auto' given, but the recipe makes no choices; name one, or take another recipe"
+        for name, given in (("augment", augment), ("precision", precision))
+        if given == "auto" and recipe.train.choices is None
+    ]
+    if faults:
+        raise ConfigError.of("Recipe", faults)
+
+    def changed(config: TrainConfig) -> TrainConfig:
+        chosen = {"augmentation": augment, "precision": precision}
+        autos = {name: given == "auto" for name, given in chosen.items() if given is not None}
+        choices = config.choices and replace(config.choices, **autos)
+        fixed = AUGMENTATIONS.get(augment or "auto", config.augmentation)
+        mixed = _PRECISIONS.get(precision or "auto", config.mixed_precision)
+        return replace(config, choices=choices, augmentation=fixed, mixed_precision=mixed, **changes)  # type: ignore[arg-type]
+
+    return replace(recipe, train=changed(recipe.train), finetune=changed(recipe.finetune))
 
 
 def for_task(recipe: Recipe, task: Task) -> Recipe:

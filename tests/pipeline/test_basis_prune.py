@@ -9,7 +9,7 @@ import pytest
 import torch
 from tiny import Notes, differing, tiny_images, tiny_model, tiny_recipe, tiny_training
 
-import basisprune.training.loop
+import basisprune.training.trainer
 from basisprune.basis.layers import basis_pairs
 from basisprune.costs import measure
 from basisprune.data import Splits, load_data
@@ -108,7 +108,7 @@ class Killed(BaseException):
 def test_a_killed_run_goes_on_to_the_same_network(steps, monkeypatch, tmp_path):
     arguments = {"basis_ratio": 0.5, "recipe": recipe()}
     expected = run("basis", tiny_model(), data(), checkpoints=tmp_path / "whole", **arguments)
-    original, left = basisprune.training.loop._Run._step, iter(range(steps))
+    original, left = basisprune.training.trainer.Trainer._step, iter(range(steps))
 
     def step(self, *args):
         if next(left, None) is None:
@@ -116,7 +116,7 @@ def test_a_killed_run_goes_on_to_the_same_network(steps, monkeypatch, tmp_path):
         return original(self, *args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(basisprune.training.loop._Run, "_step", step)
+        patch.setattr(basisprune.training.trainer.Trainer, "_step", step)
         with pytest.raises(Killed):
             run("basis", tiny_model(), data(), checkpoints=tmp_path / "killed", **arguments)
     resumed = run("basis", tiny_model(), data(), checkpoints=tmp_path / "killed", **arguments)

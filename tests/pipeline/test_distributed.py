@@ -27,10 +27,10 @@ import os, signal, sys
 import torch
 torch.set_num_threads(1)
 from test_distributed import compressed
-from basisprune.training import loop
+from basisprune.training import trainer
 
 folder, dies_at, seen = sys.argv[1], int(sys.argv[2]), 0
-evaluate = loop.evaluate
+evaluate = trainer.evaluate
 
 def mortal(*args, **options):
     global seen
@@ -39,7 +39,7 @@ def mortal(*args, **options):
         os.kill(os.getpid(), signal.SIGKILL)
     return evaluate(*args, **options)
 
-loop.evaluate = mortal
+trainer.evaluate = mortal
 result = compressed(folder + "/run")
 if not dies_at:
     torch.save(result.model.state_dict(), f"{folder}/{os.environ['RANK']}.pt")

@@ -9,7 +9,7 @@ import torch
 from tiny import Notes, differing, tiny_images, tiny_model, tiny_recipe, tiny_training
 
 import basisprune.pipeline
-import basisprune.training.loop
+import basisprune.training.trainer
 from basisprune.basis.layers import basis_pairs
 from basisprune.budget import Ratios
 from basisprune.data import Splits, load_data
@@ -126,7 +126,7 @@ def test_a_killed_run_goes_on_to_the_same_network(steps, monkeypatch, tmp_path):
         return Pipeline(tiny_model(), data(), recipe(), checkpoints=tmp_path / folder).run("basis", basis_ratio=0.5)
 
     expected = once("whole")
-    original, left = basisprune.training.loop._Run._step, iter(range(steps))
+    original, left = basisprune.training.trainer.Trainer._step, iter(range(steps))
 
     def step(self, *args):
         if next(left, None) is None:
@@ -134,7 +134,7 @@ def test_a_killed_run_goes_on_to_the_same_network(steps, monkeypatch, tmp_path):
         return original(self, *args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(basisprune.training.loop._Run, "_step", step)
+        patch.setattr(basisprune.training.trainer.Trainer, "_step", step)
         with pytest.raises(Killed):
             once("killed")
     resumed = once("killed")

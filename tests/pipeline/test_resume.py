@@ -13,7 +13,7 @@ import torch
 from tiny import differing, tiny_decomposed, tiny_images, tiny_model, tiny_training
 
 import basisprune.training.lessons
-import basisprune.training.loop
+import basisprune.training.trainer
 from basisprune.data import Augment
 from basisprune.errors import CheckpointError, TrainingError
 from basisprune.training.evaluation import Evaluation
@@ -31,7 +31,7 @@ class Killed(BaseException):
 
 def killed_after(epochs: int, monkeypatch) -> None:
     """From now on a run dies in the middle of the epoch after so many."""
-    original = basisprune.training.loop._Run._step
+    original = basisprune.training.trainer.Trainer._step
     steps = iter(range(3 * epochs + 1))
 
     def step(self, *args):
@@ -39,7 +39,7 @@ def killed_after(epochs: int, monkeypatch) -> None:
             raise Killed
         return original(self, *args)
 
-    monkeypatch.setattr(basisprune.training.loop._Run, "_step", step)
+    monkeypatch.setattr(basisprune.training.trainer.Trainer, "_step", step)
 
 
 @pytest.mark.parametrize("settings", [
@@ -77,7 +77,7 @@ def test_a_run_that_is_killed_before_it_stops_early_has_the_same_best_weights(ki
 
     def judged_from(epoch):
         left = (Evaluation(1.0, accuracy, 9) for accuracy in accuracies[epoch:])
-        monkeypatch.setattr(basisprune.training.loop, "evaluate", lambda *_, **__: next(left))
+        monkeypatch.setattr(basisprune.training.trainer, "evaluate", lambda *_, **__: next(left))
 
     judged_from(0)
     expected = run(tmp_path / "whole.pt")
@@ -110,11 +110,12 @@ SLOW_RUN = """
 import sys, time
 import torch
 import basisprune.training.loop
+import basisprune.training.trainer
 from tiny import tiny_decomposed, tiny_images, tiny_training
 
 torch.set_num_threads(1)
-step = basisprune.training.loop._Run._step
-basisprune.training.loop._Run._step = lambda self, *args: (time.sleep(0.2), step(self, *args))[1]
+step = basisprune.training.trainer.Trainer._step
+basisprune.training.trainer.Trainer._step = lambda self, *args: (time.sleep(0.2), step(self, *args))[1]
 basisprune.training.loop.fit(tiny_decomposed(), tiny_images(), None, tiny_training(epochs=6), checkpoint=sys.argv[1])
 """
 
@@ -178,13 +179,13 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(monkey
 
 def test_weights_that_are_not_finite_never_reach_a_checkpoint(monkeypatch, tmp_path):
     path = tmp_path / "run.pt"
-    original = basisprune.training.loop.project_scales
+    original = basisprune.training.trainer.project_scales
 
     def explode(model):  # as an infinite gradient in an epoch's last step would do
         original(model)
         model.classifier.bias.data[0] = math.inf
 
-    monkeypatch.setattr(basisprune.training.loop, "project_scales", explode)
+    monkeypatch.setattr(basisprune.training.trainer, "project_scales", explode)
     with pytest.raises(TrainingError, match=r"epoch 0: weights are no longer finite .* lower lr"):
         fit(tiny_decomposed(), tiny_images(16), None, tiny_training(), checkpoint=path)
     assert not path.exists()

@@ -386,6 +386,14 @@ RecipeOption = Annotated[
     ),
 ]
 Epochs = Annotated[int | None, typer.Option(help="Training epochs (default: the recipe's).")]
+AugmentOption = Annotated[
+    str | None,
+    typer.Option(help="How training images are changed: auto, none, light or strong (default: the recipe's)."),
+]
+PrecisionOption = Annotated[
+    str | None,
+    typer.Option(help="Numbers to train in: auto, float32, bfloat16 or float16 (default: the recipe's)."),
+]
 Size = Annotated[int | None, typer.Option(help="Image height and width in pixels (default: the model's).")]
 Pretrained = Annotated[bool, typer.Option(help="Start from pretrained weights.")]
 ValFraction = Annotated[

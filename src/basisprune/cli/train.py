@@ -8,6 +8,7 @@ from typing import cast
 import typer
 
 from basisprune.cli.common import (
+    AugmentOption,
     ConfigFile,
     ConfirmFraction,
     Data,
@@ -20,6 +21,7 @@ from basisprune.cli.common import (
     Mean,
     Model,
     Output,
+    PrecisionOption,
     Pretrained,
     RecipeOption,
     Seed,
@@ -46,6 +48,8 @@ def train(
     output: Output,
     recipe: RecipeOption = "quick",
     epochs: Epochs = None,
+    augment: AugmentOption = None,
+    precision: PrecisionOption = None,
     size: Size = None,
     pretrained: Pretrained = True,
     weights: Weights = None,

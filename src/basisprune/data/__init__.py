@@ -22,6 +22,7 @@ from basisprune.data.loaders import make_loader
 from basisprune.data.own_loaders import LoaderPart, Loaders, own_part
 from basisprune.data.prepare import prepare
 from basisprune.data.reading import Reading
+from basisprune.data.split import hold_out
 from basisprune.data.wrapped import WrappedDataset
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "WrappedDataset",
     "augment",
     "blend",
+    "hold_out",
     "image_files",
     "load_data",
     "make_loader",

@@ -225,6 +225,19 @@ def set_aside(splits: Splits, share: float, seed: int, units: Labels | None = No
     return replace(splits, val=take(splits.val, search), confirm=take(splits.val, confirm))
 
 
+def hold_out(images: LabelledImages, share: float, seed: int) -> tuple[LabelledImages, LabelledImages]:
+    """Return all other images, and that share of them, stratified by class; groups stay together.
+
+    >>> from basisprune.data import ArrayImages
+    >>> images = ArrayImages(np.zeros((20, 4, 4), dtype=np.uint8), [0, 1] * 10)
+    >>> [len(part) for part in hold_out(images, 0.2, seed=0)]
+    [16, 4]
+    """
+    units = None if images.groups is None else np.unique(images.groups, return_inverse=True)[1]
+    rest, part = split_indices(images.labels, [share], seed, units)
+    return take(images, rest), take(images, part)
+
+
 def limited(splits: Splits, limit: int | None, seed: int) -> Splits:
     """The splits with at most this many training images."""
     if limit is None or limit >= len(splits.train):

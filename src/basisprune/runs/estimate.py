@@ -23,7 +23,8 @@ from basisprune.search.stepping import axes_of, most_steps
 from basisprune.tasks import CLASSIFICATION, Task
 from basisprune.training.config import TrainConfig
 from basisprune.training.evaluation import evaluate
-from basisprune.training.loop import Session, fit
+from basisprune.training.loop import fit
+from basisprune.training.trainer import Session
 from basisprune.transfer.model import spec_of
 
 _STEPS = 3
@@ -152,7 +153,7 @@ def seconds_to_plan(model: nn.Module, data: Splits, recipe: Recipe, task: Task =
 
 def seconds_per_pass(model: nn.Module, data: Splits, config: TrainConfig, task: Task = CLASSIFICATION) -> float:
     """The seconds for one training epoch and one evaluation, measured on a few batches of each."""
-    one = replace(config, epochs=1, tracker=None, distill=0.0)
+    one = replace(config, epochs=1, tracker=None, distill=0.0, choices=None)
     session = Session(task=task)
     first = _first(data.train, config.batch_size)
     fit(model, first, None, one, progress=False, session=session)  # the first batch is slow
@@ -165,7 +166,7 @@ def seconds_per_pass(model: nn.Module, data: Splits, config: TrainConfig, task: 
         start = time.perf_counter()
         evaluate(model, some, batch_size=config.batch_size, prepared=config.prepared, task=task)
         seconds += (time.perf_counter() - start) * len(data.val) / len(some)
-    return seconds
+    return seconds * (1.0 if config.choices is None else 1.0 + config.choices.cost)
 
 
 def _first(data: LabelledImages, count: int) -> LabelledImages:

@@ -16,7 +16,7 @@ from basisprune.data.load import TEST_FRACTION, VAL_FRACTION
 from basisprune.deploy.export.runtime import has_onnx
 from basisprune.errors import ConfigError, nearest
 from basisprune.frameworks import Axis, Framework, FrameworkName, find_framework
-from basisprune.recipes import Recipe, for_task
+from basisprune.recipes import Augmentation, FloatType, Recipe, for_task, trained_with
 from basisprune.runs.output import IN_PYTHON
 from basisprune.runs.validating import faults_of, recipe_of, search_of
 from basisprune.search import SearchConfig
@@ -35,7 +35,8 @@ class Options(TypedDict, total=False):
     `optimize` is what the result is to have least of: "params", "macs" or "latency", the default for `target_latency`;
     `device` is a file of `basisprune profile`, with the times of the device that is planned for instead of this
     machine. `recipe` is a name, a Recipe, or a mapping of changes to the recipe named under `base`; `search` likewise.
-    `epochs` overrides the recipe's, `size` is the height and width of the images, `groups` a CSV file of image names
+    `epochs`, `augment` ("auto", "none", "light", "strong") and `precision` ("auto", "float32", "bfloat16", "float16")
+    override the recipe's, `size` is the height and width of the images, `groups` a CSV file of image names
     and groups that are not divided, and `onnx` defaults to whether its packages are installed. With `strict`, damaged
     images and images in several parts of the data are refused. A budget of accuracy is counted in `metric` ("accuracy",
     "balanced", "macro-f1", "worst-class" or a function(labels, predictions), the more the better) and certified with
@@ -63,6 +64,8 @@ class Options(TypedDict, total=False):
     framework: FrameworkName | None
     recipe: str | Mapping[str, object] | Recipe
     epochs: int | None
+    augment: Augmentation | None
+    precision: FloatType | None
     search: Mapping[str, object] | SearchConfig | None
     size: int | None
     pretrained: bool
@@ -360,8 +363,8 @@ def _recipe_of(given: Options, task: Task, faults: list[str]) -> Recipe | None:
         changes: dict[str, int] = {"seed": given["seed"]} if given.get("seed") else {}
         if (epochs := given.get("epochs")) is not None:
             changes["epochs"] = epochs
-        train, finetune = (replace(each, **changes) for each in (recipe.train, recipe.finetune))  # type: ignore[arg-type]
-        return for_task(replace(recipe, train=train, finetune=finetune), task)
+        recipe = trained_with(recipe, augment=given.get("augment"), precision=given.get("precision"), **changes)
+        return for_task(recipe, task)
     except ConfigError as error:
         faults += [f"recipe: {fault}" if error.where == "recipe" else fault for fault in error.faults]
         return None

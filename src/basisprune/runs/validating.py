@@ -150,7 +150,8 @@ def _merged(base: dict[str, object], given: object, prefix: str, faults: list[st
             hint = nearest(str(key), base) or " Known settings: " + ", ".join(base)
             faults.append(f"{prefix}{key}: no such setting.{hint}")
         else:
-            result[key] = _merged(old, value, f"{prefix}{key}.", faults) if isinstance(old, dict) else value
+            is_changed = isinstance(old, dict) and value is not None  # None switches some settings off
+            result[key] = _merged(old, value, f"{prefix}{key}.", faults) if is_changed else value  # type: ignore[arg-type]
     return result
 
 

@@ -26,7 +26,7 @@ SAFER = 3
 _LARGER = 0.7
 """The power of the share kept that gives the next larger one to fall back on: 0.2 is followed by 0.32, then 0.45."""
 
-_GRACE = 5  # a candidate can be hopeless after a fifth of its epochs: long tunings start slowly
+_GRACE, _LEAST_GRACE = 5, 2  # a candidate can be hopeless after a fifth of its epochs, and never after its first
 _MORE_STEPS = 3  # extra steps if tuning between steps shifted the size slightly
 
 
@@ -234,7 +234,7 @@ class Search:
         enough = None if foreseen or self.standard.confirming is not None else limit - EQUAL
         if isinstance(metric, Task) and not metric.is_share:
             return Tuning(enough=enough)  # how far is hopeless, nobody knows
-        grace = math.ceil(self.pipeline.settings.finetune.epochs / _GRACE)
+        grace = max(math.ceil(self.pipeline.settings.finetune.epochs / _GRACE), _LEAST_GRACE)
         return Tuning(enough=enough, hopeless=limit - self.config.give_up_margin, grace=grace)
 
     def _reach_size(self, start: State, budget: Budget) -> None:

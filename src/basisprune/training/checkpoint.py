@@ -75,7 +75,7 @@ def load_checkpoint(
     configuration or network; model and optimizer are then untouched.
     """
     state = _read(path)
-    _refuse_other_run(path, state.config, config)
+    refuse_other_run(path, state.config, config)
     for weights in (state.model, state.past.best):
         if weights is not None:
             _refuse_other_network(path, weights, model)
@@ -133,7 +133,8 @@ def _completed(config: dict[str, object]) -> dict[str, object]:
     return {**asdict(TrainConfig()), **config, "augmentation": {**asdict(Augment()), **changes}}
 
 
-def _refuse_other_run(path: Path, old: Mapping[str, object], config: TrainConfig) -> None:
+def refuse_other_run(path: Path, old: Mapping[str, object], config: TrainConfig) -> None:
+    """Raise CheckpointError that lists what differs, unless a training was asked for the same."""
     new = json.loads(json.dumps(asdict(config)))
     differing = [
         f"{key}: {old.get(key)!r} there, {new.get(key)!r} now"

@@ -20,20 +20,54 @@ _MOST = 10**6
 
 
 @dataclass(frozen=True)
+class Choices:
+    """What a training finds out by itself, in short runs on a part of the training images (`training/choosing.py`).
+
+    Learning rates are tried upwards and downwards from the configured one, in steps of a factor `spread`. With
+    `statistics`, statistics of the batch are tried as well as fixed ones; with `augmentation`, mirroring and crops are
+    kept if they do not hurt; with `precision`, bfloat16 is used where it is faster. All of it together costs at most
+    the share `cost` of the training. `held_out` is the share of the training images that judges the short runs, and
+    the epochs afterwards.
+    """
+
+    spread: float = 3.0
+    statistics: bool = True
+    augmentation: bool = False
+    precision: bool = False
+    cost: float = 0.25
+    held_out: float = 0.1
+
+    def __post_init__(self) -> None:
+        ranges = {
+            "spread": (self.spread > 1, "a factor above 1 is needed"),
+            "cost": (0 < self.cost <= 1, "a share of the training in (0, 1] is needed"),
+            "held_out": (0 < self.held_out <= 0.5, "a share of the training images in (0, 0.5] is needed"),
+        }
+        faults = [f"{name}: {getattr(self, name)} given, {rule}" for name, (fits, rule) in ranges.items() if not fits]
+        if faults:
+            raise ConfigError.of("Choices", faults)
+
+
+@dataclass(frozen=True)
 class TrainConfig:
     """How `fit` trains; the defaults are the paper's recipe, without its augmentations.
 
     `norm_statistics="fixed"` keeps the running statistics of BN as they are while its scale and shift are
-    trained; "batch" is ordinary BN. With `train_scales=False` the basis scaling factors stay as they are, as in
+    trained; "batch" is ordinary BN, whose running statistics follow with `norm_momentum` (None: each norm's own).
+    With `train_scales=False` the basis scaling factors stay as they are, as in
     a plain truncated SVD. `prepared` says that the images are normalised floats already. `distill` is the
     weight of what a teacher says, 0 to 1, at `distill_temperature` (Hinton et al., 2015); the labels have the rest.
 
     With `train="all"` the weights learn too that the method keeps frozen: dense convs and the factors of pairs.
     Norms, scales and classifier learn at `lr`, these weights at `weight_lr` of it, for adamw times the size of
-    each (`weight_share`). They join after the share `head_first` of all steps, when the classifier is no longer
-    random (LP-FT; Kumar et al., 2022), and warm up then. `clip_norm` bounds the norm of all gradients of a step.
+    each (`weight_share`) if `relative`. They join after the share `head_first` of all steps, when the classifier is no
+    longer random (LP-FT; Kumar et al., 2022), and warm up then. `clip_norm` bounds the norm of all gradients of a step.
+    The classifier learns at `head_lr` times `lr`.
     With `patience`, the training ends after this many epochs without a better accuracy on the validation images, and
     keeps the best weights; that accuracy was chosen for being high, so that it flatters.
+
+    With `choices`, the training finds its own learning rate and more, holds out some of the training images to judge
+    by, keeps the weights of its best epoch by them, and starts again at a third of the rate if it diverges.
 
     >>> TrainConfig(epochs=0, lr=-1)
     Traceback (most recent call last):
@@ -54,9 +88,12 @@ class TrainConfig:
     distill: float = 0.0
     distill_temperature: float = 2.0
     norm_statistics: NormStatistics = "batch"
+    norm_momentum: float | None = None
     train_scales: bool = True
     train: Trained = "method"
     weight_lr: float = 0.3
+    relative: bool = True
+    head_lr: float = 1.0
     head_first: float = 0.0
     clip_norm: float | None = None
     patience: int | None = None
@@ -67,6 +104,7 @@ class TrainConfig:
     mixed_precision: Precision = "no"
     channels_last: bool = True
     tracker: Tracker | None = None
+    choices: Choices | None = None
 
     def __post_init__(self) -> None:
         faults = [
@@ -92,7 +130,7 @@ class TrainConfig:
         ]
         faults += [
             f"{name}: {getattr(self, name)} given, it must be positive"
-            for name in ("weight_lr", "clip_norm")
+            for name in ("weight_lr", "head_lr", "norm_momentum", "clip_norm")
             if getattr(self, name) is not None and not 0 < getattr(self, name) < math.inf
         ]
         if not 0 <= self.distill <= 1:

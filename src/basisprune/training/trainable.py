@@ -100,13 +100,18 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimiz
     """
     set_trainable(model, scales=config.train_scales, train=config.train)
     light, heavy = split_parameters(model, scales=config.train_scales)
+    heads = _by_id(weight for head in find_classifiers(model) for weight in head.parameters())
+    if config.head_lr == 1:
+        heads = {}
     if config.train == "method":
         heavy = []
     by_share: dict[float, list[nn.Parameter]] = {}
     for weight in heavy:
         by_share.setdefault(weight_share(weight, config), []).append(weight)
     rest = (_group(weights, share, heavy=True) for share, weights in by_share.items())
-    groups = [_group(light, 1.0, heavy=False), *rest]
+    groups = [_group([weight for weight in light if id(weight) not in heads], 1.0, heavy=False), *rest]
+    if heads:
+        groups.insert(1, _group(list(heads.values()), config.head_lr, heavy=False))
     if config.optimizer == "adamw":
         # On a CPU, without the fused kernel the optimizer takes a good part of the training.
         fused = all(_can_be_fused(parameter) for parameter in (*light, *heavy))
@@ -129,16 +134,16 @@ def _group(parameters: Sequence[nn.Parameter], share: float, *, heavy: bool) -> 
 def weight_share(weight: nn.Parameter, config: TrainConfig) -> float:
     """The share of the learning rate at which a weight learns that the method alone would not train.
 
-    A step of Adam moves every number of a tensor by about the rate, however small these are. So that a step
-    changes all weights by the same part of them, the share is in proportion to the weight's root mean square
-    (as in Adafactor; Shazeer and Stern, 2018): the convs of ResNet-50 are five times as small as those of
-    EfficientNet-Lite0, and a rate that helps the one ruins the other. Steps of SGD follow the gradient, so
-    that there the share is `weight_lr` itself.
+    It is `weight_lr`, or with `relative` in proportion to the size of the weight. A step of Adam moves every number of
+    a tensor by about the rate, however small these are. So that a step changes all weights by the same part of them,
+    the share is in proportion to the weight's root mean square (as in Adafactor; Shazeer and Stern, 2018): the convs of
+    ResNet-50 are five times as small as those of EfficientNet-Lite0, and a rate that helps the one ruins the other.
+    Steps of SGD follow the gradient, so that there the share is always `weight_lr` itself.
 
     >>> weight_share(nn.Parameter(torch.full((8, 8), 0.02)), TrainConfig(optimizer="adamw", weight_lr=0.5))
     0.01
     """
-    if config.optimizer == "sgd":
+    if config.optimizer == "sgd" or not config.relative:
         return config.weight_lr
     size = weight.detach().double().square().mean().sqrt().item()
     return config.weight_lr * max(float(f"{size:.2g}"), _SMALLEST)  # two digits: fewer groups

@@ -375,8 +375,8 @@ def test_tuning_ends_when_it_is_good_enough_or_hopeless():
     assert not tuning.may_end(fifth, 0.86)
 
 
-@pytest.mark.parametrize(("epochs", "grace"), [(1, 1), (3, 1), (5, 1), (15, 3), (50, 10)])
-def test_a_candidate_has_a_fifth_of_its_epochs_before_it_is_hopeless(epochs, grace):
+@pytest.mark.parametrize(("epochs", "grace"), [(1, 2), (3, 2), (5, 2), (15, 3), (50, 10)])
+def test_a_candidate_has_a_fifth_of_its_epochs_and_two_before_it_is_hopeless(epochs, grace):
     quick = RECIPES["quick"]
     pipeline = FakePipeline(0.5, 0.5, settings=replace(quick, finetune=replace(quick.finetune, epochs=epochs)))
     Search(pipeline, Budget(max_drop=0.01)).run()

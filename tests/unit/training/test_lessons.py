@@ -12,7 +12,8 @@ from basisprune.errors import ConfigError
 from basisprune.tasks import segmentation
 from basisprune.training.config import TrainConfig
 from basisprune.training.evaluation import evaluate
-from basisprune.training.loop import Session, fit
+from basisprune.training.loop import fit
+from basisprune.training.trainer import Session
 
 MASKS = segmentation()
 NAMED = segmentation(read=lambda batch: (batch["x"], batch["y"]))

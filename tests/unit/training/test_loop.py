@@ -13,14 +13,15 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import basisprune.training.lessons
-import basisprune.training.loop
+import basisprune.training.trainer
 from basisprune.basis.decompose import decompose
 from basisprune.data import ArrayImages, Augment, blend
 from basisprune.errors import ConfigError, DataError, TrainingError
 from basisprune.tasks import regression
 from basisprune.training.config import learning_rate
 from basisprune.training.evaluation import Evaluation, evaluate
-from basisprune.training.loop import Session, fit
+from basisprune.training.loop import fit
+from basisprune.training.trainer import Session
 from basisprune.types import InputSpec
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -218,7 +219,7 @@ class Judge:
 
     def __init__(self, accuracies, monkeypatch):
         self.accuracies, self.weights = accuracies, []
-        monkeypatch.setattr(basisprune.training.loop, "evaluate", self.judged)
+        monkeypatch.setattr(basisprune.training.trainer, "evaluate", self.judged)
 
     def judged(self, model, data, **_settings):
         self.weights.append(copy.deepcopy(model))

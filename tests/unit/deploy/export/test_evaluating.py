@@ -10,7 +10,7 @@ from torch.utils.data import Subset
 
 from basisprune.deploy.export import evaluate_onnx, export_onnx
 from basisprune.errors import DataError, ModelError
-from basisprune.training.loop import evaluate
+from basisprune.training.evaluation import evaluate
 
 
 @pytest.mark.parametrize("kind", [False, True, "NCHW"])

@@ -1,0 +1,343 @@
+"""What a training finds out by itself: its learning rate, statistics, augmentation and precision.
+
+No rate suits all networks: 1e-3 trains one and ruins the next. So a few short runs from the same start are compared on
+some training images that none of them learns from. Validation and confirming images choose nothing.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import TypeGuard, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
+
+from basisprune.data import Augment, LabelledImages, LoaderPart, WrappedDataset, hold_out, own_part
+from basisprune.torchkit.processes import Processes
+from basisprune.training.accelerating import make_accelerator
+from basisprune.training.config import Choices, NormStatistics, TrainConfig
+from basisprune.training.evaluation import Data, Evaluation, evaluate
+from basisprune.training.lessons import Feed
+from basisprune.training.mirroring import may_be_mirrored
+from basisprune.training.trainable import classes_of
+from basisprune.training.trainer import Images, Session, Trainer
+from basisprune.transfer.model import spec_of
+
+_FEWEST_STEPS, _MOST_STEPS = 8, 100
+"""The length of a short run: shorter ones tell nothing, longer ones not more."""
+_FEWEST_IMAGES, _MOST_IMAGES = 20, 1000
+"""How many images can judge epochs, and how many are enough to."""
+_EVALUATION = 1 / 3
+"""What judging an image costs, of what learning from it costs."""
+_LONGER = 1.5
+"""A full training bears a rate higher than short runs by this factor: it has time to settle (docs/method.md)."""
+_CLEARLY = 0.7
+"""Statistics of the batch must leave at most this share of the loss: they learn faster at first, and end worse."""
+_RENEWALS, _USUAL_MOMENTUM = 5, 0.1
+"""How often a run with statistics of the batch renews them: some norms follow so slowly that they would lag behind."""
+_TIMED_STEPS = 3
+_FASTER, _AS_GOOD = 0.8, 1.05
+"""bfloat16 is taken from this share of the time on, at no more than this share of the loss."""
+_KNOWN = 0.75
+"""Of the accuracy above chance, so much must be left on images that were cropped."""
+_MANY_EPOCHS, _CROP = 10, 0.6
+"""Crops pay from this many epochs on; they cut out at least this part of the area."""
+
+
+@dataclass(frozen=True)
+class Short:
+    """A short run: its settings, and what it reached on the images held out."""
+
+    lr: float
+    statistics: NormStatistics
+    found: Evaluation | None
+
+    @property
+    def loss(self) -> float:
+        """The loss; infinite if the run diverged."""
+        return self.found.loss if self.found is not None and math.isfinite(self.found.loss) else math.inf
+
+
+@dataclass(frozen=True)
+class Halves:
+    """Training images for the short runs, and for the training proper."""
+
+    short: Images
+    proper: Images
+
+
+def divide(model: nn.Module, images: Images, config: TrainConfig, session: Session) -> Halves:
+    """Hold out some of the training images to judge by.
+
+    They stay out of the training proper, and judge its epochs, unless they are too few or come from a loader, whose
+    batches cannot be told apart from pass to pass.
+    """
+    assert config.choices is not None
+    data, share = images.train, config.choices.held_out
+    if own_part(data, session.task, config.batch_size) is not None or isinstance(data, DataLoader):
+        if not _is_map_style(data):
+            return Halves(_batches(data, config, session), images)
+        count = len(cast("Dataset[object]", data))  # type: ignore[arg-type]
+        wanted = _wanted(count, share)
+        order = np.random.default_rng(config.seed).permutation(count).tolist()
+        part, rest = Subset(data, sorted(order[:wanted])), Subset(data, sorted(order[wanted:]))  # type: ignore[arg-type]
+        count_held = wanted
+    else:
+        known = data if isinstance(data, LabelledImages) else _wrapped(data, model)
+        wanted = _wanted(len(known), share)
+        rest, part = hold_out(known, wanted / max(len(known), 1), config.seed)  # type: ignore[assignment]
+        count_held = len(part)
+    short = Images(rest, held_out=part)
+    if count_held < _FEWEST_IMAGES:
+        return Halves(short, images)
+    return Halves(short, replace(images, train=rest, held_out=part))
+
+
+def _wanted(count: int, share: float) -> int:
+    """How many of so many images judge; a quarter of few, where they are not lost to the training."""
+    wanted = min(round(share * count), _MOST_IMAGES)
+    return wanted if wanted >= _FEWEST_IMAGES else round(count / 4)
+
+
+def _is_map_style(data: object) -> bool:
+    return isinstance(data, Dataset) and not isinstance(data, IterableDataset | LoaderPart)
+
+
+def _wrapped(data: object, model: nn.Module) -> LabelledImages:
+    return WrappedDataset(cast("Dataset[object]", data), size=spec_of(model).image_size)
+
+
+def _batches(data: Data, config: TrainConfig, session: Session) -> Images:
+    """The first batches of a loader, kept: most to learn from, the last ones to judge by."""
+    assert config.choices is not None
+    loader = data.loader if isinstance(data, LoaderPart) else cast("Iterable[object]", data)
+    batches = list(islice(loader, _MOST_STEPS))
+    learn = len(batches) - max(1, len(batches) // 5)
+    parts = []
+    for some in (batches[:learn], batches[learn:]):
+        if isinstance(data, DataLoader):
+            parts.append(DataLoader(cast("Dataset[object]", some), batch_size=None, collate_fn=_as_it_is))
+        else:
+            parts.append(cast("DataLoader[object]", LoaderPart(some, session.task)))
+    return Images(parts[0], held_out=parts[1])
+
+
+def _as_it_is(batch: object) -> object:
+    return batch
+
+
+def choose(model: nn.Module, halves: Halves, config: TrainConfig, session: Session) -> TrainConfig:
+    """Return the configuration with all choices made; the model is not changed.
+
+    If the training is too short for short runs to tell anything, the configuration stays as it is.
+    """
+    assert config.choices is not None
+    chooser = _Chooser(model, halves, config, config.choices, session)
+    return chooser.settled()
+
+
+class _Chooser:
+    def __init__(
+        self, model: nn.Module, halves: Halves, config: TrainConfig, choices: Choices, session: Session
+    ) -> None:
+        images, steps = halves.short, config.epochs * _steps(model, halves.proper.train, config, session)
+        self.model, self.images, self.choices, self.session = model, images, choices, session
+        self.config = replace(config, choices=None, tracker=None)
+        self.asked = config
+        self.say = session.log
+        self.runs: list[Short] = []
+        self.best: nn.Module | None = None
+        self.last: tuple[TrainConfig, nn.Module, Evaluation | None] | None = None
+        self.statistics = choices.statistics and _has_statistics(model) and config.norm_statistics == "fixed"
+        judging = _count(images.held_out) / config.batch_size * _EVALUATION
+        budget = choices.cost * steps
+        self.most = min(3 + self.statistics, int(budget / (_FEWEST_STEPS + judging)))
+        self.statistics = self.statistics and self.most > 3
+        self.steps = min(int(budget / max(self.most, 1) - judging), _MOST_STEPS)
+        self.total = steps
+
+    def settled(self) -> TrainConfig:
+        """Return what was asked for, with all choices made."""
+        if self.most < 2:
+            return replace(self.asked, choices=None)
+        if self.choices.precision and self.session.accelerator is None:
+            self._choose_precision()
+        lr, statistics = self._choose_rate()
+        settled = replace(self.asked, choices=None, mixed_precision=self.config.mixed_precision)
+        settled = _at(settled, lr * _LONGER, statistics, self.total)
+        if self.choices.augmentation:
+            settled = replace(settled, augmentation=self._choose_augmentation())
+        self._report(settled)
+        return settled
+
+    def _choose_rate(self) -> tuple[float, NormStatistics]:
+        """Walk towards the rate of least loss, then try statistics of the batch at the next higher one."""
+        spread, first = self.choices.spread, self.config.lr
+        kept = self.config.norm_statistics
+        low, high = self._run(first, kept), self._run(first * spread, kept)
+        up = high.loss < low.loss
+        last, factor = (high, spread) if up else (low, 1 / spread)
+        while len(self.runs) < self.most - self.statistics:
+            following = self._run(last.lr * factor, kept)
+            if not following.loss < last.loss:
+                break
+            last = following
+        best = min(self.runs, key=lambda run: run.loss)
+        if self.statistics and len(self.runs) < self.most:
+            other = self._run(best.lr * spread, "batch")
+            if other.loss < _CLEARLY * best.loss:
+                return other.lr, "batch"
+        if math.isinf(best.loss):
+            return self.config.lr / spread**2, kept
+        return _least(self.runs, kept), kept
+
+    def _run(self, lr: float, statistics: NormStatistics) -> Short:
+        """Train a copy for a few steps, and judge it."""
+        model, found = self._trained(_at(self.config, lr, statistics, self.steps))
+        short = Short(lr, statistics, found)
+        if not self.runs or short.loss < min(run.loss for run in self.runs):
+            self.best = model
+        self.runs.append(short)
+        return short
+
+    def _trained(self, config: TrainConfig) -> tuple[nn.Module, Evaluation | None]:
+        """Return a copy after a short run, and what it reached; None if it diverged."""
+        if self.last is None or self.last[0] != config:
+            trainer = self._trainer(config)
+            found = trainer.evaluated(self.images.held_out) if trainer.sprint(self.steps) else None
+            self.last = config, trainer.model, found
+        return self.last[1:]
+
+    def _trainer(self, config: TrainConfig) -> Trainer:
+        accelerator = self.session.accelerator or make_accelerator(config)
+        return Trainer(copy.deepcopy(self.model), self.images, config, accelerator, self.session)
+
+    def _seconds(self, config: TrainConfig) -> float:
+        """Return how long a few steps take; the first ones, in which kernels are chosen, do not count."""
+        trainer = self._trainer(config)
+        trainer.sprint(1)
+        start = time.perf_counter()
+        trainer.sprint(_TIMED_STEPS)
+        return time.perf_counter() - start
+
+    def _choose_precision(self) -> None:
+        """Take bfloat16 if a few steps are clearly faster in it, and a short run is as good."""
+        if self.config.mixed_precision != "no" or not _has_bfloat16(make_accelerator(self.config).device):
+            return
+        half = replace(self.config, mixed_precision="bf16")
+        times = [(self._seconds(half), self._seconds(self.config)) for _ in range(2)]
+        fast, slow = (min(each) for each in zip(*times, strict=True))
+        if not _decided(fast < _FASTER * slow):
+            return
+        (_, full), (_, rough) = self._trained(self.config), self._trained(half)
+        if full is not None and rough is not None and rough.loss <= full.loss * _AS_GOOD:
+            self.config = half
+
+    def _choose_augmentation(self) -> Augment:
+        """Add mirroring where mirrored images are like the others, and crops in long trainings.
+
+        Crops are added if the best short run, which learnt from none, recognises the middle of the held-out images.
+        """
+        settings, (train, part) = self.config.augmentation, (self.images.train, self.images.held_out)
+        if not (self.session.task.is_classification and _is_read_here(train) and _is_read_here(part)):
+            return settings
+        spec, prepared = spec_of(self.model), self.config.prepared
+        if may_be_mirrored(train, spec, prepared=prepared, seed=self.config.seed):
+            settings = replace(settings, flip=True)
+        is_long = self.best is not None and self.config.epochs >= _MANY_EPOCHS
+        if is_long and self._recognised(Enlarged(part)) >= _KNOWN * self._recognised(part):
+            settings = replace(settings, crop=_CROP)
+        return settings
+
+    def _recognised(self, part: Data) -> float:
+        """Return the accuracy of the best short run, as far as it is above chance."""
+        assert self.best is not None
+        found = evaluate(self.best, part, batch_size=self.config.batch_size, prepared=self.config.prepared)
+        return max(0.0, found.accuracy - 1 / classes_of(self.best))
+
+    def _report(self, settled: TrainConfig) -> None:
+        share = len(self.runs) * self.steps / self.total
+        self.say(
+            f"learning rate {settled.lr:.2g}, {_named(settled.norm_statistics)}: "
+            f"the best of {len(self.runs)} short runs ({share:.0%} of a training)"
+        )
+
+
+def _steps(model: nn.Module, data: Data, config: TrainConfig, session: Session) -> int:
+    """The number of steps of an epoch."""
+    return Feed(data, session.task, model, config, session.accelerator or make_accelerator(config)).steps
+
+
+def _at(config: TrainConfig, lr: float, statistics: NormStatistics, steps: int) -> TrainConfig:
+    momentum = config.norm_momentum
+    if statistics != config.norm_statistics:
+        momentum = min(max(_RENEWALS / steps, _USUAL_MOMENTUM), 0.5)
+    lowest = config.min_lr * lr / config.lr
+    return replace(config, lr=lr, min_lr=lowest, norm_statistics=statistics, norm_momentum=momentum)
+
+
+def _least(runs: list[Short], statistics: NormStatistics) -> float:
+    """Return the rate of least loss: the vertex of the parabola through the best run and its neighbours.
+
+    Losses of runs that diverged count as twice the best, which is bad enough.
+    """
+    tried = sorted((run for run in runs if run.statistics == statistics), key=lambda run: run.lr)
+    best = min(range(len(tried)), key=lambda place: tried[place].loss)
+    if not 0 < best < len(tried) - 1:
+        return tried[best].lr
+    low, middle, high = (min(run.loss, 2 * tried[best].loss) for run in tried[best - 1 : best + 2])
+    bend = low - 2 * middle + high
+    offset = (low - high) / (2 * bend) if bend > 0 else 0.0
+    return float(tried[best].lr * (tried[best + 1].lr / tried[best].lr) ** offset)
+
+
+class Enlarged(LabelledImages):
+    """The middle of each image, as large a part of its area as the smallest crop."""
+
+    def __init__(self, images: LabelledImages) -> None:
+        self.images = images
+        self.labels, self.classes, self.groups = images.labels, images.classes, images.groups
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        image, label = self.images[index]
+        height, width = (max(1, round(side * math.sqrt(_CROP))) for side in image.shape[-2:])
+        top, left = (image.shape[-2] - height) // 2, (image.shape[-1] - width) // 2
+        return image[..., top : top + height, left : left + width], label
+
+
+def _is_read_here(data: object) -> TypeGuard[LabelledImages]:
+    return isinstance(data, LabelledImages) and not isinstance(data, LoaderPart)
+
+
+def _has_statistics(model: nn.Module) -> bool:
+    """Whether there are norms with running statistics."""
+    norms = (module for module in model.modules() if isinstance(module, nn.modules.batchnorm._NormBase))
+    return any(norm.running_mean is not None for norm in norms)
+
+
+def _has_bfloat16(device: torch.device) -> bool:
+    """Whether the device computes in bfloat16, rather than pretending to."""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    return device.type == "cpu" and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def _decided(faster: bool) -> bool:
+    """Whether the main process found it faster: all processes must agree."""
+    return Processes.here().from_main(lambda: b"1" if faster else b"0") == b"1"
+
+
+def _count(data: object) -> int:
+    """The number of images of a dataset, or of batches in memory."""
+    return len(data) if isinstance(data, LabelledImages | Subset) else 0
+
+
+def _named(statistics: NormStatistics) -> str:
+    return "statistics of the batch" if statistics == "batch" else "fixed statistics"
