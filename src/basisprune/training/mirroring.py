@@ -25,7 +25,7 @@ def may_be_mirrored(images: LabelledImages, spec: InputSpec, *, prepared: bool =
     """
     chosen = np.random.default_rng(seed).permutation(len(images))[:_MOST_IMAGES]
     seen, labels = [], []
-    for pixels, truth in make_loader(take(images, chosen), 100, size=spec.image_size):  # type: ignore[attr-defined]
+    for pixels, truth in make_loader(take(images, chosen), 100, size=spec.image_size):
         seen.append(F.adaptive_avg_pool2d(prepare(pixels, spec, prepared=prepared), _SIDE))
         labels.append(truth)
     small, classes = torch.cat(seen), torch.cat(labels)
