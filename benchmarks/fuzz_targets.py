@@ -269,8 +269,9 @@ def images() -> list[Target]:
         kinds[kind] = content.getvalue()
     arrays = io.BytesIO()
     parts = ("train", "test")
-    pixels, labels = np.zeros((12, 4, 4, 3), np.uint8), np.arange(12) % 3
-    np.savez(arrays, **{f"x_{part}": pixels for part in parts}, **{f"y_{part}": labels for part in parts})  # type: ignore[arg-type]
+    labels, draw = np.arange(12) % 3, np.random.default_rng(1)
+    pixels = {f"x_{part}": draw.integers(0, 255, (12, 4, 4, 3), dtype=np.uint8) for part in parts}
+    np.savez(arrays, **pixels, **{f"y_{part}": labels for part in parts})  # type: ignore[arg-type]
     whole = arrays.getvalue()
 
     def spoil_image(folder: Path, chance: random.Random) -> None:
