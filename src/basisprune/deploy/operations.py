@@ -44,7 +44,7 @@ KEYWORDS = frozenset({
     *("padding", "query", "recompute_scale_factor", "return_indices", "rounding_mode", "scale", "scale_factor"),
     *("shape", "shifts", "size", "sizes", "split_size", "split_size_or_sections", "start_dim", "stride"),
     *("tensor", "tensors", "threshold", "training", "unbiased", "upscale_factor", "value", "weight"),
-    *("_stacklevel"),
+    "_stacklevel",
 })  # fmt: skip
 """The arguments that functions and methods may be given by name; `out` is not among them, unless it is None."""
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
+from functools import cache
 from typing import TypeAlias, TypeVar
 
 import torch
 from timm.layers import Conv2dSame
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn import functional as F
 from torch.nn.utils.parametrize import is_parametrized
 from torch.overrides import TorchFunctionMode
@@ -357,14 +359,28 @@ def refuse_hidden_names(model: nn.Module) -> None:
     """Raise LayerError if an attribute of a module is not what the module holds under that name.
 
     torch, its tracers and the code that they generate find modules and tensors as attributes. Where a name stands in
-    the instance or its class as well, or twice among what is held, they would find something else.
+    the instance or its class as well, or twice among what is held, they would find something else; so they would where
+    Python reads a name in source as another one (PEP 3131).
     """
     for path, module in model.named_modules():
         held = [*module._modules, *module._parameters, *module._buffers]
-        known = {*vars(module), *(name for kind in type(module).__mro__ for name in vars(kind))}
+        known = _attributes(module) | (_attributes(_compiled_graph()) if isinstance(module, fx.GraphModule) else set())
         for place, name in enumerate(held):
-            if name in known or name in held[:place]:
+            if name in known or name in held[:place] or unicodedata.normalize("NFKC", name) != name:
                 raise LayerError(
                     f"{path}.{name}" if path else name,
                     f"{type(module).__name__} has something else of this name; rename this part of the network",
                 )
+
+
+def _attributes(module: nn.Module) -> set[str]:
+    """The names in the instance and in its classes."""
+    return {*vars(module), *(name for kind in type(module).__mro__ for name in vars(kind))}
+
+
+@cache
+def _compiled_graph() -> fx.GraphModule:
+    """A graph as torch compiles it, which gives its instance and its class more names."""
+    graph = fx.Graph()
+    graph.output(graph.placeholder("x"))
+    return fx.GraphModule(nn.Module(), graph)

@@ -20,7 +20,7 @@ _LISTED = 3
 
 
 def _checked_name(name: str) -> str:
-    if name.startswith("__") or not (name.isidentifier() or (name.isascii() and name.isdecimal())):
+    if not name.isascii() or name.startswith("__") or not (name.isidentifier() or name.isdecimal()):
         raise ValueError(f"{name[:80]!r} is not a name for a part of a network, which are such as conv1 or 0")
     return name
 

@@ -541,7 +541,9 @@ def moved(value: object) -> object:
 
 
 @pytest.mark.parametrize(
-    "name", ["input_spec", "source", "classes", "to_folder", "recompile", "graph", "guard", "_run", "forward", "code"]
+    "name",
+    ["input_spec", "source", "classes", "to_folder", "recompile", "graph", "guard", "_run", "forward", "code"]
+    + ["__globals__", "_\uff3fglobals__", "\uff46orward", "_wrapped_call", "_code"],
 )
 def test_no_part_hides_an_attribute_of_the_network_that_is_made_of_it(graph_bundle, tmp_path, name):
     folder = Path(shutil.copytree(graph_bundle, tmp_path / "b"))
@@ -560,7 +562,8 @@ def test_a_part_of_another_name_does_no_harm(graph_bundle, tmp_path):
 def test_what_a_module_holds_is_what_its_attributes_are(held):
     honest = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
     refuse_hidden_names(honest)
-    for name, value in (("forward", None), ("training", None), ("weight", nn.Parameter(torch.zeros(1)))):
+    odd_names = ("forward", "training", "_\uff3fadd__", "\uff46orward")
+    for name, value in (*((name, None) for name in odd_names), ("weight", nn.Parameter(torch.zeros(1)))):
         odd = copy.deepcopy(honest)
         getattr(odd[0], held)[name] = value
         if name == "weight" and held == "_parameters":
@@ -603,3 +606,9 @@ def test_numbers_are_no_large_formulas_of_the_size_of_the_input(graph_bundle, tm
     squares = [step("call_function", "operator.mul", {"step": n}, {"step": n}) for n in range(2, 9)]
     with pytest.raises(BundleError):
         from_pretrained(appended(folder, *BATCH, *squares))
+
+
+def test_every_argument_by_name_is_a_word():
+    assert all(len(name) > 1 or name == "p" for name in operations.KEYWORDS)
+    assert "_stacklevel" in operations.KEYWORDS
+    assert "out" not in operations.KEYWORDS
