@@ -540,11 +540,25 @@ def moved(value: object) -> object:
     return [moved(each) for each in value] if isinstance(value, list) else value
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["input_spec", "source", "classes", "to_folder", "recompile", "graph", "guard", "_run", "forward", "code"]
-    + ["__globals__", "_\uff3fglobals__", "\uff46orward", "_wrapped_call", "_code"],
+HIDING = (
+    *(
+        "input_spec",
+        "source",
+        "classes",
+        "to_folder",
+        "recompile",
+        "graph",
+        "guard",
+        "_run",
+        "forward",
+        "code",
+        "_code",
+    ),
+    *("__globals__", "_\uff3fglobals__", "\uff46orward", "_wrapped_call"),
 )
+
+
+@pytest.mark.parametrize("name", HIDING)
 def test_no_part_hides_an_attribute_of_the_network_that_is_made_of_it(graph_bundle, tmp_path, name):
     folder = Path(shutil.copytree(graph_bundle, tmp_path / "b"))
     rewrite(folder, lambda config: hidden(config, name))
