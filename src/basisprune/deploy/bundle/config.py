@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from keyword import iskeyword
 from typing import Annotated, Literal, TypeAlias
 
 from pydantic import AfterValidator, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
@@ -20,7 +21,8 @@ _LISTED = 3
 
 
 def _checked_name(name: str) -> str:
-    if not name.isascii() or name.startswith("__") or not (name.isidentifier() or name.isdecimal()):
+    is_word = name.isidentifier() and not name.startswith("__") and not iskeyword(name)
+    if not (name.isascii() and (is_word or name.isdecimal())):
         raise ValueError(f"{name[:80]!r} is not a name for a part of a network, which are such as conv1 or 0")
     return name
 

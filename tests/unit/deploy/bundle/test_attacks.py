@@ -554,7 +554,7 @@ HIDING = (
         "code",
         "_code",
     ),
-    *("__globals__", "_\uff3fglobals__", "\uff46orward", "_wrapped_call"),
+    *("__globals__", "_\uff3fglobals__", "\uff46orward", "_wrapped_call", "None", "lambda"),
 )
 
 
