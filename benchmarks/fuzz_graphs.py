@@ -23,7 +23,7 @@ from basisprune.deploy.operations import FUNCTIONS, KEYWORDS, METHODS
 from basisprune.errors import BasisPruneError
 from basisprune.transfer.model import transfer_model
 
-CODE = "__import__('os').mkdir('/tmp/basisprune-was-here')"
+CODE = "__import__('os').mkdir('basisprune-was-here')"
 NAMES = (
     *(
         "forward",
