@@ -54,6 +54,7 @@ class TrainConfig:
 
     `norm_statistics="fixed"` keeps the running statistics of BN as they are while its scale and shift are
     trained; "batch" is ordinary BN, whose running statistics follow with `norm_momentum` (None: each norm's own).
+    `dropout=False` switches off dropout and stochastic depth, which only pay in long trainings.
     With `train_scales=False` the basis scaling factors stay as they are, as in
     a plain truncated SVD. `prepared` says that the images are normalised floats already. `distill` is the
     weight of what a teacher says, 0 to 1, at `distill_temperature` (Hinton et al., 2015); the labels have the rest.
@@ -89,6 +90,7 @@ class TrainConfig:
     distill_temperature: float = 2.0
     norm_statistics: NormStatistics = "batch"
     norm_momentum: float | None = None
+    dropout: bool = True
     train_scales: bool = True
     train: Trained = "method"
     weight_lr: float = 0.3

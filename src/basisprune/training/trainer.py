@@ -6,7 +6,7 @@ import copy
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from itertools import count, islice
 from pathlib import Path
@@ -16,6 +16,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 from torchmetrics import MeanMetric
+from torchvision.ops import DropBlock2d, StochasticDepth
 
 from basisprune.errors import ConfigError, DataError, TrainingError
 from basisprune.listener import Listener
@@ -281,15 +282,33 @@ class Trainer:
     def _training_mode(self) -> Iterator[None]:
         with mode(self.model, training=True):
             norms = [each for each in self.model.modules() if isinstance(each, nn.modules.batchnorm._NormBase)]
-            own = [norm.momentum for norm in norms]
             for norm in norms:
                 norm.train(self.config.norm_statistics == "batch")
-                norm.momentum = self.config.norm_momentum or norm.momentum
-            try:
+            with ExitStack() as changes:
+                for norm in norms:
+                    changes.enter_context(_changed(norm, "momentum", self.config.norm_momentum or norm.momentum))
+                for module in () if self.config.dropout else self.model.modules():
+                    if (name := _drop_rate(module)) is not None:
+                        changes.enter_context(_changed(module, name, 0.0))
                 yield
-            finally:
-                for norm, momentum in zip(norms, own, strict=True):
-                    norm.momentum = momentum
+
+
+def _drop_rate(module: nn.Module) -> str | None:
+    """Return the attribute that says how much dropout, or stochastic depth, drops; None for other modules."""
+    if isinstance(module, nn.modules.dropout._DropoutNd | StochasticDepth | DropBlock2d):
+        return "p"
+    return "drop_prob" if "drop_prob" in vars(module) else None  # timm's
+
+
+@contextmanager
+def _changed(module: nn.Module, name: str, value: object) -> Iterator[None]:
+    """Give an attribute another value temporarily."""
+    before = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        setattr(module, name, before)
 
 
 def _has_volumes(model: nn.Module) -> bool:

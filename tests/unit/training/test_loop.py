@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 from networks import NETWORKS
+from timm.layers import DropPath
 from tiny import differing, tiny_decomposed, tiny_images, tiny_model, tiny_training
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from torchvision.ops import StochasticDepth
 
 import basisprune.training.lessons
 import basisprune.training.trainer
@@ -108,6 +110,25 @@ def test_what_cannot_be_trained_on_is_refused():
         fit(tiny_decomposed(), empty, None, tiny_training())
     with pytest.raises(DataError, match="the data contains no images"):
         evaluate(tiny_decomposed(), empty)
+
+
+def with_three_kinds_of_dropout(rate: float) -> nn.Module:
+    model = tiny_model()
+    model.dropout.p = rate
+    model.backbone.add_module("depth", nn.Sequential(StochasticDepth(rate, "row"), DropPath(rate)))
+    return model
+
+
+def test_training_without_dropout_drops_nothing_and_leaves_the_rates_as_they_were():
+    config, results = tiny_training(dropout=False), []
+    for rate in (0.5, 0.0):
+        model = with_three_kinds_of_dropout(rate)
+        results.append(fit(model, tiny_images(), None, config).model)
+        depth, path = results[-1].backbone.depth
+        assert (results[-1].dropout.p, depth.p, path.drop_prob) == (rate, rate, rate)
+    assert differing(*results) == set()
+    with_dropout = fit(with_three_kinds_of_dropout(0.5), tiny_images(), None, tiny_training()).model
+    assert differing(with_dropout, results[0])
 
 
 def test_any_network_with_an_input_spec_can_be_trained():
