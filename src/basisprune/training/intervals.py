@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from scipy import special
 
 Bools: TypeAlias = npt.NDArray[np.bool_]
 _HALVINGS = 60
@@ -111,7 +112,7 @@ def falls_to(value: float, falling: Callable[[float], float], low: float, high: 
 
 
 def wilson_interval(hits: int, count: int) -> tuple[float, float]:
-    """The 95 % interval of an accuracy by Wilson's score.
+    """Return the 95% interval of an accuracy by Wilson's score.
 
     >>> [round(bound, 3) for bound in wilson_interval(90, 100)]
     [0.826, 0.945]
@@ -124,26 +125,18 @@ def wilson_interval(hits: int, count: int) -> tuple[float, float]:
 
 
 def tail(hits: int, count: int, share: float) -> float:
-    """The chance of so many hits or more among `count` images if the true accuracy is `share`: exact.
+    """Return the exact chance of at least this many hits among `count` images if the true accuracy is `share`.
 
     >>> round(tail(9, 10, 0.5), 6) == round(11 / 1024, 6)
     True
     """
-    if hits <= 0 or share >= 1:
-        return 1.0
-    if share <= 0:
-        return 0.0
-    numbers = np.arange(hits, count + 1)
-    factorials = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, count + 1)))])
-    logs = factorials[count] - factorials[numbers] - factorials[count - numbers]
-    logs += numbers * math.log(share) + (count - numbers) * math.log1p(-share)
-    return float(min(1.0, np.exp(logs).sum()))
+    return 1.0 if hits <= 0 else float(special.bdtrc(hits - 1, count, min(max(share, 0.0), 1.0)))
 
 
 def lower_accuracy(hits: int, count: int, confidence: float = 0.95) -> float:
-    """The accuracy that the true one does not fall below, with this one-sided confidence (Clopper and Pearson).
+    """Return the accuracy that the true one exceeds with this one-sided confidence (Clopper and Pearson).
 
     >>> round(lower_accuracy(100, 100), 4)
     0.9705
     """
-    return falls_to(confidence - 1, lambda share: -tail(hits, count, share), 0.0, 1.0)
+    return 0.0 if hits <= 0 else float(special.betaincinv(hits, count - hits + 1, 1 - confidence))

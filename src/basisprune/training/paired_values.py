@@ -15,9 +15,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from statistics import NormalDist
 
 import numpy as np
+from scipy import special
 
 from basisprune.tasks.base import Rows
 from basisprune.training.bounded_mean import BoundedMean
@@ -25,8 +25,6 @@ from basisprune.training.intervals import deviations, wilson_interval
 from basisprune.training.outcomes import Outcomes
 from basisprune.training.predict import Predictions
 
-_NORMAL = NormalDist()
-_MANY = 2000  # degrees of freedom from which on Student's t is taken for normal
 _Z = 1.645  # of the added variance, whatever the confidence
 
 
@@ -86,11 +84,11 @@ class PairedValues:
         score, bend, shift = deviations(self.drop - margin, self.spread), *self._bend
         if bend and math.isfinite(score):
             score = ((1 + bend * score) ** 3 - 1) / (3 * bend) + shift
-        return student_cdf(score, self._freedom)
+        return float(special.stdtr(self._freedom, score))
 
     def upper(self, confidence: float) -> float:
         """The loss that the true one does not exceed, with this one-sided confidence."""
-        score, bend, shift = -student_quantile(confidence, self._freedom), *self._bend
+        score, bend, shift = -float(special.stdtrit(self._freedom, confidence)), *self._bend
         if bend:
             score = (float(np.cbrt(1 + 3 * bend * (score - shift))) - 1) / bend
         return self.drop - score * self.spread
@@ -121,42 +119,3 @@ def interval_of(answers: Outcomes | Predictions) -> tuple[float, float]:
         return wilson_interval(int(answers.hits.sum()), len(answers.hits))
     low, high = loss_of(None, answers).interval()
     return -high, -low
-
-
-def student_cdf(value: float, freedom: int) -> float:
-    """The distribution function of Student's t.
-
-    >>> round(student_cdf(-1.833, 9), 4), round(student_cdf(2.0, 1), 4)
-    (0.05, 0.8524)
-    """
-    if math.isinf(value):
-        return 0.0 if value < 0 else 1.0
-    if freedom > _MANY:
-        return _NORMAL.cdf(value)
-    angle, cosine = math.atan(value / math.sqrt(freedom)), freedom / (freedom + value * value)
-    # Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.3 and 26.7.4.
-    odd = freedom % 2
-    term = math.sqrt(cosine) if odd else 1.0
-    total = 0.0
-    for step in range(1 + odd, freedom, 2):
-        total += term
-        term *= cosine * step / (step + 1)
-    area = math.sin(angle) * total
-    if odd:
-        area = 2 / math.pi * (angle + area)
-    return (1 + area) / 2
-
-
-def student_quantile(share: float, freedom: int) -> float:
-    """Where the distribution function of Student's t has that value.
-
-    >>> round(student_quantile(0.95, 9), 3), round(student_quantile(0.975, 100_000), 3)
-    (1.833, 1.96)
-    """
-    if freedom > _MANY:
-        return _NORMAL.inv_cdf(share)
-    low, high = -1e6, 1e6
-    for _ in range(80):
-        middle = (low + high) / 2
-        low, high = (middle, high) if student_cdf(middle, freedom) < share else (low, middle)
-    return high
