@@ -12,6 +12,7 @@ from basisprune.data.listing import all_files, subfolders
 from basisprune.data.split import Splits
 from basisprune.data.stored import MOST_BYTES, StoredImages, as_indices, class_names
 from basisprune.errors import DataError, MissingExtraError, pass_on
+from basisprune.files import parse_json, read_bytes
 
 if TYPE_CHECKING:
     import datasets
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 PREFIX = "hf:"
 _SAVED = (("dataset_dict.json",), ("state.json", "dataset_info.json"))
 _PARQUET = ".parquet"
+_LARGEST_STATE = 16 << 20
 _PART = {name: part for part, names in PARTS.items() for name in names}
 
 
@@ -111,8 +113,10 @@ def _load(source: str) -> Mapping[str, datasets.Dataset]:
     folder = Path(name).expanduser()
     try:
         if not folder.is_dir():
+            _refuse_local_builder(name)
             found = datasets.load_dataset(name)
         elif _is_saved(folder):
+            _refuse_files_elsewhere(folder)
             found = datasets.load_from_disk(str(folder), keep_in_memory=False)
         else:
             found = datasets.load_dataset("parquet", data_files=_parquet_files(folder))
@@ -127,6 +131,27 @@ def _load(source: str) -> Mapping[str, datasets.Dataset]:
     if not isinstance(found, datasets.DatasetDict):
         raise DataError(f"{source}: a {type(found).__name__} was found, whose rows cannot be had by their number")
     return cast("Mapping[str, datasets.Dataset]", found)
+
+
+def _refuse_local_builder(name: str) -> None:
+    """Raise DataError for the builders of the package, such as "csv", which read what lies in the current folder."""
+    from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES
+
+    if name in _PACKAGED_DATASETS_MODULES:
+        raise DataError(f"{PREFIX}{name}: is a format, not a dataset; give the folder of its files")
+
+
+def _refuse_files_elsewhere(folder: Path) -> None:
+    """Raise DataError if a saved dataset refers to files outside its folder."""
+    for state in (folder / "state.json", *folder.glob("*/state.json")):
+        if not state.is_file():
+            continue
+        said = parse_json(read_bytes(state, most=_LARGEST_STATE))
+        files = said.get("_data_files") if isinstance(said, dict) else None
+        rows = files if isinstance(files, list) else []
+        names = [each.get("filename") if isinstance(each, dict) else None for each in rows]
+        if not all(isinstance(name, str) and Path(name).name == name for name in names):
+            raise DataError(f"{state}: refers to files outside its folder")
 
 
 def _parquet_files(folder: Path) -> dict[str, list[str]]:
@@ -148,12 +173,26 @@ def _columns(rows: datasets.Dataset, where: str) -> tuple[str, str]:
     labels = [name for name, kind in kinds.items() if isinstance(kind, datasets.ClassLabel)]
     if len(labels) != 1:
         labels = [name for name in kinds if name == "label"]
+    for name in labels:  # before any is read: images and other media would be opened, wherever they point
+        if not _is_label_column(kinds[name]):
+            raise DataError(
+                f"{where}: the column {name} is {str(kinds[name])[:80]}; labels are a ClassLabel, whole numbers or text"
+            )
     if len(images) != 1 or len(labels) != 1:
         raise DataError(
             f"{where}: has the columns {', '.join(kinds)}, of which {len(images)} hold images; one column of images "
             "and one of class labels, or one that is called label, are needed"
         )
     return images[0], labels[0]
+
+
+def _is_label_column(kind: object) -> bool:
+    """Return whether a column holds numbers or text, which reading does not open."""
+    import datasets
+
+    if isinstance(kind, datasets.ClassLabel):
+        return True
+    return isinstance(kind, datasets.Value) and (kind.dtype in ("string", "large_string") or "int" in kind.dtype)
 
 
 def _labels(rows: datasets.Dataset, column: str, where: str) -> list[str]:

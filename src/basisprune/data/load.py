@@ -32,6 +32,8 @@ VAL_FRACTION, TEST_FRACTION = 0.2, 0.1
 _BUILTIN = "torchvision:"
 PREFIXES = (_BUILTIN, shards.PREFIX, hub.PREFIX)
 """How the names of sources begin that are not paths."""
+FETCHED = (_BUILTIN, hub.PREFIX)
+"""How the names of sources begin that are downloaded."""
 
 Source = str | os.PathLike[str] | Splits | Dataset[object] | Sequence[Dataset[object] | None]
 

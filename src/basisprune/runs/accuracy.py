@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from basisprune.data import LabelledImages
-from basisprune.data.load import Source, read_parts, recall
+from basisprune.data.load import FETCHED, Source, read_parts, recall
 from basisprune.data.manifest import IMAGES, Role, read_manifest
 from basisprune.data.reading import Reading
 from basisprune.errors import ConfigError, DataError
@@ -69,17 +69,22 @@ def accuracy_on(
 
 
 def _own_data(own: object) -> str:
-    """The data of the run, which must still exist."""
-    if isinstance(own, str) and is_loadable(own):
-        return own
-    said = "the data of this model's run is unknown" if own is None else f"{own!r}, the run's data, does not exist"
+    """Return the data of the run, which must still be on this disk: the folder of a stranger fetches nothing."""
+    if _is_here(own):
+        return str(own)
+    said = "the data of this model's run is unknown" if own is None else f"{own!r}, the run's data, is not on this disk"
     raise ConfigError(f"evaluate: {said}; pass --data")
 
 
 def is_own(loaded: Loaded, data: Source | None) -> bool:
     """Whether this is the data of the network's run, which is there, or nothing was given in its place."""
     own = loaded.settings.get("data")
-    return isinstance(own, str) and is_loadable(own) if data is None else same_data(data, own)
+    return _is_here(own) if data is None else same_data(data, own)
+
+
+def _is_here(own: object) -> bool:
+    """Return whether the data of a run can be read without fetching it."""
+    return isinstance(own, str) and not own.startswith(FETCHED) and is_loadable(own)
 
 
 def parts_of(loaded: Loaded, source: Source, wanted: Part, reading: Reading) -> list[LabelledImages]:

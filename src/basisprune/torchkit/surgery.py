@@ -365,12 +365,13 @@ def refuse_hidden_names(model: nn.Module) -> None:
     for path, module in model.named_modules():
         held = [*module._modules, *module._parameters, *module._buffers]
         known = _attributes(module) | (_attributes(_compiled_graph()) if isinstance(module, fx.GraphModule) else set())
-        for place, name in enumerate(held):
-            if name in known or name in held[:place] or unicodedata.normalize("NFKC", name) != name:
+        for name in held:
+            if name in known or unicodedata.normalize("NFKC", name) != name:
                 raise LayerError(
                     f"{path}.{name}" if path else name,
                     f"{type(module).__name__} has something else of this name; rename this part of the network",
                 )
+            known.add(name)
 
 
 def _attributes(module: nn.Module) -> set[str]:

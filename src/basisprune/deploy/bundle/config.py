@@ -17,6 +17,7 @@ from basisprune.types import BasisPlan, BlockPlan, FilterPlan, InputSpec
 _STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 _LARGEST_INPUT = 1 << 24  # numbers in one input, as in a colour image of 2,364 pixels each way
 _MOST_STEPS = 50_000
+_MANY_FAULTS = 1000
 _LISTED = 3
 
 
@@ -198,7 +199,8 @@ class _BlockEntry:
 Plan: TypeAlias = BasisPlan | FilterPlan | BlockPlan
 KINDS: Mapping[type[Plan], str] = {BasisPlan: "basis", FilterPlan: "filters", BlockPlan: "blocks"}
 _CONFIG = TypeAdapter(Config)
-_PLANS = TypeAdapter(list[Annotated[_BasisEntry | _FilterEntry | _BlockEntry, Field(discriminator="kind")]])
+_Entry = Annotated[_BasisEntry | _FilterEntry | _BlockEntry, Field(discriminator="kind")]
+_PLANS = TypeAdapter(list[_Entry])
 _NAMES = TypeAdapter(list[TensorName])
 
 
@@ -228,6 +230,8 @@ def check_names(names: Iterable[str]) -> None:
 
 def _told(error: ValidationError) -> str:
     """What is wrong, in one line; what the file calls things is shown as far as it can be printed."""
+    if (count := error.error_count()) > _MANY_FAULTS:  # each would take a kilobyte of memory
+        return f"does not make sense: {count:,} faults"
     found = error.errors(include_url=False, include_input=False, include_context=False)
     listed = [
         f"{'.'.join(_shown(step) for step in each['loc'][:12])}: {each['msg'].removeprefix('Value error, ')}"

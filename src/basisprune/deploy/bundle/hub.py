@@ -49,14 +49,14 @@ class HubFolder(ModelHubMixin):
     def _save_pretrained(self, save_directory: Path) -> None:
         for name in sorted(NAMES):
             found = current(self.folder, name)
-            if found.exists() and (name != CARD or self._is_edited(found)):
+            if found.exists() and (name != CARD or self._is_edited(found)):  # the others have checksums
                 shutil.copyfile(found, save_directory / name)
         for name, content in self.more.items():
             (save_directory / name).write_bytes(content)
 
     def _is_edited(self, card: Path) -> bool:
-        """Whether somebody has changed the card that came with the bundle."""
-        return card.read_text(errors="replace") != model_card(read_folder(self.folder).config)
+        """Whether the card that came with the bundle was changed; a link would publish another file."""
+        return not card.is_symlink() and card.read_text(errors="replace") != model_card(read_folder(self.folder).config)
 
     def generate_model_card(self, *_args: object, **_kwargs: object) -> ModelCard:
         """The card of the bundle in its place on the hub."""

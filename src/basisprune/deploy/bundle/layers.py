@@ -10,6 +10,7 @@ layers, and layers that need a network to build them. A new class goes through t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import get_args
 
@@ -93,6 +94,7 @@ _TEXTS: Mapping[str, frozenset[str]] = {
 INTERNAL = frozenset(vars(nn.Module())) | {"input_spec", "source", "classes"}
 _LARGEST = 1 << 31
 _MOST_TAPS = 64
+_WORD = re.compile(r"[A-Za-z0-9_.-]{0,64}")
 
 
 def class_of(name: str) -> type[nn.Module]:
@@ -105,8 +107,11 @@ def class_of(name: str) -> type[nn.Module]:
 
 def check_arguments(name: str, given: Mapping[str, Plain]) -> None:
     """Raises BundleError for numbers that no layer of such a network is built with."""
-    if any(isinstance(leaf, int) and abs(leaf) > _LARGEST for value in given.values() for leaf in _leaves(value)):
+    leaves = [leaf for value in given.values() for leaf in _leaves(value)]
+    if any(isinstance(leaf, int) and abs(leaf) > _LARGEST for leaf in leaves):
         raise BundleError(f"{name}: is built with numbers beyond {_LARGEST:,}")
+    if any(isinstance(leaf, str) and not _WORD.fullmatch(leaf) for leaf in leaves):
+        raise BundleError(f"{name}: is built with a text that is no name of an activation, a norm or a mode")
     taps = given.get("filt_size", 0)  # a binomial filter, computed in Python
     if not isinstance(taps, int) or taps > _MOST_TAPS:
         raise BundleError(f"{name}: a filter has at most {_MOST_TAPS} taps")

@@ -112,8 +112,9 @@ class Bounded(TorchDispatchMode):
         count: Callable[..., int] | None = flop_registry.get(func._overloadpacket)
         if count is not None and made is not None:
             self.work += count(*inputs, **options, out_val=made)
-        views = func.is_view
-        self.work += 0 if views else _PER_NUMBER * sum(leaf.numel() for leaf in _tensors((inputs, options, made)))
+        if not func.is_view:
+            self.work += _PER_NUMBER * sum(leaf.numel() for leaf in _tensors((inputs, options, made)))
+            self.work += _taps(func, args, kwargs) * sum(leaf.numel() for leaf in _tensors(made))
         if self.work > self.most_work:
             raise BundleError(f"its network takes more than {self.most_work:.0e} floating-point operations")
 
@@ -132,6 +133,19 @@ class Bounded(TorchDispatchMode):
         self.calls += 1
         if self.calls > _CALLS:
             raise BundleError(f"its network calls more than {_CALLS:,} modules for one input")
+
+
+def _taps(func: torch._ops.OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> int:
+    """Return how many numbers a pooling reads for each that it makes; 0 for what has no kernel, or counts its work."""
+    if func._overloadpacket in flop_registry:
+        return 0
+    for place, argument in enumerate(func._schema.arguments):
+        if argument.name == "kernel_size":
+            sides = args[place] if place < len(args) else kwargs.get("kernel_size")
+            if isinstance(sides, (tuple, list)):
+                times: int = argument.N if len(sides) == 1 else 1  # type: ignore[attr-defined]
+                return int(math.prod(sides) ** times)
+    return 0
 
 
 def _tensors(value: object) -> Iterator[Tensor]:
