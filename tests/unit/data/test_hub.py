@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import io
+import json
+import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 from sources import refused, sizes
@@ -101,6 +105,35 @@ def test_a_path_in_a_dataset_is_not_followed():
     elsewhere = datasets.Dataset.from_dict({"image": [{"bytes": None, "path": "/etc/hostname"}]}, features=kinds)
     images = basisprune.data.hub.HubImages(elsewhere, "image", ["a"], ("a",), SIZE, "data: train")
     assert images.look(0).fault.startswith("data: train[0]: the image itself is not in the dataset")
+
+
+@pytest.mark.parametrize("kind", [datasets.Image(), datasets.List(datasets.Image()), datasets.Value("float32")])
+def test_labels_that_reading_would_open_are_not_read(tmp_path, kind):
+    elsewhere = {"bytes": None, "path": str(tmp_path / "opened.png")}
+    label = {"Image": elsewhere, "List": [elsewhere]}.get(type(kind).__name__, 0.5)
+    kinds = datasets.Features({"image": datasets.Image(), "label": kind}).arrow_schema
+    table = pa.table({"image": [{"bytes": picture(0), "path": None}] * 9, "label": [label] * 9}, schema=kinds)
+    folder = tmp_path / "data"
+    folder.mkdir()
+    pq.write_table(table, folder / "train.parquet")
+    opened: list[str] = []
+
+    def hook(event: str, args: tuple[object, ...]) -> None:  # it stays for the rest of the process
+        if event == "open" and str(args[0]) == str(tmp_path / "opened.png"):
+            opened.append(event)
+
+    sys.addaudithook(hook)
+    refused(folder, "the column label is")
+    assert not opened
+
+
+def test_a_saved_dataset_names_no_files_elsewhere_and_a_format_is_no_dataset(tmp_path):
+    folder = saved(tmp_path / "data", rows(9))
+    state = json.loads((folder / "state.json").read_text())
+    state["_data_files"][0]["filename"] = f"../data/{state['_data_files'][0]['filename']}"
+    (folder / "state.json").write_text(json.dumps(state))
+    refused(folder, "refers to files outside its folder")
+    refused("hf:csv", "is a format, not a dataset")
 
 
 def test_without_the_package_the_extra_is_named(tmp_path, monkeypatch):

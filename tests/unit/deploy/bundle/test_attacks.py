@@ -28,6 +28,7 @@ from basisprune.deploy.bundle import (
     structure,
     tensors,
 )
+from basisprune.deploy.bundle.config import parse_plans
 from basisprune.deploy.bundle.saving import refuse_unsaveable
 from basisprune.deploy.fold import fold
 from basisprune.errors import BasisPruneError, BundleError, LayerError
@@ -280,6 +281,24 @@ ATTRIBUTES = [
 ]
 
 
+@pytest.mark.parametrize("text", ["\x1b[2J", "__import__('os')", "a" * 65, "é"])
+def test_layers_are_built_with_words_alone(text):
+    with pytest.raises(BundleError):
+        layers.check_arguments("torch.nn.ReLU", {"inplace": text})
+    layers.check_arguments("torch.nn.Upsample", {"mode": "bilinear"})
+
+
+def test_many_faults_are_counted_not_listed():
+    with pytest.raises(BundleError, match="2,000 faults"):
+        parse_plans(f"[{','.join('0' * 2000)}]".encode())
+
+
+def test_many_names_of_one_module_are_checked_in_little_time():
+    module = nn.Module()
+    module._parameters.update(dict.fromkeys((f"a{number}" for number in range(100_000)), None))
+    refuse_hidden_names(module)
+
+
 @pytest.mark.parametrize("attributes", ATTRIBUTES, ids=str)
 def test_attributes_hide_nothing_and_keep_their_kind(saved, attributes):
     rewrite(
@@ -444,6 +463,10 @@ COSTS = {
     "padded": [step("call_function", "functional.pad", X, {"tuple": [10**9, 10**9]})],
     "enlarged": [step("call_function", "functional.interpolate", X, scale_factor=10**6)],
     "pooled": [step("call_function", "functional.adaptive_avg_pool2d", X, 10**6)],
+    "a kernel for each pixel": [
+        step("call_function", "functional.interpolate", X, size=1200),
+        step("call_function", "functional.max_pool2d", {"step": 1}, 599, 1),
+    ],
 }
 
 

@@ -68,7 +68,7 @@ class Hub:
         return Commit()
 
 
-def test_a_network_or_a_folder_is_pushed_with_a_card_made_from_its_metrics(saved, monkeypatch):
+def test_a_network_or_a_folder_is_pushed_with_a_card_made_from_its_metrics(saved, monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.hub_mixin.HfApi", Hub)
     assert push_to_hub(saved, "owner/name") == Commit.commit_url
     assert Hub.calls[0] == ("create", "owner/name", False, True)
@@ -86,6 +86,12 @@ def test_a_network_or_a_folder_is_pushed_with_a_card_made_from_its_metrics(saved
     (saved / "README.md").write_text("my own words")
     push_to_hub(saved, "owner/name", card=Card(page=False))
     assert Hub.calls[1][2]["README.md"] == "my own words"
+    (tmp_path / "secret").write_text("my key")
+    (saved / "README.md").unlink()
+    (saved / "README.md").symlink_to(tmp_path / "secret")
+    push_to_hub(saved, "owner/name", card=Card(page=False))
+    assert "my key" not in Hub.calls[1][2]["README.md"]
+    (saved / "README.md").unlink()
 
     push_to_hub(tiny_model(), "owner/name", private=True, metrics={"test": {"accuracy": 0.7}}, card=Card(page=False))
     assert Hub.calls[0] == ("create", "owner/name", True, True)
