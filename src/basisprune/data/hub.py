@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,15 +13,18 @@ from basisprune.data.listing import all_files, subfolders
 from basisprune.data.split import Splits
 from basisprune.data.stored import MOST_BYTES, StoredImages, as_indices, class_names
 from basisprune.errors import DataError, MissingExtraError, pass_on
-from basisprune.files import parse_json, read_bytes
+from basisprune.files import Json, parse_json, read_bytes
 
 if TYPE_CHECKING:
     import datasets
 
 PREFIX = "hf:"
-_SAVED = (("dataset_dict.json",), ("state.json", "dataset_info.json"))
+_SPLITS, _STATE = "dataset_dict.json", "state.json"
+_SAVED = ((_SPLITS,), (_STATE, "dataset_info.json"))
 _PARQUET = ".parquet"
 _LARGEST_STATE = 16 << 20
+_NEVER_IN_NAMES = ":*?[]"  # addresses, such as hdfs::x, start programs or load libraries; patterns name other files
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 _PART = {name: part for part, names in PARTS.items() for name in names}
 
 
@@ -110,48 +114,69 @@ def _load(source: str) -> Mapping[str, datasets.Dataset]:
     import datasets
 
     name = source.removeprefix(PREFIX)
-    folder = Path(name).expanduser()
+    folder = Path(name).expanduser().absolute()
     try:
         if not folder.is_dir():
-            _refuse_local_builder(name)
-            found = datasets.load_dataset(name)
+            found = datasets.load_dataset(_hub_id(name))
         elif _is_saved(folder):
-            _refuse_files_elsewhere(folder)
-            found = datasets.load_from_disk(str(folder), keep_in_memory=False)
+            return _saved(folder)
         else:
             found = datasets.load_dataset("parquet", data_files=_parquet_files(folder))
+    except DataError:
+        raise
     except Exception as error:  # from the network, the disk, Arrow or the package itself
         pass_on(error, source)
         raise DataError(
             f"{source}: could not be read as a dataset of Hugging Face ({type(error).__name__}: {error}); give the "
             "folder that save_to_disk wrote, a folder of Parquet files, or the name of a dataset without code"
         ) from error
-    if isinstance(found, datasets.Dataset):
-        return {"train": found}
     if not isinstance(found, datasets.DatasetDict):
-        raise DataError(f"{source}: a {type(found).__name__} was found, whose rows cannot be had by their number")
+        raise DataError(f"{source}: a {type(found).__name__} was found, whose rows have no random access")
     return cast("Mapping[str, datasets.Dataset]", found)
 
 
-def _refuse_local_builder(name: str) -> None:
-    """Raise DataError for the builders of the package, such as "csv", which read what lies in the current folder."""
+def _hub_id(name: str) -> str:
+    """Return the name if it can only be that of a dataset on the hub, and no address or builder of the package."""
     from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES
 
-    if name in _PACKAGED_DATASETS_MODULES:
-        raise DataError(f"{PREFIX}{name}: is a format, not a dataset; give the folder of its files")
+    if not _HUB_ID.fullmatch(name) or name in _PACKAGED_DATASETS_MODULES:
+        raise DataError(f"{PREFIX}{name}: there is no such folder, and this is no name on the hub, such as owner/name")
+    return name
 
 
-def _refuse_files_elsewhere(folder: Path) -> None:
-    """Raise DataError if a saved dataset refers to files outside its folder."""
-    for state in (folder / "state.json", *folder.glob("*/state.json")):
-        if not state.is_file():
-            continue
-        said = parse_json(read_bytes(state, most=_LARGEST_STATE))
-        files = said.get("_data_files") if isinstance(said, dict) else None
-        rows = files if isinstance(files, list) else []
-        names = [each.get("filename") if isinstance(each, dict) else None for each in rows]
-        if not all(isinstance(name, str) and Path(name).name == name for name in names):
-            raise DataError(f"{state}: refers to files outside its folder")
+def _saved(folder: Path) -> Mapping[str, datasets.Dataset]:
+    """Return the splits that `save_to_disk` wrote, read file by file.
+
+    The package's own reader takes names of files for addresses, and starts what they ask for.
+    """
+    import datasets
+
+    splits = {"train": folder}
+    if (folder / _SPLITS).is_file():
+        names = _state(folder / _SPLITS).get("splits")
+        splits = {name: folder / name for name in _plain_names(names, folder / _SPLITS)}
+    parts = {}
+    for name, inner in splits.items():
+        state = _state(inner / _STATE)
+        rows = state.get("_data_files")
+        files = [row.get("filename") for row in rows if isinstance(row, dict)] if isinstance(rows, list) else None
+        tables = [datasets.Dataset.from_file(str(inner / file)) for file in _plain_names(files, inner / _STATE)]
+        parts[name] = datasets.concatenate_datasets(tables)
+    return parts
+
+
+def _state(path: Path) -> dict[str, Json]:
+    found = parse_json(read_bytes(path, most=_LARGEST_STATE))
+    return found if isinstance(found, dict) else {}
+
+
+def _plain_names(names: object, where: Path) -> list[str]:
+    """Return the names of files or folders beside `where`; raise DataError for anything else."""
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise DataError(f"{where}: does not name the parts of a dataset; save it again")
+    if odd := [name for name in names if name in ("", ".", "..") or set(name) & set(_NEVER_IN_NAMES + "/\\")]:
+        raise DataError(f"{where}: names {odd[0][:80]!r}, which is not beside it")
+    return names
 
 
 def _parquet_files(folder: Path) -> dict[str, list[str]]:
@@ -159,6 +184,8 @@ def _parquet_files(folder: Path) -> dict[str, list[str]]:
     paths = [path for path in all_files(folder) if path.suffix == _PARQUET]
     parts: dict[str, list[str]] = {}
     for path in paths:
+        if found := set(str(path)) & set(_NEVER_IN_NAMES) - set(path.drive):
+            raise DataError(f"{path}: has {found.pop()!r} in its name, which could be read as an address; rename it")
         start = path.name.casefold().split("-")[0].removesuffix(_PARQUET)
         parts.setdefault(_PART.get(start, "train"), []).append(str(path))
     return parts

@@ -132,8 +132,22 @@ def test_a_saved_dataset_names_no_files_elsewhere_and_a_format_is_no_dataset(tmp
     state = json.loads((folder / "state.json").read_text())
     state["_data_files"][0]["filename"] = f"../data/{state['_data_files'][0]['filename']}"
     (folder / "state.json").write_text(json.dumps(state))
-    refused(folder, "refers to files outside its folder")
-    refused("hf:csv", "is a format, not a dataset")
+    refused(folder, "which is not beside it")
+    for name in ("csv", "hdfs::Photos", "https://host/x.json", "../x", "a/b/c"):
+        refused(f"hf:{name}", "no name on the hub")
+
+
+@pytest.mark.parametrize("name", ["hdfs::Photos", "reference::refs.json", "simplecache::x", "github::x"])
+def test_no_name_is_read_as_an_address(tmp_path, monkeypatch, name):
+    saved(tmp_path / "sound", rows(9)).rename(tmp_path / name)
+    for function in ("filesystem", "get_filesystem_class"):
+        monkeypatch.setattr(f"fsspec.core.{function}", lambda protocol, **_: pytest.fail(protocol))
+    monkeypatch.chdir(tmp_path)
+    assert len(load_data(name, size=SIZE).train) > 0
+    (tmp_path / "parquet").mkdir()
+    (tmp_path / "parquet" / f"{name}.parquet").write_bytes(b"")
+    monkeypatch.chdir(tmp_path / "parquet")
+    refused(".", "could be read as an address")
 
 
 def test_without_the_package_the_extra_is_named(tmp_path, monkeypatch):
