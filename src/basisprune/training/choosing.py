@@ -12,21 +12,20 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TypeGuard, cast
+from typing import cast
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from basisprune.data import Augment, LabelledImages, LoaderPart, WrappedDataset, hold_out, own_part
 from basisprune.torchkit.processes import Processes
 from basisprune.training.accelerating import make_accelerator
 from basisprune.training.config import Choices, NormStatistics, TrainConfig
-from basisprune.training.evaluation import Data, Evaluation, evaluate
+from basisprune.training.evaluation import Data, Evaluation
 from basisprune.training.lessons import Feed
 from basisprune.training.mirroring import may_be_mirrored
-from basisprune.training.trainable import classes_of
 from basisprune.training.trainer import Images, Session, Trainer
 from basisprune.transfer.model import spec_of
 
@@ -45,8 +44,6 @@ _RENEWALS, _USUAL_MOMENTUM = 5, 0.1
 _TIMED_STEPS = 3
 _FASTER, _AS_GOOD = 0.8, 1.05
 """bfloat16 is taken from this share of the time on, at no more than this share of the loss."""
-_KNOWN = 0.75
-"""Of the accuracy above chance, so much must be left on images that were cropped."""
 _MANY_EPOCHS, _CROP = 10, 0.6
 """Crops pay from this many epochs on; they cut out at least this part of the area."""
 
@@ -153,14 +150,17 @@ class _Chooser:
         self.asked = config
         self.say = session.log
         self.runs: list[Short] = []
-        self.best: nn.Module | None = None
-        self.last: tuple[TrainConfig, nn.Module, Evaluation | None] | None = None
+        self.last: tuple[TrainConfig, Evaluation | None] | None = None
         self.statistics = choices.statistics and _has_statistics(model) and config.norm_statistics == "fixed"
+        self.crops = choices.augmentation and self._sees_images and config.epochs >= _MANY_EPOCHS
         judging = _count(images.held_out) / config.batch_size * _EVALUATION
         budget = choices.cost * steps
-        self.most = min(3 + self.statistics, int(budget / (_FEWEST_STEPS + judging)))
-        self.statistics = self.statistics and self.most > 3
-        self.steps = min(int(budget / max(self.most, 1) - judging), _MOST_STEPS)
+        wanted, affordable = 3 + self.statistics + self.crops, int(budget / (_FEWEST_STEPS + judging))
+        self.crops = self.crops and affordable >= wanted
+        self.statistics = self.statistics and affordable > 3
+        runs = min(3 + self.statistics + self.crops, affordable)
+        self.steps = min(int(budget / max(runs, 1) - judging), _MOST_STEPS)
+        self.most = runs - self.crops
         self.total = steps
 
     def settled(self) -> TrainConfig:
@@ -200,20 +200,15 @@ class _Chooser:
 
     def _run(self, lr: float, statistics: NormStatistics) -> Short:
         """Train a copy for a few steps, and judge it."""
-        model, found = self._trained(_at(self.config, lr, statistics, self.steps))
-        short = Short(lr, statistics, found)
-        if not self.runs or short.loss < min(run.loss for run in self.runs):
-            self.best = model
-        self.runs.append(short)
-        return short
+        self.runs.append(Short(lr, statistics, self._reached(_at(self.config, lr, statistics, self.steps))))
+        return self.runs[-1]
 
-    def _trained(self, config: TrainConfig) -> tuple[nn.Module, Evaluation | None]:
-        """Return a copy after a short run, and what it reached; None if it diverged."""
+    def _reached(self, config: TrainConfig) -> Evaluation | None:
+        """Return what a copy reached in a short run; None if it diverged."""
         if self.last is None or self.last[0] != config:
             trainer = self._trainer(config)
-            found = trainer.evaluated(self.images.held_out) if trainer.sprint(self.steps) else None
-            self.last = config, trainer.model, found
-        return self.last[1:]
+            self.last = config, trainer.evaluated(self.images.held_out) if trainer.sprint(self.steps) else None
+        return self.last[1]
 
     def _trainer(self, config: TrainConfig) -> Trainer:
         accelerator = self.session.accelerator or make_accelerator(config)
@@ -236,34 +231,34 @@ class _Chooser:
         fast, slow = (min(each) for each in zip(*times, strict=True))
         if not _decided(fast < _FASTER * slow):
             return
-        (_, full), (_, rough) = self._trained(self.config), self._trained(half)
+        full, rough = self._reached(self.config), self._reached(half)
         if full is not None and rough is not None and rough.loss <= full.loss * _AS_GOOD:
             self.config = half
 
+    @property
+    def _sees_images(self) -> bool:
+        """Whether there are pixels and classes to try augmentations on."""
+        parts = self.images.train, self.images.held_out
+        return self.session.task.is_classification and all(
+            isinstance(part, LabelledImages) and not isinstance(part, LoaderPart) for part in parts
+        )
+
     def _choose_augmentation(self) -> Augment:
-        """Add mirroring where mirrored images are like the others, and crops in long trainings.
-
-        Crops are added if the best short run, which learnt from none, recognises the middle of the held-out images.
-        """
-        settings, (train, part) = self.config.augmentation, (self.images.train, self.images.held_out)
-        if not (self.session.task.is_classification and _is_read_here(train) and _is_read_here(part)):
+        """Add mirroring where mirrored images are like the others, and crops in long trainings if they do not hurt."""
+        settings, train = self.config.augmentation, self.images.train
+        if not self._sees_images:
             return settings
+        if self.crops:
+            best, cropped = min(self.runs, key=lambda run: run.loss), replace(settings, crop=_CROP)
+            config = _at(replace(self.config, augmentation=cropped), best.lr, best.statistics, self.steps)
+            found = self._reached(config)
+            settings = cropped if found is not None and found.loss <= best.loss else settings
         spec, prepared = spec_of(self.model), self.config.prepared
-        if may_be_mirrored(train, spec, prepared=prepared, seed=self.config.seed):
-            settings = replace(settings, flip=True)
-        is_long = self.best is not None and self.config.epochs >= _MANY_EPOCHS
-        if is_long and self._recognised(Enlarged(part)) >= _KNOWN * self._recognised(part):
-            settings = replace(settings, crop=_CROP)
-        return settings
-
-    def _recognised(self, part: Data) -> float:
-        """Return the accuracy of the best short run, as far as it is above chance."""
-        assert self.best is not None
-        found = evaluate(self.best, part, batch_size=self.config.batch_size, prepared=self.config.prepared)
-        return max(0.0, found.accuracy - 1 / classes_of(self.best))
+        mirrors = may_be_mirrored(cast("LabelledImages", train), spec, prepared=prepared, seed=self.config.seed)
+        return replace(settings, flip=True) if mirrors else settings
 
     def _report(self, settled: TrainConfig) -> None:
-        share = len(self.runs) * self.steps / self.total
+        share = (len(self.runs) + self.crops) * self.steps / self.total
         self.say(
             f"learning rate {settled.lr:.2g}, {_named(settled.norm_statistics)}: "
             f"the best of {len(self.runs)} short runs ({share:.0%} of a training)"
@@ -296,24 +291,6 @@ def _least(runs: list[Short], statistics: NormStatistics) -> float:
     bend = low - 2 * middle + high
     offset = (low - high) / (2 * bend) if bend > 0 else 0.0
     return float(tried[best].lr * (tried[best + 1].lr / tried[best].lr) ** offset)
-
-
-class Enlarged(LabelledImages):
-    """The middle of each image, as large a part of its area as the smallest crop."""
-
-    def __init__(self, images: LabelledImages) -> None:
-        self.images = images
-        self.labels, self.classes, self.groups = images.labels, images.classes, images.groups
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        image, label = self.images[index]
-        height, width = (max(1, round(side * math.sqrt(_CROP))) for side in image.shape[-2:])
-        top, left = (image.shape[-2] - height) // 2, (image.shape[-1] - width) // 2
-        return image[..., top : top + height, left : left + width], label
-
-
-def _is_read_here(data: object) -> TypeGuard[LabelledImages]:
-    return isinstance(data, LabelledImages) and not isinstance(data, LoaderPart)
 
 
 def _has_statistics(model: nn.Module) -> bool:

@@ -301,10 +301,16 @@ def test_a_choice_made_for_other_settings_is_refused_and_a_damaged_one_made_agai
 # Augmentation and precision
 
 
-def test_crops_are_for_long_trainings_of_networks_that_know_the_middle_of_an_image():
-    config = choosy(lr=1e-2, choices=Choices(augmentation=True), augmentation=Augment(shift=0.05))
-    assert settled(replace(config, epochs=30)).augmentation == Augment(shift=0.05, flip=True, crop=0.6)
-    assert settled(replace(config, epochs=9)).augmentation == Augment(shift=0.05, flip=True)
+@pytest.mark.parametrize(("loss", "epochs", "crop"), [(0.9, 30, 0.6), (1.1, 30, 1.0), (None, 30, 1.0), (0.9, 9, 1.0)])
+def test_crops_are_added_to_long_trainings_if_a_short_run_with_them_is_as_good(loss, epochs, crop, monkeypatch):
+    def reached(self, config):
+        if config.augmentation.crop == 1.0:
+            return Evaluation(1.0, 0.5, 24)
+        return None if loss is None else Evaluation(loss, 0.5, 24)
+
+    monkeypatch.setattr(choosing._Chooser, "_reached", reached)
+    config = choosy(epochs=epochs, choices=Choices(augmentation=True), augmentation=Augment(shift=0.05))
+    assert settled(config).augmentation == Augment(shift=0.05, flip=True, crop=crop)
     assert settled(replace(config, choices=Choices())).augmentation == Augment(shift=0.05)
 
 
@@ -313,11 +319,11 @@ def test_bfloat16_is_taken_where_it_is_faster_and_as_good(seconds, loss, taken, 
     def is_half(config):
         return config.mixed_precision == "bf16"
 
-    def trained(self, config):
-        return self.model, Evaluation(loss if is_half(config) else 1.0, 0.5, 24)
+    def reached(self, config):
+        return Evaluation(loss if is_half(config) else 1.0, 0.5, 24)
 
     monkeypatch.setattr(choosing, "_has_bfloat16", lambda _: True)
-    monkeypatch.setattr(choosing._Chooser, "_trained", trained)
+    monkeypatch.setattr(choosing._Chooser, "_reached", reached)
     monkeypatch.setattr(choosing._Chooser, "_seconds", lambda _, config: seconds if is_half(config) else 1.0)
     assert settled(choosy(choices=Choices(precision=True))).mixed_precision == taken
     assert settled(choosy(choices=Choices(precision=False))).mixed_precision == "no"
