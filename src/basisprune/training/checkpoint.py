@@ -17,6 +17,7 @@ from basisprune.errors import CheckpointError
 from basisprune.files import checked, read_checked, sound_or_aside
 from basisprune.training.config import TrainConfig
 from basisprune.training.history import EpochRecord
+from basisprune.transfer.pickles import load_tensors
 
 FORMAT = 1
 _MOST_BYTES = 1 << 40
@@ -108,7 +109,7 @@ class _State:
 
 def _read(path: Path) -> _State:
     try:
-        state = torch.load(io.BytesIO(read_checked(path, most=_MOST_BYTES)), map_location="cpu", weights_only=True)
+        state = load_tensors(io.BytesIO(read_checked(path, most=_MOST_BYTES)))
     except CheckpointError:
         raise
     except Exception as error:  # a damaged file fails in many ways

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 
 import timm
 import torchvision
 from torch import nn
+from torch.nn.modules.module import (
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
 
 from basisprune.errors import ModelError, nearest
 from basisprune.torchkit.kinds import refuse_odd
@@ -17,6 +23,8 @@ from basisprune.transfer.hints import NO_HINTS, Hints
 _TIMM, _TORCHVISION = "timm", "torchvision"
 _PLACES = ("hf-hub", "local-dir")  # of networks that timm builds as a config.json there says
 _LISTED = 5
+_MOST_MODULES, _MOST_NUMBERS = 20_000, 3 * 10**9
+"""Bounds for networks that a config.json describes; the largest of timm have 4,000 layers and 2 billion weights."""
 _WEIGHTS_FILE = "pass pretrained=False and weights='file' (on the command line --no-pretrained --weights FILE)"
 
 
@@ -42,19 +50,21 @@ def is_elsewhere(backbone: str) -> bool:
 
 
 def architecture_name(backbone: str | nn.Module, model: nn.Module) -> str | None:
-    """The name by which the architecture of a network that was built can be built anew; None for a module.
+    """Return the name by which the architecture of a network can be built again; None for a module.
 
-    A network that timm has built from a folder, or from the hub, is known by its architecture.
+    A network that timm built from a folder or from the hub is known by its architecture, if timm has one of that name:
+    what the folder says may be anything, and is never taken for a reference to code.
     """
     if not isinstance(backbone, str):
         return None
     source, _, name = backbone.partition(":")
     if source == _TIMM:
         return name
+    if source.replace("_", "-") not in _PLACES:
+        return backbone
     config = getattr(model, "pretrained_cfg", None)
-    if source.replace("_", "-") in _PLACES and isinstance(config, dict):
-        return str(config.get("architecture") or backbone)
-    return backbone
+    found = config.get("architecture") if isinstance(config, dict) else None
+    return found if isinstance(found, str) and ":" not in found and timm.is_model(found) else backbone
 
 
 def build_backbone(
@@ -118,12 +128,15 @@ def _from_timm(name: str, pretrained: bool, size: tuple[int, int] | None) -> nn.
     # A few models take only an int, and all take one for squares.
     sized = {} if size is None else {"img_size": size[0] if size[0] == size[1] else size}
     try:
-        try:
-            model: nn.Module = timm.create_model(name, pretrained=pretrained, **sized)
-        except TypeError as error:
-            if "img_size" not in str(error):
-                raise
-            model = timm.create_model(name, pretrained=pretrained)  # takes images of any size
+        with _refusing_giants(name) if ":" in name else nullcontext():
+            try:
+                model: nn.Module = timm.create_model(name, pretrained=pretrained, **sized)
+            except TypeError as error:
+                if "img_size" not in str(error):
+                    raise
+                model = timm.create_model(name, pretrained=pretrained)  # takes images of any size
+    except ModelError:
+        raise
     except Exception as error:
         cause = f"{type(error).__name__}: {error}"
         if pretrained:
@@ -133,6 +146,34 @@ def _from_timm(name: str, pretrained: bool, size: tuple[int, int] | None) -> nn.
             ) from error
         raise ModelError(f"{name}: timm cannot build it: {cause}") from error
     return model
+
+
+@contextmanager
+def _refusing_giants(name: str) -> Iterator[None]:
+    """Raise ModelError while a network is built that is far larger than any of timm's: a file may ask for it."""
+    modules = numbers = 0
+
+    def count_module(_parent: nn.Module, _name: str, _module: nn.Module | None) -> None:
+        nonlocal modules
+        modules += 1
+        if modules > _MOST_MODULES:
+            raise ModelError(f"{name}: has more than {_MOST_MODULES:,} layers; its config.json asks for too much")
+
+    def count_numbers(_parent: nn.Module, _name: str, parameter: nn.Parameter | None) -> None:
+        nonlocal numbers
+        numbers += 0 if parameter is None else parameter.numel()
+        if numbers > _MOST_NUMBERS:
+            raise ModelError(f"{name}: has more than {_MOST_NUMBERS:,} weights; its config.json asks for too much")
+
+    handles = (
+        register_module_module_registration_hook(count_module),
+        register_module_parameter_registration_hook(count_numbers),
+    )
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _from_torchvision(name: str, pretrained: bool) -> nn.Module:

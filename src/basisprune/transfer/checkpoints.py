@@ -297,6 +297,7 @@ def _read(path: Path) -> object:
             pass_on(error, path)
         raise ModelError(f"{path}: {_fault(error)}") from error
     for name, tensor in _tensors_in(content):
+        vars(tensor).clear()  # attributes out of a file would hide the tensor's methods
         if tensor.is_meta or tensor.layout != torch.strided or tensor.is_quantized:
             kind = "without values" if tensor.is_meta else "sparse" if tensor.layout != torch.strided else "quantised"
             raise ModelError(f"{path}: the tensor {name[:100]} is {kind}; plain ones are needed")

@@ -119,7 +119,8 @@ def kept_with_facts(
     if (given := known_spec(built)) is not None:
         spec = replace(spec, white=given.white)
     part, classes = _output(built, spec)
-    source = ModelSource(architecture_name(network, built), None)
+    name = architecture_name(network, built)
+    source = ModelSource(name, None, is_trusted=name == network)
     model = KeptModel(built, spec, classes, part=part, source=source)
     return model.eval(), KeptFacts(tuple(said), known.classes)
 

@@ -28,12 +28,12 @@ class ModelSource:
     """Where a network's architecture came from, to build it again: a timm name or `"package.module:factory"`.
 
     `backbone` is None for a module that was handed over ready-made, `insert_norm` for a network that kept its head.
-    `is_trusted` is False where a file of a stranger says so: such a function is never called to save the network.
+    A function is called to save the network only if `is_trusted`: its caller named it, and no file did.
     """
 
     backbone: str | None
     insert_norm: bool | None = True
-    is_trusted: bool = field(default=True, compare=False)
+    is_trusted: bool = field(default=False, compare=False)
 
 
 class GlobalPool(nn.Module):
@@ -141,7 +141,7 @@ def transfer_model(
     if insert_norm:
         body = insert_norms(body, example)
     model = _assemble(body, num_classes, dropout, spec, example).eval()
-    model.source = ModelSource(name, insert_norm)
+    model.source = ModelSource(name, insert_norm, is_trusted=name == backbone)
     return model
 
 

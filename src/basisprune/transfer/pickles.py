@@ -53,7 +53,8 @@ def load_tensors(file: BinaryIO) -> object:
 
     Raises BombError for a file that is larger than it looks, and whatever torch does for a damaged one.
     """
-    size = os.fstat(file.fileno()).st_size
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
     is_zip = file.read(len(_ZIP)) == _ZIP
     file.seek(0)
     if is_zip:
@@ -77,7 +78,7 @@ def _pickles_in(file: BinaryIO, size: int) -> Iterator[IO[bytes]]:
         if sum(part.file_size for part in parts) > size:
             raise BombError("its parts overlap, so that it claims to hold more than it does")
         for part in parts:
-            if part.filename.endswith(".pkl"):
+            if part.filename.lower().endswith(".pkl"):  # torch finds it in any case of letters
                 with archive.open(part) as pickled:
                     yield pickled
 

@@ -6,6 +6,7 @@ import copy
 import io
 import json
 import os
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -168,6 +169,18 @@ def test_a_folder_is_refused(tmp_path):
 class Payload:
     def __reduce__(self):
         return (os.mkdir, ("unpickled",))
+
+
+def test_a_file_that_is_packed_is_refused_before_it_is_made(tmp_path):
+    inner = tmp_path / "inner.pt"
+    torch.save({"weights": torch.zeros(1 << 20)}, inner)
+    content = io.BytesIO()
+    with zipfile.ZipFile(inner) as read, zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as packed:
+        for part in read.infolist():
+            packed.writestr(part.filename, read.read(part))
+    with checked(tmp_path / "state.pt") as file:
+        file.write(content.getvalue())
+    refused(tmp_path / "state.pt", "compressed")
 
 
 def test_a_file_that_holds_an_object_is_refused_and_not_unpickled(saved, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import codecs
+import contextlib
 import errno
 import functools
 import json
@@ -303,6 +304,17 @@ def raw(pickled: bytes):
 
 
 TEXT = "x" * 1_000_000
+
+
+def shouted(path) -> None:
+    """A pickle that torch finds although its name has capital letters."""
+    memo = b"".join(b"h" + bytes([place - 1]) + b"\x86q" + bytes([place]) for place in range(1, 64))
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        archive.writestr("archive/DATA.PKL", b"\x80\x02})q\x00" + memo + b"K\x01s.")
+        archive.writestr("archive/version", "3\n")
+        archive.writestr("archive/byteorder", "little")
+
+
 BOMBS = {
     "dicts": dumped({"model": shared_dicts(5, 200, torch.zeros(1))}),
     "dicts of old files": legacy({"model": shared_dicts(5, 200, torch.zeros(1))}),
@@ -310,9 +322,20 @@ BOMBS = {
     "tuples that are hashed": raw(shared_tuples(60)),
     "depth": raw(nested(10_000)),
     "compressed": zip_bomb,
+    "the same in other letters": shouted,
     "a gigabyte": dumped({"a": Asking(bytearray, 1 << 30)}),
     "a text made bytes": dumped([Asking(codecs.encode, TEXT, "latin1") for _ in range(100)]),
 }
+
+
+@pytest.mark.parametrize("name", ["is_complex", "is_floating_point", "shape", "detach", "layout"])
+def test_attributes_in_a_file_do_not_hide_those_of_a_tensor(name, tmp_path):
+    model, weights = network(), network().state_dict()
+    with contextlib.suppress(AttributeError):  # of those that cannot be hidden
+        setattr(weights["conv.weight"], name, 5)
+    torch.save(weights, tmp_path / "w.pt")
+    load_weights(model, tmp_path / "w.pt")
+    assert torch.equal(model.conv.weight, weights["conv.weight"])
 
 
 @pytest.mark.parametrize("bomb", BOMBS)

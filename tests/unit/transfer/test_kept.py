@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from types import SimpleNamespace
+import sys
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import timm
@@ -16,7 +18,7 @@ from trained import HINTS, SPEC, Own, trained
 from basisprune.basis.decompose import decompose
 from basisprune.deploy.bundle import load_bundle, save_pretrained
 from basisprune.deploy.fold import deploy
-from basisprune.errors import ConfigError, ModelError
+from basisprune.errors import BasisPruneError, ConfigError, ModelError
 from basisprune.training.trainable import classes_of, find_classifiers
 from basisprune.transfer.hints import Hints
 from basisprune.transfer.kept import KeptModel, kept_model
@@ -55,6 +57,32 @@ def test_a_network_of_timm_in_a_folder_keeps_its_head(tmp_path):
     assert model.source.backbone == "mobilenetv3_small_050"
     with pytest.raises(ModelError, match=r"local-dir:.*Config file not found"):
         kept_model(f"local-dir:{tmp_path / 'none'}")
+
+
+@pytest.mark.parametrize("named", ["stranger:network", "no_network_of_timm", "", 3])
+@pytest.mark.parametrize("build", [kept_model, lambda name, **options: transfer_model(name, 3, **options)])
+def test_what_a_folder_of_timm_says_is_never_called(named, build, tmp_path, monkeypatch):
+    called = []
+    stranger = ModuleType("stranger")
+    stranger.network = lambda: called.append("network")
+    monkeypatch.setitem(sys.modules, "stranger", stranger)
+    (tmp_path / "folder").mkdir()
+    facts = {"architecture": named, "mean": [0.5] * 3, "std": [0.5] * 3, "input_size": [3, 32, 32], "num_classes": 4}
+    said = {"architecture": "mobilenetv3_small_050", "num_classes": 4, "pretrained_cfg": facts}
+    (tmp_path / "folder" / "config.json").write_text(json.dumps(said))
+    model = build(f"local-dir:{tmp_path / 'folder'}")
+    assert model.source.backbone != named
+    with contextlib.suppress(BasisPruneError):
+        save_pretrained(model, tmp_path / "bundle")
+    assert called == []
+
+
+@pytest.mark.parametrize("asked", [{"layers": [1 << 20, 1, 1, 1]}, {"stem_width": 1 << 17, "stem_type": "deep"}])
+def test_a_folder_of_timm_cannot_ask_for_a_giant(asked, tmp_path):
+    said = {"architecture": "resnet10t", "pretrained_cfg": {"input_size": [3, 32, 32]}, "model_args": asked}
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    with torch.device("meta"), pytest.raises(ModelError, match="asks for too much"):
+        transfer_model(f"local-dir:{tmp_path}", 2)
 
 
 def test_networks_have_the_same_names_everywhere(monkeypatch):

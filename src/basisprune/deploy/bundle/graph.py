@@ -102,6 +102,8 @@ def _formula(node: fx.Node, given: Sequence[_Formula | None]) -> _Formula | None
 def _target(step: Step, args: tuple[object, ...], parts: nn.Module) -> str | Callable[..., object]:
     """What the step names, which must be there or in a table."""
     name, op = step["target"], step["op"]
+    if op == "placeholder":
+        return "x"  # it becomes a name in code that fx writes, and what the file calls it does not matter
     if op == "call_module":
         module_at(parts, name.split("."))
     elif op == "get_attr":

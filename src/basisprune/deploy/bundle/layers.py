@@ -28,7 +28,7 @@ from basisprune.transfer.norms import NormedConv
 _TORCH: tuple[type[nn.Module], ...] = (
     *(nn.Module, nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Identity),
     *(nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
-    *(nn.Bilinear, nn.Embedding, nn.MultiheadAttention),
+    *(nn.Embedding, nn.MultiheadAttention),
     *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm),
     *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, nn.LocalResponseNorm),
     *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.RReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.GLU, nn.SiLU, nn.Mish),
@@ -92,7 +92,14 @@ _TEXTS: Mapping[str, frozenset[str]] = {
 }
 """The attributes that may become another text, and which."""
 INTERNAL = frozenset(vars(nn.Module())) | {"input_spec", "source", "classes"}
-_LARGEST = 1 << 31
+_TEXT_ARGUMENTS = frozenset({
+    "aa_layer", "act_layer", "approximate", "drop_layer", "gate_layer", "grid_indexing", "input_fmt", "layout", "mode",
+    "norm_layer", "normalize_coords", "output_fmt", "pad_mode", "padding", "padding_mode", "pool_type", "pos_embed",
+    "rope_type",
+})  # fmt: skip
+"""The arguments that may be text. Constructors compute with the others, and a text times a number is a long text."""
+_LARGEST = 1 << 20
+"""No layer has more channels or classes; sequences times such a number are still small."""
 _MOST_TAPS = 64
 _WORD = re.compile(r"[A-Za-z0-9_.-]{0,64}")
 
@@ -107,10 +114,11 @@ def class_of(name: str) -> type[nn.Module]:
 
 def check_arguments(name: str, given: Mapping[str, Plain]) -> None:
     """Raises BundleError for numbers that no layer of such a network is built with."""
-    leaves = [leaf for value in given.values() for leaf in _leaves(value)]
-    if any(isinstance(leaf, int) and abs(leaf) > _LARGEST for leaf in leaves):
+    leaves = list(_named_leaves(given))
+    if any(isinstance(leaf, int) and abs(leaf) > _LARGEST for _, leaf in leaves):
         raise BundleError(f"{name}: is built with numbers beyond {_LARGEST:,}")
-    if any(isinstance(leaf, str) and not _WORD.fullmatch(leaf) for leaf in leaves):
+    texts = [(argument, leaf) for argument, leaf in leaves if isinstance(leaf, str)]
+    if any(argument not in _TEXT_ARGUMENTS or not _WORD.fullmatch(leaf) for argument, leaf in texts):
         raise BundleError(f"{name}: is built with a text that is no name of an activation, a norm or a mode")
     taps = given.get("filt_size", 0)  # a binomial filter, computed in Python
     if not isinstance(taps, int) or taps > _MOST_TAPS:
@@ -149,6 +157,15 @@ def _numbers(value: object) -> bool:
         leaf is None or isinstance(leaf, float) or (isinstance(leaf, int) and abs(leaf) <= _LARGEST)
         for leaf in _leaves(value)
     )
+
+
+def _named_leaves(given: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+    """Yield each text and number with the name of the argument, or of the entry in it, that it is given for."""
+    for name, value in given.items():
+        if isinstance(value, Mapping):
+            yield from _named_leaves(value)
+        else:
+            yield from ((name, leaf) for leaf in _leaves(value))
 
 
 def _leaves(value: object) -> Iterator[object]:

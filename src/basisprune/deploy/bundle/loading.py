@@ -91,7 +91,8 @@ def assemble(stored: Stored, where: str, *, factory: str | None = None, trust_re
             "own as factory=; a folded network does not need it"
         )
     classes = None if config.classes is None else tuple(config.classes)
-    is_trusted = factory is not None or trust_remote_code or architecture.is_timm
+    is_own = factory is not None and architecture.backbone == factory  # else it is what the file says
+    is_trusted = is_own or trust_remote_code or architecture.is_timm
     try:
         model = _network(stored, architecture, is_trusted=is_trusted)
         refuse_hidden_names(model)

@@ -46,7 +46,9 @@ def _exported(model: nn.Module, example: Tensor) -> torch.export.ExportedProgram
     shapes = ({0: torch.export.Dim("batch")},)
     with torch.no_grad(), mode(model, training=False):
         try:
-            return torch.export.export(model, (example,), dynamic_shapes=shapes)
+            program = torch.export.export(model, (example,), dynamic_shapes=shapes)
+            program.module()  # its parts may have names that torch keeps for itself
+            return program
         except Exception as error:
             raise ModelError(
                 f"{type(model).__name__} cannot be exported: {type(error).__name__}: {str(error)[:500]}"

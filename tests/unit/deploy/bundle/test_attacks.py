@@ -6,6 +6,7 @@ import ast
 import contextlib
 import copy
 import inspect
+import pickle
 import shutil
 import sys
 from pathlib import Path
@@ -288,6 +289,22 @@ def test_layers_are_built_with_words_alone(text):
     layers.check_arguments("torch.nn.Upsample", {"mode": "bilinear"})
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"kernel_size": 3, "dilation": "same"},
+        {"in_features": "gelu"},
+        {"kernel_size": ("same", 3)},
+        {"kernel_size": (1 << 20) + 1},
+        {"dilation": [3, 1 << 31]},
+    ],
+)
+def test_constructors_compute_with_small_numbers_alone(given):
+    with pytest.raises(BundleError):
+        layers.check_arguments("timm.layers.CondConv2d", given)
+    layers.check_arguments("timm.layers.CondConv2d", {"padding": "same", "kernel_size": (3, 3)})
+
+
 def test_many_faults_are_counted_not_listed():
     with pytest.raises(BundleError, match="2,000 faults"):
         parse_plans(f"[{','.join('0' * 2000)}]".encode())
@@ -360,6 +377,7 @@ NOT_LISTED = (
             "torch.nn.Linear.forward",
             "timm.layers.HybridEmbed",
             "os.system",
+            "torch.nn.Bilinear",  # whose work grows with the product of its sizes, and nobody counts it
         ),
         *("timm.layers.create_act", "basisprune.KeptModel", "torch.nn.quantized.Linear", "Linear", "", "torch.nn."),
     ],
@@ -429,6 +447,21 @@ def test_what_a_stranger_names_is_not_called_when_the_network_is_saved_again(
         with contextlib.suppress(BasisPruneError):
             attempt()
     assert called == []
+
+
+def test_a_factory_of_the_caller_does_not_vouch_for_what_a_file_names(graph_bundle, tmp_path):
+    folder = Path(shutil.copytree(graph_bundle, tmp_path / "named"))
+    rewrite(folder, lambda config: config["network"].update(backbone="stranger:backbone"))
+    model = from_pretrained(folder, factory="mine:network")  # which a graph has no use for
+    assert (model.source.backbone, model.source.is_trusted) == ("stranger:backbone", False)
+
+
+def test_the_input_of_a_graph_is_named_here(graph_bundle, tmp_path):
+    folder = Path(shutil.copytree(graph_bundle, tmp_path / "named"))
+    rewrite(folder, lambda config: config["network"]["graph"][0].update(target="a-b"))
+    model = from_pretrained(folder)
+    images = torch.rand(2, *model.input_spec.shape)
+    assert torch.equal(pickle.loads(pickle.dumps(model))(images), model(images))
 
 
 COSTS = {
