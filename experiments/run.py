@@ -145,7 +145,7 @@ class Bench:
         """Accuracy on the test images, and the size as the paper counts it."""
         report, hits = measure(state.model), self.hits(state)
         return {
-            "val_accuracy": float(state.hits.mean()),
+            "val_accuracy": state.outcomes.value,
             "test_accuracy": float(hits.mean()),
             "test_interval": wilson_interval(int(hits.sum()), len(hits)),
             "parameters": report.paper_parameters,

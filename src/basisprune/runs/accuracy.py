@@ -17,8 +17,8 @@ from basisprune.listener import Listener
 from basisprune.results import Interval
 from basisprune.runs.load import Loaded, refuse_other_tasks
 from basisprune.runs.output import is_loadable, refuse_link, same_data
+from basisprune.training.evaluation import predict
 from basisprune.training.intervals import wilson_interval
-from basisprune.training.predict import predict
 from basisprune.types import Part, dotted
 
 

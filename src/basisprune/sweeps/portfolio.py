@@ -380,7 +380,7 @@ def _named(
 def _of_one_model(config: RunConfig) -> list[str]:
     """Faults for settings that only one model can have."""
     faults = []
-    if not config.task.is_classification:
+    if not config.task.has_classes:
         faults.append(f"task: {config.task_name} given; only classifiers are chosen from: pass one model")
     if config.start.weights is not None:
         faults.append("weights: given, which are those of one model; pass a folder of weights for several")

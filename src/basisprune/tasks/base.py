@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -14,11 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from basisprune.errors import ConfigError, DataError, TrainingError
+from basisprune.tasks.outcomes import Outcomes, Rows, Units, units_in
 from basisprune.torchkit.running import ReadBatch, images_of
-
-Rows: TypeAlias = npt.NDArray[np.float64]
-"""The outcomes of examples, (n, k): one row of numbers for each."""
-
 
 _ROUNDING = 1e-5  # in relation to the length of the range
 
@@ -90,6 +87,13 @@ class Task:
     limits: tuple[float, float] | None = None
     influence: Callable[[Rows], float] | None = None
 
+    has_classes: ClassVar[bool] = False
+    """Whether a target is the number of one class, so that examples can be counted by class, smoothed and blended."""
+    examples: ClassVar[str] = "examples"
+    """What examples are called in texts."""
+    precision: ClassVar[torch.dtype] = torch.float64
+    """In which the loss and the metric of an evaluation are averaged."""
+
     def __post_init__(self) -> None:
         faults = [
             f"{name}: {getattr(self, name)!r} given; a text is needed"
@@ -108,9 +112,9 @@ class Task:
             raise ConfigError.of("Task", faults)
 
     @property
-    def is_classification(self) -> bool:
-        """Whether it is the built-in task of one class for each image, with metrics of its own."""
-        return False
+    def budget_metric(self) -> Literal["accuracy"] | Task:
+        """The metric of a budget for which no other is given: that of the task."""
+        return self
 
     @property
     def range(self) -> tuple[float, float] | None:
@@ -128,6 +132,14 @@ class Task:
         if self.metric is None:
             return "Gaffke's test of the examples"
         return "Gaffke's test of the examples' jackknife values"
+
+    def to_dict(self) -> dict[str, str]:
+        """The names of the task and its metric, for files that note them."""
+        return {"task": self.name, "metric": self.metric_name}
+
+    def in_training(self, *, label_smoothing: float, temperature: float) -> Task:  # noqa: ARG002
+        """The task as a training learns it, whose labels may be smoothed and its teacher's outputs softened."""
+        return self
 
     def inputs_and_targets(self, batch: object) -> ReadBatch:
         """The batch as it is read; raises DataError unless it has float inputs (N, ...)."""
@@ -192,7 +204,7 @@ class Task:
                 f"task {self.name}: outcome returned {found.shape[1]} numbers for each example; without a metric, the "
                 "mean is taken, and one is needed"
             )
-        rows: Rows = found.detach().double().cpu().numpy()
+        rows: Rows = found.detach().cpu().double().numpy()
         if not np.isfinite(rows).all():
             raise TrainingError(f"task {self.name}: outcome returned numbers that are not finite; check the network")
         if self.metric is None and self.range is not None:
@@ -221,6 +233,34 @@ class Task:
                 "return a finite number, the more the better"
             )
         return number
+
+    def each(self, rows: Rows) -> Rows | None:
+        """The number of each example whose mean is the metric; None for a metric that is no mean."""
+        return rows[:, 0] if self.metric is None else None
+
+    def chance(self, labels: npt.NDArray[np.int64]) -> float | None:  # noqa: ARG002
+        """The metric of an answer that is always the same; None where that is not known."""
+        return None
+
+    def as_outcomes(self, rows: Rows, units: Units | None = None) -> Outcomes:
+        """The outcomes of all examples."""
+        return Outcomes(self, rows, units)
+
+    def outcomes(self, batches: Sequence[Rows], data: object = None) -> Outcomes:
+        """The outcomes of all batches, and which examples of the data belong together.
+
+        Raises DataError if there are none, or if rows differ in length.
+        """
+        if not batches:
+            raise DataError(f"task {self.name}: the data contains no {self.examples}")
+        widths = sorted({each.shape[1] for each in batches})
+        if len(widths) > 1:
+            raise DataError(
+                f"task {self.name}: outcome returned rows of {' and of '.join(map(str, widths))} numbers; all need as "
+                "many"
+            )
+        rows = np.concatenate(batches)
+        return self.as_outcomes(rows, units_in(data, len(rows)))
 
     def shown(self, value: float) -> str:
         """A value of the metric as text."""

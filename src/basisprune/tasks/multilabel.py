@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from basisprune.errors import ConfigError, DataError, nearest
-from basisprune.tasks.base import Rows, Task
+from basisprune.tasks.base import Task
+from basisprune.tasks.outcomes import Rows
 
 MultilabelMetric: TypeAlias = Literal["ap", "f1"]
 _NAMES = {"ap": "mean AP", "f1": "mean F1"}

@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from basisprune.errors import ConfigError, DataError, nearest
-from basisprune.tasks.base import Rows, Task, check_limits
+from basisprune.tasks.base import Task, check_limits
+from basisprune.tasks.outcomes import Rows
 
 RegressionMetric: TypeAlias = Literal["r2", "mae", "mse"]
 Limits: TypeAlias = tuple[float, float] | None

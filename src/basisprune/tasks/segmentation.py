@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from basisprune.errors import ConfigError, DataError, nearest
-from basisprune.tasks.base import Rows, Task
+from basisprune.tasks.base import Task
+from basisprune.tasks.outcomes import Rows
 
 SegmentationMetric: TypeAlias = Literal["iou", "dice"]
 _NAMES = {"iou": "mean IoU", "dice": "mean Dice"}

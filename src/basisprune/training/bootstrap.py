@@ -14,9 +14,9 @@ from statistics import NormalDist
 
 import numpy as np
 
+from basisprune.tasks import Predictions
 from basisprune.training.intervals import deviations
 from basisprune.training.metrics import Classes, ClassMetric, Counts, gradient_of, of_counts, value_of
-from basisprune.training.predict import Predictions
 
 DRAWS, CALLS = 2000, 500  # for the named metrics, and for a function, which is called twice for each
 _BLOCK = 100  # draws at a time, which bounds the memory

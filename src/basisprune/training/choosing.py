@@ -246,7 +246,7 @@ class _Chooser:
         Crops are added if the best short run, which learnt from none, recognises the middle of the held-out images.
         """
         settings, (train, part) = self.config.augmentation, (self.images.train, self.images.held_out)
-        if not (self.session.task.is_classification and _is_read_here(train) and _is_read_here(part)):
+        if not (self.session.task.has_classes and _is_read_here(train) and _is_read_here(part)):
             return settings
         spec, prepared = spec_of(self.model), self.config.prepared
         if may_be_mirrored(train, spec, prepared=prepared, seed=self.config.seed):

@@ -11,12 +11,13 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from basisprune.tasks import Predictions
+from basisprune.tasks.outcomes import Rows as Numbers
+from basisprune.tasks.outcomes import Units, sums, weights_of
 from basisprune.training.bootstrap import CALLS, DRAWS, mistaken_for, values_of
 from basisprune.training.bounded_mean import BoundedMean
 from basisprune.training.intervals import deviations
 from basisprune.training.metrics import Classes, ClassMetric, value_of
-from basisprune.training.predict import Predictions
-from basisprune.training.units import Numbers, Units, sums, weights_of
 
 _BLOCK = 100  # draws at a time, which bounds the memory
 _FINE = 20  # images for each one that there is, where a function is asked about weights

@@ -7,14 +7,10 @@ from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
-from torch import nn
 
 from basisprune.errors import ConfigError
-from basisprune.tasks.base import Task
-from basisprune.training.evaluation import Data
-from basisprune.training.outcomes import Outcomes, judge
-from basisprune.training.predict import Predictions, predict
-from basisprune.training.units import draws_of, weights_of
+from basisprune.tasks import Outcomes, Predictions, Task
+from basisprune.tasks.outcomes import draws_of, weights_of
 
 Classes: TypeAlias = npt.NDArray[np.int64]
 Counts: TypeAlias = npt.NDArray[np.float64]
@@ -23,8 +19,6 @@ ClassMetric: TypeAlias = MetricName | Callable[[Classes, Classes], float]
 """A name, or f(labels, predictions) -> float, of which more is better."""
 Metric: TypeAlias = ClassMetric | Task
 """A metric of classes, or any other task, which has a metric of its own."""
-Answers: TypeAlias = Predictions | Outcomes
-"""What a network says of images: classes, or the outcomes of any other task."""
 
 
 def metric_name(metric: Metric | str) -> str:
@@ -78,19 +72,18 @@ def in_points(loss: float) -> str:
     return f"{100 * loss:.3g} point{'' if loss == 0.01 else 's'}"
 
 
-def value_of(metric: Metric, predictions: Answers) -> float:
-    """The metric of these predictions, or outcomes of a task; classes without images do not count.
+def value_of(metric: Metric, outcomes: Outcomes) -> float:
+    """The metric of these outcomes, that of a task or of predicted classes; classes without images do not count.
 
     "balanced" is the mean of the accuracies of all classes, "macro-f1" that of their F1 scores, and "worst-class" the
     accuracy of the class that is worst off. Images of one unit count as one, a function in the mean over draws of one
     of each. Raises ConfigError if a function returns anything but a finite number.
     """
-    if isinstance(predictions, Outcomes):
-        return predictions.value
-    assert not isinstance(metric, Task)
-    units, labels, classes = predictions.units, predictions.labels, predictions.classes
+    if isinstance(metric, Task) or not isinstance(outcomes, Predictions):
+        return outcomes.value
+    units, labels, classes = outcomes.units, outcomes.labels, outcomes.classes
     if metric == "accuracy" and units is None:
-        return float(predictions.hits.mean())
+        return outcomes.value
     if not isinstance(metric, str):
         draws = [slice(None)] if units is None else draws_of(units)
         return float(np.mean([_called(metric, labels[draw], classes[draw]) for draw in draws]))
@@ -166,18 +159,6 @@ def _sums(places: Classes, counts: Counts, size: int) -> Counts:
         starts = np.flatnonzero(np.diff(places[order], prepend=-1))
         found[:, places[order][starts]] = np.add.reduceat(counts[:, order], starts, axis=1)
     return found
-
-
-def answers_of(model: nn.Module, data: Data, task: Task, *, prepared: bool = False) -> Answers:
-    """What the model says of all images of the data, in order: classes, or the outcomes of another task."""
-    if task.is_classification:
-        return predict(model, data, prepared=prepared)
-    return judge(model, data, task, prepared=prepared)
-
-
-def hits_of(answers: Answers) -> npt.NDArray[np.bool_]:
-    """Which images are classified correctly; none of another task than classification."""
-    return np.zeros(0, dtype=np.bool_) if isinstance(answers, Outcomes) else answers.hits
 
 
 def check_metric(metric: object) -> list[str]:

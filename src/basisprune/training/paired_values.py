@@ -19,17 +19,20 @@ from functools import cached_property
 import numpy as np
 from scipy import special
 
-from basisprune.tasks.base import Rows
+from basisprune.tasks import Outcomes, Predictions, Rows
 from basisprune.training.bounded_mean import BoundedMean
-from basisprune.training.intervals import deviations, wilson_interval
-from basisprune.training.outcomes import Outcomes
-from basisprune.training.predict import Predictions
+from basisprune.training.intervals import Paired, deviations, wilson_interval
 
 _Z = 1.645  # of the added variance, whatever the confidence
 
 
-def loss_of(before: Outcomes | None, after: Outcomes) -> BoundedMean | PairedValues:
-    """The loss from one network to the other; without `before`, the metric itself, negated."""
+def loss_of(before: Outcomes | None, after: Outcomes) -> BoundedMean | PairedValues | Paired:
+    """The loss from one network to the other in the metric of the task; without `before`, the metric itself, negated.
+
+    Of an accuracy, each image counts as one, whatever its unit.
+    """
+    if isinstance(before, Predictions) and isinstance(after, Predictions):
+        return Paired.of(before.hits, after.hits)
     task, known = after.task, PairedValues.of(before, after)
     if not task.is_bounded:
         return known
@@ -113,9 +116,9 @@ class PairedValues:
         return deviations(self.drop - margin, self.spread / math.sqrt(times))
 
 
-def interval_of(answers: Outcomes | Predictions) -> tuple[float, float]:
-    """The 95 % interval of the metric of a task, or of an accuracy."""
-    if isinstance(answers, Predictions):
-        return wilson_interval(int(answers.hits.sum()), len(answers.hits))
-    low, high = loss_of(None, answers).interval()
+def interval_of(outcomes: Outcomes) -> tuple[float, float]:
+    """The 95 % interval of the task's metric; of an accuracy, each image counts as one."""
+    if isinstance(outcomes, Predictions):
+        return wilson_interval(int(outcomes.hits.sum()), len(outcomes.hits))
+    low, high = loss_of(None, outcomes).interval()
     return -high, -low

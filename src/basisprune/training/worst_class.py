@@ -15,8 +15,8 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
+from basisprune.tasks import Predictions
 from basisprune.training.intervals import Paired, deviations, falls_to, lower_accuracy, tail, wilson_interval
-from basisprune.training.predict import Predictions
 
 _OWN = 0.9  # the part of the error that a class's own loss may take; the rest is for comparisons with other classes
 _NORMAL, _LEAST = NormalDist(), 1e-12

@@ -23,8 +23,8 @@ from basisprune.budget.certify import (
     in_order,
 )
 from basisprune.errors import ConfigError
+from basisprune.tasks import Predictions
 from basisprune.training.intervals import Paired
-from basisprune.training.predict import Predictions
 
 IMAGES = 1000
 DROP = Promise(Budget(max_drop=0.01))

@@ -27,7 +27,7 @@ from basisprune.runs.exporting import Exporter, Made
 from basisprune.runs.tested import MADE, read_tested
 from basisprune.search.candidates import Candidate, Found, Size, Trial
 from basisprune.states import Stage, State
-from basisprune.training.predict import Predictions
+from basisprune.tasks import Predictions
 
 PROMISE = Promise(Budget(max_drop=0.01))
 
@@ -67,7 +67,8 @@ def found(*sizes: int, to_test: tuple[int, ...], chosen: int) -> Found:
     """A search that tried networks of these sizes, the first being unpruned."""
     trials = []
     for index, size in enumerate(sizes):
-        state = State((DENSE, Step(str(index))), nn.Identity(), (Stage("s", 1, 1, 1, 1),), hits=np.ones(10, dtype=bool))
+        said = Predictions.of_hits(np.ones(10, dtype=bool))
+        state = State((DENSE, Step(str(index))), nn.Identity(), (Stage("s", 1, 1, 1, 1),), outcomes=said)
         network = nn.Identity()
         network.index = index
         trials.append(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from basisprune.tasks import Predictions
 from basisprune.training.bootstrap import resample
 from basisprune.training.intervals import Paired
 from basisprune.training.metrics import value_of
-from basisprune.training.predict import Predictions
 
 SIZES = (120, 120, 12)
 

@@ -7,8 +7,8 @@ import pytest
 
 from basisprune.budget import Budget
 from basisprune.budget.certify import Promise
+from basisprune.tasks import Predictions
 from basisprune.training.metrics import MetricName, value_of
-from basisprune.training.predict import Predictions
 
 
 def trust(labels, answers) -> float:

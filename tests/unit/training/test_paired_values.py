@@ -13,8 +13,7 @@ from sklearn.metrics import r2_score
 from basisprune.budget import Budget, MetricBudget
 from basisprune.budget.certify import Promise, Standard
 from basisprune.errors import ConfigError
-from basisprune.tasks import Task, regression, segmentation
-from basisprune.training.outcomes import Outcomes
+from basisprune.tasks import Outcomes, Task, regression, segmentation
 from basisprune.training.paired_values import PairedValues, interval_of, loss_of
 
 MEAN = Task("means", lambda a, b: a, lambda a, b: a, metric_name="Dice", is_share=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from basisprune.tasks import Predictions
 from basisprune.training.intervals import Paired, lower_accuracy
 from basisprune.training.metrics import value_of
-from basisprune.training.predict import Predictions
 from basisprune.training.worst_class import WorstHits, WorstLoss
 
 
