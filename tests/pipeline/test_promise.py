@@ -135,7 +135,7 @@ def test_the_budget_is_counted_in_the_metric():
     certificate = result.summary.certificate
     assert certificate.metric == "worst-class"
     for candidate, trial in zip(result.history[1:], result.found.trials[1:], strict=True):
-        answers = trial.state.answers
+        answers = trial.state.outcomes
         worst = min((answers.hits[answers.labels == label]).mean() for label in range(3))
         assert candidate.score == pytest.approx(worst)
 
