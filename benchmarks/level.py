@@ -22,8 +22,8 @@ from torch import Tensor
 
 from basisprune.budget import MetricBudget
 from basisprune.budget.certify import Promise
+from basisprune.budget.metrics import Metric, metric_name, value_of
 from basisprune.tasks import Outcomes, Predictions, Task, multilabel, regression, segmentation
-from basisprune.training.metrics import Metric, metric_name, value_of
 
 Numbers = npt.NDArray[np.float64]
 EXACT = 2000  # images for each one of a case, for its true loss

@@ -13,6 +13,7 @@ from torch import nn
 
 from basisprune.budget import Ratios
 from basisprune.budget.goal import step_ratio
+from basisprune.budget.metrics import value_of
 from basisprune.budget.planning import NO_FILTERS, CostPlanner, Scored
 from basisprune.costs import measure
 from basisprune.data import LabelledImages, LoaderPart, Loaders, Splits, load_data
@@ -47,7 +48,6 @@ from basisprune.training.config import TrainConfig
 from basisprune.training.evaluation import evaluate, judge, validation_images
 from basisprune.training.history import EpochRecord, out_of_patience
 from basisprune.training.loop import fit
-from basisprune.training.metrics import value_of
 from basisprune.training.trainable import set_trainable
 from basisprune.training.trainer import Session
 from basisprune.transfer.model import spec_of, with_shape

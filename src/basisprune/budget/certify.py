@@ -6,30 +6,19 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
-from typing import Literal, Protocol, TypeAlias, TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
 import numpy as np
 
 from basisprune.budget import Budget
+from basisprune.budget.evidence import Evidence, evidence_of
+from basisprune.budget.means import BoundedMean
+from basisprune.budget.metrics import Metric, check_metric, in_words, loss_in_words, metric_name, shown_as, value_of
+from basisprune.budget.proportions import Paired
 from basisprune.errors import ConfigError
 from basisprune.tasks import CLASSIFICATION, Outcomes, Predictions, Task
+from basisprune.tasks.classification import Classes
 from basisprune.tasks.outcomes import Units
-from basisprune.training.bootstrap import resample
-from basisprune.training.bounded_mean import BoundedMean
-from basisprune.training.clustered import clustered
-from basisprune.training.intervals import Paired, deviations, lower_accuracy, tail, wilson_interval
-from basisprune.training.metrics import (
-    Classes,
-    Metric,
-    check_metric,
-    in_words,
-    loss_in_words,
-    metric_name,
-    shown_as,
-    value_of,
-)
-from basisprune.training.paired_values import loss_of
-from basisprune.training.worst_class import WorstHits, WorstLoss
 
 Status: TypeAlias = Literal["certified", "estimated"]
 T = TypeVar("T")
@@ -43,56 +32,6 @@ SURE = 0.9
 
 TYPICAL = 0.05
 """The share of images on which only one of two networks is right, where it is not known yet."""
-
-
-class Evidence(Protocol):
-    """What images say of a loss: of accuracy, of another metric, or below the least that is allowed."""
-
-    @property
-    def drop(self) -> float:
-        """The loss on these images."""
-
-    def p_value(self, margin: float) -> float:
-        """The chance of a loss as small as this if the true one is `margin`."""
-
-    def upper(self, confidence: float) -> float:
-        """The loss that the true one does not exceed, with this one-sided confidence."""
-
-    def interval(self, confidence: float = 0.95) -> tuple[float, float]:
-        """The two-sided interval of the loss."""
-
-    def expected_score(self, margin: float, times: float) -> float:
-        """How many standard deviations the loss is expected to be above the margin on `times` as many images."""
-
-
-@dataclass(frozen=True)
-class Hits:
-    """An accuracy on its own, as a loss below zero: so many of the images are classified correctly."""
-
-    hits: int
-    images: int
-
-    @property
-    def drop(self) -> float:
-        """The accuracy, negated."""
-        return -self.hits / self.images
-
-    def p_value(self, margin: float) -> float:
-        """The chance of so many hits if the true accuracy is -`margin`; exact."""
-        return tail(self.hits, self.images, -margin)
-
-    def upper(self, confidence: float) -> float:
-        """The negated accuracy that the true one does not fall below, with this confidence."""
-        return -lower_accuracy(self.hits, self.images, confidence)
-
-    def interval(self, _confidence: float = 0.95) -> tuple[float, float]:
-        """The 95 % interval, negated."""
-        low, high = wilson_interval(self.hits, self.images)
-        return -high, -low
-
-    def expected_score(self, margin: float, times: float) -> float:
-        """How many standard deviations the loss is expected to be above the margin on `times` as many images."""
-        return deviations(self.drop - margin, math.sqrt(max(-margin * (1 + margin), 0.0) / (times * self.images)))
 
 
 @dataclass(frozen=True)
@@ -199,17 +138,7 @@ class Promise:
 
     def evidence(self, before: Outcomes, after: Outcomes) -> Evidence:
         """What the outcomes of the unpruned network and of another on the same images say of the loss."""
-        if isinstance(self.metric, Task) or not (isinstance(before, Predictions) and isinstance(after, Predictions)):
-            return loss_of(before if self.is_a_drop else None, after)
-        if after.units is not None:
-            return clustered(self.metric, before if self.is_a_drop else None, after)
-        if self.metric == "accuracy" and self.is_a_drop:
-            return Paired.of(before.hits, after.hits)
-        if self.metric == "accuracy":
-            return Hits(int(after.hits.sum()), len(after.hits))
-        if self.metric == "worst-class":
-            return WorstLoss.of(before, after) if self.is_a_drop else WorstHits.of(after)
-        return resample(self.metric, before if self.is_a_drop else None, after)
+        return evidence_of(self.metric, before if self.is_a_drop else None, after)
 
     def keeps(self, evidence: Evidence) -> bool:
         """Whether the budget is kept beyond doubt, as far as the confidence goes."""

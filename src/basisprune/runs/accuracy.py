@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from basisprune.budget.proportions import wilson_interval
 from basisprune.data import LabelledImages
 from basisprune.data.load import FETCHED, Source, read_parts, recall
 from basisprune.data.manifest import IMAGES, Role, read_manifest
@@ -18,7 +19,6 @@ from basisprune.results import Interval
 from basisprune.runs.load import Loaded, refuse_other_tasks
 from basisprune.runs.output import is_loadable, refuse_link, same_data
 from basisprune.training.evaluation import predict
-from basisprune.training.intervals import wilson_interval
 from basisprune.types import Part, dotted
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from pydantic import JsonValue, TypeAdapter
 from torch import nn
 
+from basisprune.budget.evidence import interval_of
 from basisprune.costs import measure
 from basisprune.data import LabelledImages
 from basisprune.data.roles import keep_images
@@ -24,7 +25,6 @@ from basisprune.torchkit.processes import Processes
 from basisprune.training.evaluation import predict
 from basisprune.training.history import EpochRecord
 from basisprune.training.loop import fit
-from basisprune.training.paired_values import interval_of
 
 _COMMAND = "train"
 

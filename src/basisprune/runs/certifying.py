@@ -22,6 +22,7 @@ from basisprune.budget.certify import (
     certify,
     images_needed,
 )
+from basisprune.budget.metrics import in_words, metric_name
 from basisprune.data import LabelledImages, Splits
 from basisprune.data.roles import manifest_of
 from basisprune.errors import BasisPruneError, CheckpointError
@@ -40,7 +41,6 @@ from basisprune.runs.tested import (
 )
 from basisprune.search.candidates import Found
 from basisprune.tasks import Outcomes, Task
-from basisprune.training.metrics import in_words, metric_name
 
 _LIMITS = "a task needs limits (Task(limits=...), regression(limits=...)) for that"
 ONNX_RUNTIME, PYTORCH = "ONNX Runtime", "PyTorch"

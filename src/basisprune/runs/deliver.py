@@ -15,6 +15,7 @@ from pydantic import JsonValue
 from torch import Tensor, nn
 
 from basisprune.budget.certify import Standard
+from basisprune.budget.evidence import interval_of
 from basisprune.data import Splits
 from basisprune.data.looks import random_numbers_kept
 from basisprune.deploy.bundle import save_pretrained
@@ -40,7 +41,6 @@ from basisprune.states import Plan
 from basisprune.tasks import CLASSIFICATION, Task
 from basisprune.torchkit.processes import Processes
 from basisprune.training.evaluation import task_batches
-from basisprune.training.paired_values import interval_of
 from basisprune.transfer.model import spec_of
 
 _BATCHES, _EXAMPLES = (1, 32), 8

@@ -8,13 +8,13 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from basisprune.budget.certify import Standard
+from basisprune.budget.metrics import in_words, value_of
 from basisprune.data import LabelledImages, LoaderPart, Splits, make_loader, prepare
 from basisprune.deploy.export import OnnxReport, export_onnx
 from basisprune.deploy.export.evaluating import as_pixels, judge_onnx
 from basisprune.deploy.export.quantise import Quantised, quantise_within
 from basisprune.tasks import CLASSIFICATION, Outcomes, Task
 from basisprune.training.evaluation import judge
-from basisprune.training.metrics import in_words, value_of
 from basisprune.transfer.model import spec_of
 from basisprune.types import InputSpec
 

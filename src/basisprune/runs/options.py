@@ -10,6 +10,7 @@ from pydantic import JsonValue
 
 from basisprune.budget import Budget, Goal, MetricBudget, Optimize, Ratios
 from basisprune.budget.certify import Promise, check_confidence
+from basisprune.budget.metrics import Metric, check_metric, metric_name
 from basisprune.data.arguments import LARGEST_SEED as LARGEST_LIMIT
 from basisprune.data.arguments import LARGEST_SIDE, whole
 from basisprune.data.load import TEST_FRACTION, VAL_FRACTION
@@ -22,7 +23,6 @@ from basisprune.runs.validating import faults_of, recipe_of, search_of
 from basisprune.search import SearchConfig
 from basisprune.tasks import CLASSIFICATION, Task, find_task
 from basisprune.training.config import LARGEST_SEED
-from basisprune.training.metrics import Metric, check_metric, metric_name
 from basisprune.transfer.hints import Hints, Interpolation
 
 RATIOS = ("basis_ratio", "filter_ratio")

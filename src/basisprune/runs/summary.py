@@ -15,7 +15,10 @@ from torch import Tensor, nn
 from basisprune.basis.layers import BasisPair
 from basisprune.budget import Budget, Goal
 from basisprune.budget.certify import Certificate
+from basisprune.budget.evidence import interval_of
+from basisprune.budget.metrics import ClassMetric, in_points, in_words, value_of
 from basisprune.budget.planning import CostPlanner
+from basisprune.budget.proportions import Paired
 from basisprune.data import LabelledImages, LoaderPart
 from basisprune.deploy.latency import measure_latency
 from basisprune.deploy.layer_costs import layer_reports, weight_bytes
@@ -41,10 +44,8 @@ from basisprune.runs.output import versions
 from basisprune.runs.shown import picture_url, shown_errors, shown_masks
 from basisprune.search.candidates import Found, share
 from basisprune.tasks import Predictions, Task
+from basisprune.tasks.classification import Bools
 from basisprune.torchkit.surgery import find_layers
-from basisprune.training.intervals import Bools, Paired
-from basisprune.training.metrics import ClassMetric, in_points, in_words, value_of
-from basisprune.training.paired_values import interval_of
 
 _CHANGED_IMAGES = 24
 _FIGURE_LAYERS = 6

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from basisprune.budget.certify import Promise, Test
+from basisprune.budget.metrics import metric_name, value_of
 from basisprune.deploy.bundle.files import holds_bundle, read_folder
 from basisprune.errors import BasisPruneError, CheckpointError, PlanError
 from basisprune.files import read_checked, write_checked
@@ -22,7 +23,6 @@ from basisprune.runs.output import BUNDLE, SUMMARY
 from basisprune.search.candidates import Trial
 from basisprune.tasks import Outcomes
 from basisprune.torchkit.processes import Processes
-from basisprune.training.metrics import metric_name, value_of
 from basisprune.types import JsonValue
 
 TESTS = "tests.json"

@@ -9,13 +9,13 @@ from typing import TypeAlias
 from torch import nn
 
 from basisprune.budget import Budget, Optimize
-from basisprune.budget.certify import Certificate, Evidence, Standard
+from basisprune.budget.certify import Certificate, Standard
+from basisprune.budget.evidence import Evidence, interval_of, loss_of
+from basisprune.budget.metrics import value_of
 from basisprune.deploy.latency import Backend
 from basisprune.frameworks import POLISHED, Axis, Steps
 from basisprune.states import State
 from basisprune.training.history import EpochRecord
-from basisprune.training.metrics import value_of
-from basisprune.training.paired_values import interval_of, loss_of
 from basisprune.types import BasisPlan, BlockPlan
 
 Shares: TypeAlias = Mapping[Axis, float]

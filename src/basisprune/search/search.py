@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from basisprune.budget import Budget, Goal, Optimize, Ratios
 from basisprune.budget.certify import EQUAL, SURE, Entry, Promise, Standard, in_order
+from basisprune.budget.metrics import value_of
 from basisprune.errors import TooMuchError
 from basisprune.frameworks import DECOMPOSED, Framework, Move, find_framework
 from basisprune.pipeline import Pipeline
@@ -18,7 +19,6 @@ from basisprune.search.stepping import Attempt, Stepping, axes_of
 from basisprune.states import NOT_AT_ALL, State, Tuning
 from basisprune.tasks import Task
 from basisprune.torchkit.processes import Processes
-from basisprune.training.metrics import value_of
 
 SAFER = 3
 """The most networks that are tried to have one to fall back on."""

@@ -13,6 +13,7 @@ from torch import nn
 
 from basisprune.budget import Budget
 from basisprune.budget.certify import EQUAL
+from basisprune.budget.metrics import value_of
 from basisprune.budget.planning import CostPlanner
 from basisprune.data.roles import keep_images, manifest_of
 from basisprune.deploy.export.runtime import has_onnx
@@ -32,7 +33,6 @@ from basisprune.stage_store import StageStore
 from basisprune.states import State
 from basisprune.sweeps.cells import Backbone, Cell
 from basisprune.sweeps.work import Given, job_of
-from basisprune.training.metrics import value_of
 from basisprune.types import JsonValue
 
 PORTFOLIO = "portfolio.json"

@@ -14,6 +14,7 @@ from torch import nn
 
 from basisprune.budget import Budget, Ratios
 from basisprune.budget.certify import LIKELY, SURE, Promise
+from basisprune.budget.metrics import value_of
 from basisprune.budget.planning import CostPlanner
 from basisprune.errors import TooMuchError
 from basisprune.frameworks import POLISHED, Framework, Move, Step
@@ -26,7 +27,6 @@ from basisprune.search.scale import Scale
 from basisprune.search.stepping import Stepping
 from basisprune.states import FULLY, NOT_AT_ALL, Stage, State, Tuning
 from basisprune.tasks import CLASSIFICATION, Predictions, Task
-from basisprune.training.metrics import value_of
 from basisprune.types import BasisPlan, Block, BlockPlan, LayerPlan
 
 IMAGES = 1000

@@ -6,14 +6,12 @@ from collections.abc import Callable
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
-import numpy.typing as npt
 
 from basisprune.errors import ConfigError
 from basisprune.tasks import Outcomes, Predictions, Task
-from basisprune.tasks.outcomes import draws_of, weights_of
+from basisprune.tasks.classification import Classes
+from basisprune.tasks.outcomes import Rows, draws_of, weights_of
 
-Classes: TypeAlias = npt.NDArray[np.int64]
-Counts: TypeAlias = npt.NDArray[np.float64]
 MetricName: TypeAlias = Literal["accuracy", "balanced", "macro-f1", "worst-class"]
 ClassMetric: TypeAlias = MetricName | Callable[[Classes, Classes], float]
 """A name, or f(labels, predictions) -> float, of which more is better."""
@@ -91,12 +89,12 @@ def value_of(metric: Metric, outcomes: Outcomes) -> float:
     return float(of_counts(metric, labels, classes, weights[None])[0])
 
 
-def of_counts(metric: MetricName, labels: Classes, answers: Classes, counts: Counts) -> Counts:
+def of_counts(metric: MetricName, labels: Classes, answers: Classes, counts: Rows) -> Rows:
     """The metric for each row of `counts`, which says how often each pair of a label and an answer is there."""
     right, per_class, said = _tallied(labels, answers, counts)
     there = per_class > 0
     if metric == "accuracy":
-        result: Counts = right.sum(1) / per_class.sum(1)
+        result: Rows = right.sum(1) / per_class.sum(1)
     elif metric == "macro-f1":
         scores = 2 * right / np.where(there, per_class + said, 1.0)
         result = (scores * there).sum(1) / there.sum(1)
@@ -107,7 +105,7 @@ def of_counts(metric: MetricName, labels: Classes, answers: Classes, counts: Cou
     return result
 
 
-def gradient_of(metric: ClassMetric, labels: Classes, answers: Classes, counts: Counts) -> Counts:
+def gradient_of(metric: ClassMetric, labels: Classes, answers: Classes, counts: Rows) -> Rows:
     """How much the metric grows with an image of each pair of a label and an answer, of which `counts` are there.
 
     What is the same for all answers of a class may be left out. Of a function, it is what one image more changes.
@@ -117,7 +115,7 @@ def gradient_of(metric: ClassMetric, labels: Classes, answers: Classes, counts: 
     right, per_class, said = (tally[0] for tally in _tallied(labels, answers, counts[None]))
     there, is_right = per_class > 0, labels == answers
     if metric == "accuracy":
-        found: Counts = is_right / per_class.sum()
+        found: Rows = is_right / per_class.sum()
     elif metric == "macro-f1":
         total = np.where(there, per_class + said, 1.0)
         taken = there[answers] * right[answers] / total[answers] ** 2
@@ -130,7 +128,7 @@ def gradient_of(metric: ClassMetric, labels: Classes, answers: Classes, counts: 
     return found
 
 
-def _tried(metric: Callable[[Classes, Classes], float], labels: Classes, answers: Classes, counts: Counts) -> Counts:
+def _tried(metric: Callable[[Classes, Classes], float], labels: Classes, answers: Classes, counts: Rows) -> Rows:
     """What one image more of each pair changes."""
     whole = np.rint(counts).astype(np.int64)
     base_labels, base_answers = np.repeat(labels, whole), np.repeat(answers, whole)
@@ -143,7 +141,7 @@ def _tried(metric: Callable[[Classes, Classes], float], labels: Classes, answers
     return np.array(changes)[places.ravel()]
 
 
-def _tallied(labels: Classes, answers: Classes, counts: Counts) -> tuple[Counts, Counts, Counts]:
+def _tallied(labels: Classes, answers: Classes, counts: Rows) -> tuple[Rows, Rows, Rows]:
     """For each row of counts and each class: images of it that are right, all of it, and all that are said to be it."""
     size = int(max(labels.max(), answers.max())) + 1
     is_right = labels == answers
@@ -151,7 +149,7 @@ def _tallied(labels: Classes, answers: Classes, counts: Counts) -> tuple[Counts,
     return right, _sums(labels, counts, size), _sums(answers, counts, size)
 
 
-def _sums(places: Classes, counts: Counts, size: int) -> Counts:
+def _sums(places: Classes, counts: Rows, size: int) -> Rows:
     """For each row, the sum of the counts at each place."""
     found = np.zeros((len(counts), size))
     if len(places):
