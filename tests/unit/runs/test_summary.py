@@ -216,7 +216,7 @@ def test_a_run_that_was_stopped_looks_only_at_images_that_search(parts, interrup
         looked.append(data)
         return answers(data.labels, np.arange(12) >= (3 if len(looked) % 2 == 0 else 0))
 
-    pipeline = SimpleNamespace(splits=splits, settings=RunConfig().recipe, answers=predict)
+    pipeline = SimpleNamespace(splits=splits, settings=RunConfig().recipe, outcomes=predict)
     job, found = case(DROP, 95, 94, chosen=1, interrupted=interrupted)
     seen = summary._shown(job, found, pipeline, (SIDE, SIDE))
     assert (seen.losses.part, [data is images[part] for data in looked]) == (part, [True, True])
