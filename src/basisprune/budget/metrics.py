@@ -1,4 +1,4 @@
-"""What a budget is counted in: accuracy, other metrics of predicted classes, or a function of the user's own."""
+"""The metrics of budgets: accuracy, others of predicted classes, a function of the user's own, or that of a task."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Metric: TypeAlias = ClassMetric | Task
 
 
 def metric_name(metric: Metric | str) -> str:
-    """What to call it.
+    """Return the name of a metric.
 
     >>> metric_name("macro-f1"), metric_name(max)
     ('macro-f1', 'max')
@@ -31,7 +31,7 @@ def metric_name(metric: Metric | str) -> str:
 
 
 def in_words(metric: Metric | str) -> str:
-    """The metric as it is called in a sentence.
+    """Return the name of a metric in a sentence.
 
     >>> in_words("balanced"), in_words("worst-class")
     ('balanced accuracy', 'accuracy of the worst class')
@@ -42,7 +42,7 @@ def in_words(metric: Metric | str) -> str:
 
 
 def shown_as(metric: Metric | str, value: float) -> str:
-    """A value of the metric as text.
+    """Format a value of the metric.
 
     >>> shown_as("accuracy", 0.934)
     '93.4%'
@@ -51,7 +51,7 @@ def shown_as(metric: Metric | str, value: float) -> str:
 
 
 def loss_in_words(metric: Metric | str, loss: float) -> str:
-    """A loss of the metric, in points if it is a share.
+    """Format a loss of the metric, in points if it is a share.
 
     >>> loss_in_words("accuracy", 0.021)
     '2.1 points'
@@ -62,7 +62,7 @@ def loss_in_words(metric: Metric | str, loss: float) -> str:
 
 
 def in_points(loss: float) -> str:
-    """A loss that was asked for, with its digits.
+    """Format an allowed loss, with its digits.
 
     >>> in_points(0.01), in_points(0.0025)
     ('1 point', '0.25 points')
@@ -71,7 +71,7 @@ def in_points(loss: float) -> str:
 
 
 def value_of(metric: Metric, outcomes: Outcomes) -> float:
-    """The metric of these outcomes, that of a task or of predicted classes; classes without images do not count.
+    """Return the metric of these outcomes, that of a task or of predicted classes; classes without images do not count.
 
     "balanced" is the mean of the accuracies of all classes, "macro-f1" that of their F1 scores, and "worst-class" the
     accuracy of the class that is worst off. Images of one unit count as one, a function in the mean over draws of one
@@ -90,7 +90,7 @@ def value_of(metric: Metric, outcomes: Outcomes) -> float:
 
 
 def of_counts(metric: MetricName, labels: Classes, answers: Classes, counts: Rows) -> Rows:
-    """The metric for each row of `counts`, which says how often each pair of a label and an answer is there."""
+    """Return the metric for each row of `counts`, which tells how often each pair of a label and an answer occurs."""
     right, per_class, said = _tallied(labels, answers, counts)
     there = per_class > 0
     if metric == "accuracy":
@@ -106,7 +106,7 @@ def of_counts(metric: MetricName, labels: Classes, answers: Classes, counts: Row
 
 
 def gradient_of(metric: ClassMetric, labels: Classes, answers: Classes, counts: Rows) -> Rows:
-    """How much the metric grows with an image of each pair of a label and an answer, of which `counts` are there.
+    """Return how much the metric grows with an image of each pair of a label and an answer, which occur `counts` times.
 
     What is the same for all answers of a class may be left out. Of a function, it is what one image more changes.
     """
@@ -160,7 +160,7 @@ def _sums(places: Classes, counts: Rows, size: int) -> Rows:
 
 
 def check_metric(metric: object) -> list[str]:
-    """What is wrong with a metric, for a list of faults.
+    """List the faults of a metric.
 
     >>> check_metric("f2")
     ["metric: 'f2' given; allowed are accuracy, balanced, macro-f1, worst-class, or a function(labels, predictions)"]

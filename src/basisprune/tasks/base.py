@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from basisprune.errors import ConfigError, DataError, TrainingError
+from basisprune.errors import ConfigError, DataError, TrainingError, nearest
 from basisprune.tasks.outcomes import Outcomes, Rows, Units, units_in
 from basisprune.torchkit.running import ReadBatch, images_of
 
@@ -32,6 +32,19 @@ def check_limits(limits: object) -> list[str]:
         case (int() | float() as low, int() | float() as high) if -math.inf < low < high < math.inf:
             return []
     return [f"limits: {limits!r} given; two finite numbers are needed, the smaller one first"]
+
+
+def check_metric_name(metric: object, known: Collection[str]) -> list[str]:
+    """What is wrong with the name of a metric, for a list of faults.
+
+    >>> check_metric_name("dise", ["iou", "dice"])
+    ["metric: 'dise' given; allowed are iou, dice. Did you mean 'dice'?"]
+    """
+    return (
+        []
+        if metric in known
+        else [f"metric: {metric!r} given; allowed are {', '.join(known)}.{nearest(str(metric), known)}"]
+    )
 
 
 def read_pair(batch: object) -> tuple[Tensor, object]:

@@ -47,10 +47,26 @@ def evaluate(
     task: str | Task = CLASSIFICATION,
     workers: int = 0,
 ) -> Evaluation:
-    """The loss and accuracy of the model on the data, in eval mode; with another `task`, the loss and metric of that.
+    """Measure the loss and accuracy of a model, or the loss and metric of another task, in eval mode.
 
-    That is a Task, or a name that `compress` takes. Its data is any iterable of batches that the task reads. The model
-    is moved to the accelerator's device, and otherwise not changed. `workers` processes read images.
+    Args:
+        model: The network; it is moved to the accelerator's device, and otherwise not changed.
+        data: Labelled images, or any iterable of batches that the task reads.
+        batch_size: Images per batch, of images that are prepared here.
+        prepared: Whether images are normalised floats already.
+        accelerator: Device and precision; by default those that Accelerate finds.
+        task: A `Task`, or a name that `compress` takes.
+        workers: Processes that read images.
+
+    Returns:
+        The mean loss, the metric, and the number of examples.
+
+    Raises:
+        DataError: The data is empty, or not what the task reads.
+
+    >>> batches = [(torch.eye(2), torch.tensor([0, 0]))]
+    >>> evaluate(nn.Linear(2, 2), batches).count
+    2
     """
     accelerator, task = accelerator or Accelerator(), find_task(task)
     is_shared = own_part(data, task, batch_size) is None and task.model_loss is None
@@ -80,7 +96,7 @@ def evaluate(
 def _shared(
     model: nn.Module, data: Data, batch_size: int, prepared: bool, accelerator: Accelerator, workers: int
 ) -> Iterator[ReadBatch]:
-    """Batches of images that are prepared here, on the device; processes of a distributed run share each."""
+    """Yield batches of images, prepared on the device; processes of a distributed run share each."""
     spec = spec_of(model)
     loader = make_loader(cast("Dataset[object]", data), batch_size, size=spec.image_size, workers=workers)
     for images, labels in accelerator.prepare_data_loader(loader):
@@ -89,7 +105,7 @@ def _shared(
 
 @torch.inference_mode()
 def judge(model: nn.Module, data: object, task: Task, *, batch_size: int = 128, prepared: bool = False) -> Outcomes:
-    """The outcomes of the model on all examples of the data, in order, in eval mode; the model is not changed.
+    """Return the outcomes of the model on all examples of the data, in order, in eval mode; the model is not changed.
 
     The processes of a distributed run share images that are prepared here, and each gets the outcomes of all.
     """
@@ -106,9 +122,24 @@ def judge(model: nn.Module, data: object, task: Task, *, batch_size: int = 128, 
 
 
 def predict(model: nn.Module, data: Data, *, batch_size: int = 128, prepared: bool = False) -> Predictions:
-    """The model's predictions for all images of the data, in order, in eval mode; the model is not changed.
+    """Predict the classes of all images of the data, in order, in eval mode.
 
     The processes of a distributed run share the images, and each gets all predictions.
+
+    Args:
+        model: The network; it is not changed.
+        data: Labelled images, or any iterable of batches (inputs, labels).
+        batch_size: Images per batch, of images that are prepared here.
+        prepared: Whether images are normalised floats already.
+
+    Returns:
+        For each image the class that the model names, its probability, and the true class.
+
+    Raises:
+        DataError: The data is empty.
+
+    >>> predict(nn.Linear(2, 2), [(torch.eye(2), torch.tensor([0, 0]))]).labels
+    array([0, 0])
     """
     return cast(Predictions, judge(model, data, CLASSIFICATION, batch_size=batch_size, prepared=prepared))
 
@@ -122,9 +153,9 @@ def task_batches(
     prepared: bool = False,
     shared: bool = False,
 ) -> Iterable[ReadBatch]:
-    """The data as batches of what the network reads and the targets: somebody's own, or images prepared here.
+    """Return batches of inputs and targets: those of a loader that was given, or of images that are prepared here.
 
-    Images that are `shared` are divided among the processes of a distributed run.
+    With `shared`, these images are divided among the processes of a distributed run.
     """
     own = own_part(data, task, batch_size)
     if own is not None:
@@ -137,25 +168,25 @@ def task_batches(
 
 
 def answers(model: nn.Module, batches: Iterable[ReadBatch], task: Task) -> Iterator[tuple[object, ReadBatch]]:
-    """What counts of the network's output for each batch, with the batch; in the mode that the network is in."""
+    """Yield what the task reads from the network's output for each batch, with the batch."""
     for batch in batches:
         yield floats(task.output(model(placed(batch.inputs, model)))), batch
 
 
 def floats(output: object) -> object:
-    """The output with its tensors of half precision in float32."""
+    """Return the output with its tensors of half precision in float32."""
     return tree_map(
         lambda leaf: single_at_least(leaf) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf, output
     )
 
 
 def moved(targets: object, device: torch.device) -> object:
-    """The targets on that device."""
+    """Return the targets on that device."""
     return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, targets)
 
 
 def validation_images(model: nn.Module, splits: Splits, task: Task = CLASSIFICATION) -> LabelledImages:
-    """The validation images; raises DataError if there are none, or if a classifier's classes differ from theirs."""
+    """Return the validation images; raise DataError without any, or if a classifier's classes differ from theirs."""
     classes = classes_of(model) if task.has_classes else splits.num_classes
     if classes != splits.num_classes:
         raise DataError(

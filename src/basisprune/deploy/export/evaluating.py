@@ -1,4 +1,4 @@
-"""What an ONNX file says of labelled images, and how accurate it is."""
+"""How accurate an ONNX file is, and what it says of each example."""
 
 from __future__ import annotations
 
@@ -27,10 +27,22 @@ from basisprune.types import InputSpec
 
 
 def evaluate_onnx(path: str | Path, data: Data, *, batch_size: int = 128, prepared: bool = False) -> Evaluation:
-    """The loss and accuracy of an ONNX file of `export_onnx` on the data, in onnxruntime on the CPU.
+    """Measure the loss and accuracy of an ONNX file of `export_onnx`, in onnxruntime on the CPU.
 
-    Images are prepared as the file's metadata says; `prepared` is as in `evaluate`. The file runs in a process of its
-    own, with bounded memory and time.
+    The file runs in a process of its own, with bounded memory and time.
+
+    Args:
+        path: The file.
+        data: Labelled images, which are prepared as the file's metadata says.
+        batch_size: Images per batch.
+        prepared: Whether images are normalised floats already.
+
+    Returns:
+        The mean loss, the accuracy, and the number of images.
+
+    Raises:
+        ModelError: The file cannot be read, or does not say how its images are prepared.
+        DataError: There are no images, or prepared ones for a file that prepares them itself.
     """
     require_onnx()
     path, threads = Path(path), torch.get_num_threads()
@@ -50,10 +62,10 @@ def evaluate_onnx(path: str | Path, data: Data, *, batch_size: int = 128, prepar
 def judge_onnx(
     path: str | Path, like: nn.Module, data: Data, task: Task, *, batch_size: int = 64, prepared: bool = False
 ) -> Outcomes:
-    """The outcomes of an ONNX file that this program wrote on the data, in order, in onnxruntime on the CPU.
+    """Return the outcomes on the data of an ONNX file that this program wrote, in order, in onnxruntime on the CPU.
 
-    The file has the tensors that the network outputs one after the other; `like` is the network itself, whose output
-    says how they belong together.
+    The file outputs the tensors of the network in a flat list; `like` is the network itself, whose output tells how
+    they are nested.
     """
     require_onnx()
     session = open_session(Path(path), torch.get_num_threads())
@@ -70,7 +82,7 @@ def judge_onnx(
 
 
 def _structure(model: nn.Module, inputs: Tensor) -> TreeSpec:
-    """How the tensors that the model outputs belong together."""
+    """Return how the tensors that the model outputs are nested."""
     with mode(model, training=False):
         leaves, structure = tree_flatten(model(placed(inputs[:1], model)))
     if not all(isinstance(leaf, Tensor) for leaf in leaves):
