@@ -16,7 +16,7 @@ from statistics import NormalDist
 from typing import Protocol
 
 import numpy as np
-from scipy import special
+from scipy import special, stats
 
 from basisprune.tasks import Predictions
 from basisprune.tasks.classification import Bools
@@ -65,11 +65,8 @@ def wilson_interval(hits: int, count: int) -> tuple[float, float]:
     >>> [round(bound, 3) for bound in wilson_interval(90, 100)]
     [0.826, 0.945]
     """
-    z = 1.959964
-    share = hits / count
-    centre = (share + z * z / (2 * count)) / (1 + z * z / count)
-    half = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count)) / (1 + z * z / count)
-    return max(0.0, centre - half), min(1.0, centre + half)
+    low, high = stats.binomtest(hits, count).proportion_ci(0.95, method="wilson")
+    return float(low), float(high)
 
 
 def tail(hits: int, count: int, share: float) -> float:

@@ -34,32 +34,36 @@ class Classification(Task):
         return "accuracy"
 
     def to_dict(self) -> dict[str, str]:
-        """Nothing: files that name no task are of this one."""
+        """Return nothing: files without a task are of this one."""
         return {}
 
     def in_training(self, *, label_smoothing: float, temperature: float) -> Task:
-        """The same task with a loss of smoothed labels, and a distance from a teacher at that temperature."""
+        """Return the task with smoothed labels in its loss, and its distance from a teacher at that temperature."""
         loss = partial(F.cross_entropy, label_smoothing=label_smoothing)
         return replace(self, loss=loss, distance=partial(_divergence, temperature=temperature))
 
     def each(self, rows: Rows) -> Rows:
-        """1 for each image that is classified correctly, otherwise 0."""
+        """Return 1 for each image that is classified correctly, otherwise 0."""
         return np.equal(rows[:, 0], rows[:, 1]).astype(np.float64)
 
     def chance(self, labels: Classes) -> float:
-        """The accuracy of always naming the class that most of the labels are."""
+        """Return the accuracy of always naming the most frequent class."""
         return float(np.bincount(labels).max() / len(labels))
 
     def as_outcomes(self, rows: Rows, units: Units | None = None) -> Predictions:
-        """The predictions of all images."""
+        """Wrap the rows of all images."""
         labels, classes, probabilities = rows.T
         return Predictions(classes.astype(np.int64), probabilities, labels.astype(np.int64), units)
 
 
 class Predictions(Outcomes):
-    """For each image the class that the model names, the probability it gives to it, and the true class.
+    """For each image the class that the model names, its probability, and the true class.
 
-    `units` are the numbers of images that belong together, such as copies of one; None where none do.
+    Args:
+        classes: The classes that the model names.
+        probabilities: The probabilities that it gives to them.
+        labels: The true classes.
+        units: The number of each image's unit; images that belong together, such as copies, share one.
 
     >>> said = Predictions(np.array([0, 1]), np.array([0.9, 0.8]), np.array([0, 0]))
     >>> said.hits.tolist(), said.value, said.confusion(2)
@@ -74,7 +78,7 @@ class Predictions(Outcomes):
 
     @classmethod
     def of_hits(cls, hits: Bools) -> Predictions:
-        """Predictions of which only the hits are known: 1 for a hit, otherwise 0, where 1 is right."""
+        """Make predictions of which only the hits are known: 1 for a hit, otherwise 0, where 1 is right."""
         ones = np.ones(len(hits), dtype=np.int64)
         return cls(hits.astype(np.int64), ones.astype(np.float64), ones)
 
@@ -104,19 +108,19 @@ class Predictions(Outcomes):
         return float(self.hits.mean())
 
     def lost_and_won(self, after: Outcomes) -> tuple[int, int]:
-        """How many images only this network gets right, and only the other one."""
+        """Count the images that only this network gets right, and only the other one."""
         mine, other = self.hits, cast(Predictions, after).hits
         return int((mine & ~other).sum()), int((~mine & other).sum())
 
     def confusion(self, num_classes: int) -> list[list[int]]:
-        """How many images of each class (row) are taken for each class (column)."""
+        """Count the images of each class (row) that are taken for each class (column)."""
         table = np.zeros((num_classes, num_classes), dtype=np.int64)
         np.add.at(table, (self.labels, self.classes), 1)
         return table.tolist()
 
 
 def _outcome(logits: Tensor, labels: Tensor) -> Tensor:
-    """For each image its class, the class that is named, and the probability of that; 0 where it is NaN."""
+    """Return for each image its class, the class that is named, and its probability; 0 for NaN."""
     certainty, best = logits.float().softmax(1).max(1)
     return torch.stack([labels.to(certainty), best.to(certainty), certainty.nan_to_num(0.0)], dim=1)
 
@@ -126,7 +130,7 @@ def _accuracy(rows: Rows) -> float:
 
 
 def _divergence(logits: Tensor, taught: Tensor, *, temperature: float) -> Tensor:
-    """How far the model's classes, softened, are from what a teacher says (Hinton et al., 2015)."""
+    """Return the divergence of the softened classes from those of a teacher (Hinton et al., 2015)."""
     if taught.shape != logits.shape:
         shapes = f"{tuple(taught.shape)} where the model outputs {tuple(logits.shape)}"
         raise ConfigError(f"teacher: outputs {shapes}; it must distinguish the same classes")

@@ -1,4 +1,4 @@
-"""What a network does with each example of a part of the data, and which examples belong together.
+"""The outcome of each example, and the units of examples that belong together.
 
 Examples that belong together, as copies of an image or images of one patient do, count as one unit. All metrics are
 those of a unit drawn at random, and then an example of it: each unit counts the same, however many examples it has.
@@ -29,9 +29,9 @@ _MOST_DRAWS = 16
 
 @dataclass(frozen=True, eq=False)
 class Outcomes:
-    """What a network says of a part of the data: a row of numbers for each example, (n, k), in order.
+    """The outcomes of a network on a part of the data: `rows` (n, k), one for each example, in order.
 
-    `task` is what they are outcomes of. `units` are the numbers of the examples' units; None where each is its own.
+    `units` are the numbers of the examples' units; None where each example is its own.
     """
 
     task: Task
@@ -49,7 +49,7 @@ class Outcomes:
 
     @cached_property
     def each(self) -> Rows:
-        """What each unit, or each block of them, says of the metric: numbers (m,) whose mean is about the metric.
+        """Numbers (m,) of the units, or blocks of them, whose mean is about the metric.
 
         For the mean of a column these are its numbers, or their mean in each unit. For any other metric they are
         Tukey's jackknife values, m * metric - (m - 1) * the metric without the block; their spread tells how far the
@@ -69,7 +69,7 @@ class Outcomes:
         return found
 
     def lost_and_won(self, after: Outcomes) -> tuple[int, int]:
-        """How many units get worse and better; zeros for a metric that single examples have no value of."""
+        """Count the units that get worse and better; zeros for a metric that is no mean of examples."""
         if self.task.metric is not None:
             return 0, 0
         return int((self.each > after.each).sum()), int((self.each < after.each).sum())
@@ -84,7 +84,7 @@ class Outcomes:
 
 
 def units_in(data: object, count: int) -> Units | None:
-    """The units of all `count` examples of the data, if it knows any; None where each is one of its own."""
+    """Return the units of all `count` examples of the data; None where each example is its own."""
     units: Units | None = getattr(data, "units", None)
     if units is not None and len(units) != count:
         raise DataError(f"{count:,} examples seen where {len(units):,} are known; the data gives others than before")
@@ -92,7 +92,7 @@ def units_in(data: object, count: int) -> Units | None:
 
 
 def sums(values: npt.NDArray[np.generic], units: Units) -> Rows:
-    """The sum of the values of each unit.
+    """Sum the values of each unit.
 
     >>> sums(np.array([1.0, 2.0, 4.0]), np.array([7, 3, 7]))
     array([2., 5.])
@@ -102,14 +102,14 @@ def sums(values: npt.NDArray[np.generic], units: Units) -> Rows:
 
 
 def weights_of(units: Units) -> Rows:
-    """The weight of each example, which are 1 in total for each unit."""
+    """Return the weights of the examples, whose sum is 1 in each unit."""
     _, places, counts = np.unique(units, return_inverse=True, return_counts=True)
     found: Rows = 1 / counts[places.ravel()]
     return found
 
 
 def draws_of(units: Units) -> list[npt.NDArray[np.int64]]:
-    """Indices of one example for each unit, in the order of the units: several draws, in which all have their turn."""
+    """Return several draws of one example (its index) for each unit, in which all examples have their turn."""
     order = np.argsort(units, kind="stable")
     _, starts, counts = np.unique(units[order], return_index=True, return_counts=True)
     return [order[starts + turn % counts] for turn in range(min(int(counts.max()), _MOST_DRAWS))]

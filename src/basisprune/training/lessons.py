@@ -96,10 +96,11 @@ class Lesson:
 
 def _refuse_useless(config: TrainConfig, task: Task) -> None:
     faults = []
-    if config.label_smoothing and not task.has_classes:
-        faults.append(f"label_smoothing: {config.label_smoothing} given; it is for classification only")
-    if config.augmentation.blends and not task.has_classes:
-        faults.append("augmentation: mixup and cutmix given; they are for classification only")
+    if not task.has_classes:
+        if config.label_smoothing:
+            faults.append(f"label_smoothing: {config.label_smoothing} given; it is for classification only")
+        if config.augmentation.blends:
+            faults.append("augmentation: mixup and cutmix given; they are for classification only")
     if config.distill and task.distance is None:
         faults.append(
             f"distill: {config.distill} given, but the task {task.name} does not say how far two outputs are apart; "
