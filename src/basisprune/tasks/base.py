@@ -181,7 +181,7 @@ class Task:
             ) from error
 
     def mean_loss(self, model: nn.Module, inputs: Tensor, targets: object) -> Tensor:
-        """Return the mean loss of the model; raise ConfigError unless it is one number, with a gradient if they are on."""
+        """Return the mean loss of the model; raise ConfigError unless it is one number with a gradient."""
         if self.model_loss is not None:
             with _left_alone(model):
                 return self.checked_loss(self.model_loss(model, inputs, targets))
