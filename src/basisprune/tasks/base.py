@@ -252,9 +252,9 @@ class Task:
             )
         return number
 
-    def each(self, rows: Rows) -> Rows | None:
-        """Return the number of each example whose mean is the metric; None for a metric that is no mean."""
-        return rows[:, 0] if self.metric is None else None
+    def hits(self, rows: Rows) -> npt.NDArray[np.bool_] | None:  # noqa: ARG002
+        """Return which examples are classified correctly; None where there are no classes."""
+        return None
 
     def chance(self, labels: npt.NDArray[np.int64]) -> float | None:  # noqa: ARG002
         """Return the metric of always giving the most frequent answer; None where that is unknown."""

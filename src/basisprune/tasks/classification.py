@@ -42,9 +42,9 @@ class Classification(Task):
         loss = partial(F.cross_entropy, label_smoothing=label_smoothing)
         return replace(self, loss=loss, distance=partial(_divergence, temperature=temperature))
 
-    def each(self, rows: Rows) -> Rows:
-        """Return 1 for each image that is classified correctly, otherwise 0."""
-        return np.equal(rows[:, 0], rows[:, 1]).astype(np.float64)
+    def hits(self, rows: Rows) -> Bools:
+        """Return which images are classified correctly."""
+        return np.equal(rows[:, 0], rows[:, 1])
 
     def chance(self, labels: Classes) -> float:
         """Return the accuracy of always naming the most frequent class."""
@@ -100,7 +100,7 @@ class Predictions(Outcomes):
     @cached_property
     def hits(self) -> Bools:
         """Which images are classified correctly."""
-        return np.equal(self.classes, self.labels)
+        return CLASSIFICATION.hits(self.rows)
 
     @cached_property
     def value(self) -> float:

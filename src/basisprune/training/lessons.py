@@ -75,19 +75,20 @@ class Lesson:
         """Keep the outcomes of the last batch."""
         if self.last is not None:
             self.rows.append(self.task.rows(*self.last))
-            each = self.task.each(self.rows[-1])
-            self.total += 0.0 if each is None else float(each.sum())
-            self.count += 0 if each is None else len(each)
+            hits = self.task.hits(self.rows[-1])
+            if hits is not None:
+                self.right += int(hits.sum())
+                self.seen += len(hits)
         self.last = None
 
     def reset(self) -> None:
         """Forget the outcomes."""
         self.rows: list[Rows] = []
-        self.total, self.count = 0.0, 0
+        self.right = self.seen = 0
 
     def so_far(self) -> float | None:
-        """The metric of what was noted if it is a mean; others take a while."""
-        return self.total / self.count if self.count else None
+        """The accuracy of what was noted; None for other metrics, which take a while."""
+        return self.right / self.seen if self.seen else None
 
     def value(self) -> float | None:
         """The metric of what was noted; None if the network computes its loss itself."""
