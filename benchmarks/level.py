@@ -2,7 +2,7 @@
 
     python benchmarks/level.py [--draws 1000]
 
-Answers of pairs of networks are simulated, of which the true loss is known, with rare classes too, and tested against
+Outcomes of pairs of networks are simulated, of which the true loss is known, with rare classes too, and tested against
 that loss with 95 % confidence. Writes results/level.json, which experiments/promise_summary.py shows in
 docs/promise.md, results/level_units.json for copies and groups, and results/level_tasks.json for other tasks than
 classification, with losses that are rare and large, and units too.
@@ -22,10 +22,8 @@ from torch import Tensor
 
 from basisprune.budget import MetricBudget
 from basisprune.budget.certify import Promise
-from basisprune.tasks import Task, multilabel, regression, segmentation
-from basisprune.training.metrics import Answers, Metric, metric_name, value_of
-from basisprune.training.outcomes import Outcomes
-from basisprune.training.predict import Predictions
+from basisprune.budget.metrics import Metric, metric_name, value_of
+from basisprune.tasks import Outcomes, Predictions, Task, multilabel, regression, segmentation
 
 Numbers = npt.NDArray[np.float64]
 EXACT = 2000  # images for each one of a case, for its true loss
@@ -223,7 +221,7 @@ def task_level(case: TaskCase, task: Task, draws: int) -> dict[str, float]:
     return _level(lambda random, times=1: outcomes(case, task, random, times), task, draws, EXACT)
 
 
-def _level(draw: Callable[..., tuple[Answers, Answers]], metric: Metric, draws: int, exact: int) -> dict[str, float]:
+def _level(draw: Callable[..., tuple[Outcomes, Outcomes]], metric: Metric, draws: int, exact: int) -> dict[str, float]:
     one, other = draw(np.random.default_rng(0), exact)
     limit = value_of(metric, one) - value_of(metric, other)
     promise, random = Promise(MetricBudget(max_drop=limit), metric=metric), np.random.default_rng(1)

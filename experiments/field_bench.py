@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from basisprune import Augment, PreparedBatches, Session, TrainConfig, decompose, fit, measure, predict, prepare
+from basisprune.budget.proportions import wilson_interval
 from basisprune.data import Splits, load_data, make_loader, take
 from basisprune.deploy.export.runtime import feed_of, open_session, to_proto
 from basisprune.deploy.fold import deploy
@@ -22,7 +23,6 @@ from basisprune.deploy.latency import interleaved
 from basisprune.deploy.timing import measured_table, wanted_shapes
 from basisprune.joint_plan.times import TimeTable
 from basisprune.torchkit.running import mode
-from basisprune.training.intervals import wilson_interval
 from basisprune.training.trainable import make_optimizer, set_trainable
 from basisprune.transfer.model import TransferModel, spec_of
 

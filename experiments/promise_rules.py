@@ -12,8 +12,8 @@ from promise_ladder import Ladder
 
 from basisprune.budget import Budget
 from basisprune.budget.certify import Entry, Promise, Standard, Test, certify, in_order
-from basisprune.training.intervals import Paired
-from basisprune.training.predict import Predictions
+from basisprune.budget.proportions import Paired
+from basisprune.tasks import Predictions
 
 Bools = npt.NDArray[np.bool_]
 OLD, BOUND, CERTIFIED = "old rule", "bound alone", "certified"

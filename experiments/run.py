@@ -30,6 +30,7 @@ from protocol import FRAMEWORKS, PROTOCOLS, ROWS, START, VARIANTS, Protocol
 
 from basisprune import Recipe, measure, predict, taylor_scores
 from basisprune.basis.layers import basis_pairs
+from basisprune.budget.proportions import Paired, wilson_interval
 from basisprune.data import Splits, load_data, take
 from basisprune.files import write_text
 from basisprune.frameworks import Steps, named
@@ -37,7 +38,6 @@ from basisprune.listener import Silence
 from basisprune.search import Search
 from basisprune.search.candidates import Found
 from basisprune.states import State
-from basisprune.training.intervals import Paired, wilson_interval
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 from backbones import DATASETS, build  # the benchmarks use them too
@@ -145,7 +145,7 @@ class Bench:
         """Accuracy on the test images, and the size as the paper counts it."""
         report, hits = measure(state.model), self.hits(state)
         return {
-            "val_accuracy": float(state.hits.mean()),
+            "val_accuracy": state.outcomes.value,
             "test_accuracy": float(hits.mean()),
             "test_interval": wilson_interval(int(hits.sum()), len(hits)),
             "parameters": report.paper_parameters,

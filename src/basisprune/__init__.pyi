@@ -71,6 +71,7 @@ from .sweeps.running import Resources as Resources
 from .sweeps.running import Running as Running
 from .sweeps.sweep import SweepResult as SweepResult
 from .sweeps.sweep import run_sweep as run_sweep
+from .tasks import Predictions as Predictions
 from .tasks import Task as Task
 from .tasks import classification as classification
 from .tasks import multilabel as multilabel
@@ -78,9 +79,8 @@ from .tasks import regression as regression
 from .tasks import segmentation as segmentation
 from .training.config import TrainConfig as TrainConfig
 from .training.evaluation import evaluate as evaluate
+from .training.evaluation import predict as predict
 from .training.loop import fit as fit
-from .training.predict import Predictions as Predictions
-from .training.predict import predict as predict
 from .training.trainable import set_trainable as set_trainable
 from .training.trainer import Session as Session
 from .transfer.checkpoints import load_weights as load_weights

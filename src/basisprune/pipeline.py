@@ -13,6 +13,7 @@ from torch import nn
 
 from basisprune.budget import Ratios
 from basisprune.budget.goal import step_ratio
+from basisprune.budget.metrics import value_of
 from basisprune.budget.planning import NO_FILTERS, CostPlanner, Scored
 from basisprune.costs import measure
 from basisprune.data import LabelledImages, LoaderPart, Loaders, Splits, load_data
@@ -40,14 +41,13 @@ from basisprune.recipes import Recipe, find_recipe, for_own_inputs, for_task
 from basisprune.scoring import ScoredFilters, Scoring, judging_and_scoring, precision
 from basisprune.stage_store import StageStore, fingerprint
 from basisprune.states import FULLY, NOT_AT_ALL, Plan, Pruned, Stage, State, Tuning
-from basisprune.tasks import CLASSIFICATION, Task
+from basisprune.tasks import CLASSIFICATION, Outcomes, Task
 from basisprune.torchkit.processes import Processes
 from basisprune.torchkit.watching import example_input
 from basisprune.training.config import TrainConfig
-from basisprune.training.evaluation import evaluate, validation_images
+from basisprune.training.evaluation import evaluate, judge, validation_images
 from basisprune.training.history import EpochRecord, out_of_patience
 from basisprune.training.loop import fit
-from basisprune.training.metrics import Answers, answers_of, hits_of, value_of
 from basisprune.training.trainable import set_trainable
 from basisprune.training.trainer import Session
 from basisprune.transfer.model import spec_of, with_shape
@@ -136,7 +136,7 @@ class Pipeline:
             self.hearer.say("the network is taken as it is given, without training")
             model = copy.deepcopy(self.model)
             stage, said = self._stage(named(steps), model)
-            self._known[steps] = State(steps, model, (stage,), hits=hits_of(said), predictions=said)
+            self._known[steps] = State(steps, model, (stage,), outcomes=said)
         return self._known[steps]
 
     def given(self) -> State:
@@ -144,7 +144,7 @@ class Pipeline:
         steps = (GIVEN,)
         if steps not in self._known:
             stage, said = self._stage(named(steps), copy.deepcopy(self.model))
-            self._known[steps] = State(steps, self.model, (stage,), hits=hits_of(said), predictions=said)
+            self._known[steps] = State(steps, self.model, (stage,), outcomes=said)
         return self._known[steps]
 
     def decomposed(self) -> State:
@@ -161,7 +161,7 @@ class Pipeline:
         if steps not in self._known:
             split = self.scoring.split(dense.model)
             stage, said = self._stage(named(steps), split)
-            self._known[steps] = State(steps, split, (*dense.stages, stage), hits=hits_of(said), predictions=said)
+            self._known[steps] = State(steps, split, (*dense.stages, stage), outcomes=said)
         return self._known[steps]
 
     def adopt(self, state: State) -> None:
@@ -320,7 +320,7 @@ class Pipeline:
         pruned = Processes.here().agree(pruned)
         untuned, said = self._stage(f"{named(steps)}, not tuned", pruned)
         stages, all_plans = (*state.stages, untuned), (*state.plans, *plans)
-        after = State(steps, pruned, stages, all_plans, hits_of(said), said, state.tuned)
+        after = State(steps, pruned, stages, all_plans, said, state.tuned)
         to_be_tuned = tuning.even_unchanged or after.has_to_recover
         if not to_be_tuned or tuning.may_end(0, untuned.accuracy):
             return after
@@ -361,23 +361,23 @@ class Pipeline:
         )
         stage, said = self._stage(state.name, result.model, result.history)
         stages, plans = (*state.stages, stage), state.plans
-        return State(state.steps, result.model, stages, plans, hits_of(said), said, tuned=len(plans))
+        return State(state.steps, result.model, stages, plans, said, tuned=len(plans))
 
-    def _stage(self, name: str, model: nn.Module, history: tuple[EpochRecord, ...] = ()) -> tuple[Stage, Answers]:
+    def _stage(self, name: str, model: nn.Module, history: tuple[EpochRecord, ...] = ()) -> tuple[Stage, Outcomes]:
         tuning = self.settings.finetune
         set_trainable(model, scales=tuning.train_scales, train=tuning.train)
         report = measure(model)
         with precision(model, self.settings):
-            said = self.answers(model, self.val)
-        accuracy = value_of("accuracy", said)
+            said = self.outcomes(model, self.val)
+        accuracy = value_of(self.task.budget_metric, said)
         return Stage(name, accuracy, report.parameters, report.trainable, report.macs, history), said
 
     def _accuracy(self, model: nn.Module, data: LabelledImages) -> float:
         return evaluate(model, data, prepared=self.settings.train.prepared, task=self.task).accuracy
 
-    def answers(self, model: nn.Module, data: LabelledImages) -> Answers:
-        """What the model says of each image, or what comes of each example of another task."""
-        return answers_of(model, data, self.task, prepared=self.settings.train.prepared)
+    def outcomes(self, model: nn.Module, data: LabelledImages) -> Outcomes:
+        """What the model says of each example."""
+        return judge(model, data, self.task, prepared=self.settings.train.prepared)
 
     def claim_folder(self) -> None:
         """Records the common settings of runs in the folder; raises CheckpointError if they differ."""
@@ -406,8 +406,8 @@ class Pipeline:
         }
         if self.trained:
             common["trained"] = True
-        if not self.task.is_classification:
-            common["task"] = f"{self.task.name}, {self.task.metric_name}"
+        if named_task := self.task.to_dict():
+            common["task"] = ", ".join(named_task.values())
         return common | fingerprint(self.model, self.splits, with_head=self.trained)
 
 

@@ -197,16 +197,16 @@ def trained_with(
 
 
 def for_task(recipe: Recipe, task: Task) -> Recipe:
-    """The recipe without what is for classes of images only: smoothed labels, blended images and, where the task does
-    not say how far two outputs are apart, a teacher.
+    """The recipe without what the task has no use for: smoothed labels and blended images where there are no classes,
+    and a teacher where nobody says how far two outputs are apart.
     """
-    if task.is_classification:
-        return recipe
 
     def changed(config: TrainConfig) -> TrainConfig:
-        changes = replace(config.augmentation, mixup=0.0, cutmix=0.0)
-        distill = 0.0 if task.distance is None else config.distill
-        return replace(config, label_smoothing=0.0, augmentation=changes, distill=distill)
+        if task.distance is None:
+            config = replace(config, distill=0.0)
+        if task.has_classes:
+            return config
+        return replace(config, label_smoothing=0.0, augmentation=replace(config.augmentation, mixup=0.0, cutmix=0.0))
 
     return replace(recipe, train=changed(recipe.train), finetune=changed(recipe.finetune))
 

@@ -9,7 +9,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from basisprune.basis.decompose import choose_layers, decompose
@@ -133,7 +132,7 @@ class Scoring:
     @property
     def loss(self) -> Loss:
         """The loss that scores are in units of."""
-        return F.cross_entropy if self.task.is_classification else self.task
+        return self.task
 
     def filter_plan(self, method: str) -> PlanConfig:
         """The settings for filter plans; scores in units of the loss are comparable across layers as they are."""

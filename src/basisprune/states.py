@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 from torch import nn
 
 from basisprune.frameworks import Step, Steps, named
+from basisprune.tasks import Outcomes, Predictions
 from basisprune.training.history import EpochRecord
-from basisprune.training.metrics import Answers
-from basisprune.training.predict import Predictions
 from basisprune.types import BasisPlan, BlockPlan, FilterPlan
 
 Plan = BasisPlan | FilterPlan | BlockPlan
@@ -72,18 +70,16 @@ class Pruned:
 
 @dataclass(frozen=True)
 class State:
-    """A network under way: the steps that led to it, their stages and plans, and what it gets right.
+    """A network under way: the steps that led to it, their stages and plans, and what it says of the validation images.
 
-    `hits` are the validation images that it classifies correctly, `predictions` what it says of each; of other tasks,
-    the outcomes, and no hits. `tuned` counts the plans after which it was trained.
+    `tuned` counts the plans after which it was trained.
     """
 
     steps: Steps
     model: nn.Module
     stages: tuple[Stage, ...] = ()
     plans: tuple[Plan, ...] = ()
-    hits: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
-    predictions: Answers | None = None
+    outcomes: Outcomes = field(default_factory=lambda: Predictions.of_hits(np.zeros(0, dtype=np.bool_)))
     tuned: int = 0
 
     @property
@@ -95,12 +91,6 @@ class State:
     def branches(self) -> int:
         """How many branches of blocks went as a whole."""
         return sum(plan.removed for plan in self.plans if isinstance(plan, BlockPlan))
-
-    @property
-    def answers(self) -> Answers:
-        """What it says of the validation images; of a state that only knows its hits, 1 for a hit."""
-        ones = np.ones(len(self.hits), dtype=np.int64)
-        return self.predictions or Predictions(self.hits.astype(np.int64), ones.astype(np.float64), ones)
 
     @property
     def name(self) -> str:

@@ -31,7 +31,7 @@ from basisprune.recipes import Recipe
 from basisprune.results import Limit, RunSummary
 from basisprune.runs.compress import compress
 from basisprune.search import SearchConfig
-from basisprune.training.predict import predict
+from basisprune.training.evaluation import predict
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TESTS = Path(__file__).parent.parent

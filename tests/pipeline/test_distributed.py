@@ -18,7 +18,7 @@ from basisprune.deploy.bundle import load_bundle
 from basisprune.files import parse_json, read_checked
 from basisprune.results import RunSummary
 from basisprune.runs.compress import Compressed, compress
-from basisprune.training.predict import predict
+from basisprune.training.evaluation import predict
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -9,7 +9,7 @@ import pytest
 from tiny import Notes, differing, tiny_images, tiny_model, tiny_recipe, tiny_training
 
 from basisprune.data import ArrayImages, LabelledImages, Splits, load_data, take
-from basisprune.deploy.export.evaluating import predict_onnx
+from basisprune.deploy.export import evaluate_onnx
 from basisprune.results import RunSummary
 from basisprune.runs import deliver
 from basisprune.runs.compress import Compressed, compress
@@ -114,16 +114,15 @@ def test_the_delivered_files_are_those_that_were_tested_and_each_was_tested_once
     options = {"onnx": True, "search": SearchConfig(framework="basis", step=0.7)}
     first = run(images(), out, notes[0], **options).summary
     assert first.certificate.computed_by == "ONNX Runtime"
-    said = predict_onnx(out / "model.onnx", images())
-    assert said.hits.mean() == pytest.approx(first.certificate.delivered.after)
+    assert evaluate_onnx(out / "model.onnx", images()).accuracy == pytest.approx(first.certificate.delivered.after)
     assert first.files["model.onnx"].promise == "certified"
     added = run(images(), out, notes[1], int8=True, **options).summary
     assert added.certificate == first.certificate
     small, failed = added.files["model.int8.onnx"], not first.certificate.tests[-1].passed
     assert (small.test is None) == failed
     if small.test is not None:
-        hits = predict_onnx(out / "model.int8.onnx", images()).hits
-        assert small.test.after == pytest.approx(hits.mean())
+        found = evaluate_onnx(out / "model.int8.onnx", images())
+        assert small.test.after == pytest.approx(found.accuracy)
     assert small.promise == ("certified" if small.test is not None and small.test.passed else "estimated")
     again = run(images(), out, notes[2], int8=True, **options).summary
     assert (again.certificate, again.files["model.int8.onnx"]) == (first.certificate, small)
@@ -136,7 +135,7 @@ def test_the_budget_is_counted_in_the_metric():
     certificate = result.summary.certificate
     assert certificate.metric == "worst-class"
     for candidate, trial in zip(result.history[1:], result.found.trials[1:], strict=True):
-        answers = trial.state.answers
+        answers = trial.state.outcomes
         worst = min((answers.hits[answers.labels == label]).mean() for label in range(3))
         assert candidate.score == pytest.approx(worst)
 

@@ -21,6 +21,7 @@ from basisprune.pipeline import Pipeline
 from basisprune.plan import PlanConfig
 from basisprune.recipes import Recipe
 from basisprune.states import FULLY, NOT_AT_ALL, Stage, State, Tuning
+from basisprune.tasks import Predictions
 
 accuracies = st.floats(0, 1)
 
@@ -30,7 +31,9 @@ def pipeline() -> Pipeline:
 
 
 def state(*steps: Step) -> State:
-    return State(steps, nn.Identity(), (Stage("stage", 0.5, 1, 1, 1),), hits=np.ones(3, dtype=np.bool_))
+    return State(
+        steps, nn.Identity(), (Stage("stage", 0.5, 1, 1, 1),), outcomes=Predictions.of_hits(np.ones(3, dtype=np.bool_))
+    )
 
 
 @given(st.integers(0, 9), accuracies)

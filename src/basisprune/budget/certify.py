@@ -6,33 +6,19 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
-from typing import Literal, Protocol, TypeAlias, TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
 import numpy as np
 
 from basisprune.budget import Budget
+from basisprune.budget.evidence import Evidence, evidence_of
+from basisprune.budget.means import BoundedMean
+from basisprune.budget.metrics import Metric, check_metric, in_words, loss_in_words, metric_name, shown_as, value_of
+from basisprune.budget.proportions import Paired
 from basisprune.errors import ConfigError
-from basisprune.tasks.base import Task
-from basisprune.training.bootstrap import resample
-from basisprune.training.bounded_mean import BoundedMean
-from basisprune.training.clustered import clustered
-from basisprune.training.intervals import Paired, deviations, lower_accuracy, tail, wilson_interval
-from basisprune.training.metrics import (
-    Answers,
-    Classes,
-    Metric,
-    check_metric,
-    in_words,
-    loss_in_words,
-    metric_name,
-    shown_as,
-    value_of,
-)
-from basisprune.training.outcomes import Outcomes
-from basisprune.training.paired_values import loss_of
-from basisprune.training.predict import Predictions
-from basisprune.training.units import Units
-from basisprune.training.worst_class import WorstHits, WorstLoss
+from basisprune.tasks import CLASSIFICATION, Outcomes, Predictions, Task
+from basisprune.tasks.classification import Classes
+from basisprune.tasks.outcomes import Units
 
 Status: TypeAlias = Literal["certified", "estimated"]
 T = TypeVar("T")
@@ -46,56 +32,6 @@ SURE = 0.9
 
 TYPICAL = 0.05
 """The share of images on which only one of two networks is right, where it is not known yet."""
-
-
-class Evidence(Protocol):
-    """What images say of a loss: of accuracy, of another metric, or below the least that is allowed."""
-
-    @property
-    def drop(self) -> float:
-        """The loss on these images."""
-
-    def p_value(self, margin: float) -> float:
-        """The chance of a loss as small as this if the true one is `margin`."""
-
-    def upper(self, confidence: float) -> float:
-        """The loss that the true one does not exceed, with this one-sided confidence."""
-
-    def interval(self, confidence: float = 0.95) -> tuple[float, float]:
-        """The two-sided interval of the loss."""
-
-    def expected_score(self, margin: float, times: float) -> float:
-        """How many standard deviations the loss is expected to be above the margin on `times` as many images."""
-
-
-@dataclass(frozen=True)
-class Hits:
-    """An accuracy on its own, as a loss below zero: so many of the images are classified correctly."""
-
-    hits: int
-    images: int
-
-    @property
-    def drop(self) -> float:
-        """The accuracy, negated."""
-        return -self.hits / self.images
-
-    def p_value(self, margin: float) -> float:
-        """The chance of so many hits if the true accuracy is -`margin`; exact."""
-        return tail(self.hits, self.images, -margin)
-
-    def upper(self, confidence: float) -> float:
-        """The negated accuracy that the true one does not fall below, with this confidence."""
-        return -lower_accuracy(self.hits, self.images, confidence)
-
-    def interval(self, _confidence: float = 0.95) -> tuple[float, float]:
-        """The 95 % interval, negated."""
-        low, high = wilson_interval(self.hits, self.images)
-        return -high, -low
-
-    def expected_score(self, margin: float, times: float) -> float:
-        """How many standard deviations the loss is expected to be above the margin on `times` as many images."""
-        return deviations(self.drop - margin, math.sqrt(max(-margin * (1 + margin), 0.0) / (times * self.images)))
 
 
 @dataclass(frozen=True)
@@ -195,22 +131,14 @@ class Promise:
         """The loss that is allowed; for a budget of a least value, that value negated."""
         return self.budget.value if self.is_a_drop else -self.budget.value
 
-    def evidence(self, before: Answers, after: Answers) -> Evidence:
-        """What the answers of the unpruned network and of another on the same images say of the loss."""
-        if isinstance(before, Outcomes) and isinstance(after, Outcomes):
-            return loss_of(before if self.is_a_drop else None, after)
-        assert isinstance(before, Predictions)
-        assert isinstance(after, Predictions)
-        assert not isinstance(self.metric, Task)
-        if after.units is not None:
-            return clustered(self.metric, before if self.is_a_drop else None, after)
-        if self.metric == "accuracy" and self.is_a_drop:
-            return Paired.of(before.hits, after.hits)
-        if self.metric == "accuracy":
-            return Hits(int(after.hits.sum()), len(after.hits))
-        if self.metric == "worst-class":
-            return WorstLoss.of(before, after) if self.is_a_drop else WorstHits.of(after)
-        return resample(self.metric, before if self.is_a_drop else None, after)
+    @property
+    def examples(self) -> str:
+        """What the metric is of."""
+        return (self.metric if isinstance(self.metric, Task) else CLASSIFICATION).examples
+
+    def evidence(self, before: Outcomes, after: Outcomes) -> Evidence:
+        """What the outcomes of the unpruned network and of another on the same images say of the loss."""
+        return evidence_of(self.metric, before if self.is_a_drop else None, after)
 
     def keeps(self, evidence: Evidence) -> bool:
         """Whether the budget is kept beyond doubt, as far as the confidence goes."""
@@ -240,10 +168,10 @@ class Promise:
         except ConfigError:  # a function that cannot be computed for perfect answers
             return True
 
-    def test(self, index: int, name: str, before: Answers, after: Answers) -> Test:
+    def test(self, index: int, name: str, before: Outcomes, after: Outcomes) -> Test:
         """The test of a candidate on the confirming images."""
         evidence = self.evidence(before, after)
-        bound, (lost, won) = evidence.upper(self.confidence), _lost_and_won(before, after)
+        bound, (lost, won) = evidence.upper(self.confidence), before.lost_and_won(after)
         passed = self.keeps(evidence)
         # Bounds are found in steps, which must not contradict the test.
         bound = min(bound, self.margin) if passed else max(bound, self.margin)
@@ -258,16 +186,6 @@ class Promise:
             won,
             passed,
         )
-
-
-def _lost_and_won(before: Answers, after: Answers) -> tuple[int, int]:
-    """How many images only the first gets right, and only the second; of other tasks, how many get worse or better."""
-    if isinstance(before, Predictions) and isinstance(after, Predictions):
-        pair = Paired.of(before.hits, after.hits)
-        return int(pair.lost), int(pair.won)
-    if not (isinstance(before, Outcomes) and isinstance(after, Outcomes) and before.task.metric is None):
-        return 0, 0  # examples of a metric of all of them are not better or worse by themselves
-    return int((before.each > after.each).sum()), int((before.each < after.each).sum())
 
 
 def check_confidence(confidence: float) -> list[str]:
@@ -288,18 +206,18 @@ class Standard:
     promise: Promise
     confirming: int | None = None
 
-    def chance(self, before: Answers, after: Answers) -> float | None:
+    def chance(self, before: Outcomes, after: Outcomes) -> float | None:
         """The chance to be certified; None where nothing will be."""
         if self.confirming is None:
             return None
         return self.promise.chance(self.promise.evidence(before, after), len(after), self.confirming)
 
-    def passes(self, before: Answers, after: Answers) -> bool:
+    def passes(self, before: Outcomes, after: Outcomes) -> bool:
         """Whether the candidate passes."""
         chance = self.chance(before, after)
         return self.within(before, after) if chance is None else chance >= LIKELY
 
-    def within(self, before: Answers, after: Answers) -> bool:
+    def within(self, before: Outcomes, after: Outcomes) -> bool:
         """Whether the candidate is within the budget by the estimate."""
         value = value_of(self.promise.metric, after)
         return value >= self.promise.budget.least_accuracy(value_of(self.promise.metric, before)) - EQUAL
@@ -352,7 +270,7 @@ def certify(promise: Promise, images: int, candidates: Iterable[T], test: Callab
 def failure(promise: Promise, test: Test, images: int) -> str:
     """Why a test did not pass, in a clause."""
     what, sure = in_words(promise.metric), f"{100 * promise.confidence:.3g} % confidence"
-    on = f"on the {images:,} confirming {'examples' if isinstance(promise.metric, Task) else 'images'}"
+    on = f"on the {images:,} confirming {promise.examples}"
     if promise.is_a_drop:
         lost, bound = (loss_in_words(promise.metric, loss) for loss in (test.before - test.after, test.bound))
         return f"{on} it loses {lost} of {what}, and the true loss may be up to {bound.split()[0]} with {sure}"

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from basisprune.budget import Budget, Goal
+from basisprune.budget.metrics import Metric, in_points, in_words
 from basisprune.cli.common import show, show_json
 from basisprune.costs import measure
 from basisprune.data import LabelledImages, LoaderPart
@@ -19,7 +20,6 @@ from basisprune.runs.options import RATIOS
 from basisprune.runs.output import OutputFolder
 from basisprune.runs.start import check_start
 from basisprune.tasks import Task
-from basisprune.training.metrics import Metric, in_points, in_words
 from basisprune.training.progress import duration
 from basisprune.transfer.model import spec_of
 

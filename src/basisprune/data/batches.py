@@ -67,10 +67,10 @@ class PreparedBatches:
         self.copies = 1
 
     def gathered(self, found: Sequence[Tensor]) -> Tensor:
-        """What all processes found for their batches (a number for each image), in the order of all images."""
+        """What all processes found for their batches (a number or row for each image), in the order of all images."""
         if self._spans is None:
             return torch.cat(list(found))
-        whole = torch.zeros(self._images, dtype=found[0].dtype)
+        whole = torch.zeros(self._images, *found[0].shape[1:], dtype=found[0].dtype)
         for span, part in zip(self._spans, found, strict=True):
             whole[span.start : span.stop] = part
         return Processes.here().sum(whole)

@@ -83,7 +83,7 @@ class Loaders:
                 part.groups = as_groups(self.groups[name], len(part), f"Loaders: {name}")
         self._refuse_seen(parts)
         train = parts["train"]
-        classes = train.classes if task.is_classification else ()
+        classes = train.classes if task.has_classes else ()
         splits = Splits(train, parts.get("val"), parts.get("test"), classes, parts.get("confirm"))
         _note_units(splits, parts, reading or Reading())
         return splits
@@ -218,7 +218,7 @@ class LoaderPart(LabelledImages):
     @cached_property
     def classes(self) -> tuple[str, ...]:  # type: ignore[override]
         """The names that were given, or numbers up to the largest label; none where the task has no classes."""
-        return (self._names or numbered(self.labels, self.name)) if self.task.is_classification else ()
+        return (self._names or numbered(self.labels, self.name)) if self.task.has_classes else ()
 
     def look(self, index: int) -> Look:
         """What an input shows; its hash only where the order is fixed."""
@@ -246,9 +246,7 @@ class LoaderPart(LabelledImages):
             for batch in self.loader:
                 inputs, targets = self.task.inputs_and_targets(batch)
                 shape = shape or tuple(inputs.shape[1:])
-                labels.append(
-                    _labels(targets, len(inputs), self.name) if self.task.is_classification else _none(inputs)
-                )
+                labels.append(_labels(targets, len(inputs), self.name) if self.task.has_classes else _none(inputs))
                 hashes += [image_hash(each) for each in inputs]
                 thumbnails += [thumbnail(each) for each in inputs]
                 _add(digest, targets)
@@ -299,7 +297,7 @@ def own_part(data: object, task: Task, batch_size: int, *, shuffle: bool = False
     """
     if isinstance(data, LoaderPart):
         return data
-    if isinstance(data, LabelledImages) or (task.is_classification and _is_of_images(data)):
+    if isinstance(data, LabelledImages) or (task.has_classes and _is_of_images(data)):
         return None
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
         data = DataLoader(data, batch_size, shuffle=shuffle)

@@ -10,6 +10,7 @@ from importlib import import_module, resources
 from pathlib import Path
 from typing import Any
 
+from basisprune.budget.metrics import in_points, in_words
 from basisprune.errors import MissingExtraError
 from basisprune.files import write_text
 from basisprune.report.figures import (
@@ -26,7 +27,6 @@ from basisprune.report.figures import (
     training_plots,
 )
 from basisprune.results import CandidateRow, Interval, RunSummary, Side
-from basisprune.training.metrics import in_points, in_words
 from basisprune.types import dotted
 
 # A larger matrix is unreadable; only the classes most often confused are shown.

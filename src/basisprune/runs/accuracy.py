@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from basisprune.budget.proportions import wilson_interval
 from basisprune.data import LabelledImages
 from basisprune.data.load import FETCHED, Source, read_parts, recall
 from basisprune.data.manifest import IMAGES, Role, read_manifest
@@ -17,8 +18,7 @@ from basisprune.listener import Listener
 from basisprune.results import Interval
 from basisprune.runs.load import Loaded, refuse_other_tasks
 from basisprune.runs.output import is_loadable, refuse_link, same_data
-from basisprune.training.intervals import wilson_interval
-from basisprune.training.predict import predict
+from basisprune.training.evaluation import predict
 from basisprune.types import Part, dotted
 
 

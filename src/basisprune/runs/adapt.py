@@ -9,6 +9,7 @@ from pathlib import Path
 from pydantic import JsonValue, TypeAdapter
 from torch import nn
 
+from basisprune.budget.evidence import interval_of
 from basisprune.costs import measure
 from basisprune.data import LabelledImages
 from basisprune.data.roles import keep_images
@@ -21,10 +22,9 @@ from basisprune.runs.output import BUNDLE, SUMMARY, OutputFolder, versions
 from basisprune.runs.start import check_start
 from basisprune.stage_store import StageStore, fingerprint
 from basisprune.torchkit.processes import Processes
+from basisprune.training.evaluation import predict
 from basisprune.training.history import EpochRecord
-from basisprune.training.intervals import wilson_interval
 from basisprune.training.loop import fit
-from basisprune.training.predict import predict
 
 _COMMAND = "train"
 
@@ -116,5 +116,5 @@ def _noted(job: Job) -> dict[str, JsonValue]:
 def _accuracy(model: nn.Module, data: LabelledImages | None, prepared: bool) -> Accuracy | None:
     if data is None:
         return None
-    hits = predict(model, data, prepared=prepared).hits
-    return Accuracy(float(hits.mean()), wilson_interval(int(hits.sum()), len(hits)), len(hits))
+    found = predict(model, data, prepared=prepared)
+    return Accuracy(found.value, interval_of(found), len(found.hits))

@@ -22,6 +22,7 @@ from basisprune.budget.certify import (
     certify,
     images_needed,
 )
+from basisprune.budget.metrics import in_words, metric_name
 from basisprune.data import LabelledImages, Splits
 from basisprune.data.roles import manifest_of
 from basisprune.errors import BasisPruneError, CheckpointError
@@ -39,8 +40,7 @@ from basisprune.runs.tested import (
     write_tested,
 )
 from basisprune.search.candidates import Found
-from basisprune.tasks import Task
-from basisprune.training.metrics import Answers, in_words, metric_name
+from basisprune.tasks import Outcomes, Task
 
 _LIMITS = "a task needs limits (Task(limits=...), regression(limits=...)) for that"
 ONNX_RUNTIME, PYTORCH = "ONNX Runtime", "PyTorch"
@@ -97,7 +97,7 @@ class Certifier:
         if confirm is None or not found.to_test or found.interrupted:
             return self._estimated(found, self._why_not(found, confirm))
         names = [identity(trial) for trial in found.trials]
-        promise = promised(self.promise, found.reference.answers, manifest_of(self.data).digest)
+        promise = promised(self.promise, found.reference.outcomes, manifest_of(self.data).digest)
         places = {name: index for index, name in enumerate(names)}
         try:
             tested = read_tested(self.folder)
@@ -200,14 +200,14 @@ class _Tests:
     def __init__(self, certifier: Certifier, found: Found, tested: Tested, scratch: Path) -> None:
         self.certifier, self.found, self.tested, self.scratch = certifier, found, tested, scratch
         self.images = cast("LabelledImages", certifier.data.confirm)
-        self._known: tuple[str, Answers] | None = None
+        self._known: tuple[str, Outcomes] | None = None
         self._ran: dict[int, str] = {}  # by candidate, the checksum of the file that was tested
 
     @property
-    def _reference(self) -> Answers:
+    def _reference(self) -> Outcomes:
         """What the unpruned network says, as the same program computes it."""
         if self._known is None or self._known[0] != self.tested.computed_by:
-            said = self._answers(self.found.trials[0].deployed, "reference")
+            said = self._outcomes(self.found.trials[0].deployed, "reference")
             self._known = self.tested.computed_by, said
         return self._known[1]
 
@@ -215,7 +215,7 @@ class _Tests:
         """The test at this place in the order, of that candidate."""
         if place >= len(self.tested.tests):
             trial = self.found.trials[index]
-            test = self._test(index, trial.candidate.label, lambda: self._answers(trial.deployed, str(index)))
+            test = self._test(index, trial.candidate.label, lambda: self._outcomes(trial.deployed, str(index)))
             by_onnx = self.tested.computed_by == ONNX_RUNTIME
             self._note(self.tested.with_test(test, file_digest(self.scratch / f"{index}.onnx") if by_onnx else ""))
         self._ran[index] = self.tested.sums[place]
@@ -240,7 +240,7 @@ class _Tests:
             return False
         if known is None:
             network = self.found.trials[index].deployed
-            said = partial(self.certifier.exporter.file_answers, path, network, self.images)
+            said = partial(self.certifier.exporter.file_outcomes, path, network, self.images)
             known = FileTest(content, self._test(index, name, said))
             self._note(self.tested.with_file(name, known))
         return known.test.passed and known.sha256 == content
@@ -259,22 +259,22 @@ class _Tests:
             self.certifier.listener.say(f"the network cannot be exported, and is tested in PyTorch: {error}")
             return None
 
-    def _test(self, index: int, name: str, answers: Callable[[], Answers]) -> Test:
+    def _test(self, index: int, name: str, outcomes: Callable[[], Outcomes]) -> Test:
         if self._known is None:
             count, is_first = f"{len(self.images):,}", not self.tested.tests
             where = f"on {count} images that nothing has seen" if is_first else f"what is new on {count} images"
             self.certifier.listener.say(f"testing {where}")
         _ = self._reference  # first, because all run in PyTorch if it cannot be exported
-        said = answers()
+        said = outcomes()
         return self.certifier.promise.test(index, name, self._reference, said)
 
-    def _answers(self, model: nn.Module, name: str) -> Answers:
+    def _outcomes(self, model: nn.Module, name: str) -> Outcomes:
         if self.tested.computed_by == ONNX_RUNTIME:
             path = self.exported(model, name)
             if path is not None:
-                return self.certifier.exporter.file_answers(path, model, self.images)
+                return self.certifier.exporter.file_outcomes(path, model, self.images)
             self.tested = replace(self.tested, computed_by=PYTORCH)
-        return self.certifier.exporter.answers(model, self.images)
+        return self.certifier.exporter.outcomes(model, self.images)
 
     def _note(self, tested: Tested) -> None:
         write_tested(self.certifier.folder, tested)

@@ -15,11 +15,11 @@ from pydantic import JsonValue
 from torch import Tensor, nn
 
 from basisprune.budget.certify import Standard
-from basisprune.data import LabelledImages, Splits
+from basisprune.budget.evidence import interval_of
+from basisprune.data import Splits
 from basisprune.data.looks import random_numbers_kept
 from basisprune.deploy.bundle import save_pretrained
 from basisprune.deploy.bundle.files import TENSORS
-from basisprune.deploy.export import evaluate_onnx
 from basisprune.deploy.export.onnx import ONNX_RUNTIME
 from basisprune.deploy.export.runtime import has_onnx
 from basisprune.deploy.export.runtimes import RUNTIMES
@@ -30,7 +30,7 @@ from basisprune.errors import BasisPruneError, BundleError, CheckpointError, Lay
 from basisprune.files import atomic, file_digest
 from basisprune.listener import Listener
 from basisprune.report.html import write_report
-from basisprune.results import DeliveredFile, Interval, RunSummary
+from basisprune.results import DeliveredFile, RunSummary
 from basisprune.runs.certifying import NO_FILES, Files
 from basisprune.runs.exporting import Exporter
 from basisprune.runs.output import BUNDLE, CHECKSUMS, INT8, ONNX, REPORT, SUMMARY
@@ -40,10 +40,7 @@ from basisprune.runs.verdict import ONNX_FILES, promise_of, with_missing, with_p
 from basisprune.states import Plan
 from basisprune.tasks import CLASSIFICATION, Task
 from basisprune.torchkit.processes import Processes
-from basisprune.training.intervals import wilson_interval
-from basisprune.training.metrics import value_of
-from basisprune.training.outcomes import task_batches
-from basisprune.training.paired_values import interval_of
+from basisprune.training.evaluation import task_batches
 from basisprune.transfer.model import spec_of
 
 _BATCHES, _EXAMPLES = (1, 32), 8
@@ -257,9 +254,11 @@ def _remove_stale(folder: Path, files: Mapping[str, DeliveredFile], listener: Li
 def _save_bundle(summary: RunSummary, delivery: Delivery, folder: Path, sums: Mapping[str, str]) -> Path:
     """The folder of the bundle, which also knows the checksums of the files beside it."""
     chosen = summary.chosen
-    metrics: dict[str, object] = {"verdict": summary.verdict, "reference": asdict(summary.reference)}
-    if not delivery.task.is_classification:
-        metrics = {"task": delivery.task.name, "metric": delivery.task.metric_name, **metrics}
+    metrics: dict[str, object] = {
+        **delivery.task.to_dict(),
+        "verdict": summary.verdict,
+        "reference": asdict(summary.reference),
+    }
     if summary.test is not None:
         metrics["test"] = asdict(summary.test)
     if chosen is not None:
@@ -311,21 +310,12 @@ def _int8_file(delivery: Delivery, source: Path) -> DeliveredFile:
             with atomic(small) as file:
                 file.write(files.int8)
         data = (None if delivery.interrupted else delivery.data.test) or delivery.data.val or delivery.data.train
-        value, interval = _value_of_file(delivery, small, data)
+        found = delivery.exporter.file_outcomes(small, delivery.model, data)
     except BasisPruneError:
         small.unlink(missing_ok=True)
         raise
     size, fault = small.stat().st_size, "" if INT8 in files.certified else made.fault
-    return DeliveredFile(size, made.what, value, interval, test=files.int8_test, fault=fault)
-
-
-def _value_of_file(delivery: Delivery, path: Path, data: LabelledImages) -> tuple[float, Interval]:
-    """The accuracy of an ONNX file, or the metric of its task, with the 95 % interval."""
-    if not delivery.task.is_classification:
-        found = delivery.exporter.file_answers(path, delivery.model, data)
-        return value_of(delivery.task, found), interval_of(found)
-    known = evaluate_onnx(path, data, prepared=delivery.prepared, ours=True)
-    return known.accuracy, wilson_interval(round(known.accuracy * known.count), known.count)
+    return DeliveredFile(size, made.what, found.value, interval_of(found), test=files.int8_test, fault=fault)
 
 
 def _latency(delivery: Delivery, folder: Path, listener: Listener) -> LatencyReport:

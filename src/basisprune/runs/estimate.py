@@ -6,7 +6,6 @@ import math
 import time
 from dataclasses import dataclass, replace
 
-import torch.nn.functional as F
 from torch import nn
 
 from basisprune.basis.decompose import decompose
@@ -143,8 +142,7 @@ def seconds_to_plan(model: nn.Module, data: Splits, recipe: Recipe, task: Task =
     some = _first(val, _STEPS * recipe.score_batch)
     batches = PreparedBatches(some, spec_of(model), batch_size=recipe.score_batch, prepared=recipe.train.prepared)
     start = time.perf_counter()
-    loss = F.cross_entropy if task.is_classification else task
-    mean_square_products(model, [[next(model.parameters())]], batches, loss)
+    mean_square_products(model, [[next(model.parameters())]], batches, task)
     seconds = (time.perf_counter() - start) / len(some)
     by_loss = recipe.basis == recipe.scores == "loss"  # one pass for the basis and its scores, and one for the filters
     passes = 1 if by_loss else (recipe.compensate == "refit") + recipe.rebase

@@ -8,12 +8,13 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from basisprune.budget.certify import Standard
+from basisprune.budget.metrics import in_words, value_of
 from basisprune.data import LabelledImages, LoaderPart, Splits, make_loader, prepare
 from basisprune.deploy.export import OnnxReport, export_onnx
-from basisprune.deploy.export.evaluating import as_pixels, judge_onnx, predict_onnx
+from basisprune.deploy.export.evaluating import as_pixels, judge_onnx
 from basisprune.deploy.export.quantise import Quantised, quantise_within
-from basisprune.tasks import CLASSIFICATION, Task
-from basisprune.training.metrics import Answers, answers_of, in_words, value_of
+from basisprune.tasks import CLASSIFICATION, Outcomes, Task
+from basisprune.training.evaluation import judge
 from basisprune.transfer.model import spec_of
 from basisprune.types import InputSpec
 
@@ -61,14 +62,12 @@ class Exporter:
     prepared: bool
     task: Task = CLASSIFICATION
 
-    def answers(self, model: nn.Module, images: LabelledImages) -> Answers:
+    def outcomes(self, model: nn.Module, images: LabelledImages) -> Outcomes:
         """What the network says of the images, as PyTorch computes it."""
-        return answers_of(model, images, self.task, prepared=self.prepared)
+        return judge(model, images, self.task, prepared=self.prepared)
 
-    def file_answers(self, path: Path, model: nn.Module, images: LabelledImages) -> Answers:
+    def file_outcomes(self, path: Path, model: nn.Module, images: LabelledImages) -> Outcomes:
         """What the ONNX file says of them; its output has the structure of that of the network, pruned or not."""
-        if self.task.is_classification:
-            return predict_onnx(path, images, prepared=self.prepared)
         return judge_onnx(path, model, images, self.task, prepared=self.prepared)
 
     def export(self, model: nn.Module, path: Path) -> OnnxReport:
@@ -91,13 +90,13 @@ class Exporter:
         spec, val = spec_of(reference), self.data.val
         if standard is None or val is None:
             return Made(quantise_within(source, target, self._calibration(spec), lambda _path: True))
-        before = self.answers(reference, val)
+        before = self.outcomes(reference, val)
 
         def accepts(path: Path) -> bool:
-            return standard.passes(before, self.file_answers(path, reference, val))
+            return standard.passes(before, self.file_outcomes(path, reference, val))
 
         found = quantise_within(source, target, self._calibration(spec), accepts)
-        after = self.file_answers(target, reference, val)
+        after = self.file_outcomes(target, reference, val)
         metric = standard.promise.metric
         values = value_of(metric, before), value_of(metric, after)
         return Made(found, standard.within(before, after), in_words(metric), values, self.task.is_share)

@@ -13,7 +13,8 @@ from torch import nn
 from basisprune.data import LabelledImages, LoaderPart, Splits, take
 from basisprune.errors import ModelError
 from basisprune.listener import Listener
-from basisprune.training.predict import Predictions, predict
+from basisprune.tasks import Predictions
+from basisprune.training.evaluation import predict
 from basisprune.training.trainable import classes_of
 
 MOST_IMAGES = 512

@@ -10,6 +10,7 @@ from pydantic import JsonValue
 
 from basisprune.budget import Budget, Goal, MetricBudget, Optimize, Ratios
 from basisprune.budget.certify import Promise, check_confidence
+from basisprune.budget.metrics import Metric, check_metric, metric_name
 from basisprune.data.arguments import LARGEST_SEED as LARGEST_LIMIT
 from basisprune.data.arguments import LARGEST_SIDE, whole
 from basisprune.data.load import TEST_FRACTION, VAL_FRACTION
@@ -22,7 +23,6 @@ from basisprune.runs.validating import faults_of, recipe_of, search_of
 from basisprune.search import SearchConfig
 from basisprune.tasks import CLASSIFICATION, Task, find_task
 from basisprune.training.config import LARGEST_SEED
-from basisprune.training.metrics import Metric, check_metric, metric_name
 from basisprune.transfer.hints import Hints, Interpolation
 
 RATIOS = ("basis_ratio", "filter_ratio")
@@ -213,7 +213,7 @@ class RunConfig:
             "metric": metric if isinstance(self.promise.metric, str) else f"{metric}{IN_PYTHON}",
             "require_certified": self.promise.require_certified,
         }
-        if not self.task.is_classification:
+        if not self.task.has_classes:
             promise |= {"task": self.task_name, "metric": self.promise.chosen_metric}
         stages: dict[str, JsonValue] = {"recipe": asdict(self.recipe), "search": asdict(self.search)}
         return {**goal, **asdict(self.images), **promise, **rest, **self.start.noted(), **stages}
@@ -239,7 +239,7 @@ def configure(options: Options) -> RunConfig:
         raise ConfigError.of("compress", faults)
     task = _task_of(given, faults)
     recipe, search, goal = _recipe_of(given, task, faults), _search_of(given, faults), _goal_of(given, task, faults)
-    if task.is_classification:
+    if task.has_classes:
         faults += check_metric(given.get("metric", "accuracy"))
     faults += check_confidence(given.get("confidence", 0.95))
     optimize = _optimize_of(given, goal, recipe, search, faults)
@@ -250,7 +250,7 @@ def configure(options: Options) -> RunConfig:
         raise ConfigError.of("compress", faults)
     images = ImageOptions(**{each.name: given[each.name] for each in fields(ImageOptions) if each.name in given})  # type: ignore[literal-required]
     promise = PromiseOptions(**{each.name: given[each.name] for each in fields(PromiseOptions) if each.name in given})  # type: ignore[literal-required]
-    if not task.is_classification:
+    if not task.has_classes:
         chosen = given.get("metric")
         promise = replace(promise, metric=task, chosen_metric=chosen if isinstance(chosen, str) else None)
     return RunConfig(
@@ -281,7 +281,7 @@ def _task_of(given: Options, faults: list[str]) -> Task:
     try:
         task = find_task(wanted)
         metric = given.get("metric")
-        if task.is_classification or metric is None:
+        if task.has_classes or metric is None:
             return task
         if not isinstance(metric, str):
             faults.append(f"metric: a function given, but the task {task.name} has its own; pass a Task with another")

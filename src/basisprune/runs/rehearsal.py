@@ -32,12 +32,12 @@ from basisprune.torchkit.running import Loss, ReadBatch, placed
 from basisprune.torchkit.surgery import named_tensors
 from basisprune.torchkit.watching import example_input
 from basisprune.training.config import TrainConfig
-from basisprune.training.outcomes import floats, moved, task_batches
+from basisprune.training.evaluation import floats, moved, task_batches
 from basisprune.training.trainable import set_trainable
 from basisprune.transfer.model import spec_of
 from basisprune.types import OUTPUT, Coupling, LayerScores, Scores
 
-_LISTED, _IMAGES = 3, 8
+_LISTED, _IMAGES = 3, 2
 _LONG = 1_000_000
 """From so many parameters on, a run is long enough that a file which cannot be written should be known at its start."""
 
@@ -55,12 +55,10 @@ class Sample:
         network, task = job.network, job.config.task
         prepared = job.config.recipe.train.prepared
         with random_numbers_kept():
-            count = 2 if task.is_classification else _IMAGES
-            batches = task_batches(job.splits.train, network, task, batch_size=count, prepared=prepared)
+            batches = task_batches(job.splits.train, network, task, batch_size=_IMAGES, prepared=prepared)
             inputs, targets = next(iter(batches))
         images = placed(inputs, network)
-        loss: Loss = F.cross_entropy if task.is_classification else task
-        return cls(ReadBatch(images, moved(targets, images.device)), loss)
+        return cls(ReadBatch(images, moved(targets, images.device)), task)
 
     @classmethod
     def of_classes(cls, network: nn.Module) -> Sample:
@@ -80,10 +78,10 @@ def rehearse(job: Job, *, prunes: bool, saves: bool, listener: Listener) -> None
     _refuse_odd_numbers(network)
     _try("cannot be copied", network, lambda: copy.deepcopy(network))
     sample = Sample.of(job)
-    if isinstance(sample.loss, Task):
-        _check_task(network, sample.loss, sample.batch)
-    else:
+    if job.config.task.has_classes:
         _check_training(network, sample.batch, job.splits.num_classes)
+    else:
+        _check_task(network, job.config.task, sample.batch)
     deployed = network
     if prunes:
         ratios = job.config.goal if isinstance(job.config.goal, Ratios) else None

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from basisprune.data import LabelledImages
 from basisprune.results import Errors, ShownMask
-from basisprune.tasks import Task
+from basisprune.tasks import Outcomes, Task
 from basisprune.torchkit.running import mode, placed
-from basisprune.training.outcomes import Outcomes, floats, task_batches
+from basisprune.training.evaluation import floats, task_batches
 
 _MASKS, _ERRORS, _SIDE = 8, 400, 128
 _COLOURS = (  # of classes, the first is the background

@@ -56,7 +56,7 @@ def check_start(job: Job, output: OutputFolder | None, settings: Settings, liste
     rehearse(job, prunes=prunes, saves=output is not None, listener=hears)
     if prunes:
         refuse_ratio(job)
-    if prunes and job.config.start.is_trained and job.config.task.is_classification:
+    if prunes and job.config.start.is_trained and job.config.task.has_classes:
         refuse_guessing(job.network, job.splits, prepared=job.config.recipe.train.prepared, listener=hears)
 
 

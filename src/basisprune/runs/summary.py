@@ -15,7 +15,10 @@ from torch import Tensor, nn
 from basisprune.basis.layers import BasisPair
 from basisprune.budget import Budget, Goal
 from basisprune.budget.certify import Certificate
+from basisprune.budget.evidence import interval_of
+from basisprune.budget.metrics import ClassMetric, in_points, in_words, value_of
 from basisprune.budget.planning import CostPlanner
+from basisprune.budget.proportions import Paired
 from basisprune.data import LabelledImages, LoaderPart
 from basisprune.deploy.latency import measure_latency
 from basisprune.deploy.layer_costs import layer_reports, weight_bytes
@@ -40,13 +43,9 @@ from basisprune.runs.job import Job
 from basisprune.runs.output import versions
 from basisprune.runs.shown import picture_url, shown_errors, shown_masks
 from basisprune.search.candidates import Found, share
-from basisprune.tasks import Task
+from basisprune.tasks import Predictions, Task
+from basisprune.tasks.classification import Bools
 from basisprune.torchkit.surgery import find_layers
-from basisprune.training.intervals import Bools, Paired, wilson_interval
-from basisprune.training.metrics import ClassMetric, in_points, in_words, value_of
-from basisprune.training.outcomes import Outcomes
-from basisprune.training.paired_values import interval_of
-from basisprune.training.predict import Predictions
 
 _CHANGED_IMAGES = 24
 _FIGURE_LAYERS = 6
@@ -114,19 +113,22 @@ class Shown:
 def _shown(job: Job, found: Found, pipeline: Pipeline, sides: Sequence[Side]) -> Shown:
     part, images = _held_out(found, pipeline)
     networks = [found.trials[index].deployed for index in (0, found.chosen)]
-    before, after = (pipeline.answers(network, images) for network in networks)
-    if isinstance(before, Predictions) and isinstance(after, Predictions):
-        seen = HeldOut(part, images, before, after)
-        losses = class_losses(seen, pipeline.splits.classes, job.config.goal, _class_metric(job))
-        return Shown(*_on_test(seen, pipeline, sides), losses)
-    assert isinstance(before, Outcomes)
-    assert isinstance(after, Outcomes)
+    before, after = (pipeline.outcomes(network, images) for network in networks)
     rows = [
         replace(side, accuracy=each.value, interval=interval_of(each))
         for side, each in zip(sides, (before, after), strict=True)
     ]
+    test, classes = BeforeAndAfter(*rows) if part == "test" else None, pipeline.splits.classes
+    if isinstance(before, Predictions) and isinstance(after, Predictions):
+        seen = HeldOut(part, images, before, after)
+        return Shown(
+            test=test,
+            confusion=None if test is None else Confusion(*(_matrix(each, len(classes)) for each in (before, after))),
+            changed=_changed(before, after, images, classes),
+            losses=class_losses(seen, classes, job.config.goal, _class_metric(job)),
+        )
     return Shown(
-        test=BeforeAndAfter(*rows) if part == "test" else None,
+        test=test,
         masks=shown_masks(pipeline.task, networks, images, prepared=pipeline.settings.train.prepared),
         errors=shown_errors(part, before, after),
     )
@@ -179,8 +181,8 @@ def promised(job: Job, certificate: Certificate) -> str:
     if not certificate.certified:
         return f"This is estimated, not certified: {certificate.reason}."
     sure = f"{100 * certificate.confidence:.3g} % confidence"
-    what = "images" if job.config.task.is_classification else "examples"
-    return f"Certified with {sure}, on {certificate.tested_on(what)} that nothing had seen: {_promised(job)}."
+    tested = certificate.tested_on(job.config.task.examples)
+    return f"Certified with {sure}, on {tested} that nothing had seen: {_promised(job)}."
 
 
 def _promised(job: Job) -> str:
@@ -201,14 +203,8 @@ def _as_text(job: Job, value: float) -> str:
 
 
 def _largest_share(job: Job) -> float | None:
-    """The share of the largest class among the images that judge: the accuracy of always answering it.
-
-    None where there are no classes.
-    """
-    if not job.config.task.is_classification:
-        return None
-    images = job.splits.val or job.splits.train
-    return float(np.bincount(images.labels).max() / len(images))
+    """The share of the largest class among the images that judge, the accuracy of always answering it; None without."""
+    return job.config.task.chance((job.splits.val or job.splits.train).labels)
 
 
 @dataclass(frozen=True)
@@ -347,24 +343,6 @@ def _importance(model: nn.Module, pipeline: Pipeline) -> dict[str, LayerImportan
         )
         for name in (names[place] for place in places)
     }
-
-
-def _on_test(
-    seen: HeldOut, pipeline: Pipeline, sides: Sequence[Side]
-) -> tuple[BeforeAndAfter | None, Confusion | None, tuple[ChangedImage, ...]]:
-    splits, before, after = pipeline.splits, seen.before, seen.after
-    changed = _changed(before, after, seen.images, splits.classes)
-    if seen.part != "test":
-        return None, None, changed
-    rows = [_judged(side, predictions) for side, predictions in zip(sides, (before, after), strict=True)]
-    matrices = (_matrix(predictions, splits.num_classes) for predictions in (before, after))
-    return BeforeAndAfter(*rows), Confusion(*matrices), changed
-
-
-def _judged(side: Side, predictions: Predictions) -> Side:
-    hits = predictions.hits
-    interval = wilson_interval(int(hits.sum()), len(hits))
-    return Side(float(hits.mean()), interval, side.parameters, side.macs, side.latency_ms, side.bytes)
 
 
 def _matrix(predictions: Predictions, classes: int) -> tuple[tuple[int, ...], ...]:

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from basisprune.budget.certify import Promise, Test
+from basisprune.budget.metrics import metric_name, value_of
 from basisprune.deploy.bundle.files import holds_bundle, read_folder
 from basisprune.errors import BasisPruneError, CheckpointError, PlanError
 from basisprune.files import read_checked, write_checked
@@ -20,8 +21,8 @@ from basisprune.frameworks import named
 from basisprune.results import RunSummary
 from basisprune.runs.output import BUNDLE, SUMMARY
 from basisprune.search.candidates import Trial
+from basisprune.tasks import Outcomes
 from basisprune.torchkit.processes import Processes
-from basisprune.training.metrics import Answers, metric_name, value_of
 from basisprune.types import JsonValue
 
 TESTS = "tests.json"
@@ -83,7 +84,7 @@ def identity(trial: Trial) -> str:
     return f"{named(trial.state.steps)}, sha256 {found.hexdigest()}"
 
 
-def promised(promise: Promise, reference: Answers, images: str) -> str:
+def promised(promise: Promise, reference: Outcomes, images: str) -> str:
     """A name for a promise on these confirming images, which `images` is the digest of.
 
     Functions have no content to compare, so that a metric is also known by its value for the unpruned network, whose

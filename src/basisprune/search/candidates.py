@@ -9,15 +9,13 @@ from typing import TypeAlias
 from torch import nn
 
 from basisprune.budget import Budget, Optimize
-from basisprune.budget.certify import Certificate, Evidence, Standard
+from basisprune.budget.certify import Certificate, Standard
+from basisprune.budget.evidence import Evidence, interval_of, loss_of
+from basisprune.budget.metrics import value_of
 from basisprune.deploy.latency import Backend
 from basisprune.frameworks import POLISHED, Axis, Steps
 from basisprune.states import State
 from basisprune.training.history import EpochRecord
-from basisprune.training.intervals import Paired, wilson_interval
-from basisprune.training.metrics import value_of
-from basisprune.training.outcomes import Outcomes
-from basisprune.training.paired_values import interval_of, loss_of
 from basisprune.types import BasisPlan, BlockPlan
 
 Shares: TypeAlias = Mapping[Axis, float]
@@ -87,8 +85,8 @@ class Candidate:
             history=_history(state),
             latency_ms=size.latency_ms,
             branches=state.branches,
-            metric=metric_of(state),
-            shown=shown_value(state),
+            metric=state.outcomes.task.metric_name,
+            shown=state.outcomes.task.shown(value),
         )
 
     def judged(self, budget: Budget) -> Candidate:
@@ -97,7 +95,7 @@ class Candidate:
 
     def judged_by(self, standard: Standard, state: State, reference: State) -> Candidate:
         """The candidate judged by a budget of accuracy; `reference` is the unpruned network."""
-        promise, before, after = standard.promise, reference.answers, state.answers
+        promise, before, after = standard.promise, reference.outcomes, state.outcomes
         evidence = promise.evidence(before, after)
         low, high = evidence.interval()
         loss = replace(promise, budget=Budget(max_drop=0.0)).evidence(before, after)
@@ -185,23 +183,8 @@ class Found:
 
 def _judged(reference: State, state: State) -> tuple[float, tuple[float, float], Evidence]:
     """How good a network is on the validation images, with its 95 % interval, and what it lost."""
-    before, after = reference.answers, state.answers
-    if isinstance(before, Outcomes) and isinstance(after, Outcomes):
-        return after.value, interval_of(after), loss_of(before, after)
-    hits = state.hits
-    return float(hits.mean()), wilson_interval(int(hits.sum()), len(hits)), Paired.of(reference.hits, hits)
-
-
-def metric_of(state: State) -> str:
-    """The name of what a state's `accuracy` is."""
-    answers = state.answers
-    return answers.task.metric_name if isinstance(answers, Outcomes) else "accuracy"
-
-
-def shown_value(state: State) -> str:
-    """The metric of a task as text; empty for an accuracy."""
-    answers = state.answers
-    return answers.task.shown(answers.value) if isinstance(answers, Outcomes) else ""
+    before, after = reference.outcomes, state.outcomes
+    return after.value, interval_of(after), loss_of(before, after)
 
 
 def _history(state: State) -> tuple[EpochRecord, ...]:

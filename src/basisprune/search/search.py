@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from basisprune.budget import Budget, Goal, Optimize, Ratios
 from basisprune.budget.certify import EQUAL, SURE, Entry, Promise, Standard, in_order
+from basisprune.budget.metrics import value_of
 from basisprune.errors import TooMuchError
 from basisprune.frameworks import DECOMPOSED, Framework, Move, find_framework
 from basisprune.pipeline import Pipeline
@@ -18,7 +19,6 @@ from basisprune.search.stepping import Attempt, Stepping, axes_of
 from basisprune.states import NOT_AT_ALL, State, Tuning
 from basisprune.tasks import Task
 from basisprune.torchkit.processes import Processes
-from basisprune.training.metrics import value_of
 
 SAFER = 3
 """The most networks that are tried to have one to fall back on."""
@@ -91,15 +91,16 @@ class Search:
 
     def _value(self, state: State) -> float:
         """How good a network is, in what the budget is counted in."""
-        return value_of("accuracy" if self.standard is None else self.standard.promise.metric, state.answers)
+        if self.standard is None:
+            return value_of(self.pipeline.task.budget_metric, state.outcomes)
+        return value_of(self.standard.promise.metric, state.outcomes)
 
     def _standard(self, promise: Promise | None) -> Standard | None:
         """How candidates are judged; None for goals that are not about accuracy."""
         if not isinstance(self.goal, Budget) or not self.goal.is_about_accuracy:
             return None
         if promise is None:
-            task = self.pipeline.task
-            return Standard(Promise(self.goal, metric="accuracy" if task.is_classification else task))
+            return Standard(Promise(self.goal, metric=self.pipeline.task.budget_metric))
         confirm = self.pipeline.splits.confirm
         if confirm is None or not promise.reachable(confirm.labels, confirm.units):
             return Standard(promise)
@@ -296,11 +297,11 @@ class Search:
         """The places of the candidates to test on the confirming images, in order; those within the estimate."""
         if self.standard is None or self.standard.confirming is None:
             return ()
-        before = self.trials[0].state.answers
+        before = self.trials[0].state.outcomes
         entries = [
             Entry(index, trial.candidate.order(self._optimize)[0], trial.candidate.chance or 0.0)
             for index, trial in enumerate(self.trials)
-            if index and self.standard.within(before, trial.state.answers)
+            if index and self.standard.within(before, trial.state.outcomes)
         ]
         return tuple(in_order(entries))
 

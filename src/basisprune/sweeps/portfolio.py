@@ -12,6 +12,7 @@ import pydantic
 from torch import nn
 
 from basisprune.budget import Budget
+from basisprune.budget.metrics import metric_name
 from basisprune.data.load import Source
 from basisprune.data.reading import Reading
 from basisprune.deploy.bundle import load_bundle
@@ -35,7 +36,6 @@ from basisprune.sweeps.stages import PORTFOLIO as TOLD
 from basisprune.sweeps.stages import PortfolioFile, Searched, Trained, reference_of
 from basisprune.sweeps.work import Given, perform
 from basisprune.torchkit.references import refuse_code
-from basisprune.training.metrics import metric_name
 from basisprune.types import JsonValue
 
 FOLDER = "backbones"
@@ -380,7 +380,7 @@ def _named(
 def _of_one_model(config: RunConfig) -> list[str]:
     """Faults for settings that only one model can have."""
     faults = []
-    if not config.task.is_classification:
+    if not config.task.has_classes:
         faults.append(f"task: {config.task_name} given; only classifiers are chosen from: pass one model")
     if config.start.weights is not None:
         faults.append("weights: given, which are those of one model; pass a folder of weights for several")

@@ -13,6 +13,7 @@ from torch import nn
 
 from basisprune.budget import Budget
 from basisprune.budget.certify import EQUAL
+from basisprune.budget.metrics import value_of
 from basisprune.budget.planning import CostPlanner
 from basisprune.data.roles import keep_images, manifest_of
 from basisprune.deploy.export.runtime import has_onnx
@@ -32,8 +33,6 @@ from basisprune.stage_store import StageStore
 from basisprune.states import State
 from basisprune.sweeps.cells import Backbone, Cell
 from basisprune.sweeps.work import Given, job_of
-from basisprune.training.intervals import wilson_interval
-from basisprune.training.metrics import value_of
 from basisprune.types import JsonValue
 
 PORTFOLIO = "portfolio.json"
@@ -186,8 +185,8 @@ class Among(Search):
         sizes = {"params": size.parameters, "macs": size.macs, "latency": size.latency_ms or size.macs}
         metric = self.config_of_run.promise.metric
         return Trained(
-            float(state.hits.mean()),
-            value_of(metric, state.answers),
+            state.outcomes.value,
+            value_of(metric, state.outcomes),
             size.parameters,
             float(sizes[self._optimize]),
             manifest_of(self.pipeline.splits).digest,
@@ -201,10 +200,8 @@ class Among(Search):
             candidate, deployed = found.trials[index].candidate, found.trials[index].deployed
             steps = candidate.steps
             latency = self.pipeline.store.number(steps, "file", partial(self.file_milliseconds, deployed))
-            hits = found.trials[index].state.hits
-            interval = wilson_interval(int(hits.sum()), len(hits))
             sizes = candidate.parameters, candidate.macs, latency
-            points.append(FrontPoint(name, candidate.label, candidate.accuracy, interval, *sizes))
+            points.append(FrontPoint(name, candidate.label, candidate.accuracy, candidate.interval, *sizes))
         best, order = self._recommended(found, list(own))
         by = ONNX_RUNTIME if self.has_file else PYTORCH
         images = manifest_of(self.pipeline.splits).digest

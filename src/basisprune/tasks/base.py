@@ -1,30 +1,27 @@
-"""What a network is for: how a batch is read, what the loss is, and how good the network is, example by example."""
+"""A task: how a batch is read, its loss, and the outcome of each example."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from basisprune.errors import ConfigError, DataError, TrainingError
+from basisprune.errors import ConfigError, DataError, TrainingError, nearest
+from basisprune.tasks.outcomes import Outcomes, Rows, Units, units_in
 from basisprune.torchkit.running import ReadBatch, images_of
-
-Rows: TypeAlias = npt.NDArray[np.float64]
-"""The outcomes of examples, (n, k): one row of numbers for each."""
-
 
 _ROUNDING = 1e-5  # in relation to the length of the range
 
 
 def check_limits(limits: object) -> list[str]:
-    """What is wrong with the limits of numbers, for a list of faults.
+    """List the faults of the limits of numbers.
 
     >>> check_limits((1, 0))
     ['limits: (1, 0) given; two finite numbers are needed, the smaller one first']
@@ -37,38 +34,56 @@ def check_limits(limits: object) -> list[str]:
     return [f"limits: {limits!r} given; two finite numbers are needed, the smaller one first"]
 
 
+def check_metric_name(metric: object, known: Collection[str]) -> list[str]:
+    """List the faults of the name of a metric.
+
+    >>> check_metric_name("dise", ["iou", "dice"])
+    ["metric: 'dise' given; allowed are iou, dice. Did you mean 'dice'?"]
+    """
+    return (
+        []
+        if metric in known
+        else [f"metric: {metric!r} given; allowed are {', '.join(known)}.{nearest(str(metric), known)}"]
+    )
+
+
 def read_pair(batch: object) -> tuple[Tensor, object]:
-    """The inputs and targets of a batch that is a tuple or list of both."""
+    """Return the inputs and targets of a batch that is a tuple or list of both."""
     if not isinstance(batch, tuple | list) or len(batch) < 2:
         raise DataError(f"a {type(batch).__name__} given as batch, (inputs, targets) is needed; pass Task(read=...)")
     return batch[0], batch[1]
 
 
 def as_it_is(output: Any) -> Any:
-    """The network's output, unchanged."""
+    """Return the network's output, unchanged."""
     return output
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a network is for, so that it can be trained, scored, judged and certified.
+    """The purpose of a network: its loss, and how good it is on each example.
 
-    `loss(output, targets)` is the mean loss of a batch, a scalar. `outcome(output, targets)` is a tensor (N, k): for
-    each example of the batch a row of numbers that says how good the network is on it. `metric(rows)` makes one number
-    of the rows (n, k) of all examples, a NumPy array; the more the better. Without a metric it is the mean of the rows,
-    which then have one number each. Certification draws conclusions from the rows of the same examples before and
-    after pruning, so the metric should be a function of them alone, in any order.
+    Args:
+        name: The name in messages and reports.
+        loss: `loss(output, targets)`, the mean loss of a batch, a scalar.
+        outcome: `outcome(output, targets)`, a tensor (N, k) with a row of numbers for each example of the batch.
+        metric: `metric(rows)`, one number (higher is better) from the rows (n, k) of all examples, a NumPy array. It
+            must depend on the rows alone, in any order, because certification compares those of the same examples
+            before and after pruning. By default the mean of the rows, which then have one number each.
+        metric_name: The name of the metric in messages and reports.
+        is_share: Whether the metric lies between 0 and 1 and is shown as a percentage.
+        read: `read(batch)`, the inputs, a float tensor (N, ...), and the targets; by default the parts of a pair.
+        output: `output(raw)`, the part of the network's output that counts, such as `raw["out"]`.
+        model_loss: `model_loss(model, inputs, targets)`, in place of `loss`, for networks that compute it themselves.
+        distance: `distance(output, taught)`, how far an output is from a teacher's, for training with `distill`.
+        errors: `errors(rows)`, the error of each example, for the report.
+        mask: `mask(output)`, the class of each pixel, for the report.
+        limits: The minimum and maximum of an example's number, or with `metric` of that; 0 and 1 for a share. Without
+            limits nothing is certified, because a rare example could lose anything.
+        influence: `influence(rows)`, the most that a metric without limits can lose by one example, times their number.
 
-    `read(batch)` gives the inputs, a float tensor (N, ...), and the targets, by default the two parts of a pair.
-    `output(raw)` gives what counts of the network's output, such as `raw["out"]`. A network that computes its loss
-    itself has `model_loss(model, inputs, targets)` in place of `loss`. `distance(output, taught)` is how far an output
-    is from that of a teacher, for training with `distill`.
-
-    `metric_name` is what the metric is called in texts, and `is_share` says that it lies between 0 and 1 and is shown
-    in percent. `limits` are the least and the most that an example's number, or with `metric` that metric, can be; of a
-    share they are 0 and 1. Without limits nothing is certified: rare examples that lose anything may not be among those
-    that were seen. `influence(rows)` is the most that a metric without limits can lose by an example, times the number
-    of examples. `errors(rows)` gives each example's error and `mask(output)` each pixel's class, for the report.
+    Raises:
+        ConfigError: A field has the wrong type, or not exactly one of `loss` and `model_loss` is given.
 
     >>> task = Task("counting", loss=torch.nn.functional.mse_loss, outcome=lambda said, true: -(said - true).abs())
     >>> task.value(np.array([[-1.0], [-3.0]]))
@@ -90,6 +105,13 @@ class Task:
     limits: tuple[float, float] | None = None
     influence: Callable[[Rows], float] | None = None
 
+    has_classes: ClassVar[bool] = False
+    """Whether a target is the number of one class, so that examples can be counted by class, smoothed and blended."""
+    examples: ClassVar[str] = "examples"
+    """What examples are called in texts."""
+    precision: ClassVar[torch.dtype] = torch.float64
+    """In which the loss and the metric of an evaluation are averaged."""
+
     def __post_init__(self) -> None:
         faults = [
             f"{name}: {getattr(self, name)!r} given; a text is needed"
@@ -108,29 +130,37 @@ class Task:
             raise ConfigError.of("Task", faults)
 
     @property
-    def is_classification(self) -> bool:
-        """Whether it is the built-in task of one class for each image, with metrics of its own."""
-        return False
+    def budget_metric(self) -> Literal["accuracy"] | Task:
+        """The metric of a budget for which no other is given: that of the task."""
+        return self
 
     @property
     def range(self) -> tuple[float, float] | None:
-        """The least and the most that an example's number or the metric can be, if that is known."""
+        """The minimum and maximum of an example's number or the metric, if known."""
         return (0.0, 1.0) if self.limits is None and self.is_share else self.limits
 
     @property
     def is_bounded(self) -> bool:
-        """Whether it is known how much an example can lose, without which nothing is certified."""
+        """Whether an example's largest loss is known, without which nothing is certified."""
         return self.range is not None or self.influence is not None
 
     @property
     def test_name(self) -> str:
-        """Which test certifies a budget in this metric."""
+        """The test that certifies a budget in this metric."""
         if self.metric is None:
             return "Gaffke's test of the examples"
         return "Gaffke's test of the examples' jackknife values"
 
+    def to_dict(self) -> dict[str, str]:
+        """Return the names of the task and its metric, for files that record them."""
+        return {"task": self.name, "metric": self.metric_name}
+
+    def in_training(self, *, label_smoothing: float, temperature: float) -> Task:  # noqa: ARG002
+        """Return the task with the settings of a training; other tasks than classification have none."""
+        return self
+
     def inputs_and_targets(self, batch: object) -> ReadBatch:
-        """The batch as it is read; raises DataError unless it has float inputs (N, ...)."""
+        """Read a batch; raise DataError unless it has float inputs (N, ...)."""
         if isinstance(batch, ReadBatch):
             return batch
         try:
@@ -151,20 +181,20 @@ class Task:
             ) from error
 
     def mean_loss(self, model: nn.Module, inputs: Tensor, targets: object) -> Tensor:
-        """The mean loss of the model; raises ConfigError unless it is a number with a gradient, where one is formed."""
+        """Return the mean loss of the model; raise ConfigError unless it is one number with a gradient."""
         if self.model_loss is not None:
             with _left_alone(model):
                 return self.checked_loss(self.model_loss(model, inputs, targets))
         return self.output_loss(self.output(model(inputs)), targets)
 
     def output_loss(self, output: Any, targets: object) -> Tensor:
-        """The mean loss of an output, checked likewise."""
+        """Return the mean loss of an output, checked likewise."""
         if self.loss is None:
             raise ConfigError(f"task {self.name}: has model_loss, and no loss of an output")
         return self.checked_loss(self.loss(output, targets))
 
     def checked_loss(self, value: object) -> Tensor:
-        """The loss; raises ConfigError for what is none."""
+        """Return the loss; raise ConfigError unless it is one number, with a gradient if gradients are on."""
         if not isinstance(value, Tensor) or value.numel() != 1:
             raise ConfigError(
                 f"task {self.name}: the loss is {_kind(value)}; one number is needed, the mean over the batch: call "
@@ -178,7 +208,7 @@ class Task:
         return value.reshape(())
 
     def rows(self, output: Any, targets: object, count: int) -> Rows:
-        """The outcomes of `count` examples from what counts of an output; raises ConfigError for other rows."""
+        """Return the outcomes of `count` examples; raise ConfigError for rows of another shape."""
         found = self.outcome(output, targets)
         if isinstance(found, Tensor) and found.shape == (count,):
             found = found[:, None]
@@ -192,7 +222,7 @@ class Task:
                 f"task {self.name}: outcome returned {found.shape[1]} numbers for each example; without a metric, the "
                 "mean is taken, and one is needed"
             )
-        rows: Rows = found.detach().double().cpu().numpy()
+        rows: Rows = found.detach().cpu().double().numpy()
         if not np.isfinite(rows).all():
             raise TrainingError(f"task {self.name}: outcome returned numbers that are not finite; check the network")
         if self.metric is None and self.range is not None:
@@ -200,7 +230,7 @@ class Task:
         return rows
 
     def _refuse_beyond(self, rows: Rows, low: float, high: float) -> None:
-        """Raises ConfigError for outcomes beyond the limits, except that rounding may put them there."""
+        """Raise ConfigError for outcomes beyond the limits by more than rounding."""
         beyond = rows[(rows < low - _ROUNDING * (high - low)) | (rows > high + _ROUNDING * (high - low))]
         if len(beyond):
             raise ConfigError(
@@ -209,7 +239,7 @@ class Task:
             )
 
     def value(self, rows: Rows) -> float:
-        """The metric of the rows; raises ConfigError unless it is a finite number."""
+        """Return the metric of the rows; raise ConfigError unless it is a finite number."""
         value = float(rows.mean()) if self.metric is None else self.metric(rows)
         try:
             number = float(value)
@@ -222,16 +252,44 @@ class Task:
             )
         return number
 
+    def hits(self, rows: Rows) -> npt.NDArray[np.bool_] | None:  # noqa: ARG002
+        """Return which examples are classified correctly; None where there are no classes."""
+        return None
+
+    def chance(self, labels: npt.NDArray[np.int64]) -> float | None:  # noqa: ARG002
+        """Return the metric of always giving the most frequent answer; None where that is unknown."""
+        return None
+
+    def as_outcomes(self, rows: Rows, units: Units | None = None) -> Outcomes:
+        """Wrap the rows of all examples."""
+        return Outcomes(self, rows, units)
+
+    def outcomes(self, batches: Sequence[Rows], data: object = None) -> Outcomes:
+        """Join the rows of all batches; the data tells which examples belong together.
+
+        Raises DataError if there are none, or if rows differ in length.
+        """
+        if not batches:
+            raise DataError(f"task {self.name}: the data contains no {self.examples}")
+        widths = sorted({each.shape[1] for each in batches})
+        if len(widths) > 1:
+            raise DataError(
+                f"task {self.name}: outcome returned rows of {' and of '.join(map(str, widths))} numbers; all need as "
+                "many"
+            )
+        rows = np.concatenate(batches)
+        return self.as_outcomes(rows, units_in(data, len(rows)))
+
     def shown(self, value: float) -> str:
-        """A value of the metric as text."""
+        """Format a value of the metric."""
         return f"{value:.1%}" if self.is_share else f"{value:.4g}"
 
 
 @contextmanager
 def _left_alone(model: nn.Module) -> Iterator[None]:
-    """Gives the modules the mode back that they had and, unless they are being trained, the statistics of their norms.
+    """Restore the mode of all modules and, unless they are being trained, the statistics of their norms.
 
-    Detectors of torchvision give their losses in training mode only.
+    Detectors of torchvision compute their losses in training mode only.
     """
     modes = [(module, module.training) for module in model.modules()]
     norms = [module for module, _ in modes if isinstance(module, nn.modules.batchnorm._NormBase)]

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from basisprune.errors import ConfigError, DataError, nearest
-from basisprune.tasks.base import Rows, Task
+from basisprune.errors import ConfigError, DataError
+from basisprune.tasks.base import Task, check_metric_name, read_pair
+from basisprune.tasks.outcomes import Rows
 
 MultilabelMetric: TypeAlias = Literal["ap", "f1"]
 _NAMES = {"ap": "mean AP", "f1": "mean F1"}
@@ -32,10 +33,8 @@ def multilabel(
     >>> multilabel().metric_name
     'mean AP'
     """
-    if metric not in _NAMES:
-        allowed = ", ".join(get_args(MultilabelMetric))
-        raise ConfigError(f"multilabel: metric: {metric!r} given; allowed are {allowed}.{nearest(str(metric), _NAMES)}")
-    known = {} if read is None else {"read": read}
+    if faults := check_metric_name(metric, _NAMES):
+        raise ConfigError.of("multilabel", faults)
     return Task(
         "multilabel",
         loss or _cross_entropy,
@@ -44,7 +43,7 @@ def multilabel(
         metric_name=_NAMES[metric],
         is_share=True,
         distance=lambda logits, taught: F.binary_cross_entropy_with_logits(logits, taught.sigmoid()),
-        **known,  # type: ignore[arg-type]
+        read=read or read_pair,
     )
 
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from basisprune.errors import ConfigError, DataError, nearest
-from basisprune.tasks.base import Rows, Task, check_limits
+from basisprune.errors import ConfigError, DataError
+from basisprune.tasks.base import Task, check_limits, check_metric_name, read_pair
+from basisprune.tasks.outcomes import Rows
 
 RegressionMetric: TypeAlias = Literal["r2", "mae", "mse"]
 Limits: TypeAlias = tuple[float, float] | None
@@ -40,13 +41,9 @@ def regression(
     >>> regression("mae").metric_name
     'negative mean absolute error'
     """
-    if metric not in _NAMES:
-        allowed = ", ".join(get_args(RegressionMetric))
-        raise ConfigError(f"regression: metric: {metric!r} given; allowed are {allowed}.{nearest(str(metric), _NAMES)}")
-    faults = check_limits(limits)
+    faults = check_metric_name(metric, _NAMES) + check_limits(limits)
     if faults:
         raise ConfigError.of("regression", faults)
-    known = {} if read is None else {"read": read}
     outcomes = {"r2": _both, "mae": _absolute, "mse": _squared}
     errors = {"r2": _errors, "mae": lambda rows: -rows[:, 0], "mse": lambda rows: np.sqrt(-rows[:, 0])}
     return Task(
@@ -60,7 +57,7 @@ def regression(
         errors=errors[metric],
         limits=None if limits is None or metric == "r2" else (-((limits[1] - limits[0]) ** _POWERS[metric]), 0.0),
         influence=None if limits is None or metric != "r2" else partial(_most_lost, limits=limits),
-        **known,  # type: ignore[arg-type]
+        read=read or read_pair,
     )
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from basisprune.errors import ConfigError, DataError, nearest
-from basisprune.tasks.base import Rows, Task
+from basisprune.errors import ConfigError, DataError
+from basisprune.tasks.base import Task, check_metric_name, read_pair
+from basisprune.tasks.outcomes import Rows
 
 SegmentationMetric: TypeAlias = Literal["iou", "dice"]
 _NAMES = {"iou": "mean IoU", "dice": "mean Dice"}
@@ -37,12 +38,8 @@ def segmentation(
     >>> segmentation("dice").metric_name
     'mean Dice'
     """
-    if metric not in _NAMES:
-        allowed = ", ".join(get_args(SegmentationMetric))
-        raise ConfigError(
-            f"segmentation: metric: {metric!r} given; allowed are {allowed}.{nearest(str(metric), _NAMES)}"
-        )
-    known = {} if read is None else {"read": read}
+    if faults := check_metric_name(metric, _NAMES):
+        raise ConfigError.of("segmentation", faults)
     return Task(
         "segmentation",
         loss or partial(_cross_entropy, ignore_index=ignore_index),
@@ -53,7 +50,7 @@ def segmentation(
         output=_scores,
         distance=_distance,
         mask=predicted_mask,
-        **known,  # type: ignore[arg-type]
+        read=read or read_pair,
     )
 
 

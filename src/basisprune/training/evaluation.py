@@ -1,24 +1,22 @@
-"""How good a network is: its loss and accuracy on labelled images."""
+"""How good a network is on a part of the data: its loss and metric, and what it says of each example."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
 import torch
-import torch.nn.functional as F
 from accelerate import Accelerator
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, Dataset
-from torchmetrics import MeanMetric
-from torchmetrics.classification import MulticlassAccuracy
 
-from basisprune.data import LabelledImages, Splits, make_loader, own_part, prepare
+from basisprune.data import LabelledImages, PreparedBatches, Splits, make_loader, own_part, prepare
 from basisprune.errors import DataError
-from basisprune.tasks import CLASSIFICATION, Task, find_task
-from basisprune.torchkit.running import mode, placed
-from basisprune.training.outcomes import answers, joined, moved, task_batches
+from basisprune.tasks import CLASSIFICATION, Outcomes, Predictions, Task, find_task
+from basisprune.torchkit.running import ReadBatch, mode, placed
+from basisprune.training.precision import single_at_least
 from basisprune.training.trainable import classes_of
 from basisprune.transfer.model import spec_of
 
@@ -49,57 +47,147 @@ def evaluate(
     task: str | Task = CLASSIFICATION,
     workers: int = 0,
 ) -> Evaluation:
-    """The loss and accuracy of the model on the data, in eval mode; with another `task`, the loss and metric of that.
+    """Measure the loss and accuracy of a model, or the loss and metric of another task, in eval mode.
 
-    That is a Task, or a name that `compress` takes. Its data is any iterable of batches that the task reads. The model
-    is moved to the accelerator's device, and otherwise not changed. `workers` processes read images.
+    Args:
+        model: The network; it is moved to the accelerator's device, and otherwise not changed.
+        data: Labelled images, or any iterable of batches that the task reads.
+        batch_size: Images per batch, of images that are prepared here.
+        prepared: Whether images are normalised floats already.
+        accelerator: Device and precision; by default those that Accelerate finds.
+        task: A `Task`, or a name that `compress` takes.
+        workers: Processes that read images.
+
+    Returns:
+        The mean loss, the metric, and the number of examples.
+
+    Raises:
+        DataError: The data is empty, or not what the task reads.
+
+    >>> batches = [(torch.eye(2), torch.tensor([0, 0]))]
+    >>> evaluate(nn.Linear(2, 2), batches).count
+    2
     """
     accelerator, task = accelerator or Accelerator(), find_task(task)
-    if not task.is_classification or own_part(data, task, batch_size) is not None:
-        with accelerator.autocast():
-            return _evaluated(model.to(accelerator.device), data, task, batch_size, prepared)
-    spec = spec_of(model)
-    images_of_data = cast("Dataset[object]", data)
-    loader = accelerator.prepare_data_loader(
-        make_loader(images_of_data, batch_size, size=spec.image_size, workers=workers)
+    is_shared = own_part(data, task, batch_size) is None and task.model_loss is None
+    model.to(accelerator.device)
+    batches: Iterable[ReadBatch] = (
+        _shared(model, data, batch_size, prepared, accelerator, workers)
+        if is_shared
+        else task_batches(data, model, task, batch_size=batch_size, prepared=prepared)
     )
-    device = accelerator.device
-    accuracy = MulticlassAccuracy(classes_of(model), average="micro", sync_on_compute=False).to(device)
-    loss = MeanMetric(sync_on_compute=False).to(device)
-    count = 0
-    model.to(device)
-    with torch.inference_mode(), mode(model, training=False), accelerator.autocast():
-        for images, labels in loader:
-            logits = model(placed(prepare(images, spec, prepared=prepared), model)).float()
-            logits, labels = accelerator.gather_for_metrics((logits, labels))
-            accuracy.update(logits, labels)
-            loss.update(F.cross_entropy(logits, labels), len(labels))
-            count += len(labels)
-    if count == 0:
-        raise DataError("evaluate: the data contains no images")
-    return Evaluation(loss.compute().item(), accuracy.compute().item(), count)
-
-
-def _evaluated(model: nn.Module, data: object, task: Task, batch_size: int, prepared: bool) -> Evaluation:
-    """The loss and metric of any task; every process goes through all of the data."""
-    device, rows, losses, count = next(model.parameters()).device, [], 0.0, 0
-    batches = task_batches(data, model, task, batch_size=batch_size, prepared=prepared)
-    with torch.no_grad(), mode(model, training=False):
+    rows, total, count = [], torch.zeros((), dtype=task.precision), 0
+    with torch.no_grad(), mode(model, training=False), accelerator.autocast():
         for output, batch in answers(model, batches, task):
-            targets, size = moved(batch.targets, device), len(batch.inputs)
-            if task.model_loss is None:
-                loss = task.output_loss(output, targets)
-            else:
+            targets, size = moved(batch.targets, accelerator.device), len(batch.inputs)
+            if is_shared:
+                output, targets = accelerator.gather_for_metrics((output, targets))
+                size = len(cast(Tensor, targets))
+            if task.model_loss is not None:
                 loss = task.mean_loss(model, placed(batch.inputs, model), targets)
+            else:
+                loss = task.output_loss(output, targets)
             rows.append(task.rows(output, targets, size))
-            losses, count = losses + size * loss.item(), count + size
-    found = joined(task, rows)
-    return Evaluation(losses / count, found.value, count, task.metric_name)
+            total, count = total + size * loss.cpu().to(task.precision), count + size
+    value = torch.tensor(task.outcomes(rows).value, dtype=task.precision)
+    return Evaluation((total / count).item(), value.item(), count, task.metric_name)
+
+
+def _shared(
+    model: nn.Module, data: Data, batch_size: int, prepared: bool, accelerator: Accelerator, workers: int
+) -> Iterator[ReadBatch]:
+    """Yield batches of images, prepared on the device; processes of a distributed run share each."""
+    spec = spec_of(model)
+    loader = make_loader(cast("Dataset[object]", data), batch_size, size=spec.image_size, workers=workers)
+    for images, labels in accelerator.prepare_data_loader(loader):
+        yield ReadBatch(prepare(images, spec, prepared=prepared), labels)
+
+
+@torch.inference_mode()
+def judge(model: nn.Module, data: object, task: Task, *, batch_size: int = 128, prepared: bool = False) -> Outcomes:
+    """Return the outcomes of the model on all examples of the data, in order, in eval mode; the model is not changed.
+
+    The processes of a distributed run share images that are prepared here, and each gets the outcomes of all.
+    """
+    device = next(model.parameters()).device
+    batches = task_batches(data, model, task, batch_size=batch_size, prepared=prepared, shared=True)
+    with mode(model, training=False):
+        rows = [
+            task.rows(output, moved(batch.targets, device), len(batch.inputs))
+            for output, batch in answers(model, batches, task)
+        ]
+    if isinstance(batches, PreparedBatches) and rows:
+        rows = [batches.gathered([torch.from_numpy(part) for part in rows]).numpy()]
+    return task.outcomes(rows, data)
+
+
+def predict(model: nn.Module, data: Data, *, batch_size: int = 128, prepared: bool = False) -> Predictions:
+    """Predict the classes of all images of the data, in order, in eval mode.
+
+    The processes of a distributed run share the images, and each gets all predictions.
+
+    Args:
+        model: The network; it is not changed.
+        data: Labelled images, or any iterable of batches (inputs, labels).
+        batch_size: Images per batch, of images that are prepared here.
+        prepared: Whether images are normalised floats already.
+
+    Returns:
+        For each image the class that the model names, its probability, and the true class.
+
+    Raises:
+        DataError: The data is empty.
+
+    >>> predict(nn.Linear(2, 2), [(torch.eye(2), torch.tensor([0, 0]))]).labels
+    array([0, 0])
+    """
+    return cast(Predictions, judge(model, data, CLASSIFICATION, batch_size=batch_size, prepared=prepared))
+
+
+def task_batches(
+    data: object,
+    model: nn.Module,
+    task: Task,
+    *,
+    batch_size: int = 128,
+    prepared: bool = False,
+    shared: bool = False,
+) -> Iterable[ReadBatch]:
+    """Return batches of inputs and targets: those of a loader that was given, or of images that are prepared here.
+
+    With `shared`, these images are divided among the processes of a distributed run.
+    """
+    own = own_part(data, task, batch_size)
+    if own is not None:
+        return own
+    images = cast("Dataset[object]", data)  # which is looked at there
+    return cast(
+        "Iterable[ReadBatch]",
+        PreparedBatches(images, spec_of(model), batch_size=batch_size, prepared=prepared, shared=shared),
+    )
+
+
+def answers(model: nn.Module, batches: Iterable[ReadBatch], task: Task) -> Iterator[tuple[object, ReadBatch]]:
+    """Yield what the task reads from the network's output for each batch, with the batch."""
+    for batch in batches:
+        yield floats(task.output(model(placed(batch.inputs, model)))), batch
+
+
+def floats(output: object) -> object:
+    """Return the output with its tensors of half precision in float32."""
+    return tree_map(
+        lambda leaf: single_at_least(leaf) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf, output
+    )
+
+
+def moved(targets: object, device: torch.device) -> object:
+    """Return the targets on that device."""
+    return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, targets)
 
 
 def validation_images(model: nn.Module, splits: Splits, task: Task = CLASSIFICATION) -> LabelledImages:
-    """The validation images; raises DataError if there are none, or if a classifier's classes differ from theirs."""
-    classes = classes_of(model) if task.is_classification else splits.num_classes
+    """Return the validation images; raise DataError without any, or if a classifier's classes differ from theirs."""
+    classes = classes_of(model) if task.has_classes else splits.num_classes
     if classes != splits.num_classes:
         raise DataError(
             f"the data has {splits.num_classes} classes ({', '.join(splits.classes[:5])}, ...), but the model "

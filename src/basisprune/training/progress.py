@@ -67,8 +67,7 @@ class SearchProgress:
         self.visible = _is_terminal() if show is None else show
         self.progress = _bars(visible=self.visible)
         self.task = self.progress.add_task("search", total=candidates, info="", left="")
-        self.images = _OpeningTask(self.progress)
-        self.bar = _TrainingTask(self.progress)
+        self.images, self.bar = _Bar(self.progress), _Bar(self.progress)
         self.took: list[float] = []
         self.mark = clock()
         self.training: TrainingStep | None = None
@@ -92,7 +91,9 @@ class SearchProgress:
     def opened(self, done: int, total: int) -> None:
         """Shows how many images are opened."""
         if self.visible:
-            self.images.draw(done, total)
+            self.images.draw("opening images", done, total)
+            if done == total:
+                self.images.remove()
 
     def judged(self, candidate: Tried) -> None:
         """Shows one more candidate, and the time that is left."""
@@ -109,7 +110,7 @@ class SearchProgress:
         """Shows how far the training is, and the time that is left for the search."""
         self.training = step if step.share > 0 else None
         if self.visible:
-            self.bar.draw(step)
+            self.bar.draw_step(step)
         self.progress.update(self.task, left=_left(self.left()))
 
     def left(self) -> float | None:
@@ -126,28 +127,27 @@ class SearchProgress:
         return None
 
 
-class _TrainingTask:
-    """The bar of one training after the other among others."""
+class _Bar:
+    """One bar among others; it starts anew when less is done than before."""
 
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
         self.task: TaskID | None = None
         self.last = 0
 
-    def draw(self, step: TrainingStep) -> None:
-        if self.task is None or step.done < self.last:  # another training than before
+    def draw(self, description: str, done: int, total: int, info: str = "", left: str = "") -> None:
+        if self.task is None or done < self.last:
             self.remove()
-            self.task = self.progress.add_task("", total=step.steps, info="", left="")
-        rate = step.images / max(step.seconds, 1e-9)
+            self.task = self.progress.add_task("", total=total, info="", left="")
+        self.progress.update(self.task, completed=done, description=description, info=info, left=left)
+        self.last = done
+
+    def draw_step(self, step: TrainingStep) -> None:
+        """Show how far a training is."""
         known = "" if step.accuracy is None else f"accuracy {step.accuracy:.3f}  "
-        self.progress.update(
-            self.task,
-            completed=step.done,
-            description=f"epoch {step.epoch + 1}/{step.epochs}",
-            info=f"loss {step.loss:.3f}  {known}{rate:.0f} images/s",
-            left=_left(_rest(step)) if step.share > 0 else "",
-        )
-        self.last = step.done
+        info = f"loss {step.loss:.3f}  {known}{step.images / max(step.seconds, 1e-9):.0f} images/s"
+        left = _left(_rest(step)) if step.share > 0 else ""
+        self.draw(f"epoch {step.epoch + 1}/{step.epochs}", step.done, step.steps, info, left)
 
     def remove(self) -> None:
         if self.task is not None:
@@ -155,31 +155,15 @@ class _TrainingTask:
         self.task = None
 
 
-class _OpeningTask:
-    """The bar of images that are opened, which goes when all of them are."""
-
-    def __init__(self, progress: Progress) -> None:
-        self.progress = progress
-        self.task: TaskID | None = None
-
-    def draw(self, done: int, total: int) -> None:
-        if self.task is None:
-            self.task = self.progress.add_task("opening images", total=total, info="", left="")
-        self.progress.update(self.task, completed=done, total=total)
-        if done == total:
-            self.progress.remove_task(self.task)
-            self.task = None
-
-
 class TrainingBar(Silence):
     """A listener that draws the bar of a training."""
 
     def __init__(self, progress: Progress) -> None:
-        self.bar = _TrainingTask(progress)
+        self.bar = _Bar(progress)
 
     def trained(self, step: TrainingStep) -> None:
         """Draws how far the training is."""
-        self.bar.draw(step)
+        self.bar.draw_step(step)
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from basisprune.training.checkpoint import Past, load_checkpoint, set_damaged_as
 from basisprune.training.config import TrainConfig, learning_rate, weights_ramp
 from basisprune.training.evaluation import Data, Evaluation, evaluate
 from basisprune.training.history import EpochRecord, best_epoch, out_of_patience
-from basisprune.training.lessons import Feed, Pupil, make_lesson
+from basisprune.training.lessons import Feed, Lesson, Pupil
 from basisprune.training.progress import TrainingClock
 from basisprune.training.trainable import make_optimizer, project_scales
 from basisprune.transfer.model import known_spec
@@ -110,9 +110,7 @@ class Trainer:
         self.model = model.to(accelerator.device)
         self.optimizer = accelerator.prepare_optimizer(make_optimizer(self.model, config))
         teacher = None if teacher is None else teacher.to(accelerator.device)
-        self.lesson = make_lesson(
-            Pupil(self.model, wrapped(model, accelerator), config, accelerator, teacher), session.task
-        )
+        self.lesson = Lesson(Pupil(self.model, wrapped(model, accelerator), config, accelerator, teacher), session.task)
         # Only the main process shows it on the way, so it must not wait for the others.
         self.loss = MeanMetric(sync_on_compute=False)
         self.loss.to(accelerator.device)

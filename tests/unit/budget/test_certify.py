@@ -22,9 +22,9 @@ from basisprune.budget.certify import (
     images_needed,
     in_order,
 )
+from basisprune.budget.proportions import Paired
 from basisprune.errors import ConfigError
-from basisprune.training.intervals import Paired
-from basisprune.training.predict import Predictions
+from basisprune.tasks import Predictions
 
 IMAGES = 1000
 DROP = Promise(Budget(max_drop=0.01))

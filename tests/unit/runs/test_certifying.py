@@ -27,7 +27,7 @@ from basisprune.runs.exporting import Exporter, Made
 from basisprune.runs.tested import MADE, read_tested
 from basisprune.search.candidates import Candidate, Found, Size, Trial
 from basisprune.states import Stage, State
-from basisprune.training.predict import Predictions
+from basisprune.tasks import Predictions
 
 PROMISE = Promise(Budget(max_drop=0.01))
 
@@ -67,7 +67,8 @@ def found(*sizes: int, to_test: tuple[int, ...], chosen: int) -> Found:
     """A search that tried networks of these sizes, the first being unpruned."""
     trials = []
     for index, size in enumerate(sizes):
-        state = State((DENSE, Step(str(index))), nn.Identity(), (Stage("s", 1, 1, 1, 1),), hits=np.ones(10, dtype=bool))
+        said = Predictions.of_hits(np.ones(10, dtype=bool))
+        state = State((DENSE, Step(str(index))), nn.Identity(), (Stage("s", 1, 1, 1, 1),), outcomes=said)
         network = nn.Identity()
         network.index = index
         trials.append(
@@ -84,7 +85,7 @@ def certified(monkeypatch, search: Found, lost: dict[int, int], confirming: int 
         answers[: lost.get(network.index, 0)] += 1
         return Predictions(answers, np.ones(len(answers)), images.labels)
 
-    monkeypatch.setattr(exporting, "answers_of", predict)
+    monkeypatch.setattr(exporting, "judge", predict)
     data = splits(confirming)
     return Certifier(PROMISE, data, Exporter(data, prepared=False), Silence(), **options).run(search).found
 
@@ -154,8 +155,8 @@ class Run:
     def __init__(self, monkeypatch, folder: Path, lost: dict[str, int]) -> None:
         self.folder, self.lost, self.looks = folder, lost, []
         said = {
-            "answers": lambda _, network, data: self.said(str(network.index), data),
-            "file_answers": lambda _, path, _network, data: self.said(path.read_text(), data),
+            "outcomes": lambda _, network, data: self.said(str(network.index), data),
+            "file_outcomes": lambda _, path, _network, data: self.said(path.read_text(), data),
         }
         for name, answer in said.items():
             monkeypatch.setattr(Onnx, name, answer, raising=False)
@@ -335,8 +336,10 @@ def test_a_certificate_says_how_many_images_are_independent(monkeypatch):
     search = found(1000, 500, to_test=(1,), chosen=1)
     monkeypatch.setattr(
         exporting,
-        "answers_of",
-        lambda _network, images, *_, **__: Predictions.of(images.labels, np.ones(len(images)), images.labels, images),
+        "judge",
+        lambda _network, images, *_, **__: Predictions(
+            images.labels, np.ones(len(images)), images.labels, images.units
+        ),
     )
     data = splits(1000)
     for together, certified in ((2, True), (20, False)):

@@ -13,8 +13,7 @@ from basisprune.data import Loaders, PreparedBatches, Splits, load_data
 from basisprune.errors import ModelError
 from basisprune.listener import Silence
 from basisprune.runs.given import Outcome, check_classes, refuse_guessing
-from basisprune.tasks import CLASSIFICATION
-from basisprune.training.predict import Predictions
+from basisprune.tasks import CLASSIFICATION, Predictions
 from basisprune.transfer.hints import Hints
 from basisprune.transfer.kept import KeptModel, kept_model
 

@@ -14,7 +14,7 @@ from basisprune.deploy.bundle import save_pretrained
 from basisprune.errors import BundleError, CheckpointError, ModelError
 from basisprune.files import digest
 from basisprune.runs.load import load_any
-from basisprune.training.predict import predict
+from basisprune.training.evaluation import predict
 
 
 @pytest.mark.parametrize("form", ["bundle", "pixels.onnx", "prepared.onnx"])

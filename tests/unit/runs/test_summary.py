@@ -34,7 +34,7 @@ from basisprune.runs.summary import (
 )
 from basisprune.search.candidates import Candidate, Found, Size, Trial
 from basisprune.states import Stage, State
-from basisprune.training.predict import Predictions
+from basisprune.tasks import Predictions
 
 SIDE = Side(0.5, (0.4, 0.6), 10, 10)
 DROP, PARAMS, FIXED = Budget(max_drop=0.01), Budget(target_params=300), Ratios(0.5)
@@ -42,7 +42,8 @@ DROP, PARAMS, FIXED = Budget(max_drop=0.01), Budget(target_params=300), Ratios(0
 
 def trial(right: int, parameters: int, goal: Goal, images: int, unpruned: int) -> Trial:
     def state(count: int) -> State:
-        return State((DECOMPOSED,), nn.Identity(), (Stage("s", 0, 1, 1, 1),), hits=np.arange(images) < count)
+        said = Predictions.of_hits(np.arange(images) < count)
+        return State((DECOMPOSED,), nn.Identity(), (Stage("s", 0, 1, 1, 1),), outcomes=said)
 
     candidate = Candidate.of(state(right), state(unpruned), Size(parameters, 2 * parameters))
     if isinstance(goal, Budget):
@@ -215,7 +216,7 @@ def test_a_run_that_was_stopped_looks_only_at_images_that_search(parts, interrup
         looked.append(data)
         return answers(data.labels, np.arange(12) >= (3 if len(looked) % 2 == 0 else 0))
 
-    pipeline = SimpleNamespace(splits=splits, settings=RunConfig().recipe, answers=predict)
+    pipeline = SimpleNamespace(splits=splits, settings=RunConfig().recipe, outcomes=predict)
     job, found = case(DROP, 95, 94, chosen=1, interrupted=interrupted)
     seen = summary._shown(job, found, pipeline, (SIDE, SIDE))
     assert (seen.losses.part, [data is images[part] for data in looked]) == (part, [True, True])

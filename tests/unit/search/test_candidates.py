@@ -15,6 +15,7 @@ from basisprune.budget.certify import Promise, Standard
 from basisprune.frameworks import DECOMPOSED, POLISHED, Step
 from basisprune.search.candidates import ALL, Candidate, Found, Size, Trial, really_kept, share
 from basisprune.states import Stage, State
+from basisprune.tasks import Predictions
 from basisprune.training.history import EpochRecord
 from basisprune.types import BasisPlan, Block, BlockPlan, Coupling, FilterPlan, Group, GroupPlan, LayerPlan
 
@@ -24,7 +25,9 @@ HISTORY = (EpochRecord(0, 0.1, 0.5, 0.9, 0.6, 0.8),)
 
 def state(right: int = 900, images: int = IMAGES, steps=(DECOMPOSED,), plans=()) -> State:
     hits = np.arange(images) < right
-    return State(steps, nn.Identity(), (Stage("stage", right / images, 1, 1, 1, HISTORY),), plans, hits)
+    return State(
+        steps, nn.Identity(), (Stage("stage", right / images, 1, 1, 1, HISTORY),), plans, Predictions.of_hits(hits)
+    )
 
 
 def basis_plan(kept: int, rank: int) -> BasisPlan:

@@ -14,6 +14,7 @@ from torch import nn
 
 from basisprune.budget import Budget, Ratios
 from basisprune.budget.certify import LIKELY, SURE, Promise
+from basisprune.budget.metrics import value_of
 from basisprune.budget.planning import CostPlanner
 from basisprune.errors import TooMuchError
 from basisprune.frameworks import POLISHED, Framework, Move, Step
@@ -25,9 +26,7 @@ from basisprune.search.candidates import Size
 from basisprune.search.scale import Scale
 from basisprune.search.stepping import Stepping
 from basisprune.states import FULLY, NOT_AT_ALL, Stage, State, Tuning
-from basisprune.tasks import CLASSIFICATION, Task
-from basisprune.training.metrics import value_of
-from basisprune.training.predict import Predictions
+from basisprune.tasks import CLASSIFICATION, Predictions, Task
 from basisprune.types import BasisPlan, Block, BlockPlan, LayerPlan
 
 IMAGES = 1000
@@ -61,7 +60,7 @@ class FakePipeline:
 
     def given(self) -> State:
         state = self._state((Step("given"),), 1.0, 1.0)
-        return replace(state, hits=np.arange(IMAGES) < self.given_hits)
+        return replace(state, outcomes=Predictions.of_hits(np.arange(IMAGES) < self.given_hits))
 
     def prune(self, state: State, move: Move, ratio: float, tuning: Tuning = FULLY) -> State:
         self.tunings.append(tuning)
@@ -75,7 +74,7 @@ class FakePipeline:
         if left["basis"] < self.least - 1e-3:
             raise TooMuchError(f"{left} is not possible")
         pruned = self._state(steps, **left)
-        if not tuning.may_end(0, float(pruned.hits.mean())):
+        if not tuning.may_end(0, pruned.outcomes.value):
             if len(self.tuned) == self.interrupt_at:
                 raise KeyboardInterrupt
             self.tuned.append((left["basis"], left["filters"]))
@@ -92,7 +91,7 @@ class FakePipeline:
 
     def polish(self, state: State) -> State:
         polished = self._state(state.after(POLISHED), state.model.basis, state.model.filters)
-        return replace(polished, hits=np.arange(IMAGES) < 960)
+        return replace(polished, outcomes=Predictions.of_hits(np.arange(IMAGES) < 960))
 
     def claim_folder(self) -> None:
         self.claimed += 1
@@ -104,7 +103,7 @@ class FakePipeline:
             steps,
             SimpleNamespace(basis=basis, filters=filters),
             (Stage("stage", 0.0, parameters, 0, parameters, ()),),
-            hits=np.arange(IMAGES) < (950 if good else 500),
+            outcomes=Predictions.of_hits(np.arange(IMAGES) < (950 if good else 500)),
         )
 
 
@@ -208,31 +207,40 @@ def test_a_least_accuracy_is_a_budget_too():
     assert found.candidates[found.chosen].accuracy == 0.5  # 500 of 1000 hits are good enough
 
 
+class OneSided(FakePipeline):
+    """Networks that are wrong on images of the second class only."""
+
+    def _state(self, steps: tuple[Step, ...], basis: float, filters: float) -> State:
+        state = super()._state(steps, basis, filters)
+        return replace(state, outcomes=self.said(state.outcomes.value))
+
+    @staticmethod
+    def said(accuracy: float) -> Predictions:
+        labels = np.arange(IMAGES) % 2
+        right = np.where(labels == 0, True, np.arange(IMAGES) < 1800 * accuracy - 810)
+        return Predictions(np.where(right, labels, 1 - labels), np.ones(IMAGES), labels)
+
+
 def test_steps_follow_the_metric_of_the_budget(monkeypatch):
     """Accuracy is 95 %, but that of the worst of two classes is 90 %, of which 85 % must stay."""
     seen = []
-    labels = np.arange(IMAGES) % 2
-
-    def said(hits) -> Predictions:
-        right = np.where(labels == 0, True, np.arange(IMAGES) < 1800 * hits.mean() - 810)
-        return Predictions(np.where(right, labels, 1 - labels), np.ones(IMAGES), labels)
-
-    monkeypatch.setattr(State, "answers", property(lambda state: said(state.hits)))
     monkeypatch.setattr(search, "Stepping", lambda allowed, **rest: seen.append(allowed) or Stepping(allowed, **rest))
     budget = Budget(min_accuracy=0.85)
-    Search(FakePipeline(0.5, 0.5), budget, SearchConfig(polish=False)).run()
+    Search(OneSided(0.5, 0.5), budget, SearchConfig(polish=False)).run()
     by_accuracy = seen.pop()
-    pipeline = FakePipeline(0.5, 0.5)
+    pipeline = OneSided(0.5, 0.5)
     pipeline.splits = SimpleNamespace(confirm=None)
     Search(pipeline, budget, SearchConfig(polish=False), promise=Promise(budget, metric="worst-class")).run()
-    reference = said(np.arange(IMAGES) < 950)
+    reference = OneSided.said(0.95)
     assert seen[-1] == pytest.approx(value_of("worst-class", reference) - 0.85)
     assert by_accuracy == pytest.approx(value_of("accuracy", reference) - 0.85)
 
 
 def test_the_reference_may_be_another_network():
     pipeline = FakePipeline(0.5, 0.5)
-    better = replace(pipeline._state((Step("better"),), 1.0, 1.0), hits=np.arange(IMAGES) < 970)
+    better = replace(
+        pipeline._state((Step("better"),), 1.0, 1.0), outcomes=Predictions.of_hits(np.arange(IMAGES) < 970)
+    )
     found = Search(pipeline, Budget(max_drop=0.01), reference=better).run()
     assert found.chosen == 0
     assert found.reference is better
@@ -461,9 +469,11 @@ class Wavering(FakePipeline):
 
     def _state(self, steps: tuple[Step, ...], basis: float, filters: float) -> State:
         state = super()._state(steps, basis, filters)
-        if basis < 0.6 and state.hits.mean() == 0.95:
-            state.hits[:20], state.hits[-20:] = False, True
-        return state
+        if basis >= 0.6 or state.outcomes.value != 0.95:
+            return state
+        hits = state.outcomes.hits.copy()
+        hits[:20], hits[-20:] = False, True
+        return replace(state, outcomes=Predictions.of_hits(hits))
 
 
 @pytest.mark.parametrize(("pipeline", "tried"), [(Wavering, 1), (FakePipeline, 0)])

@@ -1,8 +1,7 @@
-"""What an ONNX file says of labelled images, and how accurate it is."""
+"""How accurate an ONNX file is, and what it says of each example."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -21,59 +20,55 @@ from basisprune.deploy.export.guard import guarded
 from basisprune.deploy.export.onnx import ONNX_RUNTIME
 from basisprune.deploy.export.runtime import notes_in, open_session, require_onnx, run_all
 from basisprune.errors import DataError, ModelError
-from basisprune.tasks import Task
+from basisprune.tasks import CLASSIFICATION, Outcomes, Task
 from basisprune.torchkit.running import mode, placed
 from basisprune.training.evaluation import Data, Evaluation
-from basisprune.training.outcomes import Outcomes, joined
-from basisprune.training.predict import Predictions
 from basisprune.types import InputSpec
 
 
-def evaluate_onnx(
-    path: str | Path, data: Data, *, batch_size: int = 128, prepared: bool = False, ours: bool = False
-) -> Evaluation:
-    """The loss and accuracy of an ONNX file of `export_onnx` on the data, in onnxruntime on the CPU.
+def evaluate_onnx(path: str | Path, data: Data, *, batch_size: int = 128, prepared: bool = False) -> Evaluation:
+    """Measure the loss and accuracy of an ONNX file of `export_onnx`, in onnxruntime on the CPU.
 
-    Images are prepared as the file's metadata says; `prepared` is as in `evaluate`. The file runs in a process of its
-    own, with bounded memory and time, unless it is `ours`: written by this very program.
+    The file runs in a process of its own, with bounded memory and time.
+
+    Args:
+        path: The file.
+        data: Labelled images, which are prepared as the file's metadata says.
+        batch_size: Images per batch.
+        prepared: Whether images are normalised floats already.
+
+    Returns:
+        The mean loss, the accuracy, and the number of images.
+
+    Raises:
+        ModelError: The file cannot be read, or does not say how its images are prepared.
+        DataError: There are no images, or prepared ones for a file that prepares them itself.
     """
-    losses, hits, count = 0.0, 0, 0
-    for scores, labels in _scores(Path(path), data, batch_size, prepared, ours=ours):
+    require_onnx()
+    path, threads = Path(path), torch.get_num_threads()
+    runtime = guarded(ONNX_RUNTIME, threads)
+    wanted = runtime.facts(path).input
+    run = runtime.open(path, threads)
+    losses, rows = 0.0, []
+    for images, labels in make_loader(cast("Dataset[object]", data), batch_size, size=wanted.spec.image_size):
+        scores = runtime.scores(run, _inputs(images, wanted, prepared))
         losses += F.cross_entropy(scores, labels, reduction="sum").item()
-        hits += int((scores.argmax(-1) == labels).sum())
-        count += len(labels)
-    if count == 0:
-        raise DataError("evaluate_onnx: the data contains no images")
-    return Evaluation(losses / count, hits / count, count)
-
-
-def predict_onnx(path: str | Path, data: Data, *, batch_size: int = 64, prepared: bool = False) -> Predictions:
-    """What an ONNX file that this program wrote says of all images of the data, in order, in onnxruntime on the CPU."""
-    answers, known = [], []
-    for scores, labels in _scores(Path(path), data, batch_size, prepared, ours=True):
-        answers.append(scores.softmax(1).max(1))
-        known.append(labels)
-    if not known:
-        raise DataError("predict_onnx: the data contains no images")
-    return Predictions.of(
-        torch.cat([best for _, best in answers]).numpy(),
-        torch.cat([certainty for certainty, _ in answers]).double().numpy(),
-        torch.cat(known).to(torch.int64).numpy(),
-        data,
-    )
+        rows.append(CLASSIFICATION.rows(scores, labels, len(images)))
+    found = CLASSIFICATION.outcomes(rows)
+    return Evaluation(losses / len(found), found.value, len(found))
 
 
 @torch.inference_mode()
 def judge_onnx(
     path: str | Path, like: nn.Module, data: Data, task: Task, *, batch_size: int = 64, prepared: bool = False
 ) -> Outcomes:
-    """The outcomes of an ONNX file that this program wrote on the data, in order, in onnxruntime on the CPU.
+    """Return the outcomes on the data of an ONNX file that this program wrote, in order, in onnxruntime on the CPU.
 
-    The file has the tensors that the network outputs one after the other; `like` is the network itself, whose output
-    says how they belong together.
+    The file outputs the tensors of the network in a flat list; `like` is the network itself, whose output tells how
+    they are nested.
     """
     require_onnx()
-    session = open_session(Path(path))
+    session = open_session(Path(path), torch.get_num_threads())
     own, structure, rows = own_part(data, task, batch_size), None, []
     wanted = None if own is not None else read_facts(Path(path), notes_in(session)).input
     batches = own if wanted is None else make_loader(data, batch_size, size=wanted.spec.image_size)  # type: ignore[arg-type]
@@ -83,27 +78,16 @@ def judge_onnx(
             structure = _structure(like, images if wanted is None else prepare(images, wanted.spec, prepared=prepared))
         output = tree_unflatten(run_all(session, inputs), structure)
         rows.append(task.rows(task.output(output), targets, len(images)))
-    return joined(task, rows, data)
+    return task.outcomes(rows, data)
 
 
 def _structure(model: nn.Module, inputs: Tensor) -> TreeSpec:
-    """How the tensors that the model outputs belong together."""
+    """Return how the tensors that the model outputs are nested."""
     with mode(model, training=False):
         leaves, structure = tree_flatten(model(placed(inputs[:1], model)))
     if not all(isinstance(leaf, Tensor) for leaf in leaves):
         raise ModelError(f"{type(model).__name__} outputs other things than tensors, which no ONNX file has")
     return structure
-
-
-def _scores(path: Path, data: Data, batch_size: int, prepared: bool, *, ours: bool) -> Iterator[tuple[Tensor, Tensor]]:
-    """What the file says of each batch, with the labels; images are prepared as its metadata says."""
-    require_onnx()
-    threads = torch.get_num_threads()
-    runtime = ONNX_RUNTIME if ours else guarded(ONNX_RUNTIME, threads)
-    wanted = runtime.facts(path).input
-    run = runtime.open(path, threads)
-    for images, labels in make_loader(cast("Dataset[object]", data), batch_size, size=wanted.spec.image_size):
-        yield runtime.scores(run, _inputs(images, wanted, prepared)), labels
 
 
 def _inputs(images: Tensor, wanted: GraphInput, prepared: bool) -> Tensor:

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, balanced_accuracy_score, f1_score, recall_score
 
+from basisprune.budget.metrics import check_metric, gradient_of, in_words, metric_name, of_counts, value_of
 from basisprune.errors import ConfigError
-from basisprune.training.metrics import check_metric, gradient_of, in_words, metric_name, of_counts, value_of
-from basisprune.training.predict import Predictions
+from basisprune.tasks import Predictions
 
 ANSWERS = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=60)
 

@@ -1,4 +1,4 @@
-"""What a budget is counted in: accuracy, other metrics of predicted classes, or a function of the user's own."""
+"""The metrics of budgets: accuracy, others of predicted classes, a function of the user's own, or that of a task."""
 
 from __future__ import annotations
 
@@ -6,29 +6,21 @@ from collections.abc import Callable
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
-import numpy.typing as npt
-from torch import nn
 
 from basisprune.errors import ConfigError
-from basisprune.tasks.base import Task
-from basisprune.training.evaluation import Data
-from basisprune.training.outcomes import Outcomes, judge
-from basisprune.training.predict import Predictions, predict
-from basisprune.training.units import draws_of, weights_of
+from basisprune.tasks import Outcomes, Predictions, Task
+from basisprune.tasks.classification import Classes
+from basisprune.tasks.outcomes import Rows, draws_of, weights_of
 
-Classes: TypeAlias = npt.NDArray[np.int64]
-Counts: TypeAlias = npt.NDArray[np.float64]
 MetricName: TypeAlias = Literal["accuracy", "balanced", "macro-f1", "worst-class"]
 ClassMetric: TypeAlias = MetricName | Callable[[Classes, Classes], float]
 """A name, or f(labels, predictions) -> float, of which more is better."""
 Metric: TypeAlias = ClassMetric | Task
 """A metric of classes, or any other task, which has a metric of its own."""
-Answers: TypeAlias = Predictions | Outcomes
-"""What a network says of images: classes, or the outcomes of any other task."""
 
 
 def metric_name(metric: Metric | str) -> str:
-    """What to call it.
+    """Return the name of a metric.
 
     >>> metric_name("macro-f1"), metric_name(max)
     ('macro-f1', 'max')
@@ -39,7 +31,7 @@ def metric_name(metric: Metric | str) -> str:
 
 
 def in_words(metric: Metric | str) -> str:
-    """The metric as it is called in a sentence.
+    """Return the name of a metric in a sentence.
 
     >>> in_words("balanced"), in_words("worst-class")
     ('balanced accuracy', 'accuracy of the worst class')
@@ -50,7 +42,7 @@ def in_words(metric: Metric | str) -> str:
 
 
 def shown_as(metric: Metric | str, value: float) -> str:
-    """A value of the metric as text.
+    """Format a value of the metric.
 
     >>> shown_as("accuracy", 0.934)
     '93.4%'
@@ -59,7 +51,7 @@ def shown_as(metric: Metric | str, value: float) -> str:
 
 
 def loss_in_words(metric: Metric | str, loss: float) -> str:
-    """A loss of the metric, in points if it is a share.
+    """Format a loss of the metric, in points if it is a share.
 
     >>> loss_in_words("accuracy", 0.021)
     '2.1 points'
@@ -70,7 +62,7 @@ def loss_in_words(metric: Metric | str, loss: float) -> str:
 
 
 def in_points(loss: float) -> str:
-    """A loss that was asked for, with its digits.
+    """Format an allowed loss, with its digits.
 
     >>> in_points(0.01), in_points(0.0025)
     ('1 point', '0.25 points')
@@ -78,19 +70,18 @@ def in_points(loss: float) -> str:
     return f"{100 * loss:.3g} point{'' if loss == 0.01 else 's'}"
 
 
-def value_of(metric: Metric, predictions: Answers) -> float:
-    """The metric of these predictions, or outcomes of a task; classes without images do not count.
+def value_of(metric: Metric, outcomes: Outcomes) -> float:
+    """Return the metric of these outcomes, that of a task or of predicted classes; classes without images do not count.
 
     "balanced" is the mean of the accuracies of all classes, "macro-f1" that of their F1 scores, and "worst-class" the
     accuracy of the class that is worst off. Images of one unit count as one, a function in the mean over draws of one
     of each. Raises ConfigError if a function returns anything but a finite number.
     """
-    if isinstance(predictions, Outcomes):
-        return predictions.value
-    assert not isinstance(metric, Task)
-    units, labels, classes = predictions.units, predictions.labels, predictions.classes
+    if isinstance(metric, Task) or not isinstance(outcomes, Predictions):
+        return outcomes.value
+    units, labels, classes = outcomes.units, outcomes.labels, outcomes.classes
     if metric == "accuracy" and units is None:
-        return float(predictions.hits.mean())
+        return outcomes.value
     if not isinstance(metric, str):
         draws = [slice(None)] if units is None else draws_of(units)
         return float(np.mean([_called(metric, labels[draw], classes[draw]) for draw in draws]))
@@ -98,12 +89,12 @@ def value_of(metric: Metric, predictions: Answers) -> float:
     return float(of_counts(metric, labels, classes, weights[None])[0])
 
 
-def of_counts(metric: MetricName, labels: Classes, answers: Classes, counts: Counts) -> Counts:
-    """The metric for each row of `counts`, which says how often each pair of a label and an answer is there."""
+def of_counts(metric: MetricName, labels: Classes, answers: Classes, counts: Rows) -> Rows:
+    """Return the metric for each row of `counts`, which tells how often each pair of a label and an answer occurs."""
     right, per_class, said = _tallied(labels, answers, counts)
     there = per_class > 0
     if metric == "accuracy":
-        result: Counts = right.sum(1) / per_class.sum(1)
+        result: Rows = right.sum(1) / per_class.sum(1)
     elif metric == "macro-f1":
         scores = 2 * right / np.where(there, per_class + said, 1.0)
         result = (scores * there).sum(1) / there.sum(1)
@@ -114,8 +105,8 @@ def of_counts(metric: MetricName, labels: Classes, answers: Classes, counts: Cou
     return result
 
 
-def gradient_of(metric: ClassMetric, labels: Classes, answers: Classes, counts: Counts) -> Counts:
-    """How much the metric grows with an image of each pair of a label and an answer, of which `counts` are there.
+def gradient_of(metric: ClassMetric, labels: Classes, answers: Classes, counts: Rows) -> Rows:
+    """Return how much the metric grows with an image of each pair of a label and an answer, which occur `counts` times.
 
     What is the same for all answers of a class may be left out. Of a function, it is what one image more changes.
     """
@@ -124,7 +115,7 @@ def gradient_of(metric: ClassMetric, labels: Classes, answers: Classes, counts: 
     right, per_class, said = (tally[0] for tally in _tallied(labels, answers, counts[None]))
     there, is_right = per_class > 0, labels == answers
     if metric == "accuracy":
-        found: Counts = is_right / per_class.sum()
+        found: Rows = is_right / per_class.sum()
     elif metric == "macro-f1":
         total = np.where(there, per_class + said, 1.0)
         taken = there[answers] * right[answers] / total[answers] ** 2
@@ -137,7 +128,7 @@ def gradient_of(metric: ClassMetric, labels: Classes, answers: Classes, counts: 
     return found
 
 
-def _tried(metric: Callable[[Classes, Classes], float], labels: Classes, answers: Classes, counts: Counts) -> Counts:
+def _tried(metric: Callable[[Classes, Classes], float], labels: Classes, answers: Classes, counts: Rows) -> Rows:
     """What one image more of each pair changes."""
     whole = np.rint(counts).astype(np.int64)
     base_labels, base_answers = np.repeat(labels, whole), np.repeat(answers, whole)
@@ -150,7 +141,7 @@ def _tried(metric: Callable[[Classes, Classes], float], labels: Classes, answers
     return np.array(changes)[places.ravel()]
 
 
-def _tallied(labels: Classes, answers: Classes, counts: Counts) -> tuple[Counts, Counts, Counts]:
+def _tallied(labels: Classes, answers: Classes, counts: Rows) -> tuple[Rows, Rows, Rows]:
     """For each row of counts and each class: images of it that are right, all of it, and all that are said to be it."""
     size = int(max(labels.max(), answers.max())) + 1
     is_right = labels == answers
@@ -158,7 +149,7 @@ def _tallied(labels: Classes, answers: Classes, counts: Counts) -> tuple[Counts,
     return right, _sums(labels, counts, size), _sums(answers, counts, size)
 
 
-def _sums(places: Classes, counts: Counts, size: int) -> Counts:
+def _sums(places: Classes, counts: Rows, size: int) -> Rows:
     """For each row, the sum of the counts at each place."""
     found = np.zeros((len(counts), size))
     if len(places):
@@ -168,20 +159,8 @@ def _sums(places: Classes, counts: Counts, size: int) -> Counts:
     return found
 
 
-def answers_of(model: nn.Module, data: Data, task: Task, *, prepared: bool = False) -> Answers:
-    """What the model says of all images of the data, in order: classes, or the outcomes of another task."""
-    if task.is_classification:
-        return predict(model, data, prepared=prepared)
-    return judge(model, data, task, prepared=prepared)
-
-
-def hits_of(answers: Answers) -> npt.NDArray[np.bool_]:
-    """Which images are classified correctly; none of another task than classification."""
-    return np.zeros(0, dtype=np.bool_) if isinstance(answers, Outcomes) else answers.hits
-
-
 def check_metric(metric: object) -> list[str]:
-    """What is wrong with a metric, for a list of faults.
+    """List the faults of a metric.
 
     >>> check_metric("f2")
     ["metric: 'f2' given; allowed are accuracy, balanced, macro-f1, worst-class, or a function(labels, predictions)"]
