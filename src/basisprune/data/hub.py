@@ -1,35 +1,64 @@
-"""Datasets of Hugging Face, saved in a folder, as Parquet files or by name -> datasets of ours."""
+"""Datasets of Hugging Face, saved in a folder, as Parquet files or by name, and torchvision's by name."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from basisprune.data.folders import PARTS
-from basisprune.data.listing import all_files, subfolders
+import numpy as np
+import torchvision
+from numpy.typing import NDArray
+from torch import Tensor
+
+from basisprune.data.arrays import as_indices, class_names
+from basisprune.data.datasets import MOST_BYTES, ArrayImages, FileImages, LabelledImages, WrappedDataset
+from basisprune.data.folders import PART_OF, all_files, subfolders
 from basisprune.data.split import Splits
-from basisprune.data.stored import MOST_BYTES, StoredImages, as_indices, class_names
-from basisprune.errors import DataError, MissingExtraError, pass_on
+from basisprune.errors import DataError, MissingExtraError, nearest, pass_on
 from basisprune.files import Json, parse_json, read_bytes
 
 if TYPE_CHECKING:
     import datasets
 
-PREFIX = "hf:"
+PREFIX, TORCHVISION = "hf:", "torchvision:"
+"""How the names of these datasets begin."""
 _SPLITS, _STATE = "dataset_dict.json", "state.json"
 _SAVED = ((_SPLITS,), (_STATE, "dataset_info.json"))
 _PARQUET = ".parquet"
 _LARGEST_STATE = 16 << 20
 _NEVER_IN_NAMES = ":*?[]"  # addresses, such as hdfs::x, start programs or load libraries; patterns name other files
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
-_PART = {name: part for part, names in PARTS.items() for name in names}
+# How each one names its parts: the arguments beside `root` and `download`.
+_BY_FLAG: dict[str, Mapping[str, object]] = {"train": {"train": True}, "test": {"train": False}}
+_SPLIT_NAMES: dict[str, dict[str, str]] = {
+    "Country211": {"train": "train", "val": "valid", "test": "test"},
+    "DTD": {"train": "train", "val": "val", "test": "test"},
+    "FGVCAircraft": {"train": "train", "val": "val", "test": "test"},
+    "Flowers102": {"train": "train", "val": "val", "test": "test"},
+    "Food101": {"train": "train", "test": "test"},
+    "GTSRB": {"train": "train", "test": "test"},
+    "Imagenette": {"train": "train", "val": "val"},
+    "OxfordIIITPet": {"train": "trainval", "test": "test"},
+    "PCAM": {"train": "train", "val": "val", "test": "test"},
+    "RenderedSST2": {"train": "train", "val": "val", "test": "test"},
+    "STL10": {"train": "train", "test": "test"},
+    "SVHN": {"train": "train", "test": "test"},
+    "StanfordCars": {"train": "train", "test": "test"},
+}
+ARGUMENTS: dict[str, dict[str, Mapping[str, object]]] = {
+    **dict.fromkeys(("CIFAR10", "CIFAR100", "FashionMNIST", "KMNIST", "MNIST", "USPS"), _BY_FLAG),
+    "EMNIST": {part: {"split": "balanced", **flag} for part, flag in _BY_FLAG.items()},
+    **{name: {part: {"split": s} for part, s in parts.items()} for name, parts in _SPLIT_NAMES.items()},
+    **{name: {"train": {}} for name in ("Caltech101", "Caltech256", "EuroSAT", "SEMEION")},
+}
 
 
-class HubImages(StoredImages):
-    """The images in a column of a dataset, which is mapped into memory and decoded when asked for."""
+class HubImages(FileImages):
+    """The images in a column of a dataset that is mapped into memory, decoded on access."""
 
     def __init__(
         self,
@@ -44,7 +73,7 @@ class HubImages(StoredImages):
         self.rows, self.column, self.where = rows, column, where
 
     def content(self, index: int) -> bytes:
-        """The bytes of the image's file."""
+        """Return the bytes of the image's file."""
         try:
             found = self.rows[index][self.column]
         except Exception as error:  # Arrow has many of its own
@@ -60,12 +89,12 @@ class HubImages(StoredImages):
         return content
 
     def name(self, index: int) -> str:
-        """The dataset, its part and the row."""
+        """Return the dataset, its part and the row."""
         return f"{self.where}[{index}]"
 
 
 def holds_dataset(folder: Path) -> bool:
-    """Whether a folder holds a dataset that `save_to_disk` wrote, or Parquet files right in it."""
+    """Return whether a folder holds a dataset that `save_to_disk` wrote, or Parquet files right in it."""
     return _is_saved(folder) or (not subfolders(folder) and any(folder.glob(f"*{_PARQUET}")))
 
 
@@ -73,23 +102,18 @@ def _is_saved(folder: Path) -> bool:
     return any(all((folder / name).is_file() for name in names) for names in _SAVED)
 
 
-def fetch_hub(name: str) -> None:
-    """Downloads the dataset, unless that has been done."""
-    _load(name)
-
-
 def read_hub(source: str | Path, size: tuple[int, int]) -> Splits:
-    """The parts of a dataset by name, after `hf:`, or in a folder; no code of it is ever run.
+    """Read the parts of a dataset by name, after `hf:`, or in a folder; no code of it is ever run.
 
-    It needs one column of images, and one of class labels or one that is called `label`. Splits that are not called
-    train, validation or test are no part of the data; a single one is training's. Raises DataError for what does not
-    fit, MissingExtraError without the package.
+    It needs one column of images, and one of class labels or one called `label`. Splits that are not called train,
+    validation or test are ignored; a single one is for training. Raises DataError for anything that does not fit,
+    MissingExtraError without the package.
     """
     where = str(source)
-    found = _load(where)
+    found = load_hub(where)
     parts: dict[str, datasets.Dataset] = {}
     for split, rows in found.items():
-        part = _PART.get(str(split).casefold(), "train" if len(found) == 1 else "")
+        part = PART_OF.get(str(split).casefold(), "train" if len(found) == 1 else "")
         if part in parts:
             raise DataError(f"{where}: has several splits for {part}; keep one of them")
         if part:
@@ -104,11 +128,11 @@ def read_hub(source: str | Path, size: tuple[int, int]) -> Splits:
         part: HubImages(_undecoded(rows, image, where), image, labels[part], classes, size, f"{where}: {part}")
         for part, rows in parts.items()
     }
-    return Splits(images["train"], images.get("val"), images.get("test"), classes)
+    return Splits.of(images)
 
 
-def _load(source: str) -> Mapping[str, datasets.Dataset]:
-    """The splits of the dataset, each mapped into memory."""
+def load_hub(source: str) -> Mapping[str, datasets.Dataset]:
+    """Return the splits of the dataset, each mapped into memory; download it if that has not been done."""
     if find_spec("datasets") is None:
         raise MissingExtraError("datasets", extra="datasets")
     import datasets
@@ -180,19 +204,19 @@ def _plain_names(names: object, where: Path) -> list[str]:
 
 
 def _parquet_files(folder: Path) -> dict[str, list[str]]:
-    """The files of each part, by how their names begin; all are training's unless they are called as parts."""
+    """Return the files of each part by the start of their names; all others are for training."""
     paths = [path for path in all_files(folder) if path.suffix == _PARQUET]
     parts: dict[str, list[str]] = {}
     for path in paths:
         if found := set(str(path)) & set(_NEVER_IN_NAMES) - set(path.drive):
             raise DataError(f"{path}: has {found.pop()!r} in its name, which could be read as an address; rename it")
         start = path.name.casefold().split("-")[0].removesuffix(_PARQUET)
-        parts.setdefault(_PART.get(start, "train"), []).append(str(path))
+        parts.setdefault(PART_OF.get(start, "train"), []).append(str(path))
     return parts
 
 
 def _columns(rows: datasets.Dataset, where: str) -> tuple[str, str]:
-    """The names of the columns of images and of labels."""
+    """Return the names of the columns of images and of labels."""
     import datasets
 
     kinds = rows.features
@@ -223,7 +247,7 @@ def _is_label_column(kind: object) -> bool:
 
 
 def _labels(rows: datasets.Dataset, column: str, where: str) -> list[str]:
-    """The label of each row as text: the name of its class where the dataset names them."""
+    """Return the label of each row as text: the name of its class if the dataset names them."""
     names = getattr(rows.features[column], "names", None)
     found = list(rows.select_columns([column]).with_format(None)[:][column])
     wrong = next((index for index, label in enumerate(found) if not _is_label(label, names)), None)
@@ -239,10 +263,65 @@ def _is_label(label: object, names: list[str] | None) -> bool:
 
 
 def _undecoded(rows: datasets.Dataset, column: str, where: str) -> datasets.Dataset:
-    """The rows with the bytes of their images, and nothing else."""
+    """Return the rows with the bytes of their images, and nothing else."""
     import datasets
 
     try:
         return rows.select_columns([column]).with_format(None).cast_column(column, datasets.Image(decode=False))
     except Exception as error:
         raise DataError(f"{where}: its images cannot be read ({type(error).__name__}: {error})") from error
+
+
+# ------------------------------------------------------------------------------------------- torchvision
+
+
+def cache_folder() -> Path:
+    """Return where downloaded data lies: the environment variable BASISPRUNE_DATA, or ~/.cache/basisprune."""
+    return Path(os.environ.get("BASISPRUNE_DATA") or "~/.cache/basisprune").expanduser()
+
+
+def read_torchvision(source: str, size: tuple[int, int]) -> Splits:
+    """Read the parts of a torchvision dataset by name, after `torchvision:`; download them into the cache folder.
+
+    Datasets that lie in memory keep their size; images in files are resized to `size` as they are decoded.
+    Raises DataError for an unknown name, with the nearest valid ones, and if files are missing.
+    """
+    name = source.removeprefix(TORCHVISION)
+    if name not in ARGUMENTS:
+        hint = nearest(name, ARGUMENTS, most=3) or f" Known are {', '.join(sorted(ARGUMENTS))}"
+        raise DataError(f"torchvision:{name}: there is no such dataset.{hint}")
+    parts: dict[str, LabelledImages] = {}
+    for part, arguments in ARGUMENTS[name].items():  # training first
+        parts[part] = _read_part(name, arguments, size, parts["train"].classes if parts else None)
+    return Splits.of(parts)
+
+
+def _read_part(
+    name: str, arguments: Mapping[str, object], size: tuple[int, int], classes: tuple[str, ...] | None
+) -> LabelledImages:
+    root = cache_folder()
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        dataset = getattr(torchvision.datasets, name)(root=str(root), download=True, **arguments)
+    except Exception as error:  # from the network, the disk, the archive or an optional reader
+        pass_on(error, root)
+        raise DataError(
+            f"torchvision:{name}: could not be downloaded or read ({type(error).__name__}: {error}); put its "
+            f"files into {root} as torchvision lays them out, or set BASISPRUNE_DATA to the folder that has them"
+        ) from error
+    wrapped = WrappedDataset(dataset, classes, size=size, name=f"torchvision:{name}")
+    images = _images_in_memory(dataset)
+    if images is None:
+        return wrapped
+    return ArrayImages(images, wrapped.labels, wrapped.classes, name=wrapped.name)
+
+
+def _images_in_memory(dataset: object) -> NDArray[np.uint8] | None:
+    """Return the uint8 array (N, H, W) or (N, H, W, C) of a dataset that holds one; nothing is decoded."""
+    data = getattr(dataset, "data", None)
+    if not isinstance(data, np.ndarray | Tensor):
+        return None
+    array = np.asarray(data)
+    if array.ndim == 4 and array.shape[1] == 3 != array.shape[3]:
+        array = array.transpose(0, 2, 3, 1)
+    return array if array.dtype == np.uint8 and array.ndim in (3, 4) else None

@@ -23,7 +23,7 @@ from basisprune.budget.certify import (
     images_needed,
 )
 from basisprune.data import LabelledImages, Splits
-from basisprune.data.roles import manifest_of
+from basisprune.data.manifest import manifest_of
 from basisprune.errors import BasisPruneError, CheckpointError
 from basisprune.files import file_digest
 from basisprune.listener import Listener

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from basisprune.budget.certify import Standard
 from basisprune.data import LabelledImages, Splits
-from basisprune.data.looks import random_numbers_kept
+from basisprune.data.decode import random_numbers_kept
 from basisprune.deploy.bundle import save_pretrained
 from basisprune.deploy.bundle.files import TENSORS
 from basisprune.deploy.export import evaluate_onnx

@@ -1,3 +1,5 @@
+""""""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -5,9 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import torchvision.transforms.v2.functional as v2
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
-from basisprune.data import Augment, augment, prepare
+from basisprune.data.prepare import Augment, augment, blend, move, paint, prepare
 from basisprune.errors import ConfigError, DataError
 from basisprune.types import InputSpec
 
@@ -155,3 +160,277 @@ def test_grey_images_are_augmented_for_a_network_of_colours():
     ]
     assert results[0].shape == (3, *COLOUR.shape)
     assert torch.equal(*results)
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def moved(images: torch.Tensor, x: float = 0.0, y: float = 0.0, degrees: float = 0.0, flip: bool = False, window=None):
+    count = len(images)
+    return move(
+        images,
+        shift=torch.tensor([[x, y]], dtype=images.dtype).repeat(count, 1),
+        degrees=torch.full((count,), degrees, dtype=images.dtype),
+        flip=torch.full((count,), flip),
+        window=None if window is None else torch.tensor([window], dtype=images.dtype).repeat(count, 1),
+    )
+
+
+IMAGES = torch.rand(6, 3, 8, 10, generator=seeded(1), dtype=torch.float64)
+ALL = Augment(shift=0.2, flip=True, rotation=20)
+
+
+def test_all_faults_of_the_settings_are_listed_at_once():
+    wrong = {
+        "shift": 1.5,
+        "flip": 1,
+        "rotation": -3,
+        "crop": 0,
+        "colour": 2,
+        "policy": "auto",
+        "mixup": -1,
+        "cutmix": "a",
+    }
+    with pytest.raises(ConfigError) as caught:
+        Augment(**wrong)
+    assert all(f"\n  - {name}: {value!r} given, " in str(caught.value) for name, value in wrong.items())
+    assert "8 faults" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"shift": float("nan")}, {"shift": "0.1"}, {"shift": True}, {"rotation": 181}, {"crop": 1.1}, {"crop": None},
+        {"colour": float("nan")}, {"policy": 3}, {"mixup": float("inf")}, {"cutmix": True},
+    ],
+)  # fmt: skip
+def test_a_single_fault_is_named(wrong):
+    with pytest.raises(ConfigError, match=f"Augment: {next(iter(wrong))}"):
+        Augment(**wrong)
+
+
+def test_zero_augmentation_is_the_identity_and_draws_nothing():
+    generator = seeded()
+    assert augment(IMAGES, Augment(), generator) is IMAGES
+    assert torch.equal(generator.get_state(), seeded().get_state())
+
+
+def test_moving_nowhere_changes_nothing():
+    torch.testing.assert_close(moved(IMAGES), IMAGES)
+
+
+@pytest.mark.parametrize("settings_", [ALL, Augment(flip=True), Augment(shift=0.3), Augment(rotation=90)])
+def test_the_same_generator_state_gives_the_same_images_and_leaves_the_input(settings_):
+    before = IMAGES.clone()
+    first = augment(IMAGES, settings_, seeded(3))
+    assert torch.equal(first, augment(IMAGES, settings_, seeded(3)))
+    assert not torch.equal(first, augment(IMAGES, settings_, seeded(4)))
+    assert torch.equal(IMAGES, before)
+    assert first.dtype == IMAGES.dtype
+    assert first.shape == IMAGES.shape
+
+
+@given(x=st.integers(-9, 9), y=st.integers(-7, 7))
+@settings(deadline=None, max_examples=30)
+def test_a_shift_moves_by_whole_pixels_and_repeats_the_border(x, y):
+    rows = (torch.arange(8) - y).clamp(0, 7)
+    columns = (torch.arange(10) - x).clamp(0, 9)
+    torch.testing.assert_close(moved(IMAGES, x / 10, y / 8), IMAGES[:, :, rows][..., columns])
+
+
+def test_a_random_shift_stays_within_its_bounds_and_reaches_them():
+    # In a ramp along each axis, the value at the centre tells how far the image was moved.
+    ramp = torch.linspace(0, 1, 101)
+    images = torch.stack([ramp.expand(101, 101), ramp.view(-1, 1).expand(101, 101)]).expand(400, 2, 101, 101)
+    centre = augment(images, Augment(shift=0.2), seeded())[:, :, 50, 50] - 0.5
+    assert centre.abs().max() < 0.2 * 101 / 100 + 1e-5
+    assert centre.abs().amax(0).min() > 0.19
+    assert centre.mean(0).abs().max() < 0.02
+    assert abs(torch.corrcoef(centre.T)[0, 1]) < 0.15
+
+
+@given(seed=st.integers(0, 1000), shift=st.floats(0, 0.9), rotation=st.floats(0, 180))
+@settings(deadline=None, max_examples=30)
+def test_the_border_paints_no_foreign_colour(seed, shift, rotation):
+    colour = torch.tensor([0.2, 0.5, 0.9]).view(1, 3, 1, 1).expand(3, 3, 7, 9)
+    result = augment(colour, Augment(shift=shift, flip=True, rotation=rotation), seeded(seed))
+    torch.testing.assert_close(result, colour)
+
+
+@pytest.mark.parametrize("turns", [1, 2, 3])
+def test_quarter_turns_match_rot90(turns):
+    square = IMAGES[..., :8]
+    torch.testing.assert_close(moved(square, degrees=90.0 * turns), torch.rot90(square, turns, (2, 3)))
+
+
+@pytest.mark.parametrize("shape", [(6, 10), (10, 6)])
+def test_a_rotation_of_an_oblong_image_is_a_true_one(shape):
+    images = torch.rand(2, 3, *shape, dtype=torch.float64, generator=seeded())
+    top, left = (shape[0] - 6) // 2, (shape[1] - 6) // 2
+    middle = (..., slice(top, top + 6), slice(left, left + 6))
+    torch.testing.assert_close(moved(images, degrees=90)[middle], torch.rot90(images[middle], 1, (2, 3)))
+
+
+def test_a_flip_comes_before_the_rotation_and_the_shift_after_it():
+    square = IMAGES[..., :8]
+    by_hand = torch.rot90(square.flip(3), 1, (2, 3))[..., (torch.arange(8) - 2).clamp(0, 7)]
+    torch.testing.assert_close(moved(square, x=2 / 8, degrees=90, flip=True), by_hand)
+
+
+def test_flips_alone_are_exact_and_hit_about_half_of_the_images():
+    images = torch.rand(400, 1, 4, 5, generator=seeded())
+    result = augment(images, Augment(flip=True), seeded())
+    same = (result == images).flatten(1).all(1)
+    mirrored = (result == images.flip(3)).flatten(1).all(1)
+    assert torch.all(same ^ mirrored)
+    assert 150 < mirrored.sum() < 250
+
+
+@pytest.mark.parametrize("settings_", [ALL, Augment(flip=True)])
+def test_channels_last_is_kept(settings_):
+    kept = augment(IMAGES.contiguous(memory_format=torch.channels_last), settings_, seeded())
+    assert kept.is_contiguous(memory_format=torch.channels_last)
+    assert augment(IMAGES, settings_, seeded()).is_contiguous()
+    torch.testing.assert_close(kept, augment(IMAGES, settings_, seeded()), check_stride=False)
+
+
+@pytest.mark.parametrize("wrong", [IMAGES[0], (IMAGES * 255).to(torch.uint8)])
+def test_what_is_no_batch_of_floats_is_refused(wrong):
+    with pytest.raises(DataError, match=r"augment: .*float tensor \(N, C, H, W\)"):
+        augment(wrong, ALL, seeded())
+
+
+# Crops, colours and policies
+
+PHOTOGRAPHS = Augment(crop=0.3, colour=0.4, policy="trivial", flip=True)
+EACH = [
+    Augment(crop=0.3),
+    Augment(colour=0.5),
+    Augment(policy="trivial"),
+    Augment(policy="rand"),
+    Augment(shift=0.1, rotation=10, crop=0.5, colour=0.2, policy="rand", flip=True),
+]
+settings_of_photographs = st.builds(
+    Augment,
+    shift=st.sampled_from([0.0, 0.2]),
+    flip=st.booleans(),
+    rotation=st.sampled_from([0.0, 15.0]),
+    crop=st.sampled_from([1.0, 0.6, 0.1]),
+    colour=st.sampled_from([0.0, 0.4, 1.0]),
+    policy=st.sampled_from([None, "trivial", "rand"]),
+)
+
+
+@given(settings_of_photographs, st.sampled_from([1, 3]), st.integers(0, 5), st.integers(0, 2**40))
+@settings(deadline=None, max_examples=40)
+def test_images_stay_images_and_the_same_seed_gives_the_same_ones(settings_, channels, count, seed):
+    images = torch.rand(count, channels, 12, 9, generator=seeded(1))
+    before, state = images.clone(), torch.get_rng_state()
+    result = augment(images, settings_, seeded(seed))
+    assert torch.equal(result, augment(images, settings_, seeded(seed)))
+    assert torch.equal(torch.get_rng_state(), state)  # torchvision's own draws leave no trace
+    assert torch.equal(images, before)
+    assert (result.shape, result.dtype) == (images.shape, images.dtype)
+    assert ((result >= -1e-6) & (result <= 1 + 1e-6)).all()
+
+
+@pytest.mark.parametrize("settings_", EACH)
+def test_each_image_is_changed_in_its_own_way_and_other_seeds_change_it_otherwise(settings_):
+    images = torch.rand(1, 3, 16, 16, generator=seeded(1)).repeat(12, 1, 1, 1)
+    result = augment(images, settings_, seeded())
+    assert len({tuple(image.flatten().tolist()) for image in result}) > 6
+    assert not torch.equal(result, augment(images, settings_, seeded(1)))
+
+
+@pytest.mark.parametrize("settings_", EACH)
+def test_a_batch_in_channels_last_stays_so(settings_):
+    images = torch.rand(3, 3, 8, 10, generator=seeded(1))
+    kept = augment(images.contiguous(memory_format=torch.channels_last), settings_, seeded())
+    assert kept.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(kept, augment(images, settings_, seeded()), check_stride=False)
+
+
+def test_a_window_is_cut_out_and_enlarged():
+    image = torch.arange(64.0).view(1, 1, 8, 8)
+    quarter = moved(image, window=(0.5, -0.5, 0.5, 0.5))  # the upper right one
+    expected = torch.nn.functional.interpolate(image, scale_factor=2, mode="bilinear")[..., :8, 8:]
+    torch.testing.assert_close(quarter, expected)
+    torch.testing.assert_close(moved(image, window=(0.0, 0.0, 1.0, 1.0)), image)
+    torch.testing.assert_close(  # a crop comes last
+        moved(image, flip=True, degrees=90, window=(0.5, -0.5, 0.5, 0.5)),
+        moved(moved(image, flip=True, degrees=90), window=(0.5, -0.5, 0.5, 0.5)),
+    )
+
+
+def test_crops_keep_any_part_of_the_area_down_to_the_smallest_and_stay_inside():
+    across = torch.linspace(0, 1, 64).expand(64, 64)
+    images = torch.stack([across, across.T]).expand(500, 2, 64, 64)
+    result = augment(images, Augment(crop=0.25), seeded())
+    wide, high = (values.amax((1, 2)) - values.amin((1, 2)) for values in result.unbind(1))
+    area = wide * high * (64 / 63) ** 2
+    assert 0.2 < area.min() < 0.3
+    assert area.max() > 0.9
+    assert 0.55 < area.mean() < 0.65
+    assert result.amin((2, 3)).median() > 0.02
+    assert 1.2 < (wide / high).max() < 1.4
+
+
+factors = st.floats(0, 2).map(lambda value: round(value, 3))
+
+
+@given(st.sampled_from([1, 3]), st.lists(st.tuples(factors, factors, factors), min_size=1, max_size=4))
+@settings(deadline=None, max_examples=30)
+def test_colours_are_those_of_torchvision(channels, wanted):
+    images = torch.rand(len(wanted), channels, 6, 5, generator=seeded(), dtype=torch.float64)
+    result = paint(images, *torch.tensor(wanted, dtype=torch.float64).T)
+    for image, painted, (brightness, contrast, saturation) in zip(images, result, wanted, strict=True):
+        by_torchvision = v2.adjust_contrast(v2.adjust_brightness(image, brightness), contrast)
+        if channels == 3:
+            by_torchvision = v2.adjust_saturation(by_torchvision, saturation)
+        torch.testing.assert_close(painted, by_torchvision, rtol=0, atol=1e-6)
+
+
+def test_a_policy_for_other_channels_than_grey_and_colour_is_refused():
+    with pytest.raises(DataError, match="policy 'rand' knows grey and colour images; 4 channels given"):
+        augment(torch.rand(2, 4, 8, 8), Augment(policy="rand"), seeded())
+
+
+# Blends
+
+
+@given(
+    st.sampled_from([Augment(mixup=0.4), Augment(cutmix=1.0), Augment(mixup=1.0, cutmix=1.0)]),
+    st.integers(1, 6),
+    st.integers(0, 2**40),
+)
+@settings(deadline=None, max_examples=40)
+def test_the_shares_of_the_labels_are_those_of_the_images(settings_, count, seed):
+    labels = torch.arange(count) % 4
+    images = torch.nn.functional.one_hot(labels, 4).float().view(-1, 4, 1, 1).expand(-1, 4, 8, 8)  # a channel a class
+    state = torch.get_rng_state()
+    blended, shares = blend(images, labels, settings_, classes=4, generator=seeded(seed))
+    torch.testing.assert_close(blended.mean((2, 3)), shares)
+    torch.testing.assert_close(shares.sum(1), torch.ones(count))
+    again = blend(images, labels, settings_, classes=4, generator=seeded(seed))
+    assert torch.equal(blended, again[0])
+    assert torch.equal(shares, again[1])
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_with_mixup_and_cutmix_a_batch_is_blended_by_either():
+    images = torch.nn.functional.one_hot(torch.arange(2)).float().view(2, 2, 1, 1).expand(2, 2, 16, 16)
+    cut = 0
+    for seed in range(40):
+        both = Augment(mixup=1.0, cutmix=1.0)
+        blended, _ = blend(images, torch.arange(2), both, classes=2, generator=seeded(seed))
+        cut += bool(((blended == 0) | (blended == 1)).all())
+    assert 10 <= cut <= 30
+
+
+def test_nothing_is_blended_where_nothing_is_asked_for():
+    images, labels = torch.rand(3, 1, 4, 4), torch.tensor([2, 0, 1])
+    same, shares = blend(images, labels, Augment(flip=True), classes=3)
+    assert same is images
+    assert shares.argmax(1).tolist() == labels.tolist()
+    assert shares.sum() == 3

@@ -15,7 +15,7 @@ from sources import refused, sizes, write_images
 
 from basisprune.data import Reading, Splits, load_data
 from basisprune.data.load import recall
-from basisprune.data.roles import manifest_of
+from basisprune.data.manifest import manifest_of
 from basisprune.data.shards import ShardImages, expanded, read_shards
 
 SIZE = (6, 5)
