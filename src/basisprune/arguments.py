@@ -1,4 +1,4 @@
-"""What the public functions are given, compared with what their signatures say before anything is done with it."""
+"""Checks of what public functions are given, before anything is done with it: types by their signatures, ranges."""
 
 from __future__ import annotations
 

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Subset
 
-from basisprune.errors import DataError, pass_on
+from basisprune.data.decode import readable
+from basisprune.errors import DataError
 from basisprune.files import open_file
 
 Labels = NDArray[np.int64]
@@ -70,9 +71,6 @@ def _as_uint8(array: NDArray[np.generic], where: str) -> NDArray[np.uint8]:
     )
 
 
-# ------------------------------------------------------------------------------------------- labels and groups
-
-
 def as_labels(labels: object, count: int, where: str) -> Labels:
     """Return the labels of `count` images, (N,) or (N, 1), as a read-only int64 array (N,).
 
@@ -83,10 +81,7 @@ def as_labels(labels: object, count: int, where: str) -> Labels:
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
     if array.ndim != 1:
-        raise DataError(
-            f"{where}: labels of shape {array.shape} given, (N,) or (N, 1) is needed; "
-            "turn one-hot labels into integers with labels.argmax(1)"
-        )
+        raise DataError(f"{where}: labels of shape {array.shape} given, (N,) or (N, 1) is needed; try labels.argmax(1)")
     if len(array) != count:
         raise DataError(f"{where}: {len(array)} labels given for {count} images; there must be one for each")
     if not np.issubdtype(array.dtype, np.integer) and len(array) > 0:
@@ -101,8 +96,7 @@ def as_groups(groups: object, count: int, where: str) -> tuple[str, ...]:
     array = _as_array(groups, "groups", where)
     if array.shape != (count,) or array.dtype.kind not in "iuU":
         raise DataError(
-            f"{where}: groups {array.dtype} of shape {array.shape} given for {count} images; a number or a text is "
-            "needed for each"
+            f"{where}: groups {array.dtype} {array.shape} given for {count} images, not a text or number each"
         )
     return tuple(map(str, array.tolist()))
 
@@ -126,10 +120,7 @@ def as_indices(labels: Sequence[Hashable], classes: Sequence[Hashable], where: s
     places = {name: place for place, name in enumerate(classes)}
     unknown = sorted({str(label) for label in labels if label not in places})
     if unknown:
-        raise DataError(
-            f"{where}: has the labels {', '.join(unknown[:10])}, which training lacks; every class needs training "
-            "images"
-        )
+        raise DataError(f"{where}: has the labels {', '.join(unknown[:10])}, which training lacks; add some to it")
     return np.array([places[label] for label in labels], dtype=np.int64)
 
 
@@ -137,22 +128,14 @@ def check_labels(labels: Labels, classes: Sequence[str], where: str) -> None:
     """Raise DataError for the first label that is no index into `classes`."""
     wrong = np.flatnonzero((labels < 0) | (labels >= len(classes)))
     if len(wrong) > 0:
-        raise DataError(
-            f"{where}: item {wrong[0]}: label {labels[wrong[0]]} given, "
-            f"0..{len(classes) - 1} is allowed for {len(classes)} classes"
-        )
-
-
-# ------------------------------------------------------------------------------------------- names of classes
+        raise DataError(f"{where}: item {wrong[0]}: label {labels[wrong[0]]} given, 0..{len(classes) - 1} is allowed")
 
 
 def numbered_classes(labels: Labels, where: str) -> tuple[str, ...]:
     """Return the classes "0", "1", ... up to the largest label."""
     largest = int(labels.max(initial=-1))
     if largest >= _MOST_CLASSES:
-        raise DataError(
-            f"{where}: the label {largest} given, which would make {largest + 1} classes; number the classes from 0 on"
-        )
+        raise DataError(f"{where}: the label {largest} given, at most {_MOST_CLASSES - 1} is allowed; number from 0 on")
     return tuple(str(number) for number in range(largest + 1))
 
 
@@ -189,20 +172,15 @@ def refuse_alike(names: Sequence[str]) -> None:
     >>> refuse_alike(["A", "a"])
     >>> refuse_alike(["bee", "bee "])
     Traceback (most recent call last):
-    basisprune.errors.DataError: the classes 'bee' and 'bee ' look alike; give them one name, or two that differ
+    basisprune.errors.DataError: the classes 'bee' and 'bee ' look alike; rename one of them
     """
     seen: dict[str, str] = {}
     for name in names:
         visible = "".join(letter for letter in name if letter.isspace() or unicodedata.category(letter) not in _UNSEEN)
         key = " ".join(unicodedata.normalize("NFC", visible).split())
         if key in seen:
-            raise DataError(
-                f"the classes {seen[key]!a} and {name!a} look alike; give them one name, or two that differ"
-            )
+            raise DataError(f"the classes {seen[key]!a} and {name!a} look alike; rename one of them")
         seen[key] = name
-
-
-# ------------------------------------------------------------------------------------------- PyTorch datasets
 
 
 def declared_classes(dataset: object) -> tuple[str, ...]:
@@ -262,19 +240,12 @@ def read_arrays(path: Path) -> Arrays:
 
     Raises DataError, which names the file and the array, for one that is missing, damaged, pickled or too large.
     """
-    try:
-        with open_file(path) as stream:
-            _check_headers(path, stream)
-            stream.seek(0)
-            file = np.load(stream, allow_pickle=False)
-            return {key: _read_array(file, key, path) for key in KEYS if key in file.files}
-    except DataError:
-        raise
-    except Exception as error:  # archives are damaged in many ways
-        pass_on(error, path)
-        if isinstance(error, OSError):
-            raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
-        raise DataError(f"{path}: not a .npz file, or damaged ({error}); write it with numpy.savez") from error
+    # Archives are damaged in many ways.
+    with readable(path, Exception, advice="; write it with numpy.savez"), open_file(path) as stream:
+        _check_headers(path, stream)
+        stream.seek(0)
+        file = np.load(stream, allow_pickle=False)
+        return {key: _read_array(file, key, path) for key in KEYS if key in file.files}
 
 
 def _check_headers(path: Path, stream: BinaryIO) -> None:
@@ -295,9 +266,7 @@ def _check_headers(path: Path, stream: BinaryIO) -> None:
                 raise DataError(f"{path}: {key} claims {claimed:,} bytes and has {body:,}; write it anew")
             total += body
     if total > _UNPACKED and total > _MOST_TIMES * (size := os.fstat(stream.fileno()).st_size):
-        raise DataError(
-            f"{path}: its arrays need {total:,} bytes, and the file has {size:,}; write it with numpy.savez"
-        )
+        raise DataError(f"{path}: its arrays need {total:,} bytes, and the file has {size:,}; save it again")
     if total > (memory := _memory()):
         raise DataError(f"{path}: its arrays need {total:,} bytes, and this machine has {memory:,}; use class folders")
 

@@ -41,9 +41,6 @@ _CELL, _PROBES, _NEAREST = 1024, 3, 8
 _BLOCK = 2048
 
 
-# ------------------------------------------------------------------------------------------- looking at images
-
-
 def look_at(parts: Iterable[LabelledImages], listener: Listener | None = None) -> None:
     """Open all images of the parts that were not opened before; their datasets keep what they show."""
     todo: dict[int, tuple[LabelledImages, set[int]]] = {}
@@ -74,17 +71,14 @@ def for_each(base: LabelledImages, indices: Sequence[int], work: Callable[[int],
             yield from zip(block, (pool.map if base.in_parallel else map)(work, block), strict=True)
 
 
-def note_kin(parts: Iterable[LabelledImages]) -> None:
+def note_near_copies(parts: Iterable[LabelledImages]) -> None:
     """Note which images of all parts, each of which was opened, are near copies of one another."""
     places = {(id(base), index): base for base, indices in map(base_of, parts) for index in indices.tolist()}
     looks = [base.looks[index] for (_, index), base in places.items()]
     roots = linked(len(looks), near_copies([look.thumbnail for look in looks]))
     several = np.bincount(roots, minlength=len(roots)) > 1
     for ((_, index), base), look, root in zip(places.items(), looks, roots.tolist(), strict=True):
-        base.looks[index] = replace(look, kin=str(root) if several[root] else "")
-
-
-# ------------------------------------------------------------------------------------------- units
+        base.looks[index] = replace(look, cluster=str(root) if several[root] else "")
 
 
 def units_of(keys: Sequence[Sequence[str]]) -> Labels:
@@ -172,15 +166,11 @@ def _alike(spectra: Numbers, energy: Numbers) -> Iterator[Pairs]:
     count = len(spectra)
     centres = spectra[np.random.default_rng(0).permutation(count)[: max(count // _CELL, 1)]]
     probes = min(_PROBES, len(centres))
-    near = np.concatenate(
-        [
-            np.argpartition(_distances(spectra[start : start + _BLOCK], centres), probes - 1, axis=1)[:, :probes]
-            for start in range(0, count, _BLOCK)
-        ]
-    )
-    home = np.concatenate(
-        [_distances(spectra[start : start + _BLOCK], centres).argmin(1) for start in range(0, count, _BLOCK)]
-    )
+    blocks = []
+    for start in range(0, count, _BLOCK):
+        apart = _distances(spectra[start : start + _BLOCK], centres)
+        blocks.append((np.argpartition(apart, probes - 1, axis=1)[:, :probes], apart.argmin(1)))
+    near, home = map(np.concatenate, zip(*blocks, strict=True))
     for cell in range(len(centres)):
         members, asking = np.flatnonzero(home == cell), np.flatnonzero((near == cell).any(1))
         for start in range(0, len(asking) if len(members) else 0, _BLOCK):

@@ -100,7 +100,7 @@ class LabelledImages(Dataset[Item]):
             raise DataError(found.fault)
         return found.sha256
 
-    def called(self, index: int, part: str) -> str:
+    def manifest_name(self, index: int, part: str) -> str:
         """Return the name of an image in a manifest, for a dataset that is this part of the data."""
         return f"{part}[{index}]"
 
@@ -145,9 +145,6 @@ class ArrayImages(LabelledImages):
         return list(zip(self.images[chosen].unbind(), self.labels[chosen.numpy()].tolist(), strict=True))
 
 
-# ------------------------------------------------------------------------------------------- files
-
-
 class FileImages(LabelledImages):
     """Images in files or in parts of larger files, decoded on access; a subclass knows where their bytes are.
 
@@ -187,7 +184,7 @@ class FileImages(LabelledImages):
         return other
 
 
-def below(path: Path, root: Path | None) -> str:
+def path_from(path: Path, root: Path | None) -> str:
     """Return the path from the root on, with slashes; the whole path if it does not lie there."""
     inside = root is not None and path.is_relative_to(root)
     return shown_path(path.relative_to(root).as_posix() if root is not None and inside else path)
@@ -196,9 +193,6 @@ def below(path: Path, root: Path | None) -> str:
 def shown_path(path: str | Path) -> str:
     """Return the path as text that can be printed and stored, whatever its bytes."""
     return os.fsencode(path).decode(errors="backslashreplace")
-
-
-# ------------------------------------------------------------------------------------------- some of the images
 
 
 class Selection(LabelledImages):
@@ -276,9 +270,7 @@ class WrappedDataset(LabelledImages):
     ) -> None:
         map_style = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
         if not map_style or isinstance(dataset, IterableDataset):
-            raise DataError(
-                f"{name}: {type(dataset).__name__} given, a map-style dataset is needed, with __len__ and __getitem__"
-            )
+            raise DataError(f"{name}: {type(dataset).__name__} given, a map-style dataset is needed")
         self.dataset, self.size, self.name = dataset, size, name
         if classes is not None:
             self.classes = tuple(classes)
@@ -310,12 +302,12 @@ class WrappedDataset(LabelledImages):
             return file_hash(self.paths[index])
         return image_hash(self._read_the_same(index)) if self._repeats else ""
 
-    def called(self, index: int, part: str) -> str:
+    def manifest_name(self, index: int, part: str) -> str:
         """Return the path of an item's file from the dataset's root, or its index."""
         if self.paths is None:
-            return super().called(index, part)
+            return super().manifest_name(index, part)
         root = getattr(self.dataset, "root", None)
-        return f"{part}/{below(self.paths[index], Path(root) if isinstance(root, str | os.PathLike) else None)}"
+        return f"{part}/{path_from(self.paths[index], Path(root) if isinstance(root, str | os.PathLike) else None)}"
 
     def read_as(self, size: tuple[int, int] | None, white: int | None) -> Self:  # noqa: ARG002
         """Return the same items, PIL images of another size."""

@@ -39,7 +39,6 @@ _BITS_PER_SAMPLE = 258  # a tag of TIFF
 _SMALLEST = 8  # side of an image that has a thumbnail
 
 _Version = tuple[str, int, int, int]
-_hashes: dict[_Version, str] = {}
 _looks: dict[_Version, Look] = {}
 
 
@@ -59,29 +58,31 @@ class Look:
     """What opening an image shows: the SHA-256 of its content, its depth if above 8 bits, and any fault.
 
     The hash is empty if the content differs each time. Near copies are found by their `thumbnail` and then share one
-    `kin`.
+    `cluster`.
     """
 
     sha256: str = ""
     depth: Depth | None = None
     fault: str = ""
     thumbnail: bytes = field(default=b"", repr=False)
-    kin: str = ""
+    cluster: str = ""
 
 
 @contextmanager
-def reading(where: object) -> Iterator[None]:
-    """Raise errors of reading a file as DataErrors that name it; errors of the machine stay as they are."""
+def readable(where: object, *kinds: type[Exception], advice: str = "") -> Iterator[None]:
+    """Raise errors of these kinds, by default those of files, as a DataError that names the place and ends in advice.
+
+    Errors of the machine, such as too many open files, stay as they are.
+    """
+    caught = kinds or (OSError, ValueError)
     try:
         yield
     except BasisPruneError:
         raise
-    except (OSError, ValueError) as error:
+    except caught as error:
         pass_on(error, where)
-        raise DataError(f"{where}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
-
-
-# ------------------------------------------------------------------------------------------- pixels
+        said = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+        raise DataError(f"{where}: cannot be read ({said}){advice}") from error
 
 
 def decode(path: Path, size: tuple[int, int], white: int | None = None) -> Tensor:
@@ -90,7 +91,7 @@ def decode(path: Path, size: tuple[int, int], white: int | None = None) -> Tenso
     `white` is the white level of images of more than 8 bits, by default what the brightest pixel suggests.
     Raises DataError, which names the file, if it is missing, damaged or no image.
     """
-    with reading(path):
+    with readable(path):
         content = read_bytes(path)
     return decode_content(content, path, size, white)
 
@@ -142,9 +143,7 @@ def depth_of(values: NDArray[np.generic], image: Image.Image) -> Depth:
     low, high = float(seen.min()), float(seen.max())
     floats = np.issubdtype(values.dtype, np.floating)
     if not (0 <= low <= high <= WHITES[-1]):  # this way round, NaN fails too
-        raise ValueError(
-            f"pixels from {low:g} to {high:g} are of unknown range; convert the image to 8 or 16 bits, from 0 on"
-        )
+        raise ValueError(f"pixels from {low:g} to {high:g} are of unknown range; convert the image to 8 or 16 bits")
     if floats and high <= 1:
         return Depth(1, floats=True)
     declared = 2 ** max(getattr(image, "tag_v2", {}).get(_BITS_PER_SAMPLE, (8,))) - 1
@@ -248,11 +247,10 @@ def look_at_content(content: bytes, name: str | Path) -> Look:
 def look_at_file(path: Path) -> Look:
     """Look at an image file; a process reads a file again only if it has changed."""
     try:
-        with reading(path):
+        with readable(path):
             version = _version(path)
             if version not in _looks:
                 _looks[version] = look_at_content(read_bytes(path), path)
-                _hashes[version] = _looks[version].sha256
             return _looks[version]
     except DataError as error:
         return Look(fault=str(error))
@@ -260,11 +258,9 @@ def look_at_file(path: Path) -> Look:
 
 def file_hash(path: Path) -> str:
     """Return the SHA-256 of a file's content; raise DataError that names a file which cannot be read."""
-    with reading(path):
-        version = _version(path)
-        if version not in _hashes:
-            _hashes[version] = hashlib.sha256(read_bytes(path)).hexdigest()
-        return _hashes[version]
+    with readable(path):
+        known = _looks.get(_version(path))
+        return hashlib.sha256(read_bytes(path)).hexdigest() if known is None else known.sha256
 
 
 def image_hash(image: object) -> str:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from basisprune.arguments import check, image_size
 from basisprune.data.arrays import as_labels, check_labels
-from basisprune.data.datasets import FileImages, below, shown_path
-from basisprune.data.decode import EXTENSIONS, Look, file_hash, look_at_file, reading
+from basisprune.data.datasets import FileImages, path_from, shown_path
+from basisprune.data.decode import EXTENSIONS, Look, file_hash, look_at_file, readable
 from basisprune.data.split import Splits
-from basisprune.errors import DataError, pass_on
+from basisprune.errors import DataError
 from basisprune.files import read_bytes
 
 PARTS = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}
@@ -49,7 +48,7 @@ class FolderImages(FileImages):
 
     def content(self, index: int) -> bytes:
         """Return the bytes of the file."""
-        with reading(self.paths[index]):
+        with readable(self.paths[index]):
             return read_bytes(self.paths[index])
 
     def name(self, index: int) -> str:
@@ -67,12 +66,9 @@ class FolderImages(FileImages):
         """Return the hash of the file's content, which is not decoded."""
         return file_hash(self.paths[index])
 
-    def called(self, index: int, part: str) -> str:  # noqa: ARG002
+    def manifest_name(self, index: int, part: str) -> str:  # noqa: ARG002
         """Return the path of the file from the root."""
-        return below(self.paths[index], self.root)
-
-
-# ------------------------------------------------------------------------------------------- what lies in a folder
+        return path_from(self.paths[index], self.root)
 
 
 def image_files(folder: Path, seen: _Seen | None = None) -> list[Path]:
@@ -86,46 +82,31 @@ def image_files(folder: Path, seen: _Seen | None = None) -> list[Path]:
 
 def all_files(folder: Path, seen: _Seen | None = None) -> list[Path]:
     """List the files of every kind as `image_files` does."""
-    return sorted(_walk(folder, set() if seen is None else seen))
+    known: _Seen = set() if seen is None else seen
+    files: list[Path] = []
+    with readable(folder):
+        for here, folders, names in os.walk(folder, followlinks=True, onerror=_refuse):
+            place = os.stat(here)
+            if (place.st_dev, place.st_ino) in known:
+                raise DataError(f"{here}: leads to {Path(here).resolve()}, which is read already; remove the link")
+            known.add((place.st_dev, place.st_ino))
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            for path in (Path(here, name) for name in names if not name.startswith(".")):
+                if path.is_file():
+                    files.append(path)
+                elif path.suffix.lower() in EXTENSIONS:
+                    raise DataError(f"{path}: is a link to nothing, a pipe or a device, and no image; remove it")
+    return sorted(files)
+
+
+def _refuse(error: OSError) -> None:
+    raise error
 
 
 def subfolders(folder: Path) -> list[Path]:
     """List the folders right in the folder, sorted, without hidden ones."""
-    return [path for path, mode in _entries(folder) if mode == stat.S_IFDIR]
-
-
-def _walk(folder: Path, seen: _Seen) -> Iterator[Path]:
-    pending = [folder]
-    while pending:
-        here = pending.pop()
-        known = os.stat(here)
-        if (known.st_dev, known.st_ino) in seen:
-            raise DataError(f"{here}: leads to {here.resolve()}, which is read already; remove the link")
-        seen.add((known.st_dev, known.st_ino))
-        for path, mode in _entries(here):
-            if mode == stat.S_IFDIR:
-                pending.append(path)
-            elif mode == stat.S_IFREG:
-                yield path
-            elif path.suffix.lower() in EXTENSIONS:
-                raise DataError(f"{path}: is a link to nothing, a pipe or a device, and no image; remove it")
-
-
-def _entries(folder: Path) -> list[tuple[Path, int]]:
-    """List what lies right in the folder, each with whether it is a folder or a file, links followed."""
-    with reading(folder), os.scandir(folder) as found:
-        return sorted((Path(entry.path), _mode(entry)) for entry in found if not entry.name.startswith("."))
-
-
-def _mode(entry: os.DirEntry[str]) -> int:
-    try:
-        return stat.S_IFDIR if entry.is_dir() else stat.S_IFREG if entry.is_file() else 0
-    except OSError as error:  # a link to nothing, or in a circle
-        pass_on(error, entry.path)
-        return 0
-
-
-# ------------------------------------------------------------------------------------------- class folders
+    with readable(folder):
+        return sorted(path for path in folder.iterdir() if not path.name.startswith(".") and path.is_dir())
 
 
 def read_folder(folder: Path, size: tuple[int, int]) -> Splits:

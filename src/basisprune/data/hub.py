@@ -16,9 +16,10 @@ from torch import Tensor
 
 from basisprune.data.arrays import as_indices, class_names
 from basisprune.data.datasets import MOST_BYTES, ArrayImages, FileImages, LabelledImages, WrappedDataset
+from basisprune.data.decode import readable
 from basisprune.data.folders import PART_OF, all_files, subfolders
 from basisprune.data.split import Splits
-from basisprune.errors import DataError, MissingExtraError, nearest, pass_on
+from basisprune.errors import DataError, MissingExtraError, nearest
 from basisprune.files import Json, parse_json, read_bytes
 
 if TYPE_CHECKING:
@@ -74,16 +75,11 @@ class HubImages(FileImages):
 
     def content(self, index: int) -> bytes:
         """Return the bytes of the image's file."""
-        try:
+        with readable(self.name(index), Exception):  # Arrow has many kinds of its own
             found = self.rows[index][self.column]
-        except Exception as error:  # Arrow has many of its own
-            pass_on(error, self.name(index))
-            raise DataError(f"{self.name(index)}: cannot be read ({type(error).__name__}: {error})") from error
         content = found.get("bytes") if isinstance(found, Mapping) else None
         if not isinstance(content, bytes):
-            raise DataError(
-                f"{self.name(index)}: the image itself is not in the dataset; save it with its images embedded"
-            )
+            raise DataError(f"{self.name(index)}: the image itself is not in the dataset; save it with embedded images")
         if len(content) > MOST_BYTES:
             raise DataError(f"{self.name(index)}: has {len(content):,} bytes; at most {MOST_BYTES:,} are read")
         return content
@@ -139,21 +135,14 @@ def load_hub(source: str) -> Mapping[str, datasets.Dataset]:
 
     name = source.removeprefix(PREFIX)
     folder = Path(name).expanduser().absolute()
-    try:
+    advice = "; give a folder that save_to_disk wrote, a folder of Parquet files, or the name of a dataset without code"
+    with readable(source, Exception, advice=advice):  # from the network, the disk, Arrow or the package itself
         if not folder.is_dir():
             found = datasets.load_dataset(_hub_id(name))
         elif _is_saved(folder):
             return _saved(folder)
         else:
             found = datasets.load_dataset("parquet", data_files=_parquet_files(folder))
-    except DataError:
-        raise
-    except Exception as error:  # from the network, the disk, Arrow or the package itself
-        pass_on(error, source)
-        raise DataError(
-            f"{source}: could not be read as a dataset of Hugging Face ({type(error).__name__}: {error}); give the "
-            "folder that save_to_disk wrote, a folder of Parquet files, or the name of a dataset without code"
-        ) from error
     if not isinstance(found, datasets.DatasetDict):
         raise DataError(f"{source}: a {type(found).__name__} was found, whose rows have no random access")
     return cast("Mapping[str, datasets.Dataset]", found)
@@ -226,9 +215,7 @@ def _columns(rows: datasets.Dataset, where: str) -> tuple[str, str]:
         labels = [name for name in kinds if name == "label"]
     for name in labels:  # before any is read: images and other media would be opened, wherever they point
         if not _is_label_column(kinds[name]):
-            raise DataError(
-                f"{where}: the column {name} is {str(kinds[name])[:80]}; labels are a ClassLabel, whole numbers or text"
-            )
+            raise DataError(f"{where}: the column {name} is {str(kinds[name])[:80]}; labels are class numbers or text")
     if len(images) != 1 or len(labels) != 1:
         raise DataError(
             f"{where}: has the columns {', '.join(kinds)}, of which {len(images)} hold images; one column of images "
@@ -266,10 +253,8 @@ def _undecoded(rows: datasets.Dataset, column: str, where: str) -> datasets.Data
     """Return the rows with the bytes of their images, and nothing else."""
     import datasets
 
-    try:
+    with readable(f"{where}: images", Exception):
         return rows.select_columns([column]).with_format(None).cast_column(column, datasets.Image(decode=False))
-    except Exception as error:
-        raise DataError(f"{where}: its images cannot be read ({type(error).__name__}: {error})") from error
 
 
 # ------------------------------------------------------------------------------------------- torchvision
@@ -300,15 +285,10 @@ def _read_part(
     name: str, arguments: Mapping[str, object], size: tuple[int, int], classes: tuple[str, ...] | None
 ) -> LabelledImages:
     root = cache_folder()
-    try:
+    advice = f"; put its files into {root} as torchvision lays them out, or set BASISPRUNE_DATA to the folder of them"
+    with readable(f"{TORCHVISION}{name}", Exception, advice=advice):  # the network, the disk, the archive, a reader
         root.mkdir(parents=True, exist_ok=True)
         dataset = getattr(torchvision.datasets, name)(root=str(root), download=True, **arguments)
-    except Exception as error:  # from the network, the disk, the archive or an optional reader
-        pass_on(error, root)
-        raise DataError(
-            f"torchvision:{name}: could not be downloaded or read ({type(error).__name__}: {error}); put its "
-            f"files into {root} as torchvision lays them out, or set BASISPRUNE_DATA to the folder that has them"
-        ) from error
     wrapped = WrappedDataset(dataset, classes, size=size, name=f"torchvision:{name}")
     images = _images_in_memory(dataset)
     if images is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -16,9 +16,9 @@ from torch.utils.data import Dataset
 from basisprune.arguments import LARGEST_SEED, check, fraction, image_size, of_type, whole
 from basisprune.data import hub, shards
 from basisprune.data.arrays import as_indices, as_labels, declared_classes, read_arrays
-from basisprune.data.copies import look_at, looks_of, note_kin
+from basisprune.data.copies import look_at, looks_of, note_near_copies
 from basisprune.data.datasets import ArrayImages, LabelledImages, WrappedDataset, take
-from basisprune.data.decode import Depth, Look
+from basisprune.data.decode import Depth, Look, readable
 from basisprune.data.folders import read_folder
 from basisprune.data.manifest import ROLES, Manifest, Role, recalled
 from basisprune.data.split import (
@@ -33,7 +33,7 @@ from basisprune.data.split import (
     set_aside,
     units,
 )
-from basisprune.errors import DataError
+from basisprune.errors import ConfigError, DataError
 from basisprune.files import user_path
 from basisprune.listener import Listener, Silence
 
@@ -118,7 +118,19 @@ def load_data(
     val: 8 images, 4 of each class
     test: 4 images, 2 of each class
     """
-    _check_arguments(size, (val_fraction, test_fraction, confirm_fraction), seed, limit, reading)
+    faults = (
+        fraction("val_fraction", val_fraction),
+        fraction("test_fraction", test_fraction),
+        fraction("confirm_fraction", confirm_fraction),
+        image_size("size", size),
+        whole("seed", seed, 0, LARGEST_SEED),
+        None if limit is None else whole("limit", limit, 1, LARGEST_SEED),
+        of_type("reading", reading, (Reading, type(None)), "a Reading"),
+    )
+    check("load_data", faults)
+    if val_fraction + test_fraction >= 1:
+        total = f"val_fraction + test_fraction: {val_fraction + test_fraction:g}"
+        raise ConfigError(f"{total} leaves nothing to train on", where="load_data")
     if isinstance(source, Splits) and reading is None and confirm_fraction == 0:
         return source
     wanted = reading or Reading()
@@ -164,29 +176,6 @@ def recall(
     return recalled(given, manifest, size or DEFAULT_SIZE, roles=roles, listener=reading.listener)
 
 
-def _check_arguments(
-    size: tuple[int, int] | None,
-    fractions: tuple[float, float, float],
-    seed: int,
-    limit: int | None,
-    reading: Reading | None,
-) -> None:
-    names = ("val_fraction", "test_fraction", "confirm_fraction")
-    faults = [fraction(name, value) for name, value in zip(names, fractions, strict=True)]
-    if not any(faults) and fractions[0] + fractions[1] >= 1:
-        faults.append(f"val_fraction + test_fraction: {fractions[0] + fractions[1]:g} leaves nothing to train on")
-    others = (
-        image_size("size", size),
-        whole("seed", seed, 0, LARGEST_SEED),
-        None if limit is None else whole("limit", limit, 1, LARGEST_SEED),
-        of_type("reading", reading, (Reading, type(None)), "a Reading"),
-    )
-    check("load_data", [*faults, *others])
-
-
-# ------------------------------------------------------------------------------------------- reading a source
-
-
 def _read(source: object, size: tuple[int, int] | None) -> tuple[Splits, str]:
     """Return the parts that the source has itself, with labels that fit, and what to call it in errors."""
     splits, where = _parts(source, size)
@@ -223,10 +212,8 @@ def _read_named(source: str | os.PathLike[str], size: tuple[int, int]) -> Splits
         if isinstance(source, str) and source.startswith(prefix):
             return read(source, size)
     path = user_path(source, "load_data")
-    try:
+    with readable(path):
         is_folder, is_there = path.is_dir(), path.exists()
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
     if is_folder and hub.holds_dataset(path):
         return hub.read_hub(path, size)
     if path.suffix.lower() == ".tar" or (is_folder and shards.holds_shards(path)):
@@ -234,9 +221,7 @@ def _read_named(source: str | os.PathLike[str], size: tuple[int, int]) -> Splits
     if is_folder:
         return read_folder(path, size)
     if not is_there:
-        raise DataError(
-            f"{path}: there is no such file or folder; give a folder of class folders, a .npz file or torchvision:NAME"
-        )
+        raise DataError(f"{path}: there is no such file or folder; give class folders, a .npz file or torchvision:NAME")
     if path.suffix.lower() != ".npz":
         raise DataError(f"{path}: a file of this kind cannot be read; give a folder of class folders or a .npz file")
     return read_npz(path)
@@ -300,7 +285,7 @@ def _opened(splits: Splits, where: str, reading: Reading) -> Splits:
     listener = reading.listener or Silence()
     listener.say(f"{where}: opening {sum(map(len, splits.parts.values())):,} images")
     look_at(splits.parts.values(), listener)
-    note_kin(splits.parts.values())
+    note_near_copies(splits.parts.values())
     looks = {name: looks_of(part) for name, part in splits.parts.items()}
     faults = list(dict.fromkeys(look.fault for each in looks.values() for look in each if look.fault))
     if faults:
@@ -328,11 +313,12 @@ def _sound(part: LabelledImages, looks: list[Look], where: str) -> LabelledImage
     return take(part, good)
 
 
-def _white(depths: Iterable[Depth | None], where: str) -> int | None:
+def _white(depths: Sequence[Depth | None], where: str) -> int | None:
     """Return the white level of a dataset: that of its brightest deep image."""
-    found = {depth for depth in depths if depth is not None}
-    whites = {kind: max((each.white for each in found if each.floats == kind), default=None) for kind in (False, True)}
-    integers, floats = whites[False], whites[True]
+    integers, floats = (
+        max((each.white for each in depths if each is not None and each.floats == kind), default=None)
+        for kind in (False, True)
+    )
     if integers is not None and floats is not None and integers != floats:
         raise DataError(
             f"{where}: has images of integers up to {integers} and images of floats up to {floats}, so that what is "

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from basisprune.arguments import LARGEST_SEED, check, image_size, of_type, whole
 from basisprune.data.arrays import Labels, as_groups, as_labels, numbered_classes, read_only
-from basisprune.data.copies import look_at, looks_of, note_kin, units_of
+from basisprune.data.copies import look_at, looks_of, note_near_copies, units_of
 from basisprune.data.datasets import Item, LabelledImages, WrappedDataset
 from basisprune.data.decode import Look, image_hash, random_numbers_kept, thumbnail
 from basisprune.data.load import Reading
@@ -114,17 +114,10 @@ def collate(items: Sequence[Item]) -> tuple[Tensor, Tensor]:
 class PreparedBatches:
     """Batches of prepared images and their labels, in a fixed order; can be iterated many times.
 
-    Args:
-        data: Images with labels, or a loader of batches.
-        spec: What the network reads.
-        batch_size: Images in a batch.
-        limit: Stop after the first batches that hold that many images.
-        shuffle: Draw the images from all of the data by `seed`, so that a limit sees every class.
-        seed: Decides the order.
-        prepared: The images are normalised floats already.
-        shared: Divide the batches among the processes of a distributed run; a loader that was given is not divided.
-
-    `copies` is how many processes go through each batch.
+    `limit` stops after the first batches that hold that many images; `shuffle` draws them from all of the data by
+    `seed`, so that a limit sees every class. `prepared` images are normalised floats already. `shared` divides the
+    batches among the processes of a distributed run, except those of a loader that was given; `copies` is how many
+    processes go through each.
 
     >>> from basisprune.data import ArrayImages
     >>> images = ArrayImages(np.zeros((3, 4, 4), dtype=np.uint8), [0, 1, 2])
@@ -144,15 +137,11 @@ class PreparedBatches:
         prepared: bool = False,
         shared: bool = False,
     ) -> None:
-        faults = (
-            of_type("spec", spec, InputSpec, "an InputSpec"),
-            None if limit is None else whole("limit", limit, 1, _MOST_IMAGES),
-        )
-        check("PreparedBatches", faults)
+        of_limit = None if limit is None else whole("limit", limit, 1, _MOST_IMAGES)
+        check("PreparedBatches", (of_type("spec", spec, InputSpec, "an InputSpec"), of_limit))
         size = None if isinstance(data, LoaderPart) else spec.image_size
         self.loader = make_loader(data, batch_size, shuffle=shuffle, seed=seed, size=size)
-        self.spec, self.prepared = spec, prepared
-        self.limit = math.inf if limit is None else limit
+        self.spec, self.prepared, self.limit = spec, prepared, math.inf if limit is None else limit
         self._spans: list[range] | None = None
         self.copies = Processes.here().count
         if shared and self.loader is not data:
@@ -181,17 +170,13 @@ class PreparedBatches:
         return Processes.here().sum(whole)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        seen = 0
-        own = isinstance(self.loader, LoaderPart)  # whose inputs are what the network reads
+        seen, own = 0, isinstance(self.loader, LoaderPart)  # whose inputs are what the network reads
         for images, labels in self.loader:
             ready = images if own else prepare(images, self.spec, prepared=self.prepared)
             yield cast("tuple[Tensor, Tensor]", ReadBatch(ready, labels))  # the targets of a task may be anything
             seen += len(images)
             if seen >= self.limit:
                 return
-
-
-# ------------------------------------------------------------------------------------------- the user's own loaders
 
 
 @dataclass(frozen=True, eq=False)
@@ -236,10 +221,9 @@ class Loaders:
         return {name: loader for name, loader in named.items() if loader is not None}
 
     def splits(self, task: Task, reading: Reading | None = None) -> Splits:
-        """Return the loaders as parts of a dataset; each is iterated once.
+        """Return the loaders as parts of a dataset, each iterated once; raise DataError for what the task cannot read.
 
-        Examples to confirm that are near copies of others are reported, and count as one all together. Raises DataError
-        for anything that the task cannot read.
+        Examples to confirm that are near copies of others are reported, and count as one all together.
         """
         parts: dict[str, LoaderPart] = {}
         for name, loader in self.given.items():
@@ -250,9 +234,8 @@ class Loaders:
                 part.groups = as_groups(self.groups[name], len(part), f"Loaders: {name}")
             parts[name] = part
         self._refuse_seen(parts)
-        splits = Splits.of(parts, parts["train"].classes if task.is_classification else ())
         _note_units(parts, reading or Reading())
-        return splits
+        return Splits.of(parts, parts["train"].classes if task.is_classification else ())
 
     def _refuse_seen(self, parts: Mapping[str, LoaderPart]) -> None:
         """Raise DataError if examples held out for the end are among those that train or compare networks."""
@@ -266,32 +249,28 @@ class Loaders:
                 ("examples", parts[name].hashes, parts[other].hashes),
                 ("groups", parts[name].groups or (), parts[other].groups or ()),
             ):
-                known = set(theirs)
-                both = sum(each in known for each in mine)
-                if both:
-                    raise DataError(
-                        f"Loaders: {both} of {len(parts[name])} examples of {name} are also in {other}, or of the same "
-                        f"{what}, so that {name} would promise too much; pass one of other {what}"
-                    )
+                if both := sum(map(set(theirs).__contains__, mine)):
+                    said = f"{both} of {len(parts[name])} examples of {name} are also in {other}, or of the same {what}"
+                    raise DataError(f"Loaders: {said}; pass other {what}, or {name} would promise too much")
 
 
 def _note_units(parts: Mapping[str, LoaderPart], reading: Reading) -> None:
     """Note in the parts that judge which examples belong together; all near copies of seen ones form one unit."""
     look_at(parts.values())
-    note_kin(parts.values())
+    note_near_copies(parts.values())
     known: set[str] = set()
     for name in ("train", "val", "confirm"):
         looks = looks_of(parts[name]) if name in parts else []
-        seen = [bool(look.kin) and look.kin in known and name == "confirm" for look in looks]
+        seen = [bool(look.cluster) and look.cluster in known and name == "confirm" for look in looks]
         if any(seen):
             said = f"Loaders: {sum(seen)} of {len(looks)} examples of confirm are near copies of others"
             reading.report(f"{said}, and count as one", [f"confirm[{place}]" for place in np.flatnonzero(seen)])
         if name != "train" and looks:
             groups = parts[name].groups or ("",) * len(looks)
             rows = zip(looks, groups, seen, strict=True)
-            found = units_of([(look.sha256, group, look.kin, "seen" * leaked) for look, group, leaked in rows])
+            found = units_of([(look.sha256, group, look.cluster, "seen" * leaked) for look, group, leaked in rows])
             parts[name].units = found if len(np.unique(found)) < len(found) else None
-        known |= {look.kin for look in looks}
+        known |= {look.cluster for look in looks}
 
 
 def _fault_of(name: str, loader: object) -> str:
@@ -319,7 +298,7 @@ class _Scan(NamedTuple):
 class LoaderPart(LabelledImages):
     """A user's loader as a part of a dataset: iterating yields its batches as the task reads them.
 
-    A part that is `fixed` yields the same inputs in the same order each time; raises DataError as soon as it does not.
+    A `fixed` part raises DataError as soon as it does not yield the same inputs in the same order.
     """
 
     in_parallel = False
@@ -333,8 +312,7 @@ class LoaderPart(LabelledImages):
         fixed: bool = False,
         classes: tuple[str, ...] = (),
     ) -> None:
-        fault = _fault_of(name, loader)
-        if fault:
+        if fault := _fault_of(name, loader):
             raise DataError(fault)
         self.loader, self.task, self.name, self.fixed = loader, task, name, fixed
         self._names = classes
@@ -347,8 +325,7 @@ class LoaderPart(LabelledImages):
                 known = self.hashes[place : place + len(read.inputs)]
                 if tuple(image_hash(each) for each in read.inputs) != known:
                     raise DataError(
-                        f"{self.name}: the loader yields other examples than before, or in another order "
-                        f"(example {place} on); {_THE_SAME}"
+                        f"{self.name}: the loader yields other examples than before (from {place} on); {_THE_SAME}"
                     )
                 _add(digest, read.targets)
             place += len(read.inputs)
@@ -428,10 +405,8 @@ class LoaderPart(LabelledImages):
         if isinstance(targets, Tensor) and targets.shape == (count,) and not targets.is_floating_point():
             return as_labels(targets.cpu().numpy(), count, self.name)
         given = f"{targets.dtype} {tuple(targets.shape)}" if isinstance(targets, Tensor) else type(targets).__name__
-        raise DataError(
-            f"{self.name}: targets {given} given for {count} examples; a classifier needs a class number for each. "
-            "For other targets pass task=..."
-        )
+        said = f"{self.name}: targets {given} given for {count} examples; a classifier needs a class number for each"
+        raise DataError(f"{said}. For other targets pass task=...")
 
 
 def _add(digest: hashlib._Hash, targets: object) -> None:
@@ -446,11 +421,9 @@ def _add(digest: hashlib._Hash, targets: object) -> None:
 
 
 def own_part(data: object, task: Task, batch_size: int, *, shuffle: bool = False) -> LoaderPart | None:
-    """Return the data as a part of the user's own batches; None for images that are read and prepared here.
+    """Return the data as a part of the user's own batches; None for labelled images, which are prepared here.
 
-    Those are datasets of ours and, for classification, all datasets, DataLoaders and sequences of single images with
-    labels. A map-style dataset of any other task is put into batches by a DataLoader; if shuffled, by PyTorch's own
-    random numbers, which training sets anew for each epoch.
+    A map-style dataset of a task other than classification gets a DataLoader, shuffled by PyTorch's random numbers.
     """
     if isinstance(data, LoaderPart):
         return data

@@ -142,9 +142,6 @@ def changes(old: Manifest, new: Manifest) -> list[str]:
     return found or [f"the order or number of the images ({counts[0]} -> {counts[1]})"]
 
 
-# ------------------------------------------------------------------------------------------- of splits
-
-
 def manifest_of(splits: Splits, listener: Listener | None = None) -> Manifest:
     """Return which images are in which part; opens those that were not opened yet."""
     look_at(splits.parts.values(), listener)
@@ -161,7 +158,7 @@ def manifest_of(splits: Splits, listener: Listener | None = None) -> Manifest:
         base, _ = base_of(part)
         for index, look in sorted(base.looks.items()):
             if look.fault:
-                left_out.setdefault((id(base), index), LeftOut(base.called(index, role), look.fault))
+                left_out.setdefault((id(base), index), LeftOut(base.manifest_name(index, role), look.fault))
     return Manifest(splits.classes, parts, white_of(splits), tuple(left_out.values()), units)
 
 

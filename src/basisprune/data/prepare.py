@@ -58,7 +58,14 @@ def prepare(
     if images.ndim != 4:
         raise DataError(f"images: shape {tuple(images.shape)} given, (N, C, H, W) is needed")
     if prepared:
-        ready = _checked_prepared(images, spec).float()
+        if not images.is_floating_point():
+            raise DataError(f"images: {images.dtype} given, prepared=True needs normalised floats")
+        if images.shape[1:] != spec.shape:
+            shape = tuple(images.shape[1:])
+            raise DataError(
+                f"images: {shape} given for each, prepared=True needs {spec.shape}; without it, they are resized"
+            )
+        ready = images.float()
         # Moving pixels commutes with normalising them, since what moves in from outside is the border.
         if augmentation is not None:
             if augmentation.paints:
@@ -71,20 +78,6 @@ def prepare(
         mean, std = (pixels.new_tensor(values).view(-1, 1, 1) for values in (spec.mean, spec.std))
         ready = (pixels - mean) / std  # broadcasts grey to as many channels as the spec has
     return ready.contiguous(memory_format=torch.channels_last)
-
-
-def _checked_prepared(images: Tensor, spec: InputSpec) -> Tensor:
-    if not images.is_floating_point():
-        raise DataError(
-            f"images: {images.dtype} given with prepared=True, normalised floats are needed; "
-            "leave prepared=False for pixels"
-        )
-    if images.shape[1:] != spec.shape:
-        raise DataError(
-            f"images: shape {tuple(images.shape)} given with prepared=True, "
-            f"(N, {', '.join(map(str, spec.shape))}) is needed; leave prepared=False to have pixels resized"
-        )
-    return images
 
 
 def _unit_pixels(images: Tensor) -> Tensor:
@@ -110,18 +103,13 @@ def _with_channels(pixels: Tensor, wanted: int) -> Tensor:
         return pixels
     if (given, wanted) == (3, 1):
         return (pixels * pixels.new_tensor(LUMA).view(-1, 1, 1)).sum(1, keepdim=True)
-    raise DataError(
-        f"images: {given} channels given, the network reads {wanted}; "
-        "only grey (1) and colour (3) are turned into each other"
-    )
+    raise DataError(f"images: {given} channels given, the network reads {wanted}; only 1 and 3 are converted")
 
 
 def _resized(pixels: Tensor, spec: InputSpec) -> Tensor:
     if spec.interpolation not in INTERPOLATIONS:
-        raise ConfigError.of(
-            "InputSpec",
-            [f"interpolation: {spec.interpolation!r} given, one of {', '.join(INTERPOLATIONS)} is needed"],
-        )
+        allowed = ", ".join(INTERPOLATIONS)
+        raise ConfigError(f"interpolation: {spec.interpolation!r} given, allowed are {allowed}", where="InputSpec")
     height, width = pixels.shape[-2:]
     if (height, width) == tuple(spec.size):
         return pixels

@@ -18,11 +18,11 @@ from typing import BinaryIO, cast
 import numpy as np
 
 from basisprune.data.arrays import Labels, as_indices, class_names
-from basisprune.data.datasets import MOST_BYTES, FileImages, below
-from basisprune.data.decode import EXTENSIONS, reading
+from basisprune.data.datasets import MOST_BYTES, FileImages, path_from
+from basisprune.data.decode import EXTENSIONS, readable
 from basisprune.data.folders import PART_OF, all_files, subfolders
 from basisprune.data.split import Splits
-from basisprune.errors import DataError, pass_on
+from basisprune.errors import DataError
 from basisprune.files import open_file
 
 PREFIX = "wds:"
@@ -65,7 +65,7 @@ class ShardImages(FileImages):
         number, offset, size = self._rows[index].tolist()
         if size > MOST_BYTES:
             raise DataError(f"{self.name(index)}: has {size:,} bytes; at most {MOST_BYTES:,} are read")
-        with reading(self.name(index)), open_file(self.shards[number]) as file:
+        with readable(self.name(index)), open_file(self.shards[number]) as file:
             file.seek(offset)
             content = file.read(size)
         if len(content) < size:
@@ -76,9 +76,9 @@ class ShardImages(FileImages):
         """Return the path of the shard and the name of the image in it."""
         return f"{self.shards[int(self._rows[index, 0])]}/{self._names[index]}"
 
-    def called(self, index: int, part: str) -> str:  # noqa: ARG002
+    def manifest_name(self, index: int, part: str) -> str:  # noqa: ARG002
         """Return the same from the root on."""
-        return f"{below(self.shards[int(self._rows[index, 0])].absolute(), self.root)}/{self._names[index]}"
+        return f"{path_from(self.shards[int(self._rows[index, 0])].absolute(), self.root)}/{self._names[index]}"
 
 
 def holds_shards(folder: Path) -> bool:
@@ -113,9 +113,7 @@ def _listed(source: str | Path) -> list[Path]:
     """List the tar files that are meant."""
     given = str(source).removeprefix(PREFIX)
     if "://" in given or given.startswith("pipe:"):
-        raise DataError(
-            f"{source}: shards are read from files on this machine; nothing is downloaded, and no command is run"
-        )
+        raise DataError(f"{source}: shards are read from files; nothing is downloaded, and no command is run")
     pattern = Path(given).expanduser()
     if pattern.is_dir():
         paths = [path for path in all_files(pattern) if path.suffix == _SUFFIX]
@@ -125,13 +123,9 @@ def _listed(source: str | Path) -> list[Path]:
     paths = [Path(name) for name in expanded(str(pattern))]
     for path in paths:
         if not path.is_file():
-            raise DataError(
-                f"{path}: there is no such file; give a folder of shards, or a path such as {PREFIX}a-{{00..09}}.tar"
-            )
+            raise DataError(f"{path}: there is no such file; give a folder of shards, or {PREFIX}a-{{00..09}}.tar")
         if path.suffix != _SUFFIX:
-            raise DataError(
-                f"{path}: is no {_SUFFIX} file; compressed ones have to be read from their beginning: unpack them"
-            )
+            raise DataError(f"{path}: is no {_SUFFIX} file; unpack compressed ones")
     return paths
 
 
@@ -167,32 +161,22 @@ def _by_part(shards: Sequence[Path], root: Path) -> dict[str, list[Path]]:
             raise DataError(f"{root}: has shards of {', '.join(list(parts)[1:])}, but none of train")
         return {"train": list(shards)} if len(parts) == 1 else {**parts, "train": others}
     if others:
-        raise DataError(
-            f"{others[0]}: lies beside shards that are called train; call it train, val or test too, or move it"
-        )
+        raise DataError(f"{others[0]}: lies beside shards that are called train; call it train, val or test too")
     return parts
 
 
 def _index(shard: Path) -> list[Place]:
     """Return where each image of a shard lies, with its label."""
-    try:
+    kinds = (OSError, tarfile.TarError, EOFError, OverflowError, ValueError, RecursionError)
+    with readable(shard, *kinds, advice="; write it anew as a tar file"):
         images, labels = _members(shard)
-    except DataError:
-        raise
-    except OSError as error:
-        pass_on(error, shard)
-        raise DataError(f"{shard}: cannot be read ({error.strerror or error})") from error
-    except (tarfile.TarError, EOFError, OverflowError, ValueError, RecursionError) as error:
-        raise DataError(f"{shard}: is no tar file, or damaged ({error}); write it anew") from error
     if not images:
         raise DataError(f"{shard}: contains no images ({' '.join(EXTENSIONS)})")
     if not labels:
         labels = {key: PurePosixPath(key).parent.name.replace("..", "") for key in images}
     missing = [key for key in images if not labels.get(key)]
     if missing:
-        raise DataError(
-            f"{shard}: {missing[0]} has no label; put it into {missing[0]}{_LABEL}, or all images into class folders"
-        )
+        raise DataError(f"{shard}: {missing[0]} has no label; add {missing[0]}{_LABEL}, or use class folders")
     return [Place(shard, *images[key], labels[key]) for key in images]
 
 

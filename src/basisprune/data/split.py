@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from basisprune.data.arrays import Labels, refuse_alike
 from basisprune.data.copies import looks_of, units_of
 from basisprune.data.datasets import LabelledImages, base_of, in_units, take
-from basisprune.data.decode import reading
+from basisprune.data.decode import readable
 from basisprune.errors import ConfigError, DataError
 from basisprune.files import read_bytes, user_path
 from basisprune.listener import counted
@@ -94,7 +94,7 @@ def names_of(splits: Splits) -> dict[str, list[str]]:
     for part, images in splits.parts.items():
         base, indices = base_of(images)
         first = called.setdefault(id(base), part)
-        names[part] = [base.called(index, first) for index in indices.tolist()]
+        names[part] = [base.manifest_name(index, first) for index in indices.tolist()]
     return names
 
 
@@ -115,9 +115,6 @@ def white_of(splits: Splits) -> int | None:
     """Return the white level of its images of more than 8 bits, None if there are none."""
     whites = (getattr(base_of(part)[0], "white", None) for part in splits.parts.values())
     return next((white for white in whites if white is not None), None)
-
-
-# ------------------------------------------------------------------------------------------- drawing parts
 
 
 def split_indices(
@@ -234,9 +231,7 @@ def limit_indices(labels: Labels, limit: int, seed: int) -> NDArray[np.int64]:
     """
     present = np.unique(labels)
     if limit < len(present):
-        raise ConfigError.of(
-            "load_data", [f"limit: {limit} given, at least {len(present)} is needed, one for each class"]
-        )
+        raise ConfigError(f"limit: {limit} given, at least {len(present)} is needed (classes)", where="load_data")
     random = np.random.default_rng(seed)
     # The k-th image of a class of n comes at the time k/n: all classes start at once and end at once.
     time = np.empty(len(labels))
@@ -248,23 +243,18 @@ def limit_indices(labels: Labels, limit: int, seed: int) -> NDArray[np.int64]:
 
 def fill(splits: Splits, fractions: tuple[float, float], *, seed: int, units: Labels, where: str) -> Splits:
     """Draw what is missing of (validation, test) from training, whose units stay together."""
-    val_fraction, test_fraction = (
-        0.0 if part is not None else fraction
-        for part, fraction in zip((splits.val, splits.test), fractions, strict=True)
-    )
-    train, val, test = split_indices(splits.train.labels, [val_fraction, test_fraction], seed, units)
-    for name, fraction, indices in (("val", val_fraction, val), ("test", test_fraction, test)):
-        if fraction > 0 and len(indices) == 0:
+    wanted = zip(("val", "test"), fractions, strict=True)
+    missing = {name: fraction for name, fraction in wanted if name not in splits.parts and fraction > 0}
+    rest, *drawn = split_indices(splits.train.labels, list(missing.values()), seed, units)
+    parts = {**splits.parts, "train": take(splits.train, rest)}
+    for name, indices in zip(missing, drawn, strict=True):
+        if len(indices) == 0:
             raise DataError(
                 f"{where}: no class has enough images to give one to the {name} part (copies of an image, and images "
                 f"of one group, stay together); add images or pass {name}_fraction=0"
             )
-    return replace(
-        splits,
-        train=take(splits.train, train),
-        val=take(splits.train, val) if val_fraction > 0 else splits.val,
-        test=take(splits.train, test) if test_fraction > 0 else splits.test,
-    )
+        parts[name] = take(splits.train, indices)
+    return splits.with_parts(parts)
 
 
 def set_aside(splits: Splits, share: float, seed: int, units: Labels | None = None) -> Splits:
@@ -321,7 +311,7 @@ def groups_of(splits: Splits, path: str | os.PathLike[str] | None) -> dict[str, 
 def keys_of(splits: Splits, part: str, groups: Mapping[str, str]) -> list[tuple[str, str, str]]:
     """Return what ties each image of a part to others: its content, its group, and its near copies."""
     rows = zip(looks_of(splits.parts[part]), names_of(splits)[part], strict=True)
-    return [(look.sha256, groups.get(name, ""), look.kin) for look, name in rows]
+    return [(look.sha256, groups.get(name, ""), look.cluster) for look, name in rows]
 
 
 def units(splits: Splits, part: str, groups: Mapping[str, str]) -> Labels:
@@ -342,13 +332,9 @@ def read_groups(path: Path) -> dict[str, str]:
     A first line `file,group` is ignored. Raises DataError, which names the file and the lines, for anything that does
     not fit.
     """
-    try:
-        with reading(path):
-            content = read_bytes(path, most=_MOST_BYTES)
-        lines = content.decode("utf-8-sig").splitlines()
+    with readable(path, OSError, UnicodeDecodeError, csv.Error, advice="; write it as file,group in UTF-8"):
+        lines = read_bytes(path, most=_MOST_BYTES).decode("utf-8-sig").splitlines()
         rows = [(number, row) for number, row in enumerate(csv.reader(lines, strict=True), 1) if any(row)]
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path}: is no CSV file in UTF-8 ({error}); write it as file,group") from error
     if rows and [cell.strip().casefold() for cell in rows[0][1]] == _HEADER:
         rows = rows[1:]
     groups: dict[str, str] = {}

@@ -98,7 +98,7 @@ def test_arrays_that_cannot_be_used_are_refused(images, labels, message):
 
 
 def test_labels_beyond_the_classes_are_refused():
-    with pytest.raises(DataError, match=r"item 2: label 2 given, 0\.\.1 is allowed for 2 classes"):
+    with pytest.raises(DataError, match=r"item 2: label 2 given, 0\.\.1 is allowed"):
         ArrayImages(COLOURS, LABELS, ("a", "b"))
 
 

@@ -100,7 +100,7 @@ def test_labels_without_names_are_numbers(tmp_path):
 
 
 def test_what_does_not_fit_is_refused_with_the_reason(tmp_path):
-    refused("hf:somebody/something", "could not be read as a dataset of Hugging Face")
+    refused("hf:somebody/something", "hf:somebody/something: cannot be read (", "the name of a dataset without code")
     no_label = rows().rename_column("label", "kind").cast_column("kind", datasets.Value("int64"))
     refused(saved(tmp_path / "a", no_label), "image, kind", "one that is called label")
 

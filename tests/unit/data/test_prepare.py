@@ -124,7 +124,7 @@ def test_nearest_repeats_pixels_and_bicubic_invents_no_colour():
 
 
 def test_an_unknown_interpolation_is_refused():
-    with pytest.raises(ConfigError, match="interpolation: 'lanczos' given, one of bilinear"):
+    with pytest.raises(ConfigError, match="interpolation: 'lanczos' given, allowed are bilinear"):
         prepare(pixels(1, 3, 8, 6), replace(COLOUR, interpolation="lanczos"))
 
 

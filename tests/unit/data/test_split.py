@@ -180,8 +180,8 @@ def test_a_file_lists_names_and_groups(tmp_path, content):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"a,\xff\n", "no CSV file in UTF-8"),
-        ('a,"x\n', "no CSV file in UTF-8"),
+        (b"a,\xff\n", "write it as file,group in UTF-8"),
+        ('a,"x\n', "write it as file,group in UTF-8"),
         ("", "no line file,group found"),
         ("file,group\n", "no line file,group found"),
         ("a,x,y\n", "line 1: 'a,x,y' found; file,group is needed"),
