@@ -88,10 +88,13 @@ class LabelledImages(Dataset[Item]):
     def look(self, index: int) -> Look:
         """Open an image and return what it shows; a damaged one has a fault."""
         try:
-            image = self[index][0]
-            return Look(image_hash(image), thumbnail=thumbnail(image))
+            return self._look(index)
         except DataError as error:
             return Look(fault=str(error))
+
+    def _look(self, index: int) -> Look:
+        image = self[index][0]
+        return Look(image_hash(image), thumbnail=thumbnail(image))
 
     def content_hash(self, index: int) -> str:
         """Return the hash that `look` gives; raise DataError for a damaged image."""
@@ -166,12 +169,8 @@ class FileImages(LabelledImages):
     def __getitem__(self, index: int) -> Item:
         return decode_content(self.content(index), self.name(index), self.size, self.white), int(self.labels[index])
 
-    def look(self, index: int) -> Look:
-        """Open an image and return what it shows."""
-        try:
-            return look_at_content(self.content(index), self.name(index))
-        except DataError as error:
-            return Look(fault=str(error))
+    def _look(self, index: int) -> Look:
+        return look_at_content(self.content(index), self.name(index))
 
     def content_hash(self, index: int) -> str:
         """Return the hash of the file's content, which is not decoded."""
@@ -284,17 +283,13 @@ class WrappedDataset(LabelledImages):
             raise DataError(f"{self._at(index)}: label {label} given, 0..{len(self.classes) - 1} is allowed")
         return self._to_tensor(image, index), label
 
-    def look(self, index: int) -> Look:
-        """Read an item and return what it shows; its hash is that of its file if the dataset lists files."""
-        try:
-            if self.paths is not None:
-                tensor = self._to_tensor(self._read(index)[0], index)
-                return Look(file_hash(self.paths[index]), thumbnail=thumbnail(tensor))
-            image = self._read_the_same(index)
-            tensor = self._to_tensor(image, index)
-            return Look(image_hash(image), thumbnail=thumbnail(tensor)) if self._repeats else Look()
-        except DataError as error:
-            return Look(fault=str(error))
+    def _look(self, index: int) -> Look:
+        if self.paths is not None:
+            tensor = self._to_tensor(self._read(index)[0], index)
+            return Look(file_hash(self.paths[index]), thumbnail=thumbnail(tensor))
+        image = self._read_the_same(index)
+        tensor = self._to_tensor(image, index)
+        return Look(image_hash(image), thumbnail=thumbnail(tensor)) if self._repeats else Look()
 
     def content_hash(self, index: int) -> str:
         """Return the hash of an item's file or image; empty for a dataset whose images differ each time."""

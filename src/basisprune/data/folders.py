@@ -55,8 +55,7 @@ class FolderImages(FileImages):
         """Return the path of the file."""
         return str(self.paths[index])
 
-    def look(self, index: int) -> Look:
-        """Open the file, unless this process has, and return what it shows."""
+    def _look(self, index: int) -> Look:
         path = self.paths[index]
         if shown_path(path) != str(path):
             return Look(fault=f"{shown_path(path)}: the name of the file is not valid UTF-8; rename it")

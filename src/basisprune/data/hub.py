@@ -33,27 +33,23 @@ _PARQUET = ".parquet"
 _LARGEST_STATE = 16 << 20
 _NEVER_IN_NAMES = ":*?[]"  # addresses, such as hdfs::x, start programs or load libraries; patterns name other files
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
-# How each one names its parts: the arguments beside `root` and `download`.
+# How the datasets of torchvision name their parts: the arguments beside `root` and `download`.
 _BY_FLAG: dict[str, Mapping[str, object]] = {"train": {"train": True}, "test": {"train": False}}
-_SPLIT_NAMES: dict[str, dict[str, str]] = {
-    "Country211": {"train": "train", "val": "valid", "test": "test"},
-    "DTD": {"train": "train", "val": "val", "test": "test"},
-    "FGVCAircraft": {"train": "train", "val": "val", "test": "test"},
-    "Flowers102": {"train": "train", "val": "val", "test": "test"},
-    "Food101": {"train": "train", "test": "test"},
-    "GTSRB": {"train": "train", "test": "test"},
-    "Imagenette": {"train": "train", "val": "val"},
-    "OxfordIIITPet": {"train": "trainval", "test": "test"},
-    "PCAM": {"train": "train", "val": "val", "test": "test"},
-    "RenderedSST2": {"train": "train", "val": "val", "test": "test"},
-    "STL10": {"train": "train", "test": "test"},
-    "SVHN": {"train": "train", "test": "test"},
-    "StanfordCars": {"train": "train", "test": "test"},
+_BY_SPLIT = {
+    ("train", "valid", "test"): ("Country211",),
+    ("train", "val", "test"): ("DTD", "FGVCAircraft", "Flowers102", "PCAM", "RenderedSST2"),
+    ("train", "test"): ("Food101", "GTSRB", "STL10", "SVHN", "StanfordCars"),
+    ("train", "val"): ("Imagenette",),
+    ("trainval", "test"): ("OxfordIIITPet",),
 }
 ARGUMENTS: dict[str, dict[str, Mapping[str, object]]] = {
     **dict.fromkeys(("CIFAR10", "CIFAR100", "FashionMNIST", "KMNIST", "MNIST", "USPS"), _BY_FLAG),
     "EMNIST": {part: {"split": "balanced", **flag} for part, flag in _BY_FLAG.items()},
-    **{name: {part: {"split": s} for part, s in parts.items()} for name, parts in _SPLIT_NAMES.items()},
+    **{
+        name: {PART_OF.get(split, "train"): {"split": split} for split in splits}
+        for splits, names in _BY_SPLIT.items()
+        for name in names
+    },
     **{name: {"train": {}} for name in ("Caltech101", "Caltech256", "EuroSAT", "SEMEION")},
 }
 
@@ -62,16 +58,10 @@ class HubImages(FileImages):
     """The images in a column of a dataset that is mapped into memory, decoded on access."""
 
     def __init__(
-        self,
-        rows: datasets.Dataset,
-        column: str,
-        labels: list[str],
-        classes: tuple[str, ...],
-        size: tuple[int, int],
-        where: str,
+        self, rows: datasets.Dataset, labels: list[str], classes: tuple[str, ...], size: tuple[int, int], where: str
     ) -> None:
         super().__init__(as_indices(labels, classes, where), classes, size)
-        self.rows, self.column, self.where = rows, column, where
+        self.rows, self.column, self.where = rows, rows.column_names[0], where
 
     def content(self, index: int) -> bytes:
         """Return the bytes of the image's file."""
@@ -116,14 +106,14 @@ def read_hub(source: str | Path, size: tuple[int, int]) -> Splits:
             parts[part] = rows
     if "train" not in parts:
         raise DataError(f"{where}: has the splits {', '.join(map(str, found))}, but no train")
-    image, label = _columns(parts["train"], where)
-    labels = {part: _labels(rows, label, f"{where}: {part}") for part, rows in parts.items()}
-    names = getattr(parts["train"].features[label], "names", None)
+    columns = {part: _columns(rows, f"{where}: {part}") for part, rows in parts.items()}
+    labels = {part: _labels(rows, columns[part][1], f"{where}: {part}") for part, rows in parts.items()}
+    names = getattr(parts["train"].features[columns["train"][1]], "names", None)
     classes = class_names(labels["train"]) if names is None else tuple(map(str, names))
-    images = {
-        part: HubImages(_undecoded(rows, image, where), image, labels[part], classes, size, f"{where}: {part}")
-        for part, rows in parts.items()
-    }
+    images = {}
+    for part, rows in parts.items():
+        undecoded = _undecoded(rows, columns[part][0], f"{where}: {part}")
+        images[part] = HubImages(undecoded, labels[part], classes, size, f"{where}: {part}")
     return Splits.of(images)
 
 

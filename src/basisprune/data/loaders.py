@@ -368,8 +368,7 @@ class LoaderPart(LabelledImages):
         """The names that were given, or numbers up to the largest label; none if the task has no classes."""
         return (self._names or numbered_classes(self.labels, self.name)) if self.task.is_classification else ()
 
-    def look(self, index: int) -> Look:
-        """Return what an input shows; its hash only if the order is fixed."""
+    def _look(self, index: int) -> Look:
         return Look(self.hashes[index] if self.fixed else "", thumbnail=self._scan.thumbnails[index])
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:

@@ -63,7 +63,7 @@ def prepare(
         if images.shape[1:] != spec.shape:
             shape = tuple(images.shape[1:])
             raise DataError(
-                f"images: {shape} given for each, prepared=True needs {spec.shape}; without it, they are resized"
+                f"images: {shape} given for each, prepared=True needs {spec.shape}; without it, pixels are resized"
             )
         ready = images.float()
         # Moving pixels commutes with normalising them, since what moves in from outside is the border.

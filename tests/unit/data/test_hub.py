@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import shutil
 import struct
 import sys
 from pathlib import Path
@@ -108,7 +109,7 @@ def test_what_does_not_fit_is_refused_with_the_reason(tmp_path):
 def test_a_path_in_a_dataset_is_not_followed():
     kinds = datasets.Features({"image": datasets.Image(decode=False)})
     elsewhere = datasets.Dataset.from_dict({"image": [{"bytes": None, "path": "/etc/hostname"}]}, features=kinds)
-    images = basisprune.data.hub.HubImages(elsewhere, "image", ["a"], ("a",), SIZE, "data: train")
+    images = basisprune.data.hub.HubImages(elsewhere, ["a"], ("a",), SIZE, "data: train")
     assert images.look(0).fault.startswith("data: train[0]: the image itself is not in the dataset")
 
 
@@ -130,6 +131,15 @@ def test_labels_that_reading_would_open_are_not_read(tmp_path, kind):
     sys.addaudithook(hook)
     refused(folder, "the column label is")
     assert not opened
+
+
+def test_the_labels_of_every_split_are_looked_at_before_they_are_read(tmp_path):
+    folder = saved(tmp_path / "data", datasets.DatasetDict({"train": rows(), "validation": rows(9, 30)}))
+    shutil.rmtree(folder / "validation")
+    kinds = datasets.Features({"image": datasets.Image(), "label": datasets.Image()})
+    held = {"image": [{"bytes": picture(0), "path": None}], "label": [{"bytes": picture(1), "path": None}]}
+    saved(folder / "validation", datasets.Dataset.from_dict(held, features=kinds))
+    refused(folder, "data: val", "the column label is")
 
 
 def test_a_saved_dataset_names_no_files_elsewhere_and_a_format_is_no_dataset(tmp_path):
