@@ -6,7 +6,7 @@ arrays, datasets        arrays and labels checked; images in memory, in files, i
 decode                  image files -> pixels, and what opening one shows
 copies, split           near copies; which images go to which part
 manifest                the parts written down, and found again
-prepare, loaders        pixels -> what a network reads; batches, ours and the user's own
+transforms, loaders     pixels -> what a network reads; batches, ours and the user's own
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from basisprune.data.datasets import ArrayImages, LabelledImages, WrappedDataset
 from basisprune.data.folders import FolderImages, image_files
 from basisprune.data.load import Reading, load_data
 from basisprune.data.loaders import LoaderPart, Loaders, PreparedBatches, make_loader, own_part
-from basisprune.data.prepare import Augment, augment, blend, prepare
 from basisprune.data.split import Splits, hold_out
+from basisprune.data.transforms import Augment, augment, blend, prepare
 
 __all__ = [
     "ArrayImages",

@@ -24,8 +24,8 @@ from basisprune.data.copies import look_at, looks_of, note_near_copies, units_of
 from basisprune.data.datasets import Item, LabelledImages, WrappedDataset
 from basisprune.data.decode import Look, image_hash, random_numbers_kept, thumbnail
 from basisprune.data.load import Reading
-from basisprune.data.prepare import prepare
 from basisprune.data.split import Splits
+from basisprune.data.transforms import prepare
 from basisprune.errors import ConfigError, DataError
 from basisprune.tasks.base import Task
 from basisprune.torchkit.processes import Processes

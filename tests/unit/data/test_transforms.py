@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from basisprune.data.prepare import Augment, augment, blend, move, paint, prepare
+from basisprune.data.transforms import Augment, augment, blend, move, paint, prepare
 from basisprune.errors import ConfigError, DataError
 from basisprune.types import InputSpec
 
