@@ -193,7 +193,9 @@ def run_quick(cell: Cell, cells: Cells, assets: Path, runs: Path) -> None:
         halves = zip(*(part.chunk(2) for part in train), strict=True)
 
         def half_a_pass() -> float:
-            return _seconds(lambda: by_hand(model, *next(halves), replace(cell, passes=1), GRID[0][0], "fixed"))[1]
+            pixels, labels = next(halves)
+            one = replace(cell, passes=1)
+            return _seconds(lambda: by_hand(model, pixels, labels, one, GRID[0][0], "fixed"))[1]
 
         first = half_a_pass()
         result, seconds = _seconds(lambda: fit(model, splits.train, None, quick(cell), progress=False))

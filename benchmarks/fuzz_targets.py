@@ -24,8 +24,8 @@ from torch import nn
 from basisprune.budget.certify import Test
 from basisprune.data import load_data
 from basisprune.data.decode import FORMATS, decode
-from basisprune.data.groups import read_groups
 from basisprune.data.manifest import Entry, Manifest, read_manifest
+from basisprune.data.split import read_groups
 from basisprune.deploy.bundle import load_bundle, save_pretrained
 from basisprune.errors import BasisPruneError
 from basisprune.files import digest, sealed, write_checked

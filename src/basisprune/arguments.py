@@ -1,4 +1,4 @@
-"""What the public functions are given, compared with what their signatures say before anything is done with it."""
+"""Checks of what public functions are given, before anything is done with it: types by their signatures, ranges."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import collections.abc
 import functools
 import inspect
 import itertools
+import math
 import numbers
+import operator
 import os
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
 
 from basisprune.errors import BasisPruneError, ConfigError, ModelError
@@ -18,6 +20,8 @@ from basisprune.errors import BasisPruneError, ConfigError, ModelError
 P = ParamSpec("P")
 T = TypeVar("T")
 
+LARGEST_SEED = 2**63 - 1
+LARGEST_SIDE = 1 << 14  # pixels
 _LOOKED_INTO = 100  # items of a list or mapping
 _NUMBERS: dict[object, type] = {int: numbers.Integral, float: numbers.Real}
 _PARTS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -139,6 +143,58 @@ def _wanted(hint: object) -> str:
 
 
 def _shown(value: object) -> str:
-    if isinstance(value, str | bytes | int | float | None) and len(text := repr(value)) <= 60:
-        return text
-    return f"a {type(value).__name__}"
+    """Return the value itself if it is short."""
+    if isinstance(value, int) and abs(value) >= 10**30:
+        return "a number of more than 30 digits"
+    text = repr(value) if isinstance(value, str | bytes | int | float | tuple | list | None) else ""
+    return text if 0 < len(text) <= 60 else f"a {type(value).__name__}"
+
+
+# ------------------------------------------------------------------------------------------- ranges
+
+
+def whole(name: str, value: object, least: int, most: int) -> str | None:
+    """Return the fault of a value that is no whole number from `least` to `most`; None if it is.
+
+    >>> whole("seed", "a", 0, 9)
+    "seed: 'a' given, a whole number from 0 to 9 is needed"
+    >>> whole("limit", 0, 1, 2**63)
+    'limit: 0 given, at least 1 is needed'
+    """
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = None
+    if number is None:
+        return f"{name}: {_shown(value)} given, a whole number from {least} to {most} is needed"
+    if number < least:
+        return f"{name}: {_shown(value)} given, at least {least} is needed"
+    return f"{name}: {_shown(value)} given, at most {most} is allowed" if number > most else None
+
+
+def fraction(name: str, value: object) -> str | None:
+    """Return the fault of a value that is no number in [0, 1)."""
+    fits = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and 0 <= value < 1
+    return None if fits else f"{name}: {_shown(value)} given, a fraction in [0, 1) is needed"
+
+
+def image_size(name: str, value: object) -> str | None:
+    """Return the fault of a value that is neither None nor (height, width) in pixels."""
+    if value is None:
+        return None
+    sides = list(value) if isinstance(value, tuple | list) else []
+    if len(sides) != 2 or any(whole(name, side, 1, LARGEST_SIDE) for side in sides):
+        return f"{name}: {_shown(value)} given, (height, width) of 1 to {LARGEST_SIDE} pixels is needed"
+    return None
+
+
+def of_type(name: str, value: object, kind: type | tuple[type, ...], wanted: str) -> str | None:
+    """Return the fault of a value that is not of that type, which is called `wanted`."""
+    return None if isinstance(value, kind) else f"{name}: {type(value).__name__} given, {wanted} is needed"
+
+
+def check(where: str, faults: Iterable[str | None]) -> None:
+    """Raise ConfigError that lists all faults found in `where`, if there are any."""
+    found = [fault for fault in faults if fault is not None]
+    if found:
+        raise ConfigError.of(where, found)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias, get_args
 
 from basisprune.basis.decompose import Basis, LinearLayers
-from basisprune.data.augment import Augment
+from basisprune.data.transforms import Augment
 from basisprune.errors import ConfigError, nearest
 from basisprune.frameworks import FrameworkName, Move
 from basisprune.plan import PlanConfig

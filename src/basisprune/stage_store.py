@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from basisprune.data import LoaderPart, Splits
-from basisprune.data.roles import manifest_of
+from basisprune.data.manifest import manifest_of
 from basisprune.errors import CheckpointError, ConfigError, PlanError
 from basisprune.files import Json, clear_leftovers, parse_json, read_checked, sound_or_aside, write_checked
 from basisprune.frameworks import Steps

@@ -1,29 +1,22 @@
-"""Images of a user, in whatever form -> batches that a network can be trained on.
+"""A user's images, in any form -> batches that a network can be trained on.
 
-`load_data` makes the training, validation and test parts, `make_loader` the batches of one part, and `prepare`
-turns a batch of pixels into the network's input, changed at random by `Augment` if asked.
-
-    folders, npz, builtin, wrapped -> datasets     what there is
-    shards, hub -> stored                          what there is in files larger than memory
-    own_loaders                                    batches that somebody else makes
-    opening, looks, decode                         every image once, before anything is trained
-    groups, split                                  which images go to which part
-    roles, manifest                                the parts written down, and found again
+load                    whatever a user has -> training, validation and test parts
+folders, shards, hub    class folders, tar shards, datasets of Hugging Face and torchvision by name
+arrays, datasets        arrays and labels checked; images in memory, in files, in PyTorch datasets
+decode                  image files -> pixels, and what opening one shows
+copies, split           near copies; which images go to which part
+manifest                the parts written down, and found again
+transforms, loaders     pixels -> what a network reads; batches, ours and the user's own
 """
 
 from __future__ import annotations
 
-from basisprune.data.augment import Augment, augment, blend
-from basisprune.data.batches import PreparedBatches
-from basisprune.data.datasets import ArrayImages, FolderImages, LabelledImages, take
-from basisprune.data.listing import image_files
-from basisprune.data.load import Splits, load_data
-from basisprune.data.loaders import make_loader
-from basisprune.data.own_loaders import LoaderPart, Loaders, own_part
-from basisprune.data.prepare import prepare
-from basisprune.data.reading import Reading
-from basisprune.data.split import hold_out
-from basisprune.data.wrapped import WrappedDataset
+from basisprune.data.datasets import ArrayImages, LabelledImages, WrappedDataset, take
+from basisprune.data.folders import FolderImages, image_files
+from basisprune.data.load import Reading, load_data
+from basisprune.data.loaders import LoaderPart, Loaders, PreparedBatches, make_loader, own_part
+from basisprune.data.split import Splits, hold_out
+from basisprune.data.transforms import Augment, augment, blend, prepare
 
 __all__ = [
     "ArrayImages",

@@ -1,10 +1,12 @@
-"""Labelled images, in memory and in files."""
+"""Datasets of labelled images: in memory, in files, and other people's PyTorch datasets."""
 
 from __future__ import annotations
 
 import copy
+import hashlib
+import operator
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Self
@@ -12,18 +14,39 @@ from typing import Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
-from basisprune.data.arguments import check, image_size
-from basisprune.data.arrays import Labels, as_labels, as_pixels, read_only
-from basisprune.data.decode import decode
-from basisprune.data.kin import thumbnail
-from basisprune.data.looks import Look, file_hash, image_hash, look_at_file
-from basisprune.errors import DataError
+from basisprune.data.arrays import (
+    Labels,
+    as_groups,
+    as_labels,
+    as_pixels,
+    check_labels,
+    declared_classes,
+    from_array,
+    labels_in,
+    listed,
+    numbered_classes,
+    paths_in,
+    read_only,
+)
+from basisprune.data.decode import (
+    Look,
+    decode_content,
+    file_hash,
+    image_hash,
+    look_at_content,
+    random_numbers_kept,
+    thumbnail,
+    to_pixels,
+)
+from basisprune.errors import DataError, pass_on
 
 Item = tuple[Tensor, int]
-_MOST_CLASSES = 1_000_000
+MOST_BYTES = 1 << 28
+"""The largest image file within a larger file."""
 
 
 class LabelledImages(Dataset[Item]):
@@ -38,7 +61,7 @@ class LabelledImages(Dataset[Item]):
     classes: tuple[str, ...]
     groups: tuple[str, ...] | None = None
     units: Labels | None = None
-    """For each image the number of its unit, which all that belong together share; None where none do."""
+    """For each image the number of its unit, shared by all that belong together; None if none do."""
     in_parallel: bool = True
     """Whether several threads may look at its images at once."""
 
@@ -54,35 +77,38 @@ class LabelledImages(Dataset[Item]):
         raise NotImplementedError
 
     def __getitems__(self, indices: Sequence[int]) -> list[Item]:
-        """The items of a whole batch; PyTorch's loaders ask for them all at once."""
+        """Return the items of a whole batch; PyTorch's loaders ask for them all at once."""
         return [self[index] for index in indices]
 
     @cached_property
     def looks(self) -> dict[int, Look]:
-        """What is known of the images that were looked at so far, by index."""
+        """What the images opened so far have shown, by index."""
         return {}
 
     def look(self, index: int) -> Look:
-        """What opening an image shows."""
+        """Open an image and return what it shows; a damaged one has a fault."""
         try:
-            image = self[index][0]
-            return Look(image_hash(image), thumbnail=thumbnail(image))
+            return self._look(index)
         except DataError as error:
             return Look(fault=str(error))
 
+    def _look(self, index: int) -> Look:
+        image = self[index][0]
+        return Look(image_hash(image), thumbnail=thumbnail(image))
+
     def content_hash(self, index: int) -> str:
-        """The hash that `look` gives; raises DataError for an image that cannot be had."""
+        """Return the hash that `look` gives; raise DataError for a damaged image."""
         found = self.look(index)
         if found.fault:
             raise DataError(found.fault)
         return found.sha256
 
-    def called(self, index: int, part: str) -> str:
-        """The name of an image in a manifest; `part` is the part of the data that the dataset is."""
+    def manifest_name(self, index: int, part: str) -> str:
+        """Return the name of an image in a manifest, for a dataset that is this part of the data."""
         return f"{part}[{index}]"
 
     def read_as(self, size: tuple[int, int] | None, white: int | None) -> LabelledImages:  # noqa: ARG002
-        """The same images, resized to `size` and with this white as they are read; None leaves either as it is."""
+        """Return the same images, read at another size or white level; None leaves either as it is."""
         return self
 
 
@@ -109,71 +135,63 @@ class ArrayImages(LabelledImages):
     ) -> None:
         self.images = as_pixels(images, name)
         self.labels = as_labels(labels, len(self.images), name)
-        self.classes = numbered(self.labels, name) if classes is None else tuple(classes)
+        self.classes = numbered_classes(self.labels, name) if classes is None else tuple(classes)
         self.groups = None if groups is None else as_groups(groups, len(self.images), name)
-        _check_range(self.labels, self.classes, name)
+        check_labels(self.labels, self.classes, name)
 
     def __getitem__(self, index: int) -> Item:
         return self.images[index], int(self.labels[index])
 
     def __getitems__(self, indices: Sequence[int]) -> list[Item]:
-        """The items of a whole batch, gathered at once."""
+        """Return the items of a whole batch, gathered at once."""
         chosen = torch.as_tensor(indices, dtype=torch.int64)
         return list(zip(self.images[chosen].unbind(), self.labels[chosen.numpy()].tolist(), strict=True))
 
 
-class FolderImages(LabelledImages):
-    """Images in files, decoded when asked for: RGB, upright, resized to `size` (height, width).
+class FileImages(LabelledImages):
+    """Images in files or in parts of larger files, decoded on access; a subclass knows where their bytes are.
 
-    `root` is the folder that the names of the files start from in a manifest, `white` what counts as white in images of
-    more than 8 bits (None: what each suggests itself). Raises DataError, which names the file, when an image turns out
-    to be damaged or none.
+    They are RGB, upright and resized to `size` (height, width). `white` is the white level of images of more than 8
+    bits; None takes what each suggests itself.
     """
 
-    def __init__(
-        self,
-        files: Iterable[tuple[str | Path, int]],
-        classes: Sequence[str],
-        size: tuple[int, int] = (224, 224),
-        *,
-        root: Path | None = None,
-        white: int | None = None,
-    ) -> None:
-        check("FolderImages", (image_size("size", size),))
-        try:
-            listed = [(Path(path), label) for path, label in files]
-        except (TypeError, ValueError) as error:
-            raise DataError(f"FolderImages: {error}; (path, label) is needed for each file") from error
-        self.paths = tuple(path for path, _ in listed)
-        self.labels = as_labels([label for _, label in listed], len(listed), "FolderImages")
-        self.classes = tuple(classes)
-        self.size, self.root, self.white = size, root, white
-        _check_range(self.labels, self.classes, "FolderImages")
+    def __init__(self, labels: Labels, classes: Sequence[str], size: tuple[int, int], white: int | None = None) -> None:
+        self.labels, self.classes, self.size, self.white = read_only(labels), tuple(classes), size, white
+
+    def content(self, index: int) -> bytes:
+        """Return the bytes of an image's file; raise DataError that names it if they cannot be read."""
+        raise NotImplementedError
+
+    def name(self, index: int) -> str:
+        """Return the name of an image in errors."""
+        raise NotImplementedError
 
     def __getitem__(self, index: int) -> Item:
-        return decode(self.paths[index], self.size, self.white), int(self.labels[index])
+        return decode_content(self.content(index), self.name(index), self.size, self.white), int(self.labels[index])
 
-    def look(self, index: int) -> Look:
-        """What opening the file shows."""
-        path = self.paths[index]
-        if _shown(path) != str(path):
-            return Look(fault=f"{_shown(path)}: the name of the file is not valid UTF-8; rename it")
-        return look_at_file(path)
+    def _look(self, index: int) -> Look:
+        return look_at_content(self.content(index), self.name(index))
 
     def content_hash(self, index: int) -> str:
-        """The hash of the file's content; nothing is decoded."""
-        return file_hash(self.paths[index])
-
-    def called(self, index: int, part: str) -> str:  # noqa: ARG002
-        """The path of the file from the root."""
-        return below(self.paths[index], self.root)
+        """Return the hash of the file's content, which is not decoded."""
+        return hashlib.sha256(self.content(index)).hexdigest()
 
     def read_as(self, size: tuple[int, int] | None, white: int | None) -> Self:
-        """The same files."""
+        """Return the same files, read at another size or white level."""
         other = copy.copy(self)
-        other.size = self.size if size is None else size
-        other.white = self.white if white is None else white
+        other.size, other.white = size or self.size, self.white if white is None else white
         return other
+
+
+def path_from(path: Path, root: Path | None) -> str:
+    """Return the path from the root on, with slashes; the whole path if it does not lie there."""
+    inside = root is not None and path.is_relative_to(root)
+    return shown_path(path.relative_to(root).as_posix() if root is not None and inside else path)
+
+
+def shown_path(path: str | Path) -> str:
+    """Return the path as text that can be printed and stored, whatever its bytes."""
+    return os.fsencode(path).decode(errors="backslashreplace")
 
 
 class Selection(LabelledImages):
@@ -190,12 +208,12 @@ class Selection(LabelledImages):
         return self.dataset[int(self.indices[index])]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Item]:
-        """The items of a whole batch, as the dataset below gathers them."""
+        """Return the items of a whole batch, as the dataset below gathers them."""
         return self.dataset.__getitems__(self.indices[indices].tolist())
 
 
 def take(dataset: LabelledImages, indices: Sequence[int] | NDArray[np.int64]) -> Selection:
-    """The images at the indices, with their labels and the same classes; nothing is copied.
+    """Return the images at the indices, with their labels and the same classes; nothing is copied.
 
     >>> images = ArrayImages(np.zeros((4, 8, 8), dtype=np.uint8), [0, 1, 2, 1])
     >>> take(images, [3, 0]).labels
@@ -209,7 +227,7 @@ def take(dataset: LabelledImages, indices: Sequence[int] | NDArray[np.int64]) ->
 
 
 def in_units(dataset: LabelledImages, units: Labels | None) -> LabelledImages:
-    """The same images, of which those with one number belong together; unchanged where none do."""
+    """Return the same images, of which those of one unit belong together; unchanged if none do."""
     if units is None or len(np.unique(units)) == len(units):
         return dataset
     found = take(dataset, np.arange(len(dataset)))
@@ -218,51 +236,163 @@ def in_units(dataset: LabelledImages, units: Labels | None) -> LabelledImages:
 
 
 def base_of(dataset: LabelledImages) -> tuple[LabelledImages, NDArray[np.int64]]:
-    """The dataset that holds the images, and which of them these are."""
+    """Return the dataset that holds the images, and the indices of these in it."""
     if isinstance(dataset, Selection):
         return dataset.dataset, dataset.indices
     return dataset, np.arange(len(dataset))
 
 
-def as_groups(groups: object, count: int, name: str) -> tuple[str, ...]:
-    """The group of each of `count` images, as texts; raises DataError for what is not a text or number for each."""
-    try:
-        array = np.asarray(groups)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"{name}: groups that are no array given ({error})") from error
-    if array.shape != (count,) or array.dtype.kind not in "iuU":
+# ------------------------------------------------------------------------------------------- PyTorch datasets
+
+
+class WrappedDataset(LabelledImages):
+    """Any map-style PyTorch dataset of (image, label).
+
+    An image is a PIL image (turned to RGB, and resized to `size` if that is given), an array (H, W) or
+    (H, W, C), or a tensor (C, H, W); arrays and tensors are uint8 or floats. Labels are read from `targets`,
+    `labels` or `y` if the dataset has them and they agree with its items; otherwise all items are read once, when
+    labels are first needed. Raises DataError with the index of an item that is wrong.
+
+    >>> images = torch.zeros(2, 3, 4, 4, dtype=torch.uint8)
+    >>> wrapped = WrappedDataset(torch.utils.data.TensorDataset(images, torch.tensor([1, 0])))
+    >>> wrapped.labels, wrapped.classes, wrapped[0][1]
+    (array([1, 0]), ('0', '1'), 1)
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[object],
+        classes: Sequence[str] | None = None,
+        *,
+        size: tuple[int, int] | None = None,
+        name: str = "dataset",
+    ) -> None:
+        map_style = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+        if not map_style or isinstance(dataset, IterableDataset):
+            raise DataError(f"{name}: {type(dataset).__name__} given, a map-style dataset is needed")
+        self.dataset, self.size, self.name = dataset, size, name
+        if classes is not None:
+            self.classes = tuple(classes)
+
+    def __len__(self) -> int:
+        return len(self.dataset)  # type: ignore[arg-type]
+
+    def __getitem__(self, index: int) -> Item:
+        image, label = self._read(index)
+        if not 0 <= label < len(self.classes):
+            raise DataError(f"{self._at(index)}: label {label} given, 0..{len(self.classes) - 1} is allowed")
+        return self._to_tensor(image, index), label
+
+    def _look(self, index: int) -> Look:
+        if self.paths is not None:
+            tensor = self._to_tensor(self._read(index)[0], index)
+            return Look(file_hash(self.paths[index]), thumbnail=thumbnail(tensor))
+        image = self._read_the_same(index)
+        tensor = self._to_tensor(image, index)
+        return Look(image_hash(image), thumbnail=thumbnail(tensor)) if self._repeats else Look()
+
+    def content_hash(self, index: int) -> str:
+        """Return the hash of an item's file or image; empty for a dataset whose images differ each time."""
+        if self.paths is not None:
+            return file_hash(self.paths[index])
+        return image_hash(self._read_the_same(index)) if self._repeats else ""
+
+    def manifest_name(self, index: int, part: str) -> str:
+        """Return the path of an item's file from the dataset's root, or its index."""
+        if self.paths is None:
+            return super().manifest_name(index, part)
+        root = getattr(self.dataset, "root", None)
+        return f"{part}/{path_from(self.paths[index], Path(root) if isinstance(root, str | os.PathLike) else None)}"
+
+    def read_as(self, size: tuple[int, int] | None, white: int | None) -> Self:  # noqa: ARG002
+        """Return the same items, PIL images of another size."""
+        other = copy.copy(self)
+        other.size = size or self.size
+        return other
+
+    @cached_property
+    def paths(self) -> tuple[Path, ...] | None:
+        """The file of every item, if the dataset lists one for each and none twice."""
+        found = listed(self.dataset, paths_in)
+        return tuple(found) if found is not None and len(set(found)) == len(self) else None
+
+    @cached_property
+    def in_parallel(self) -> bool:  # type: ignore[override]
+        """Whether its items come from files of their own."""
+        return self.paths is not None
+
+    @cached_property
+    def groups(self) -> tuple[str, ...] | None:  # type: ignore[override]
+        """The groups that the dataset lists."""
+        groups = getattr(self.dataset, "groups", None)
+        return None if groups is None else as_groups(groups, len(self), self.name)
+
+    @cached_property
+    def labels(self) -> Labels:  # type: ignore[override]
+        """The label of every item."""
+        found = listed(self.dataset, labels_in)
+        if found is None or any(self._read(index)[1] != found[index] for index in self._some()):
+            found = [self._read(index)[1] for index in range(len(self))]
+        labels = as_labels(found, len(self), self.name)
+        negative = np.flatnonzero(labels < 0)
+        if len(negative) > 0:
+            raise DataError(f"{self._at(int(negative[0]))}: label {labels[negative[0]]} given, 0 or more is needed")
+        return labels
+
+    @cached_property
+    def classes(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The names that the dataset gives its classes, or "0", "1", ... up to the largest label."""
+        names = declared_classes(self.dataset)
+        return names if len(names) > self.labels.max(initial=-1) else numbered_classes(self.labels, self.name)
+
+    @cached_property
+    def _repeats(self) -> bool:
+        """Whether some items are the same when read again."""
+        first, again = ([image_hash(self._read_the_same(index)) for index in self._some()] for _ in range(2))
+        return first == again
+
+    def _some(self) -> set[int]:
+        return {0, len(self) // 2, len(self) - 1} if len(self) > 0 else set()
+
+    def _at(self, index: int) -> str:
+        return f"{self.name}: item {index}"
+
+    def _read_the_same(self, index: int) -> object:
+        """Read an image with the same random numbers each time."""
+        with random_numbers_kept(seed=0):
+            return self._read(index)[0]
+
+    def _read(self, index: int) -> tuple[object, int]:
+        try:
+            item = self.dataset[index]
+        except (Exception, SystemExit) as error:
+            if isinstance(error, IndexError) and index >= len(self):
+                raise  # it ends a loop over the items
+            pass_on(error, self._at(index))
+            said = "it ends the program" if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}"
+            raise DataError(f"{self._at(index)}: cannot be had from the dataset ({said})") from error
+        if not isinstance(item, tuple | list) or len(item) != 2:
+            raise DataError(f"{self._at(index)}: {type(item).__name__} given, (image, label) is needed")
+        image, label = item
+        try:
+            return image, operator.index(label)
+        except TypeError as error:
+            raise DataError(f"{self._at(index)}: label {label!r} given, an integer is needed") from error
+
+    def _to_tensor(self, image: object, index: int) -> Tensor:
+        if isinstance(image, Image.Image):
+            return to_pixels(image, self.size)
+        tensor = from_array(image) if isinstance(image, np.ndarray) and image.dtype.kind in "uf" else image
+        if isinstance(tensor, Tensor) and tensor.ndim == 2:
+            tensor = tensor.unsqueeze(0)
+        if (
+            isinstance(tensor, Tensor)
+            and tensor.ndim == 3
+            and (tensor.is_floating_point() or tensor.dtype == torch.uint8)
+        ):
+            return tensor
+        found = f"{getattr(image, 'dtype', '')} {type(image).__name__} {tuple(getattr(image, 'shape', ()))}"
         raise DataError(
-            f"{name}: groups {array.dtype} of shape {array.shape} given for {count} images; a number or a text is "
-            "needed for each"
+            f"{self._at(index)}: {found.strip(' ()')} given as image; a PIL image, or an array (H, W, C) "
+            "or tensor (C, H, W) of uint8 or floats is needed"
         )
-    return tuple(map(str, array.tolist()))
-
-
-def numbered(labels: Labels, name: str) -> tuple[str, ...]:
-    """The classes "0", "1", ... up to the largest label."""
-    largest = int(labels.max(initial=-1))
-    if largest >= _MOST_CLASSES:
-        raise DataError(
-            f"{name}: the label {largest} given, which would make {largest + 1} classes; number the classes from 0 on"
-        )
-    return tuple(str(number) for number in range(largest + 1))
-
-
-def _check_range(labels: Labels, classes: tuple[str, ...], name: str) -> None:
-    wrong = np.flatnonzero((labels < 0) | (labels >= len(classes)))
-    if len(wrong) > 0:
-        raise DataError(
-            f"{name}: item {wrong[0]}: label {labels[wrong[0]]} given, "
-            f"0..{len(classes) - 1} is allowed for {len(classes)} classes"
-        )
-
-
-def below(path: Path, root: Path | None) -> str:
-    """The path from the root on, with slashes; the whole path where it does not lie there."""
-    inside = root is not None and path.is_relative_to(root)
-    return _shown(path.relative_to(root).as_posix() if root is not None and inside else path)
-
-
-def _shown(path: str | Path) -> str:
-    """The path as text that can be printed and stored, whatever its bytes."""
-    return os.fsencode(path).decode(errors="backslashreplace")

@@ -1,13 +1,16 @@
-"""Image files -> pixels."""
+"""Image files -> pixels, and what opening an image shows: a hash of its content, its depth, a thumbnail, faults."""
 
 from __future__ import annotations
 
+import hashlib
 import io
 import math
+import os
+import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
@@ -16,59 +19,86 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
+from torch.nn.functional import adaptive_avg_pool2d
 
-from basisprune.errors import DataError, pass_on
-from basisprune.files import open_file
+from basisprune.errors import BasisPruneError, DataError, pass_on
+from basisprune.files import read_bytes
 
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP")
-"""What Pillow may take a file for; left to itself, it would also start Ghostscript for what it takes for EPS."""
+"""The formats that Pillow may detect; left to itself, it would also start Ghostscript for EPS files."""
 EXTENSIONS = (".bmp", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 WHITES = (255, 4095, 65535)
-"""What may count as white in an image of more than 8 bits: the largest value of 8, 12 and 16 bits."""
+"""Possible white levels of images of more than 8 bits: the largest values of 8, 12 and 16 bits."""
+SIDE, COLOUR_SIDE = 32, 8
+"""Pixels along a side of a thumbnail, in grey and in colour."""
 _MOST_PIXELS = 178_956_970  # from which on Pillow, by default, suspects a decompression bomb
 _LONGEST = 10_000_000  # pixels of a side; Pillow has no memory for much longer rows
 _LARGE, _alone = 1 << 26, threading.RLock()  # images of so many pixels are decoded one at a time
 _BLOCK = 1 << 20  # values that are scaled at a time
 _BITS_PER_SAMPLE = 258  # a tag of TIFF
-_GLANCE = (32, 32)
+_SMALLEST = 8  # side of an image that has a thumbnail
+
+_Version = tuple[str, int, int, int]
+_looks: dict[_Version, Look] = {}
 
 
 @dataclass(frozen=True)
 class Depth:
-    """What an image of more than 8 bits tells of itself: the value that would be white by its brightest pixel.
+    """The white level that the brightest pixel of an image of more than 8 bits suggests.
 
-    For integers that is the first of `WHITES` that is not exceeded, for floats it may be 1 as well.
+    For integers it is the first of `WHITES` that is not exceeded; for floats it may also be 1.
     """
 
     white: int
     floats: bool = False
 
 
-def decode(path: Path, size: tuple[int, int], white: int | None = None) -> Tensor:
-    """The image of a file, upright, in colour and of the given (height, width): uint8 (3, *size).
+@dataclass(frozen=True)
+class Look:
+    """What opening an image shows: the SHA-256 of its content, its depth if above 8 bits, and any fault.
 
-    `white` is what counts as white in an image of more than 8 bits, by default what its brightest pixel suggests.
-    Raises DataError, which names the file, for what is missing, damaged or no image.
+    The hash is empty if the content differs each time. Near copies are found by their `thumbnail` and then share one
+    `cluster`.
     """
+
+    sha256: str = ""
+    depth: Depth | None = None
+    fault: str = ""
+    thumbnail: bytes = field(default=b"", repr=False)
+    cluster: str = ""
+
+
+@contextmanager
+def readable(where: object, *kinds: type[Exception], advice: str = "") -> Iterator[None]:
+    """Raise errors of these kinds, by default those of files, as a DataError that names the place and ends in advice.
+
+    Errors of the machine, such as too many open files, stay as they are.
+    """
+    caught = kinds or (OSError, ValueError)
     try:
-        file = open_file(path)
-    except FileNotFoundError as error:
-        raise DataError(f"{path}: there is no such file") from error
-    except (OSError, ValueError) as error:
-        pass_on(error, path)
-        raise DataError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
-    with file:
-        return _decoded(file, path, size, white)
+        yield
+    except BasisPruneError:
+        raise
+    except caught as error:
+        pass_on(error, where)
+        said = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+        raise DataError(f"{where}: cannot be read ({said}){advice}") from error
 
 
-def decode_content(content: bytes, name: str, size: tuple[int, int], white: int | None = None) -> Tensor:
-    """The image in the content of a file that is called so; otherwise as `decode`."""
-    with io.BytesIO(content) as file:
-        return _decoded(file, name, size, white)
+def decode(path: Path, size: tuple[int, int], white: int | None = None) -> Tensor:
+    """Decode an image file, upright, in colour and resized to (height, width): uint8 (3, *size).
+
+    `white` is the white level of images of more than 8 bits, by default what the brightest pixel suggests.
+    Raises DataError, which names the file, if it is missing, damaged or no image.
+    """
+    with readable(path):
+        content = read_bytes(path)
+    return decode_content(content, path, size, white)
 
 
-def _decoded(file: BinaryIO, name: str | Path, size: tuple[int, int], white: int | None) -> Tensor:
-    with _image_in(file, name) as image:
+def decode_content(content: bytes, name: str | Path, size: tuple[int, int], white: int | None = None) -> Tensor:
+    """Decode the content of an image file as `decode` does; errors call it `name`."""
+    with io.BytesIO(content) as file, _image_in(file, name) as image:
         deep = _deep_values(image, file)
         if deep is not None:
             return _to_tensor(_eight_bits(deep, white or depth_of(deep, image).white), size)
@@ -78,22 +108,20 @@ def _decoded(file: BinaryIO, name: str | Path, size: tuple[int, int], white: int
         return to_pixels(image, size)
 
 
-def glance(content: bytes, path: str | Path) -> tuple[Depth | None, Tensor]:
-    """How deep the image in the content of a file is, None for 8 bits, and the image in 32 x 32 pixels.
-
-    Raises DataError as `decode` does.
-    """
-    with io.BytesIO(content) as file, _image_in(file, path) as image:
+def glance(content: bytes, name: str | Path) -> tuple[Depth | None, Tensor]:
+    """Decode to 32 x 32 pixels; return them with the depth, None for 8 bits. Raises DataError as `decode` does."""
+    size = (SIDE, SIDE)
+    with io.BytesIO(content) as file, _image_in(file, name) as image:
         deep = _deep_values(image, file)
         if deep is not None:
             depth = depth_of(deep, image)
-            return depth, _to_tensor(_eight_bits(deep, depth.white), _GLANCE)
-        image.draft(None, _GLANCE)
-        return None, to_pixels(image, _GLANCE)
+            return depth, _to_tensor(_eight_bits(deep, depth.white), size)
+        image.draft(None, size)
+        return None, to_pixels(image, size)
 
 
 def to_pixels(image: Image.Image, size: tuple[int, int] | None = None) -> Tensor:
-    """The image upright and in colour: uint8 (3, height, width), resized to (height, width) if asked.
+    """Return the image upright and in colour: uint8 (3, height, width), resized to (height, width) if asked.
 
     >>> to_pixels(Image.new("1", (4, 2), 1)).shape
     torch.Size([3, 2, 4])
@@ -106,7 +134,7 @@ def to_pixels(image: Image.Image, size: tuple[int, int] | None = None) -> Tensor
 
 
 def depth_of(values: NDArray[np.generic], image: Image.Image) -> Depth:
-    """What the brightest of the values suggests as white; raises ValueError where nothing is known of their range.
+    """Return the white level that the brightest value suggests; raise ValueError if the range is unknown.
 
     >>> depth_of(np.array([0, 3000], dtype=np.uint16), Image.new("I;16", (2, 1)))
     Depth(white=4095, floats=False)
@@ -115,9 +143,7 @@ def depth_of(values: NDArray[np.generic], image: Image.Image) -> Depth:
     low, high = float(seen.min()), float(seen.max())
     floats = np.issubdtype(values.dtype, np.floating)
     if not (0 <= low <= high <= WHITES[-1]):  # this way round, NaN fails too
-        raise ValueError(
-            f"pixels from {low:g} to {high:g} are of unknown range; convert the image to 8 or 16 bits, from 0 on"
-        )
+        raise ValueError(f"pixels from {low:g} to {high:g} are of unknown range; convert the image to 8 or 16 bits")
     if floats and high <= 1:
         return Depth(1, floats=True)
     declared = 2 ** max(getattr(image, "tag_v2", {}).get(_BITS_PER_SAMPLE, (8,))) - 1
@@ -127,7 +153,7 @@ def depth_of(values: NDArray[np.generic], image: Image.Image) -> Depth:
 
 @contextmanager
 def _image_in(file: BinaryIO, path: str | Path) -> Iterator[Image.Image]:
-    """The image in an open file; what goes wrong with it becomes a DataError that names the path."""
+    """Open the image in a file; raise what goes wrong with it as a DataError that names the path."""
     try:
         with Image.open(file, formats=FORMATS) as image:
             pixels = image.width * image.height
@@ -147,7 +173,7 @@ def _image_in(file: BinaryIO, path: str | Path) -> Iterator[Image.Image]:
 
 
 def _deep_values(image: Image.Image, file: BinaryIO) -> NDArray[np.generic] | None:
-    """The values of an upright image of more than 8 bits, (H, W) or (H, W, C); None for other images."""
+    """Return the values of an image of more than 8 bits, upright (H, W) or (H, W, C); None for other images."""
     if _is_deep_grey(image):
         return np.asarray(ImageOps.exif_transpose(image))
     swapped = _with_bytes_swapped(image)
@@ -163,7 +189,7 @@ def _deep_values(image: Image.Image, file: BinaryIO) -> NDArray[np.generic] | No
 
 
 def _with_bytes_swapped(image: Image.Image) -> list[object] | None:
-    """How the parts of a colour image of 16 bits are decoded with the bytes of each value swapped, else None."""
+    """Return Pillow's tiles with the bytes of each value swapped, for colour images of 16 bits; None for others."""
     turned = {f"{mode};16{one}": f"{mode};16{other}" for mode in ("RGB", "RGBA") for one, other in ("BL", "LB")}
     swapped: list[object] = []
     for codec, extents, offset, options in getattr(image, "tile", ()):
@@ -196,10 +222,91 @@ def _to_tensor(image: Image.Image, size: tuple[int, int] | None) -> Tensor:
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
-    """An image of 8 bits in RGB; what is transparent is seen on white."""
+    """Convert an image of 8 bits to RGB, transparent parts on white."""
     if image.mode == "RGB" and "transparency" not in image.info:
         return image
     if image.mode in ("RGBA", "RGBa", "LA", "La", "PA") or "transparency" in image.info:
         over = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", over.size, "white"), over).convert("RGB")
     return image.convert("RGB")
+
+
+# ------------------------------------------------------------------------------------------- looking at an image
+
+
+def look_at_content(content: bytes, name: str | Path) -> Look:
+    """Decode the content of an image file and return what it shows; a damaged one has a fault."""
+    sha256 = hashlib.sha256(content).hexdigest()
+    try:
+        depth, image = glance(content, name)
+    except DataError as error:
+        return Look(sha256, fault=str(error))
+    return Look(sha256, depth, thumbnail=thumbnail(image))
+
+
+def look_at_file(path: Path) -> Look:
+    """Look at an image file; a process reads a file again only if it has changed."""
+    try:
+        with readable(path):
+            version = _version(path)
+            if version not in _looks:
+                _looks[version] = look_at_content(read_bytes(path), path)
+            return _looks[version]
+    except DataError as error:
+        return Look(fault=str(error))
+
+
+def file_hash(path: Path) -> str:
+    """Return the SHA-256 of a file's content; raise DataError that names a file which cannot be read."""
+    with readable(path):
+        known = _looks.get(_version(path))
+        return hashlib.sha256(read_bytes(path)).hexdigest() if known is None else known.sha256
+
+
+def image_hash(image: object) -> str:
+    """Return the SHA-256 of a tensor, an array or a PIL image, with its type and shape.
+
+    >>> image_hash(torch.zeros(2, 2)) == image_hash(np.zeros((2, 2), dtype=np.float32)) != image_hash(torch.ones(2, 2))
+    True
+    """
+    array = np.ascontiguousarray(image.detach().cpu().numpy() if isinstance(image, Tensor) else np.asarray(image))
+    mode = image.mode if isinstance(image, Image.Image) else ""
+    digest = hashlib.sha256(f"{mode} {array.dtype.str} {array.shape}".encode())
+    digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+def thumbnail(image: object) -> bytes:
+    """Return the image (C, H, W) in 8 bits: small in grey, smaller in colour; empty for anything else."""
+    if not isinstance(image, Tensor) or image.ndim != 3 or min(image.shape[1:]) < _SMALLEST or len(image) == 0:
+        return b""
+    pixels = image.detach().cpu()[:3].float()
+    if image.is_floating_point():
+        inside = float(pixels.min()) >= 0 and float(pixels.max()) <= 1
+        pixels = 255 * pixels if inside else 128 + 40 * pixels  # normalised for a network
+    colours = (pixels if len(pixels) == 3 else pixels[:1].expand(3, -1, -1))[None]
+    small, smaller = adaptive_avg_pool2d(colours.mean(1), SIDE), adaptive_avg_pool2d(colours, COLOUR_SIDE)
+    flat = torch.cat([small.flatten(), smaller.flatten()]).nan_to_num().clamp(0, 255).round()
+    return flat.to(torch.uint8).numpy().tobytes()
+
+
+@contextmanager
+def random_numbers_kept(seed: int | None = None) -> Iterator[None]:
+    """Restore the random states of Python, NumPy and PyTorch afterwards; inside, seed them if asked."""
+    states = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
+    try:
+        if seed is not None:
+            random.seed(seed)
+            np.random.seed(seed)
+            torch.default_generator.manual_seed(seed)
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.default_generator.set_state(states[2])
+
+
+def _version(path: Path) -> _Version:
+    """Identify the file as it is now; other content has another version."""
+    known = os.stat(path)
+    return os.fspath(path), known.st_ino, known.st_size, known.st_mtime_ns

@@ -1,71 +1,86 @@
-"""Datasets of Hugging Face, saved in a folder, as Parquet files or by name -> datasets of ours."""
+"""Datasets of Hugging Face, saved in a folder, as Parquet files or by name, and torchvision's by name."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from basisprune.data.folders import PARTS
-from basisprune.data.listing import all_files, subfolders
+import numpy as np
+import torchvision
+from numpy.typing import NDArray
+from torch import Tensor
+
+from basisprune.data.arrays import as_indices, class_names
+from basisprune.data.datasets import MOST_BYTES, ArrayImages, FileImages, LabelledImages, WrappedDataset
+from basisprune.data.decode import readable
+from basisprune.data.folders import PART_OF, all_files, subfolders
 from basisprune.data.split import Splits
-from basisprune.data.stored import MOST_BYTES, StoredImages, as_indices, class_names
-from basisprune.errors import DataError, MissingExtraError, pass_on
+from basisprune.errors import DataError, MissingExtraError, nearest
 from basisprune.files import Json, parse_json, read_bytes
 
 if TYPE_CHECKING:
     import datasets
 
-PREFIX = "hf:"
+PREFIX, TORCHVISION = "hf:", "torchvision:"
+"""How the names of these datasets begin."""
 _SPLITS, _STATE = "dataset_dict.json", "state.json"
 _SAVED = ((_SPLITS,), (_STATE, "dataset_info.json"))
 _PARQUET = ".parquet"
 _LARGEST_STATE = 16 << 20
 _NEVER_IN_NAMES = ":*?[]"  # addresses, such as hdfs::x, start programs or load libraries; patterns name other files
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
-_PART = {name: part for part, names in PARTS.items() for name in names}
+# How the datasets of torchvision name their parts: the arguments beside `root` and `download`.
+_BY_FLAG: dict[str, Mapping[str, object]] = {"train": {"train": True}, "test": {"train": False}}
+_BY_SPLIT = {
+    ("train", "valid", "test"): ("Country211",),
+    ("train", "val", "test"): ("DTD", "FGVCAircraft", "Flowers102", "PCAM", "RenderedSST2"),
+    ("train", "test"): ("Food101", "GTSRB", "STL10", "SVHN", "StanfordCars"),
+    ("train", "val"): ("Imagenette",),
+    ("trainval", "test"): ("OxfordIIITPet",),
+}
+ARGUMENTS: dict[str, dict[str, Mapping[str, object]]] = {
+    **dict.fromkeys(("CIFAR10", "CIFAR100", "FashionMNIST", "KMNIST", "MNIST", "USPS"), _BY_FLAG),
+    "EMNIST": {part: {"split": "balanced", **flag} for part, flag in _BY_FLAG.items()},
+    **{
+        name: {PART_OF.get(split, "train"): {"split": split} for split in splits}
+        for splits, names in _BY_SPLIT.items()
+        for name in names
+    },
+    **{name: {"train": {}} for name in ("Caltech101", "Caltech256", "EuroSAT", "SEMEION")},
+}
 
 
-class HubImages(StoredImages):
-    """The images in a column of a dataset, which is mapped into memory and decoded when asked for."""
+class HubImages(FileImages):
+    """The images in a column of a dataset that is mapped into memory, decoded on access."""
 
     def __init__(
-        self,
-        rows: datasets.Dataset,
-        column: str,
-        labels: list[str],
-        classes: tuple[str, ...],
-        size: tuple[int, int],
-        where: str,
+        self, rows: datasets.Dataset, labels: list[str], classes: tuple[str, ...], size: tuple[int, int], where: str
     ) -> None:
         super().__init__(as_indices(labels, classes, where), classes, size)
-        self.rows, self.column, self.where = rows, column, where
+        self.rows, self.column, self.where = rows, rows.column_names[0], where
 
     def content(self, index: int) -> bytes:
-        """The bytes of the image's file."""
-        try:
+        """Return the bytes of the image's file."""
+        with readable(self.name(index), Exception):  # Arrow has many kinds of its own
             found = self.rows[index][self.column]
-        except Exception as error:  # Arrow has many of its own
-            pass_on(error, self.name(index))
-            raise DataError(f"{self.name(index)}: cannot be read ({type(error).__name__}: {error})") from error
         content = found.get("bytes") if isinstance(found, Mapping) else None
         if not isinstance(content, bytes):
-            raise DataError(
-                f"{self.name(index)}: the image itself is not in the dataset; save it with its images embedded"
-            )
+            raise DataError(f"{self.name(index)}: the image itself is not in the dataset; save it with embedded images")
         if len(content) > MOST_BYTES:
             raise DataError(f"{self.name(index)}: has {len(content):,} bytes; at most {MOST_BYTES:,} are read")
         return content
 
     def name(self, index: int) -> str:
-        """The dataset, its part and the row."""
+        """Return the dataset, its part and the row."""
         return f"{self.where}[{index}]"
 
 
 def holds_dataset(folder: Path) -> bool:
-    """Whether a folder holds a dataset that `save_to_disk` wrote, or Parquet files right in it."""
+    """Return whether a folder holds a dataset that `save_to_disk` wrote, or Parquet files right in it."""
     return _is_saved(folder) or (not subfolders(folder) and any(folder.glob(f"*{_PARQUET}")))
 
 
@@ -73,63 +88,51 @@ def _is_saved(folder: Path) -> bool:
     return any(all((folder / name).is_file() for name in names) for names in _SAVED)
 
 
-def fetch_hub(name: str) -> None:
-    """Downloads the dataset, unless that has been done."""
-    _load(name)
-
-
 def read_hub(source: str | Path, size: tuple[int, int]) -> Splits:
-    """The parts of a dataset by name, after `hf:`, or in a folder; no code of it is ever run.
+    """Read the parts of a dataset by name, after `hf:`, or in a folder; no code of it is ever run.
 
-    It needs one column of images, and one of class labels or one that is called `label`. Splits that are not called
-    train, validation or test are no part of the data; a single one is training's. Raises DataError for what does not
-    fit, MissingExtraError without the package.
+    It needs one column of images, and one of class labels or one called `label`. Splits that are not called train,
+    validation or test are ignored; a single one is for training. Raises DataError for anything that does not fit,
+    MissingExtraError without the package.
     """
     where = str(source)
-    found = _load(where)
+    found = load_hub(where)
     parts: dict[str, datasets.Dataset] = {}
     for split, rows in found.items():
-        part = _PART.get(str(split).casefold(), "train" if len(found) == 1 else "")
+        part = PART_OF.get(str(split).casefold(), "train" if len(found) == 1 else "")
         if part in parts:
             raise DataError(f"{where}: has several splits for {part}; keep one of them")
         if part:
             parts[part] = rows
     if "train" not in parts:
         raise DataError(f"{where}: has the splits {', '.join(map(str, found))}, but no train")
-    image, label = _columns(parts["train"], where)
-    labels = {part: _labels(rows, label, f"{where}: {part}") for part, rows in parts.items()}
-    names = getattr(parts["train"].features[label], "names", None)
+    columns = {part: _columns(rows, f"{where}: {part}") for part, rows in parts.items()}
+    labels = {part: _labels(rows, columns[part][1], f"{where}: {part}") for part, rows in parts.items()}
+    names = getattr(parts["train"].features[columns["train"][1]], "names", None)
     classes = class_names(labels["train"]) if names is None else tuple(map(str, names))
-    images = {
-        part: HubImages(_undecoded(rows, image, where), image, labels[part], classes, size, f"{where}: {part}")
-        for part, rows in parts.items()
-    }
-    return Splits(images["train"], images.get("val"), images.get("test"), classes)
+    images = {}
+    for part, rows in parts.items():
+        undecoded = _undecoded(rows, columns[part][0], f"{where}: {part}")
+        images[part] = HubImages(undecoded, labels[part], classes, size, f"{where}: {part}")
+    return Splits.of(images)
 
 
-def _load(source: str) -> Mapping[str, datasets.Dataset]:
-    """The splits of the dataset, each mapped into memory."""
+def load_hub(source: str) -> Mapping[str, datasets.Dataset]:
+    """Return the splits of the dataset, each mapped into memory; download it if that has not been done."""
     if find_spec("datasets") is None:
         raise MissingExtraError("datasets", extra="datasets")
     import datasets
 
     name = source.removeprefix(PREFIX)
     folder = Path(name).expanduser().absolute()
-    try:
+    advice = "; give a folder that save_to_disk wrote, a folder of Parquet files, or the name of a dataset without code"
+    with readable(source, Exception, advice=advice):  # from the network, the disk, Arrow or the package itself
         if not folder.is_dir():
             found = datasets.load_dataset(_hub_id(name))
         elif _is_saved(folder):
             return _saved(folder)
         else:
             found = datasets.load_dataset("parquet", data_files=_parquet_files(folder))
-    except DataError:
-        raise
-    except Exception as error:  # from the network, the disk, Arrow or the package itself
-        pass_on(error, source)
-        raise DataError(
-            f"{source}: could not be read as a dataset of Hugging Face ({type(error).__name__}: {error}); give the "
-            "folder that save_to_disk wrote, a folder of Parquet files, or the name of a dataset without code"
-        ) from error
     if not isinstance(found, datasets.DatasetDict):
         raise DataError(f"{source}: a {type(found).__name__} was found, whose rows have no random access")
     return cast("Mapping[str, datasets.Dataset]", found)
@@ -180,19 +183,19 @@ def _plain_names(names: object, where: Path) -> list[str]:
 
 
 def _parquet_files(folder: Path) -> dict[str, list[str]]:
-    """The files of each part, by how their names begin; all are training's unless they are called as parts."""
+    """Return the files of each part by the start of their names; all others are for training."""
     paths = [path for path in all_files(folder) if path.suffix == _PARQUET]
     parts: dict[str, list[str]] = {}
     for path in paths:
         if found := set(str(path)) & set(_NEVER_IN_NAMES) - set(path.drive):
             raise DataError(f"{path}: has {found.pop()!r} in its name, which could be read as an address; rename it")
         start = path.name.casefold().split("-")[0].removesuffix(_PARQUET)
-        parts.setdefault(_PART.get(start, "train"), []).append(str(path))
+        parts.setdefault(PART_OF.get(start, "train"), []).append(str(path))
     return parts
 
 
 def _columns(rows: datasets.Dataset, where: str) -> tuple[str, str]:
-    """The names of the columns of images and of labels."""
+    """Return the names of the columns of images and of labels."""
     import datasets
 
     kinds = rows.features
@@ -202,9 +205,7 @@ def _columns(rows: datasets.Dataset, where: str) -> tuple[str, str]:
         labels = [name for name in kinds if name == "label"]
     for name in labels:  # before any is read: images and other media would be opened, wherever they point
         if not _is_label_column(kinds[name]):
-            raise DataError(
-                f"{where}: the column {name} is {str(kinds[name])[:80]}; labels are a ClassLabel, whole numbers or text"
-            )
+            raise DataError(f"{where}: the column {name} is {str(kinds[name])[:80]}; labels are class numbers or text")
     if len(images) != 1 or len(labels) != 1:
         raise DataError(
             f"{where}: has the columns {', '.join(kinds)}, of which {len(images)} hold images; one column of images "
@@ -223,7 +224,7 @@ def _is_label_column(kind: object) -> bool:
 
 
 def _labels(rows: datasets.Dataset, column: str, where: str) -> list[str]:
-    """The label of each row as text: the name of its class where the dataset names them."""
+    """Return the label of each row as text: the name of its class if the dataset names them."""
     names = getattr(rows.features[column], "names", None)
     found = list(rows.select_columns([column]).with_format(None)[:][column])
     wrong = next((index for index, label in enumerate(found) if not _is_label(label, names)), None)
@@ -239,10 +240,58 @@ def _is_label(label: object, names: list[str] | None) -> bool:
 
 
 def _undecoded(rows: datasets.Dataset, column: str, where: str) -> datasets.Dataset:
-    """The rows with the bytes of their images, and nothing else."""
+    """Return the rows with the bytes of their images, and nothing else."""
     import datasets
 
-    try:
+    with readable(f"{where}: images", Exception):
         return rows.select_columns([column]).with_format(None).cast_column(column, datasets.Image(decode=False))
-    except Exception as error:
-        raise DataError(f"{where}: its images cannot be read ({type(error).__name__}: {error})") from error
+
+
+# ------------------------------------------------------------------------------------------- torchvision
+
+
+def cache_folder() -> Path:
+    """Return where downloaded data lies: the environment variable BASISPRUNE_DATA, or ~/.cache/basisprune."""
+    return Path(os.environ.get("BASISPRUNE_DATA") or "~/.cache/basisprune").expanduser()
+
+
+def read_torchvision(source: str, size: tuple[int, int]) -> Splits:
+    """Read the parts of a torchvision dataset by name, after `torchvision:`; download them into the cache folder.
+
+    Datasets that lie in memory keep their size; images in files are resized to `size` as they are decoded.
+    Raises DataError for an unknown name, with the nearest valid ones, and if files are missing.
+    """
+    name = source.removeprefix(TORCHVISION)
+    if name not in ARGUMENTS:
+        hint = nearest(name, ARGUMENTS, most=3) or f" Known are {', '.join(sorted(ARGUMENTS))}"
+        raise DataError(f"torchvision:{name}: there is no such dataset.{hint}")
+    parts: dict[str, LabelledImages] = {}
+    for part, arguments in ARGUMENTS[name].items():  # training first
+        parts[part] = _read_part(name, arguments, size, parts["train"].classes if parts else None)
+    return Splits.of(parts)
+
+
+def _read_part(
+    name: str, arguments: Mapping[str, object], size: tuple[int, int], classes: tuple[str, ...] | None
+) -> LabelledImages:
+    root = cache_folder()
+    advice = f"; put its files into {root} as torchvision lays them out, or set BASISPRUNE_DATA to the folder of them"
+    with readable(f"{TORCHVISION}{name}", Exception, advice=advice):  # the network, the disk, the archive, a reader
+        root.mkdir(parents=True, exist_ok=True)
+        dataset = getattr(torchvision.datasets, name)(root=str(root), download=True, **arguments)
+    wrapped = WrappedDataset(dataset, classes, size=size, name=f"torchvision:{name}")
+    images = _images_in_memory(dataset)
+    if images is None:
+        return wrapped
+    return ArrayImages(images, wrapped.labels, wrapped.classes, name=wrapped.name)
+
+
+def _images_in_memory(dataset: object) -> NDArray[np.uint8] | None:
+    """Return the uint8 array (N, H, W) or (N, H, W, C) of a dataset that holds one; nothing is decoded."""
+    data = getattr(dataset, "data", None)
+    if not isinstance(data, np.ndarray | Tensor):
+        return None
+    array = np.asarray(data)
+    if array.ndim == 4 and array.shape[1] == 3 != array.shape[3]:
+        array = array.transpose(0, 2, 3, 1)
+    return array if array.dtype == np.uint8 and array.ndim in (3, 4) else None

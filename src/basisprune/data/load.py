@@ -1,41 +1,78 @@
-"""Whatever users have their images in -> training, validation and test parts."""
+"""Images in any form that users have them in -> training, validation and test parts."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import cast
 
 import numpy as np
 from torch.utils.data import Dataset
 
+from basisprune.arguments import LARGEST_SEED, check, fraction, image_size, of_type, whole
 from basisprune.data import hub, shards
-from basisprune.data.arguments import LARGEST_SEED, check, fraction, image_size, of_type, whole
-from basisprune.data.builtin import read_builtin
-from basisprune.data.datasets import LabelledImages
+from basisprune.data.arrays import as_indices, as_labels, declared_classes, read_arrays
+from basisprune.data.copies import look_at, looks_of, note_near_copies
+from basisprune.data.datasets import ArrayImages, LabelledImages, WrappedDataset, take
+from basisprune.data.decode import Depth, Look, readable
 from basisprune.data.folders import read_folder
-from basisprune.data.manifest import Manifest, Role
-from basisprune.data.npz import read_npz
-from basisprune.data.opening import opened, reread
-from basisprune.data.reading import Reading
-from basisprune.data.roles import ROLES, groups_of, recalled, related, units, without_shared
-from basisprune.data.split import Splits, fill, limited, set_aside
-from basisprune.data.wrapped import WrappedDataset, declared_classes
-from basisprune.errors import DataError
+from basisprune.data.manifest import ROLES, Manifest, Role, recalled
+from basisprune.data.split import (
+    Splits,
+    fill,
+    groups_of,
+    keys_of,
+    limited,
+    names_of,
+    related,
+    reread,
+    set_aside,
+    units,
+)
+from basisprune.errors import ConfigError, DataError
 from basisprune.files import user_path
-
-__all__ = ["DEFAULT_SIZE", "Source", "Splits", "load_data"]
+from basisprune.listener import Listener, Silence
 
 DEFAULT_SIZE = (224, 224)
 VAL_FRACTION, TEST_FRACTION = 0.2, 0.1
-_BUILTIN = "torchvision:"
-PREFIXES = (_BUILTIN, shards.PREFIX, hub.PREFIX)
-"""How the names of sources begin that are not paths."""
-FETCHED = (_BUILTIN, hub.PREFIX)
+FETCHED = (hub.TORCHVISION, hub.PREFIX)
 """How the names of sources begin that are downloaded."""
+PREFIXES = (*FETCHED, shards.PREFIX)
+"""How the names of sources begin that are not paths."""
+_MOST_SHOWN = 10
+_SHARED = ("are exact copies of images", "are of the same groups as images", "are near copies of images")
 
 Source = str | os.PathLike[str] | Splits | Dataset[object] | Sequence[Dataset[object] | None]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How to treat images that are damaged, belong together or were chosen before.
+
+    `groups` is a CSV file of image names and groups: images of one group stay in one part. With `strict`, damaged
+    images and images that the data has in several parts are refused; otherwise they are reported and left out. With a
+    `manifest`, exactly its images are used. Without a `listener`, reports are Python warnings.
+    """
+
+    groups: str | os.PathLike[str] | None = None
+    strict: bool = False
+    manifest: Manifest | None = None
+    listener: Listener | None = None
+
+    def report(self, what: str, found: Sequence[str]) -> None:
+        """Report what was found, the first ten by name; raise DataError instead if `strict`."""
+        if self.strict:
+            raise DataError.of(what, found)
+        rest = [f"and {len(found) - _MOST_SHOWN} more"] if len(found) > _MOST_SHOWN else []
+        line = "\n  - ".join([what, *found[:_MOST_SHOWN], *rest])
+        if self.listener is not None:
+            self.listener.say(line)
+        else:
+            warnings.warn(line, UserWarning, stacklevel=4)
 
 
 def load_data(
@@ -49,36 +86,60 @@ def load_data(
     limit: int | None = None,
     reading: Reading | None = None,
 ) -> Splits:
-    """The training, validation and test parts of `source`.
+    """Return the training, validation and test parts of `source`.
 
-    A source is a folder of class folders; a folder with train/ and perhaps val/ and test/ that hold class
-    folders; a .npz file as Keras lays it out; "torchvision:CIFAR10" and the like; WebDataset shards, as a folder of
-    .tar files or "wds:photos-{000..009}.tar"; a Hugging Face dataset, as a folder that `save_to_disk` wrote, a folder
-    of Parquet files or "hf:NAME"; a PyTorch dataset; a tuple (train, val) or (train, val, test) of them, None for what
-    is not there; or Splits, which are divided already.
+    All images are opened once; damaged ones are left out, with a warning. Parts that the source lacks are drawn from
+    its training images, stratified by class; every class with three images or more has one in each part. Copies of an
+    image, exact and near ones, and images of one group (see `Reading`) stay in one part; what the source itself has in
+    several parts is left out of all but the first, with a warning.
 
-    Parts that the source lacks are drawn from its training images by `seed`, stratified by class, unless
-    their fraction (of those images) is 0; every class with three images or more has one in each part. Copies of
-    an image, exact and near ones, stay in one part, and so do images of one group (see `Reading`); what the source
-    itself has in several parts is left out of all but the first, with a warning. Of the validation images,
-    `confirm_fraction` is set aside to confirm a result. `limit` keeps at most that many training images. Image files
-    are resized to `size` (height, width) as they are decoded, by default to 224 x 224; PIL images of PyTorch datasets
-    only if `size` is given.
+    Args:
+        source: A folder of class folders; a folder with train/ and perhaps val/ and test/ that hold class folders; a
+            .npz file as Keras lays it out; "torchvision:CIFAR10" and the like; WebDataset shards, as a folder of .tar
+            files or "wds:photos-{000..009}.tar"; a Hugging Face dataset, as a folder that `save_to_disk` wrote, a
+            folder of Parquet files or "hf:NAME"; a PyTorch dataset; a tuple (train, val) or (train, val, test) of them,
+            None for a missing one; or Splits, which are divided already.
+        size: Height and width to which image files are resized as they are decoded, by default 224 x 224; PIL images
+            of PyTorch datasets are resized only if it is given.
+        val_fraction: Fraction of the training images to validate with if the source has no such part; 0 for none.
+        test_fraction: The same for testing.
+        confirm_fraction: Fraction of the validation images to set aside for confirming a result.
+        seed: Decides which images are drawn.
+        limit: The most training images to keep.
+        reading: Groups, strictness, a manifest of earlier parts, and who hears of progress.
 
-    All images are opened once; those that are damaged are left out, with a warning. Raises ConfigError for arguments
-    out of range, DataError for data that cannot be used.
+    Raises:
+        ConfigError: For arguments out of range.
+        DataError: For data that cannot be used.
+
+    >>> images = ArrayImages(np.random.default_rng(0).integers(0, 256, (40, 8, 8), dtype=np.uint8), [0, 1] * 20)
+    >>> print(load_data(images).describe())
+    train: 28 images, 14 of each class
+    val: 8 images, 4 of each class
+    test: 4 images, 2 of each class
     """
-    _check_arguments(size, (val_fraction, test_fraction, confirm_fraction), seed, limit, reading)
+    faults = (
+        fraction("val_fraction", val_fraction),
+        fraction("test_fraction", test_fraction),
+        fraction("confirm_fraction", confirm_fraction),
+        image_size("size", size),
+        whole("seed", seed, 0, LARGEST_SEED),
+        None if limit is None else whole("limit", limit, 1, LARGEST_SEED),
+        of_type("reading", reading, (Reading, type(None)), "a Reading"),
+    )
+    check("load_data", faults)
+    if val_fraction + test_fraction >= 1:
+        total = f"val_fraction + test_fraction: {val_fraction + test_fraction:g}"
+        raise ConfigError(f"{total} leaves nothing to train on", where="load_data")
     if isinstance(source, Splits) and reading is None and confirm_fraction == 0:
         return source
     wanted = reading or Reading()
     if wanted.manifest is not None and not isinstance(source, Splits):
-        return _as_before(source, size, wanted.manifest, wanted)
+        found = recall(source, size, wanted.manifest, ROLES, wanted)
+        return Splits.of({str(role): part for role, part in found.items()}, wanted.manifest.classes)
     given, where = _read(source, size)
-    _check_labels(given, where)
     groups = groups_of(given, wanted.groups)
-    splits = opened(given, wanted, where)
-    splits = without_shared(splits, groups, wanted, where)
+    splits = _without_shared(_opened(given, where, wanted), groups, wanted, where)
     if not isinstance(source, Splits):
         together = units(splits, "train", groups)
         splits = fill(splits, (val_fraction, test_fraction), seed=seed, units=together, where=where)
@@ -89,88 +150,70 @@ def load_data(
 
 
 def fetch(source: str) -> None:
-    """Downloads data that is called by name, unless that has been done; not by several processes at once."""
-    if source.startswith(_BUILTIN):
-        read_builtin(source.removeprefix(_BUILTIN), DEFAULT_SIZE)
+    """Download data that is called by name, unless that has been done; not by several processes at once."""
+    if source.startswith(hub.TORCHVISION):
+        hub.read_torchvision(source, DEFAULT_SIZE)
     elif source.startswith(hub.PREFIX):
-        hub.fetch_hub(source)
+        hub.load_hub(source)
 
 
 def read_parts(source: Source, size: tuple[int, int], reading: Reading, white: int | None = None) -> Splits:
-    """The parts that the source has itself, undivided, without images that cannot be used.
+    """Return the parts that the source has itself, undivided, without images that cannot be used.
 
-    `white` is what counts as white in deep images, by default what they suggest.
+    `white` is the white level of images of more than 8 bits, by default what they suggest.
     """
-    given, where = _read(source, size)
-    _check_labels(given, where)
-    splits = opened(given, reading, where)
+    splits = _opened(*_read(source, size), reading)
     return splits if white is None else reread(splits, white=white)
 
 
 def recall(
     source: Source, size: tuple[int, int] | None, manifest: Manifest, roles: Sequence[Role], reading: Reading
 ) -> dict[Role, LabelledImages]:
-    """The images of these roles that a manifest lists; raises DataError if they are not as they were."""
+    """Return the images of these roles that a manifest lists; raise DataError if they have changed."""
     path = user_path(source, "load_data") if _is_path(source) else None
-    if path is not None and path.is_dir() and not (hub.holds_dataset(path) or shards.holds_shards(path)):
-        return recalled(path, manifest, size or DEFAULT_SIZE, roles=roles, listener=reading.listener)
-    given, _ = _read(source, size)
+    is_folder = path is not None and path.is_dir() and not (hub.holds_dataset(path) or shards.holds_shards(path))
+    given = path if path is not None and is_folder else _parts(source, size)[0]
     return recalled(given, manifest, size or DEFAULT_SIZE, roles=roles, listener=reading.listener)
 
 
-def _as_before(source: Source, size: tuple[int, int] | None, manifest: Manifest, reading: Reading) -> Splits:
-    parts = recall(source, size, manifest, ROLES, reading)
-    return Splits(parts["train"], parts.get("val"), parts.get("test"), manifest.classes, parts.get("confirm"))
-
-
-def _check_arguments(
-    size: tuple[int, int] | None,
-    fractions: tuple[float, float, float],
-    seed: int,
-    limit: int | None,
-    reading: Reading | None,
-) -> None:
-    names = ("val_fraction", "test_fraction", "confirm_fraction")
-    faults = [fraction(name, value) for name, value in zip(names, fractions, strict=True)]
-    if not any(faults) and fractions[0] + fractions[1] >= 1:
-        faults.append(f"val_fraction + test_fraction: {fractions[0] + fractions[1]:g} leaves nothing to train on")
-    others = (
-        image_size("size", size),
-        whole("seed", seed, 0, LARGEST_SEED),
-        None if limit is None else whole("limit", limit, 1, LARGEST_SEED),
-        of_type("reading", reading, (Reading, type(None)), "a Reading"),
-    )
-    check("load_data", [*faults, *others])
-
-
 def _read(source: object, size: tuple[int, int] | None) -> tuple[Splits, str]:
-    """The parts that the source has itself, and what to call it in errors."""
+    """Return the parts that the source has itself, with labels that fit, and what to call it in errors."""
+    splits, where = _parts(source, size)
+    known = np.unique(splits.train.labels)
+    if len(known) < 2:
+        raise DataError(f"{where}: images of {len(known)} class in the training part; at least two are needed")
+    for name, part in splits.parts.items():
+        if len(part) == 0:
+            raise DataError(f"{where}: the {name} part is empty; leave it out to have one drawn")
+        as_indices(np.unique(part.labels).tolist(), known.tolist(), f"{where}: the {name} part")
+    return splits, where
+
+
+def _parts(source: object, size: tuple[int, int] | None) -> tuple[Splits, str]:
     if isinstance(source, Splits):
         return source, "the data given"
-    if isinstance(source, str) and source.startswith(_BUILTIN):
-        return read_builtin(source.removeprefix(_BUILTIN), size or DEFAULT_SIZE), source
-    if isinstance(source, str) and source.startswith(shards.PREFIX):
-        return shards.read_shards(source, size or DEFAULT_SIZE), source
-    if isinstance(source, str) and source.startswith(hub.PREFIX):
-        return hub.read_hub(source, size or DEFAULT_SIZE), source
     if isinstance(source, str | os.PathLike):
-        return _read_path(user_path(source, "load_data"), size or DEFAULT_SIZE), str(source)
+        return _read_named(source, size or DEFAULT_SIZE), str(source)
     if isinstance(source, tuple | list):
         if len(source) not in (2, 3):
             raise DataError(f"{len(source)} datasets given, (train, val) or (train, val, test) is needed")
-        return _wrap(*source, size=size), "the datasets given"
-    return _wrap(cast("Dataset[object]", source), size=size), "the dataset given"  # which is looked at there
+        return _wrap(source, size), "the datasets given"
+    return _wrap([source], size), "the dataset given"
 
 
 def _is_path(source: object) -> bool:
     return isinstance(source, os.PathLike) or (isinstance(source, str) and not source.startswith(PREFIXES))
 
 
-def _read_path(path: Path, size: tuple[int, int]) -> Splits:
-    try:
+def _read_named(source: str | os.PathLike[str], size: tuple[int, int]) -> Splits:
+    """Read what lies at a path or is called by a name."""
+    readers = {hub.TORCHVISION: hub.read_torchvision, hub.PREFIX: hub.read_hub, shards.PREFIX: shards.read_shards}
+    for prefix, read in readers.items():
+        if isinstance(source, str) and source.startswith(prefix):
+            return read(source, size)
+    path = user_path(source, "load_data")
+    with readable(path):
         is_folder, is_there = path.is_dir(), path.exists()
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
     if is_folder and hub.holds_dataset(path):
         return hub.read_hub(path, size)
     if path.suffix.lower() == ".tar" or (is_folder and shards.holds_shards(path)):
@@ -178,24 +221,45 @@ def _read_path(path: Path, size: tuple[int, int]) -> Splits:
     if is_folder:
         return read_folder(path, size)
     if not is_there:
-        raise DataError(
-            f"{path}: there is no such file or folder; give a folder of class folders, a .npz file or torchvision:NAME"
-        )
+        raise DataError(f"{path}: there is no such file or folder; give class folders, a .npz file or torchvision:NAME")
     if path.suffix.lower() != ".npz":
         raise DataError(f"{path}: a file of this kind cannot be read; give a folder of class folders or a .npz file")
     return read_npz(path)
 
 
-def _wrap(
-    train: Dataset[object],
-    val: Dataset[object] | None = None,
-    test: Dataset[object] | None = None,
-    *,
-    size: tuple[int, int] | None,
-) -> Splits:
-    """The datasets as parts that all have the classes of the first one."""
+def read_npz(path: Path) -> Splits:
+    """Read the parts in a .npz file: x_train, y_train, x_test, y_test, and x_val, y_val if they are there.
 
-    def wrap(dataset: Dataset[object], name: str, classes: tuple[str, ...] | None) -> LabelledImages:
+    Images are (N, H, W) or (N, H, W, C) in 0..255, labels any integers: the classes are those of y_train,
+    sorted and named by their numbers. `groups` and `groups_val` may name the group of each image of x_train and x_val.
+    Raises DataError, which names the file and the array, for anything that does not fit.
+    """
+    arrays = read_arrays(path)
+    parts: dict[str, LabelledImages] = {}
+    numbers: list[int] = []
+    for part, groups in (("train", "groups"), ("val", "groups_val"), ("test", "")):
+        if f"x_{part}" not in arrays:
+            continue
+        images, where = arrays[f"x_{part}"], f"{path}: y_{part}"
+        labels = as_labels(arrays[f"y_{part}"], len(images), where)
+        numbers = numbers or np.unique(labels).tolist()
+        parts[part] = ArrayImages(
+            images,
+            as_indices(labels.tolist(), numbers, where),
+            tuple(map(str, numbers)),
+            groups=arrays.get(groups),
+            name=f"{path}: x_{part}",
+        )
+    return Splits.of(parts)
+
+
+def _wrap(datasets: Sequence[object], size: tuple[int, int] | None) -> Splits:
+    """Return the datasets as parts that all have the classes of the first one."""
+    parts: dict[str, LabelledImages] = {}
+    for name, dataset in zip(("train", "val", "test"), datasets, strict=False):
+        if dataset is None and parts:
+            continue
+        classes = parts["train"].classes if parts else None
         own = declared_classes(dataset)
         # Names alone do not tell a class that a part happens to lack from one that was never there.
         if any(mine != theirs for mine, theirs in zip(own, classes or own, strict=False)):
@@ -203,30 +267,90 @@ def _wrap(
                 f"{name} dataset: its classes {own[:10]} are not those of training, {(classes or ())[:10]}; "
                 "all parts need the same classes in the same order"
             )
-        if isinstance(dataset, LabelledImages):
-            return dataset
-        return WrappedDataset(dataset, classes, size=size, name=f"{name} dataset")
+        if not isinstance(dataset, LabelledImages):
+            images = cast("Dataset[object]", dataset)  # which is checked there
+            dataset = WrappedDataset(images, classes, size=size, name=f"{name} dataset")
+        parts[name] = dataset
+    return Splits.of(parts)
 
-    first = wrap(train, "train", None)
-    return Splits(
-        first,
-        None if val is None else wrap(val, "val", first.classes),
-        None if test is None else wrap(test, "test", first.classes),
-        first.classes,
+
+# ------------------------------------------------------------------------------------------- opening the images
+
+
+def _opened(splits: Splits, where: str, reading: Reading) -> Splits:
+    """Return the splits without images that cannot be used, all reported, and with one white level for deep images.
+
+    Raises DataError if a class loses all its images and for deep images of several kinds.
+    """
+    listener = reading.listener or Silence()
+    listener.say(f"{where}: opening {sum(map(len, splits.parts.values())):,} images")
+    look_at(splits.parts.values(), listener)
+    note_near_copies(splits.parts.values())
+    looks = {name: looks_of(part) for name, part in splits.parts.items()}
+    faults = list(dict.fromkeys(look.fault for each in looks.values() for look in each if look.fault))
+    if faults:
+        some = "1 image" if len(faults) == 1 else f"{len(faults)} images"
+        reading.report(f"{where}: {some} left out, which cannot be used", faults)
+        splits = splits.with_parts(
+            {name: _sound(part, looks[name], f"{where}: {name}") for name, part in splits.parts.items()}
+        )
+    white = _white([look.depth for each in looks.values() for look in each], where)
+    if white is None:
+        return splits
+    listener.say(f"{where}: has images of more than 8 bits, in which {white} is taken as white")
+    return reread(splits, white=white)
+
+
+def _sound(part: LabelledImages, looks: list[Look], where: str) -> LabelledImages:
+    good = np.flatnonzero([not look.fault for look in looks])
+    if len(good) == len(part):
+        return part
+    lost = np.setdiff1d(part.labels, part.labels[good])
+    if len(lost) > 0:
+        names = ", ".join(part.classes[label] for label in lost[:10])
+        faults = [look.fault for look in looks if look.fault]
+        raise DataError.of(f"{where}: no image of {names} can be used", faults)
+    return take(part, good)
+
+
+def _white(depths: Sequence[Depth | None], where: str) -> int | None:
+    """Return the white level of a dataset: that of its brightest deep image."""
+    integers, floats = (
+        max((each.white for each in depths if each is not None and each.floats == kind), default=None)
+        for kind in (False, True)
     )
+    if integers is not None and floats is not None and integers != floats:
+        raise DataError(
+            f"{where}: has images of integers up to {integers} and images of floats up to {floats}, so that what is "
+            "white is not known; convert one kind to the other"
+        )
+    return integers if integers is not None else floats
 
 
-def _check_labels(splits: Splits, where: str) -> None:
-    """Raises DataError unless there are two classes at least and training has them all."""
-    known = np.unique(splits.train.labels)
-    if len(known) < 2:
-        raise DataError(f"{where}: images of {len(known)} class in the training part; at least two are needed")
-    for name, part in splits.parts.items():
-        if len(part) == 0:
-            raise DataError(f"{where}: the {name} part is empty; leave it out to have one drawn")
-        unknown = np.setdiff1d(part.labels, known)
-        if len(unknown) > 0:
-            raise DataError(
-                f"{where}: the {name} part has the labels {', '.join(map(str, unknown[:10]))}, which training "
-                "lacks; every class needs training images"
-            )
+def _without_shared(splits: Splits, groups: Mapping[str, str], reading: Reading, where: str) -> Splits:
+    """Return the splits with each image and each group in one part only: the first of the data that has it.
+
+    What is left out of the others is reported, or refused with `strict`. Raises DataError if nothing is left of a part.
+    """
+    names = names_of(splits)
+    keys = {part: keys_of(splits, part, groups) for part in names}
+    shared: dict[str, set[int]] = {part: set() for part in names}
+    for kind, what in enumerate(_SHARED):
+        first = {part: {key[kind]: name for key, name in zip(keys[part], names[part], strict=True)} for part in names}
+        for part, other in combinations(names, 2):
+            both = {
+                index: f"{name} and {first[part][key[kind]]}"
+                for index, (key, name) in enumerate(zip(keys[other], names[other], strict=True))
+                if key[kind] and key[kind] in first[part] and index not in shared[other]
+            }
+            if both:
+                said = f"{where}: {len(both)} of {len(names[other])} images of {other} {what} of {part}"
+                reading.report(f"{said}, which would promise too much; they are left out of {other}", [*both.values()])
+                shared[other] |= both.keys()
+    kept = dict(splits.parts)
+    for part, some in shared.items():
+        if some and len(some) == len(names[part]):
+            raise DataError(f"{where}: all images of {part} are also in another part; divide the images anew")
+        if some:
+            kept[part] = take(kept[part], [index for index in range(len(kept[part])) if index not in some])
+    return splits.with_parts(kept)

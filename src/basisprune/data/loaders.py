@@ -1,26 +1,41 @@
-"""Datasets -> batches, in an order that repeats exactly."""
+"""Data -> batches, in an order that repeats exactly; loaders of the user's own, any iterable of batches."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
+import hashlib
+import math
 import platform
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from basisprune.data.arguments import LARGEST_SEED, check, image_size, whole
-from basisprune.data.datasets import Item, LabelledImages
-from basisprune.data.own_loaders import LoaderPart
-from basisprune.data.wrapped import WrappedDataset
-from basisprune.errors import DataError
+from basisprune.arguments import LARGEST_SEED, check, image_size, of_type, whole
+from basisprune.data.arrays import Labels, as_groups, as_labels, numbered_classes, read_only
+from basisprune.data.copies import look_at, looks_of, note_near_copies, units_of
+from basisprune.data.datasets import Item, LabelledImages, WrappedDataset
+from basisprune.data.decode import Look, image_hash, random_numbers_kept, thumbnail
+from basisprune.data.load import Reading
+from basisprune.data.split import Splits
+from basisprune.data.transforms import prepare
+from basisprune.errors import ConfigError, DataError
+from basisprune.tasks.base import Task
+from basisprune.torchkit.processes import Processes
+from basisprune.torchkit.running import ReadBatch
+from basisprune.types import InputSpec
 
 _MOST_IMAGES = 1 << 40
 _MMAP_THRESHOLD, _LARGE = -3, 1 << 14  # a setting of glibc's malloc, and bytes
+_THE_SAME = "networks are compared example by example, so pass one with shuffle=False and without random changes"
+_REPEATABLE = "a list, a DataLoader or an object whose __iter__ starts anew each time"
 
 
 def make_loader(
@@ -33,13 +48,11 @@ def make_loader(
     workers: int = 0,
     size: tuple[int, int] | None = None,
 ) -> DataLoader[object]:
-    """A loader of (images, labels): tensors (N, C, H, W) and int64 (N,). A DataLoader, or a
-    user's own batches, are returned unchanged.
+    """Return a loader of (images, labels): tensors (N, C, H, W) and int64 (N,).
 
-    The order is a function of (seed, epoch) alone and no global random state is touched. PIL images of somebody else's
-    dataset are resized to `size` (height, width) if that is given. Batch normalisation
-    cannot train on one image, so a shuffled loader leaves out the last image where it would be a batch by
-    itself, unless it is the only one.
+    A DataLoader and a user's own batches are returned unchanged. The order is a function of (seed, epoch) alone, and
+    no global random state is touched. PIL images of other people's datasets are resized to `size` (height, width) if
+    given. A shuffled loader leaves out a last batch of one image, on which batch normalisation cannot train.
 
     >>> from basisprune.data import ArrayImages
     >>> images = ArrayImages(np.zeros((9, 4, 4), dtype=np.uint8), [0, 1, 2] * 3)
@@ -48,10 +61,8 @@ def make_loader(
     >>> [len(labels) for _, labels in make_loader(images, 4, shuffle=True)]
     [4, 4]
     """
-    if isinstance(dataset, DataLoader):
-        return dataset
-    if isinstance(dataset, LoaderPart):
-        return cast("DataLoader[object]", dataset)  # which yields batches too
+    if isinstance(dataset, DataLoader | LoaderPart):
+        return cast("DataLoader[object]", dataset)  # both yield batches
     faults = (
         whole("batch_size", batch_size, 1, _MOST_IMAGES),
         whole("seed", seed, 0, LARGEST_SEED),
@@ -80,7 +91,7 @@ def make_loader(
 
 
 def _prepare_worker(_worker: int) -> None:
-    """Keeps the memory of a worker flat, however many images it reads."""
+    """Keep the memory of a worker flat, however many images it reads."""
     gc.freeze()  # a collection would write to all objects that it was forked with, and so copy them
     if platform.libc_ver()[0] == "glibc":
         # Its heap would grow by half of every image, in pieces that fit nothing; so large blocks go back at once.
@@ -88,7 +99,7 @@ def _prepare_worker(_worker: int) -> None:
 
 
 def collate(items: Sequence[Item]) -> tuple[Tensor, Tensor]:
-    """The items as one batch: images (N, C, H, W) and labels int64 (N,)."""
+    """Stack the items into one batch: images (N, C, H, W) and labels int64 (N,)."""
     images, labels = zip(*items, strict=True)
     kinds = {(image.dtype, image.shape) for image in images}
     if len(kinds) > 1:
@@ -98,3 +109,341 @@ def collate(items: Sequence[Item]) -> tuple[Tensor, Tensor]:
             "all must have one type and shape: pass size=(height, width) to have them resized"
         )
     return torch.stack(images), torch.tensor(labels, dtype=torch.int64)
+
+
+class PreparedBatches:
+    """Batches of prepared images and their labels, in a fixed order; can be iterated many times.
+
+    `limit` stops after the first batches that hold that many images; `shuffle` draws them from all of the data by
+    `seed`, so that a limit sees every class. `prepared` images are normalised floats already. `shared` divides the
+    batches among the processes of a distributed run, except those of a loader that was given; `copies` is how many
+    processes go through each.
+
+    >>> from basisprune.data import ArrayImages
+    >>> images = ArrayImages(np.zeros((3, 4, 4), dtype=np.uint8), [0, 1, 2])
+    >>> [len(labels) for _, labels in PreparedBatches(images, InputSpec((4, 4), (0.5,), (0.5,)), batch_size=2)]
+    [2, 1]
+    """
+
+    def __init__(
+        self,
+        data: Dataset[object] | DataLoader[object],
+        spec: InputSpec,
+        *,
+        batch_size: int = 128,
+        limit: int | None = None,
+        shuffle: bool = False,
+        seed: int = 0,
+        prepared: bool = False,
+        shared: bool = False,
+    ) -> None:
+        of_limit = None if limit is None else whole("limit", limit, 1, _MOST_IMAGES)
+        check("PreparedBatches", (of_type("spec", spec, InputSpec, "an InputSpec"), of_limit))
+        size = None if isinstance(data, LoaderPart) else spec.image_size
+        self.loader = make_loader(data, batch_size, shuffle=shuffle, seed=seed, size=size)
+        self.spec, self.prepared, self.limit = spec, prepared, math.inf if limit is None else limit
+        self._spans: list[range] | None = None
+        self.copies = Processes.here().count
+        if shared and self.loader is not data:
+            self._divide(batch_size)
+
+    def _divide(self, batch_size: int) -> None:
+        """Leave this process its share of the batches, whole ones, because some scores depend on their size."""
+        processes, places = Processes.here(), list(cast("Sequence[int]", self.loader.sampler))
+        count = min(len(places), batch_size * math.ceil(min(self.limit, len(places)) / batch_size))
+        spans = [range(start, min(start + batch_size, count)) for start in range(0, count, batch_size)]
+        mine = processes.share(spans)
+        if len(mine) == len(spans):
+            return
+        batches = [places[span.start : span.stop] for span in mine]
+        self.loader = DataLoader(self.loader.dataset, batch_sampler=batches, collate_fn=self.loader.collate_fn)
+        self.limit, self._spans, self._images = math.inf, mine, count
+        self.copies = 1
+
+    def gathered(self, found: Sequence[Tensor]) -> Tensor:
+        """Return what all processes found for their batches (a number for each image), in the order of all images."""
+        if self._spans is None:
+            return torch.cat(list(found))
+        whole = torch.zeros(self._images, *found[0].shape[1:], dtype=found[0].dtype)
+        for span, part in zip(self._spans, found, strict=True):
+            whole[span.start : span.stop] = part
+        return Processes.here().sum(whole)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        seen, own = 0, isinstance(self.loader, LoaderPart)  # whose inputs are what the network reads
+        for images, labels in self.loader:
+            ready = images if own else prepare(images, self.spec, prepared=self.prepared)
+            yield cast("tuple[Tensor, Tensor]", ReadBatch(ready, labels))  # the targets of a task may be anything
+            seen += len(images)
+            if seen >= self.limit:
+                return
+
+
+@dataclass(frozen=True, eq=False)
+class Loaders:
+    """Your own loaders in place of a folder of images: anything that yields batches, again and again.
+
+    A batch is what the task reads: by default a pair of prepared inputs, a float tensor (N, ...), and targets. All but
+    `train` must yield the same examples in the same order each time, because networks are compared example by example.
+
+    Args:
+        train: Examples to train on, in any order.
+        val: Examples on which candidates are compared.
+        test: Examples that are used once, at the end.
+        confirm: Examples held out to certify the budget; without them it is estimated.
+        classes: The names of a classifier's classes.
+        groups: For each part what its examples belong to, a patient or a scene: those of one group count as one.
+
+    >>> batches = [(torch.zeros(4, 3, 8, 8), torch.zeros(4, 8, 8))]
+    >>> list(Loaders(train=batches, val=batches).given)
+    ['train', 'val']
+    """
+
+    train: Iterable[object]
+    val: Iterable[object] | None = None
+    test: Iterable[object] | None = None
+    confirm: Iterable[object] | None = None
+    classes: tuple[str, ...] = ()
+    groups: Mapping[str, object] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        faults = [f"groups: {name!r} given, which is no part" for name in self.groups if name not in self.given]
+        faults += [fault for name, loader in self.given.items() if (fault := _fault_of(name, loader))]
+        if "train" not in self.given:
+            faults.append("train: None given; a loader is needed")
+        if faults:
+            raise ConfigError.of("Loaders", faults)
+
+    @property
+    def given(self) -> dict[str, Iterable[object]]:
+        """The loaders that exist, by the name of their part."""
+        named = {"train": self.train, "val": self.val, "confirm": self.confirm, "test": self.test}
+        return {name: loader for name, loader in named.items() if loader is not None}
+
+    def splits(self, task: Task, reading: Reading | None = None) -> Splits:
+        """Return the loaders as parts of a dataset, each iterated once; raise DataError for what the task cannot read.
+
+        Examples to confirm that are near copies of others are reported, and count as one all together.
+        """
+        parts: dict[str, LoaderPart] = {}
+        for name, loader in self.given.items():
+            part = LoaderPart(loader, task, name, fixed=name != "train", classes=tuple(self.classes))
+            if len(part) == 0:
+                raise DataError(f"Loaders: {name} yields no batches; if it is a generator, pass {_REPEATABLE}")
+            if name in self.groups:
+                part.groups = as_groups(self.groups[name], len(part), f"Loaders: {name}")
+            parts[name] = part
+        self._refuse_seen(parts)
+        _note_units(parts, reading or Reading())
+        return Splits.of(parts, parts["train"].classes if task.has_classes else ())
+
+    def _refuse_seen(self, parts: Mapping[str, LoaderPart]) -> None:
+        """Raise DataError if examples held out for the end are among those that train or compare networks."""
+        for name, other in (("confirm", "train"), ("confirm", "val"), ("test", "train"), ("test", "val")):
+            if name not in parts or other not in parts:
+                continue
+            data = getattr(self.given[name], "dataset", self.given[name])
+            if data is getattr(self.given[other], "dataset", self.given[other]):
+                raise DataError(f"Loaders: {name} has the examples of {other}; pass a loader of other ones")
+            for what, mine, theirs in (
+                ("examples", parts[name].hashes, parts[other].hashes),
+                ("groups", parts[name].groups or (), parts[other].groups or ()),
+            ):
+                if both := sum(map(set(theirs).__contains__, mine)):
+                    said = f"{both} of {len(parts[name])} examples of {name} are also in {other}, or of the same {what}"
+                    raise DataError(f"Loaders: {said}; pass other {what}, or {name} would promise too much")
+
+
+def _note_units(parts: Mapping[str, LoaderPart], reading: Reading) -> None:
+    """Note in the parts that judge which examples belong together; all near copies of seen ones form one unit."""
+    look_at(parts.values())
+    note_near_copies(parts.values())
+    known: set[str] = set()
+    for name in ("train", "val", "confirm"):
+        looks = looks_of(parts[name]) if name in parts else []
+        seen = [bool(look.cluster) and look.cluster in known and name == "confirm" for look in looks]
+        if any(seen):
+            said = f"Loaders: {sum(seen)} of {len(looks)} examples of confirm are near copies of others"
+            reading.report(f"{said}, and count as one", [f"confirm[{place}]" for place in np.flatnonzero(seen)])
+        if name != "train" and looks:
+            groups = parts[name].groups or ("",) * len(looks)
+            rows = zip(looks, groups, seen, strict=True)
+            found = units_of([(look.sha256, group, look.cluster, "seen" * leaked) for look, group, leaked in rows])
+            parts[name].units = found if len(np.unique(found)) < len(found) else None
+        known |= {look.cluster for look in looks}
+
+
+def _fault_of(name: str, loader: object) -> str:
+    """Return why this cannot be a loader; empty if it can."""
+    if hasattr(loader, "__next__"):
+        return f"{name}: a {type(loader).__name__} given, which can be gone through only once; pass {_REPEATABLE}"
+    if isinstance(loader, Dataset) and not isinstance(loader, IterableDataset | LoaderPart):
+        return f"{name}: a {type(loader).__name__} given, which yields single examples; wrap it in a DataLoader"
+    if isinstance(loader, str | bytes | Tensor) or not (hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")):
+        return f"{name}: a {type(loader).__name__} given; an iterable of batches is needed: {_REPEATABLE}"
+    return ""
+
+
+class _Scan(NamedTuple):
+    """What the first pass through a loader shows; `targets` is a hash of all of them."""
+
+    steps: int
+    labels: Labels
+    hashes: tuple[str, ...]
+    thumbnails: tuple[bytes, ...]
+    shape: tuple[int, ...]
+    targets: str
+
+
+class LoaderPart(LabelledImages):
+    """A user's loader as a part of a dataset: iterating yields its batches as the task reads them.
+
+    A `fixed` part raises DataError as soon as it does not yield the same inputs in the same order.
+    """
+
+    in_parallel = False
+
+    def __init__(
+        self,
+        loader: Iterable[object],
+        task: Task,
+        name: str = "data",
+        *,
+        fixed: bool = False,
+        classes: tuple[str, ...] = (),
+    ) -> None:
+        if fault := _fault_of(name, loader):
+            raise DataError(fault)
+        self.loader, self.task, self.name, self.fixed = loader, task, name, fixed
+        self._names = classes
+
+    def __iter__(self) -> Iterator[ReadBatch]:
+        place, digest = 0, hashlib.sha256()
+        for batch in self.loader:
+            read = self.task.inputs_and_targets(batch)
+            if self.fixed:
+                known = self.hashes[place : place + len(read.inputs)]
+                if tuple(image_hash(each) for each in read.inputs) != known:
+                    raise DataError(
+                        f"{self.name}: the loader yields other examples than before (from {place} on); {_THE_SAME}"
+                    )
+                _add(digest, read.targets)
+            place += len(read.inputs)
+            yield read
+        if self.fixed and place != len(self):
+            raise DataError(f"{self.name}: the loader yields {place} examples now, and {len(self)} before; {_THE_SAME}")
+        if self.fixed and digest.hexdigest() != self._scan.targets:
+            raise DataError(f"{self.name}: the loader yields other targets than before; {_THE_SAME}")
+
+    def __len__(self) -> int:
+        return len(self._scan.labels)
+
+    @property
+    def steps(self) -> int:
+        """The number of batches."""
+        return self._scan.steps
+
+    @property
+    def hashes(self) -> tuple[str, ...]:
+        """The hash of each input, in the order of the first pass."""
+        return self._scan.hashes
+
+    @property
+    def targets_hash(self) -> str:
+        """The hash of all targets, however they are divided into batches; empty if the order is not fixed."""
+        return self._scan.targets if self.fixed else ""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the first input."""
+        return self._scan.shape
+
+    @property
+    def labels(self) -> Labels:  # type: ignore[override]
+        """The class of each example; zeros if the task has no classes."""
+        return self._scan.labels
+
+    @cached_property
+    def classes(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The names that were given, or numbers up to the largest label; none if the task has no classes."""
+        return (self._names or numbered_classes(self.labels, self.name)) if self.task.has_classes else ()
+
+    def _look(self, index: int) -> Look:
+        return Look(self.hashes[index] if self.fixed else "", thumbnail=self._scan.thumbnails[index])
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        """Return the input of an example, found by going through the batches."""
+        place = 0
+        for inputs, _ in self:
+            if index < place + len(inputs):
+                return inputs[index - place], int(self.labels[index])
+            place += len(inputs)
+        raise IndexError(index)
+
+    @cached_property
+    def _scan(self) -> _Scan:
+        steps, hashes, thumbnails = 0, [], []
+        labels = [np.zeros(0, dtype=np.int64)]
+        shape: tuple[int, ...] = ()
+        digest = hashlib.sha256()
+        with random_numbers_kept():
+            for batch in self.loader:
+                inputs, targets = self.task.inputs_and_targets(batch)
+                shape = shape or tuple(inputs.shape[1:])
+                labels.append(self._labels(targets, len(inputs)))
+                hashes += [image_hash(each) for each in inputs]
+                thumbnails += [thumbnail(each) for each in inputs]
+                _add(digest, targets)
+                steps += 1
+        known = read_only(np.concatenate(labels))
+        return _Scan(steps, known, tuple(hashes), tuple(thumbnails), shape, digest.hexdigest())
+
+    def _labels(self, targets: object, count: int) -> Labels:
+        if not self.task.has_classes:
+            return np.zeros(count, dtype=np.int64)
+        if isinstance(targets, Tensor) and targets.shape == (count,) and not targets.is_floating_point():
+            return as_labels(targets.cpu().numpy(), count, self.name)
+        given = f"{targets.dtype} {tuple(targets.shape)}" if isinstance(targets, Tensor) else type(targets).__name__
+        said = f"{self.name}: targets {given} given for {count} examples; a classifier needs a class number for each"
+        raise DataError(f"{said}. For other targets pass task=...")
+
+
+def _add(digest: hashlib._Hash, targets: object) -> None:
+    """Add the numbers and texts among the targets; other objects have no content that could be compared."""
+    for leaf in tree_leaves(targets):
+        if isinstance(leaf, Tensor):
+            digest.update(leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        elif isinstance(leaf, np.ndarray):
+            digest.update(leaf.tobytes())
+        elif isinstance(leaf, str | int | float):
+            digest.update(repr(leaf).encode())
+
+
+def own_part(data: object, task: Task, batch_size: int, *, shuffle: bool = False) -> LoaderPart | None:
+    """Return the data as a part of the user's own batches; None for labelled images, which are prepared here.
+
+    A map-style dataset of a task other than classification gets a DataLoader, shuffled by PyTorch's random numbers.
+    """
+    if isinstance(data, LoaderPart):
+        return data
+    if isinstance(data, LabelledImages) or (task.has_classes and _is_of_images(data)):
+        return None
+    if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
+        data = DataLoader(data, batch_size, shuffle=shuffle)
+    return LoaderPart(data, task)  # type: ignore[arg-type]  # which checks it
+
+
+def _is_of_images(data: object) -> bool:
+    """Return whether it is a dataset or DataLoader, or like one: with a length, and items that are no batches."""
+    if isinstance(data, Dataset | DataLoader):
+        return True
+    if not (hasattr(data, "__getitem__") and hasattr(data, "__len__")) or len(data) == 0:
+        return False
+    try:
+        first = data[0]
+    except Exception:  # a mapping, or something else that is checked where it is read
+        return True
+    match first:
+        case (Tensor() as inputs, Tensor() as labels, *_):
+            return labels.ndim != 1 or len(labels) != len(inputs)
+    return True

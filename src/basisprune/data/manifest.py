@@ -1,23 +1,33 @@
-"""Which images a run uses, each in one role: by name, label and a hash of its content."""
+"""Which images a run uses, each in one role: written down by name, label and hash, and found again."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias
+from pathlib import Path, PurePosixPath
+from typing import Literal, NamedTuple, TypeAlias, cast, get_args
 
-from basisprune.errors import CheckpointError, ConfigError, PlanError
+import numpy as np
+
+from basisprune.data.copies import OPENED_AT_ONCE, for_each, look_at, looks_of
+from basisprune.data.datasets import LabelledImages, base_of, in_units, take
+from basisprune.data.decode import Look
+from basisprune.data.folders import FolderImages
+from basisprune.data.split import Splits, names_of, white_of
+from basisprune.errors import CheckpointError, ConfigError, DataError, PlanError
 from basisprune.files import read_bytes, write_text
+from basisprune.listener import Listener, Silence
 from basisprune.types import JsonValue
 
 IMAGES = "images.json"
-"""What the manifest is called in a run's folder."""
+"""The name of the manifest in a run's folder."""
 Role: TypeAlias = Literal["train", "val", "confirm", "test"]
+ROLES: tuple[Role, ...] = get_args(Role)
 _MOST_SHOWN = 10
+_RESTORE = "bring the file back from a copy, or start the run anew in another folder"
+_PUT_BACK = "put the images back as they were, or start the run anew in another folder"
 
 
 class Entry(NamedTuple):
@@ -41,9 +51,9 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Manifest(JsonValue):
-    """The images of a run by role, the names of their classes, and what counts as white in images of more than 8 bits.
+    """The images of a run by role, their classes, and the white level of images of more than 8 bits.
 
-    `units` are the numbers of the units of images that belong together, for the parts that have any.
+    `units` number the images that belong together, for the parts that have any.
 
     >>> images = (Entry("ant/0.png", 0, ""), Entry("bee/0.png", 1, ""))
     >>> Manifest(("ant", "bee"), {"train": images}).digest[:8]
@@ -57,12 +67,13 @@ class Manifest(JsonValue):
     units: Mapping[Role, tuple[int, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        sizes = {role: len(self.parts.get(role, ())) for role in ROLES}
         faults = [
-            f"units: {len(units)} of {role}, which has {len(self.parts.get(role, ()))} images"
+            f"units: {len(units)} of {role}, which has {sizes.get(role, 0)} images"
             for role, units in self.units.items()
-            if len(units) != len(self.parts.get(role, ()))
+            if len(units) != sizes.get(role, 0)
         ]
-        if not self.parts.get("train"):
+        if not sizes["train"]:
             faults.append("parts: no training images")
         for role, entries in self.parts.items():
             # Examples of a task without classes all have the label 0.
@@ -73,12 +84,11 @@ class Manifest(JsonValue):
 
     @property
     def digest(self) -> str:
-        """A hash of all images in their roles; what was left out is no part of it."""
+        """A hash of all images in their roles, without what was left out."""
         digest = hashlib.sha256(json.dumps([self.classes, self.white]).encode())
-        for role, entries in sorted(self.parts.items()):
-            digest.update(json.dumps([role, entries]).encode())
-        for role, units in sorted(self.units.items()):
-            digest.update(json.dumps([role, units]).encode())
+        for listed in (self.parts, self.units):
+            for role, rows in sorted(listed.items()):
+                digest.update(json.dumps([role, rows]).encode())
         return digest.hexdigest()
 
 
@@ -91,27 +101,24 @@ class _Sealed(JsonValue):
 
 
 def write_manifest(path: Path, manifest: Manifest) -> None:
-    """Writes the manifest to the file, whole or not at all."""
+    """Write the manifest to the file, whole or not at all."""
     write_text(path, _Sealed(manifest.digest, manifest).to_json() + "\n")
 
 
 def read_manifest(path: Path) -> Manifest:
-    """The manifest in a file; raises CheckpointError for one that cannot be read, is damaged or was changed."""
+    """Read the manifest in a file; raise CheckpointError if it cannot be read, is damaged or was changed."""
     try:
         sealed = _Sealed.from_json(read_bytes(path))
     except (OSError, PlanError) as error:
         said = error.strerror if isinstance(error, OSError) else "; ".join(error.faults[:3])
-        raise CheckpointError(f"{path}: the list of the run's images is damaged ({said}); {_WAY_OUT}") from error
+        raise CheckpointError(f"{path}: the list of the run's images is damaged ({said}); {_RESTORE}") from error
     if sealed.sha256 != sealed.images.digest:
-        raise CheckpointError(f"{path}: the list of the run's images was changed or is damaged; {_WAY_OUT}")
+        raise CheckpointError(f"{path}: the list of the run's images was changed or is damaged; {_RESTORE}")
     return sealed.images
 
 
-_WAY_OUT = "bring the file back from a copy, or start the run anew in another folder"
-
-
 def changes(old: Manifest, new: Manifest) -> list[str]:
-    """What differs between two manifests, in words: the number of images of each kind, and the first of them."""
+    """Return in words how two manifests differ: the number of images of each kind, and the first of them."""
     found = [] if old.classes == new.classes else [f"classes: {list(old.classes)} -> {list(new.classes)}"]
     if old.white != new.white:
         found.append(f"white: {old.white} -> {new.white}")
@@ -120,19 +127,134 @@ def changes(old: Manifest, new: Manifest) -> list[str]:
     before, after = (
         {entry.name: (role, entry) for role, part in each.parts.items() for entry in part} for each in (old, new)
     )
-    kinds: dict[str, list[str]] = {
-        "missing": [name for name in before if name not in after],
-        "new": [name for name in after if name not in before],
-        "of another content": [name for name in before.keys() & after.keys() if before[name][1] != after[name][1]],
-        "in another part": [name for name in before.keys() & after.keys() if before[name][0] != after[name][0]],
+    both = before.keys() & after.keys()
+    kinds = {
+        "missing": before.keys() - after.keys(),
+        "new": after.keys() - before.keys(),
+        "of another content": {name for name in both if before[name][1] != after[name][1]},
+        "in another part": {name for name in both if before[name][0] != after[name][0]},
     }
-    found += [f"{len(names)} images {kind}: {_first(sorted(names))}" for kind, names in kinds.items() if names]
-    return found or [f"the order or number of the images ({_counts(old)} -> {_counts(new)})"]
+    for kind, names in kinds.items():
+        if names:
+            first = ", ".join(sorted(names)[:_MOST_SHOWN]) + (", ..." if len(names) > _MOST_SHOWN else "")
+            found.append(f"{len(names)} images {kind}: {first}")
+    counts = [{role: len(part) for role, part in each.parts.items()} for each in (old, new)]
+    return found or [f"the order or number of the images ({counts[0]} -> {counts[1]})"]
 
 
-def _first(names: list[str]) -> str:
-    return ", ".join(names[:_MOST_SHOWN]) + (", ..." if len(names) > _MOST_SHOWN else "")
+def manifest_of(splits: Splits, listener: Listener | None = None) -> Manifest:
+    """Return which images are in which part; opens those that were not opened yet."""
+    look_at(splits.parts.values(), listener)
+    names = names_of(splits)
+    parts: dict[Role, tuple[Entry, ...]] = {}
+    units: dict[Role, tuple[int, ...]] = {}
+    left_out: dict[tuple[int, int], LeftOut] = {}
+    for name, part in splits.parts.items():
+        role = cast("Role", name)
+        rows = zip(names[name], part.labels.tolist(), looks_of(part), strict=True)
+        parts[role] = tuple(Entry(called, label, look.sha256) for called, label, look in rows)
+        if part.units is not None:
+            units[role] = tuple(part.units.tolist())
+        base, _ = base_of(part)
+        for index, look in sorted(base.looks.items()):
+            if look.fault:
+                left_out.setdefault((id(base), index), LeftOut(base.manifest_name(index, role), look.fault))
+    return Manifest(splits.classes, parts, white_of(splits), tuple(left_out.values()), units)
 
 
-def _counts(manifest: Manifest) -> dict[str, int]:
-    return dict(Counter({role: len(part) for role, part in manifest.parts.items()}))
+def keep_images(folder: Path, splits: Splits, listener: Listener | None = None) -> None:
+    """Write the manifest of the splits into a run's folder; raise CheckpointError if it has that of other images."""
+    path, found = folder / IMAGES, manifest_of(splits, listener)
+    if not path.exists():
+        write_manifest(path, found)
+        return
+    old = read_manifest(path)
+    if old.digest != found.digest:
+        raise CheckpointError.of(f"{folder}: its run uses other images; {_PUT_BACK}", changes(old, found))
+
+
+def recalled(
+    given: Splits | Path,
+    manifest: Manifest,
+    size: tuple[int, int],
+    *,
+    roles: Sequence[Role] = ROLES,
+    listener: Listener | None = None,
+) -> dict[Role, LabelledImages]:
+    """Return the images that a manifest lists for these roles: files of a folder, or images among the parts given.
+
+    Other images of the data are ignored. Raises DataError, which lists them, for images that are missing, replaced or
+    of another class.
+    """
+    wanted = {role: manifest.parts[role] for role in roles if role in manifest.parts}
+    faults: list[str] = []
+    if isinstance(given, Path):
+        where, parts = str(given), _in_folder(given, manifest, wanted, size)
+    else:
+        where, parts = "the data", _among(given, manifest, wanted, faults)
+    if not faults:
+        faults = [each for role, part in parts.items() for each in _changed(part, wanted[role], listener or Silence())]
+    if faults:
+        raise DataError.of(f"{where}: is not as it was when the run started; {_PUT_BACK}", faults)
+    units = {role: np.array(numbers, dtype=np.int64) for role, numbers in manifest.units.items()}
+    return {role: in_units(part, units.get(role)) for role, part in parts.items()}
+
+
+def _in_folder(
+    root: Path, manifest: Manifest, wanted: Mapping[Role, Sequence[Entry]], size: tuple[int, int]
+) -> dict[Role, LabelledImages]:
+    names = [PurePosixPath(entry.name) for entries in wanted.values() for entry in entries]
+    if outside := [str(name) for name in names if name.is_absolute() or ".." in name.parts]:
+        raise DataError.of(f"{root}: the run's images are no files in it", outside)
+    parts: dict[Role, LabelledImages] = {}
+    for role, entries in wanted.items():
+        files = [(root / entry.name, entry.label) for entry in entries]
+        parts[role] = FolderImages(files, manifest.classes, size, root=root, white=manifest.white)
+    return parts
+
+
+def _among(
+    given: Splits, manifest: Manifest, wanted: Mapping[Role, Sequence[Entry]], faults: list[str]
+) -> dict[Role, LabelledImages]:
+    """Find the images by name among the given parts; add those that are missing or of another class to the faults."""
+    places = {name: (part, index) for part, each in names_of(given).items() for index, name in enumerate(each)}
+    found: dict[Role, LabelledImages] = {}
+    if given.classes != manifest.classes:
+        faults.append(f"classes: {list(manifest.classes[:10])} -> {list(given.classes[:10])}")
+    for role, entries in wanted.items():
+        here = [entry for entry in entries if entry.name in places]
+        faults += [f"{entry.name}: missing" for entry in entries if entry.name not in places]
+        homes = {places[entry.name][0] for entry in here}
+        if len(homes) > 1:
+            faults.append(f"{role}: its images are now in several parts: {', '.join(sorted(homes))}")
+        elif homes:
+            part = take(given.parts[homes.pop()], [places[entry.name][1] for entry in here])
+            others = [entry for entry, label in zip(here, part.labels.tolist(), strict=True) if entry.label != label]
+            faults += [f"{entry.name}: has another label" for entry in others]
+            found[role] = part
+    return found
+
+
+def _changed(part: LabelledImages, entries: Sequence[Entry], listener: Listener) -> list[str]:
+    """Return the images whose content is not what the manifest says; the others count as opened."""
+    base, indices = base_of(part)
+    expected = dict(zip(indices.tolist(), entries, strict=True))
+    faults = []
+
+    def content(index: int) -> str | DataError:
+        try:
+            return base.content_hash(index)
+        except DataError as error:
+            return error
+
+    for done, (index, found) in enumerate(for_each(base, list(expected), content), 1):
+        entry = expected[index]
+        if isinstance(found, DataError):
+            faults.append(f"{entry.name}: missing ({found})")
+        elif found != entry.sha256:
+            faults.append(f"{entry.name}: replaced, its content is another one")
+        else:
+            base.looks[index] = Look(found)
+        if done % OPENED_AT_ONCE == 0 or done == len(expected):
+            listener.opened(done, len(expected))
+    return faults

@@ -1,8 +1,7 @@
 """Shards of WebDataset, tar files of many images each -> datasets.
 
-They are read by an index of where each image lies: unlike a stream in the order of the shards, that allows splits,
-limits and roles as for folders, and needs no package. Nothing is extracted, and of the files in a shard, only images
-and labels are read.
+They are indexed by where each image lies: unlike a stream in the order of the shards, that allows splits, limits and
+manifests as for folders. Nothing is extracted, and only images and labels are read.
 """
 
 from __future__ import annotations
@@ -18,14 +17,12 @@ from typing import BinaryIO, cast
 
 import numpy as np
 
-from basisprune.data.arrays import Labels
-from basisprune.data.datasets import below
-from basisprune.data.decode import EXTENSIONS
-from basisprune.data.folders import PARTS
-from basisprune.data.listing import all_files, subfolders
+from basisprune.data.arrays import Labels, as_indices, class_names
+from basisprune.data.datasets import MOST_BYTES, FileImages, path_from
+from basisprune.data.decode import EXTENSIONS, readable
+from basisprune.data.folders import PART_OF, all_files, subfolders
 from basisprune.data.split import Splits
-from basisprune.data.stored import MOST_BYTES, StoredImages, as_indices, class_names
-from basisprune.errors import DataError, pass_on
+from basisprune.errors import DataError
 from basisprune.files import open_file
 
 PREFIX = "wds:"
@@ -35,12 +32,11 @@ _LONGEST_LABEL = 1000  # bytes
 _LONGEST_HEADER = 1 << 20  # bytes; names that are longer than usual have headers of their own
 _RANGE = re.compile(r"\{(\d{1,18})\.\.(\d{1,18})\}")
 _UNSHOWN = re.compile("[\0-\x1f\x7f-\x9f\ud800-\udfff]")  # control characters, and bytes that are not UTF-8
-_PART = {name: part for part, names in PARTS.items() for name in names}
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where the file of an image lies: in which shard, from which byte on, and how many bytes it has."""
+    """Where the file of an image lies: its shard, its first byte and its number of bytes."""
 
     shard: Path
     name: str
@@ -49,8 +45,8 @@ class Place:
     label: str
 
 
-class ShardImages(StoredImages):
-    """Images in tar files, decoded when asked for; `root` is the folder that the names of the shards start from."""
+class ShardImages(FileImages):
+    """Images in tar files, decoded on access; `root` is the folder from which a manifest names the shards."""
 
     def __init__(
         self, places: Sequence[Place], labels: Labels, classes: tuple[str, ...], size: tuple[int, int], root: Path
@@ -65,45 +61,40 @@ class ShardImages(StoredImages):
         self._rows = np.array(rows, dtype=np.int64).reshape(-1, 3)
 
     def content(self, index: int) -> bytes:
-        """The bytes of the image's file."""
+        """Return the bytes of the image's file."""
         number, offset, size = self._rows[index].tolist()
         if size > MOST_BYTES:
             raise DataError(f"{self.name(index)}: has {size:,} bytes; at most {MOST_BYTES:,} are read")
-        try:
-            with open_file(self.shards[number]) as file:
-                file.seek(offset)
-                content = file.read(size)
-        except OSError as error:
-            pass_on(error, self.name(index))
-            raise DataError(f"{self.name(index)}: cannot be read ({error.strerror or error})") from error
+        with readable(self.name(index)), open_file(self.shards[number]) as file:
+            file.seek(offset)
+            content = file.read(size)
         if len(content) < size:
             raise DataError(f"{self.name(index)}: the shard ends before the image does; write it anew")
         return content
 
     def name(self, index: int) -> str:
-        """The path of the shard, and the name of the image in it."""
+        """Return the path of the shard and the name of the image in it."""
         return f"{self.shards[int(self._rows[index, 0])]}/{self._names[index]}"
 
-    def called(self, index: int, part: str) -> str:  # noqa: ARG002
-        """The same, from the root on."""
-        return f"{below(self.shards[int(self._rows[index, 0])].absolute(), self.root)}/{self._names[index]}"
+    def manifest_name(self, index: int, part: str) -> str:  # noqa: ARG002
+        """Return the same from the root on."""
+        return f"{path_from(self.shards[int(self._rows[index, 0])].absolute(), self.root)}/{self._names[index]}"
 
 
 def holds_shards(folder: Path) -> bool:
-    """Whether a folder holds tar files, right in it or in train/, val/ and test/, and no folders of images."""
+    """Return whether a folder holds tar files, right in it or in train/, val/ and test/, and no folders of images."""
     inner = subfolders(folder)
-    if any(path.name.casefold() not in _PART or subfolders(path) for path in inner):
+    if any(path.name.casefold() not in PART_OF or subfolders(path) for path in inner):
         return False
     return any(entry.suffix == _SUFFIX for path in (folder, *inner) for entry in path.iterdir())
 
 
 def read_shards(source: str | Path, size: tuple[int, int]) -> Splits:
-    """The parts in tar files: a path with {000..009} for numbers, the folder of the files, or a single one.
+    """Read the parts in tar files: a path with {000..009} for numbers, the folder of the files, or a single one.
 
-    An image and the file of its label have the same name up to the first dot of it: `0001.jpg` and `0001.cls`, which
-    holds a number or a name. Where there is no label at all, classes are the folders in the tar files. Shards called
-    train..., val... and test..., or in such folders, are parts. Raises DataError, which names the file, for
-    everything else.
+    An image and its label share their name up to its first dot: `0001.jpg` and `0001.cls`, which holds a number or a
+    name. Without any labels, classes are the folders in the tar files. Shards called train..., val... and test..., or
+    in such folders, are parts. Raises DataError, which names the file, for anything else.
     """
     shards = _listed(source)
     root = Path(os.path.commonpath([path.absolute().parent for path in shards]))
@@ -115,16 +106,14 @@ def read_shards(source: str | Path, size: tuple[int, int]) -> Splits:
         part: ShardImages(places, as_indices(labels[part], classes, f"{root}: {part}"), classes, size, root)
         for part, places in found.items()
     }
-    return Splits(datasets["train"], datasets.get("val"), datasets.get("test"), classes)
+    return Splits.of(datasets)
 
 
 def _listed(source: str | Path) -> list[Path]:
-    """The tar files that are meant."""
+    """List the tar files that are meant."""
     given = str(source).removeprefix(PREFIX)
     if "://" in given or given.startswith("pipe:"):
-        raise DataError(
-            f"{source}: shards are read from files on this machine; nothing is downloaded, and no command is run"
-        )
+        raise DataError(f"{source}: shards are read from files; nothing is downloaded, and no command is run")
     pattern = Path(given).expanduser()
     if pattern.is_dir():
         paths = [path for path in all_files(pattern) if path.suffix == _SUFFIX]
@@ -134,18 +123,14 @@ def _listed(source: str | Path) -> list[Path]:
     paths = [Path(name) for name in expanded(str(pattern))]
     for path in paths:
         if not path.is_file():
-            raise DataError(
-                f"{path}: there is no such file; give a folder of shards, or a path such as {PREFIX}a-{{00..09}}.tar"
-            )
+            raise DataError(f"{path}: there is no such file; give a folder of shards, or {PREFIX}a-{{00..09}}.tar")
         if path.suffix != _SUFFIX:
-            raise DataError(
-                f"{path}: is no {_SUFFIX} file; compressed ones have to be read from their beginning: unpack them"
-            )
+            raise DataError(f"{path}: is no {_SUFFIX} file; unpack compressed ones")
     return paths
 
 
 def expanded(pattern: str) -> list[str]:
-    """The names that a pattern with ranges of numbers stands for.
+    """Return the names that a pattern with ranges of numbers stands for.
 
     >>> expanded("a-{08..10}.tar")
     ['a-08.tar', 'a-09.tar', 'a-10.tar']
@@ -160,16 +145,13 @@ def expanded(pattern: str) -> list[str]:
 
 
 def _by_part(shards: Sequence[Path], root: Path) -> dict[str, list[Path]]:
-    """The shards of each part, training first; all are training's unless they are called as parts."""
+    """Return the shards of each part, training first; all are for training unless they are called as parts."""
     parts: dict[str, list[Path]] = {"train": []}
     others = []
     for path in shards:
-        start = re.match(r"[a-z]*", path.name.casefold())
-        names = [
-            start[0] if start else "",
-            *(each.casefold() for each in path.absolute().relative_to(root).parent.parts),
-        ]
-        part = next((_PART[name] for name in names if name in _PART), None)
+        start = re.split("[^a-z]", path.name.casefold())[0]
+        names = (start, *(each.casefold() for each in path.absolute().relative_to(root).parent.parts))
+        part = next((PART_OF[name] for name in names if name in PART_OF), None)
         if part is None:
             others.append(path)
         else:
@@ -179,37 +161,27 @@ def _by_part(shards: Sequence[Path], root: Path) -> dict[str, list[Path]]:
             raise DataError(f"{root}: has shards of {', '.join(list(parts)[1:])}, but none of train")
         return {"train": list(shards)} if len(parts) == 1 else {**parts, "train": others}
     if others:
-        raise DataError(
-            f"{others[0]}: lies beside shards that are called train; call it train, val or test too, or move it"
-        )
+        raise DataError(f"{others[0]}: lies beside shards that are called train; call it train, val or test too")
     return parts
 
 
 def _index(shard: Path) -> list[Place]:
-    """Where each image of a shard lies, with its label."""
-    try:
+    """Return where each image of a shard lies, with its label."""
+    kinds = (OSError, tarfile.TarError, EOFError, OverflowError, ValueError, RecursionError)
+    with readable(shard, *kinds, advice="; write it anew as a tar file"):
         images, labels = _members(shard)
-    except OSError as error:
-        pass_on(error, shard)
-        raise DataError(f"{shard}: cannot be read ({error.strerror or error})") from error
-    except DataError:
-        raise
-    except (tarfile.TarError, EOFError, OverflowError, ValueError, RecursionError) as error:
-        raise DataError(f"{shard}: is no tar file, or damaged ({error}); write it anew") from error
     if not images:
         raise DataError(f"{shard}: contains no images ({' '.join(EXTENSIONS)})")
     if not labels:
         labels = {key: PurePosixPath(key).parent.name.replace("..", "") for key in images}
     missing = [key for key in images if not labels.get(key)]
     if missing:
-        raise DataError(
-            f"{shard}: {missing[0]} has no label; put it into {missing[0]}{_LABEL}, or all images into class folders"
-        )
+        raise DataError(f"{shard}: {missing[0]} has no label; add {missing[0]}{_LABEL}, or use class folders")
     return [Place(shard, *images[key], labels[key]) for key in images]
 
 
 def _members(shard: Path) -> tuple[dict[str, tuple[str, int, int]], dict[str, str]]:
-    """The name, first byte and size of each image, and the labels, both by what the name starts with."""
+    """Return the name, first byte and size of each image, and the labels, both by the start of the name."""
     images: dict[str, tuple[str, int, int]] = {}
     labels: dict[str, str] = {}
     files: dict[str, tuple[int, int]] = {}  # all of them, for hard links
@@ -236,7 +208,7 @@ def _members(shard: Path) -> tuple[dict[str, tuple[str, int, int]], dict[str, st
 
 
 def _place(member: tarfile.TarInfo, files: dict[str, tuple[int, int]], shard: Path) -> tuple[int, int]:
-    """Where the content of an image or a label lies, which for a hard link is that of a file before it."""
+    """Return where the content of an image or a label lies; a hard link has that of a file before it."""
     if _UNSHOWN.search(member.name):
         raise DataError(f"{shard}: {member.name!r} is no name in UTF-8, or has control characters; call it otherwise")
     found = files.get(member.linkname if member.islnk() else member.name)
@@ -251,7 +223,7 @@ def _place(member: tarfile.TarInfo, files: dict[str, tuple[int, int]], shard: Pa
 
 
 class _Bounded:
-    """A file of which only headers and labels are read, so that no header can fill the memory."""
+    """A file of which only headers are read, so that no header can fill the memory."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.seek, self.tell, self._read = file.seek, file.tell, file.read
@@ -263,7 +235,7 @@ class _Bounded:
 
 
 def _split_name(name: str) -> tuple[str, str]:
-    """The name up to the first dot after its folders, and what follows in small letters."""
+    """Split a name at the first dot after its folders; the rest is in lower case."""
     folder, slash, last = name.rpartition("/")
     stem, dot, suffix = last.partition(".")
     return f"{folder}{slash}{stem}", f"{dot}{suffix}".casefold()

@@ -1,26 +1,40 @@
-"""Training, validation and test parts, drawn by seed and stratified by class."""
+"""Training, validation and test parts, drawn by seed and stratified by class; groups of images stay together."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import csv
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 from numpy.typing import NDArray
 
-from basisprune.data.arrays import Labels
-from basisprune.data.classes import refuse_alike
-from basisprune.data.datasets import LabelledImages, take
+from basisprune.data.arrays import Labels, refuse_alike
+from basisprune.data.copies import looks_of, units_of
+from basisprune.data.datasets import LabelledImages, base_of, in_units, take
+from basisprune.data.decode import readable
 from basisprune.errors import ConfigError, DataError
+from basisprune.files import read_bytes, user_path
 from basisprune.listener import counted
+
+JUDGES = frozenset({"val", "confirm"})
+_HEADER = ["file", "group"]
+_MOST_BYTES = 1 << 30  # of a file of groups
 
 
 @dataclass(frozen=True)
 class Splits:
     """The parts of a dataset; all have the same classes.
 
-    Every decision on the way to a small network is made on `val`. `confirm` are validation images that nothing looks at
-    before the end, when the budget is certified on them.
+    Every decision on the way to a small network is made on `val`. `confirm` holds validation images that are used only
+    at the end, to certify the budget.
+
+    >>> from basisprune.data import ArrayImages
+    >>> images = ArrayImages(np.zeros((4, 8, 8), dtype=np.uint8), [0, 1, 0, 1])
+    >>> Splits(images, None, None, images.classes).describe()
+    'train: 4 images, 2 of each class'
     """
 
     train: LabelledImages
@@ -32,6 +46,12 @@ class Splits:
     def __post_init__(self) -> None:
         refuse_alike(self.classes)
 
+    @classmethod
+    def of(cls, parts: Mapping[str, LabelledImages], classes: tuple[str, ...] | None = None) -> Splits:
+        """Return the splits with these parts by name; the classes are by default those of training."""
+        known = parts["train"].classes if classes is None else classes
+        return cls(parts["train"], parts.get("val"), parts.get("test"), known, parts.get("confirm"))
+
     @property
     def num_classes(self) -> int:
         """The number of classes."""
@@ -39,21 +59,21 @@ class Splits:
 
     @property
     def parts(self) -> dict[str, LabelledImages]:
-        """The parts that there are, by name, training first."""
+        """The parts that exist, by name, training first."""
         named = {"train": self.train, "val": self.val, "confirm": self.confirm, "test": self.test}
         return {name: part for name, part in named.items() if part is not None}
 
     def with_parts(self, parts: Mapping[str, LabelledImages]) -> Splits:
-        """The same splits with these parts by name, and no others."""
-        return Splits(parts["train"], parts.get("val"), parts.get("test"), self.classes, parts.get("confirm"))
+        """Return splits of the same classes with these parts by name, and no others."""
+        return Splits.of(parts, self.classes)
 
     def describe(self) -> str:
-        """One line for each part: its name, its number of images, its smallest and largest class if it has any."""
-        if not self.classes:
-            return "\n".join(f"{name}: {len(part)} examples" for name, part in self.parts.items())
+        """Return a line for each part: its name, its number of images, its smallest and largest class if any."""
         return "\n".join(self._describe(name, part) for name, part in self.parts.items())
 
     def _describe(self, name: str, part: LabelledImages) -> str:
+        if not self.classes:
+            return f"{name}: {len(part)} examples"
         counts = np.bincount(part.labels, minlength=self.num_classes)
         few, many = int(counts.argmin()), int(counts.argmax())
         if counts[few] == counts[many]:
@@ -64,16 +84,49 @@ class Splits:
         )
 
 
+def names_of(splits: Splits) -> dict[str, list[str]]:
+    """Return the name of each image of each part: the path of its file, or its index in its dataset.
+
+    A dataset that several parts were drawn from is called as the first of them.
+    """
+    called: dict[int, str] = {}
+    names: dict[str, list[str]] = {}
+    for part, images in splits.parts.items():
+        base, indices = base_of(images)
+        first = called.setdefault(id(base), part)
+        names[part] = [base.manifest_name(index, first) for index in indices.tolist()]
+    return names
+
+
+def reread(splits: Splits, *, size: tuple[int, int] | None = None, white: int | None = None) -> Splits:
+    """Return the same images, read at another size or white level; None leaves either as it is."""
+    bases = {id(base): base for base, _ in map(base_of, splits.parts.values())}
+    others = {name: base.read_as(size, white) for name, base in bases.items()}
+
+    def anew(part: LabelledImages) -> LabelledImages:
+        base, indices = base_of(part)
+        other = others[id(base)]
+        return part if other is base else other if part is base else in_units(take(other, indices), part.units)
+
+    return splits.with_parts({name: anew(part) for name, part in splits.parts.items()})
+
+
+def white_of(splits: Splits) -> int | None:
+    """Return the white level of its images of more than 8 bits, None if there are none."""
+    whites = (getattr(base_of(part)[0], "white", None) for part in splits.parts.values())
+    return next((white for white in whites if white is not None), None)
+
+
 def split_indices(
     labels: Labels, fractions: Sequence[float], seed: int, units: Labels | None = None
 ) -> list[NDArray[np.int64]]:
-    """The indices of the rest and of one part for each fraction: sorted, disjoint, together everything.
+    """Return the indices of the rest and of one part for each fraction: sorted, disjoint, together everything.
 
     Every class is divided by the fractions, to the nearest image. A fraction above zero gives each class an
     image in that part as long as the class has enough for one in every part; the rest is never left without.
 
-    Images of one unit (`units` numbers them) go to one part together: the largest units first, each to the part that
-    then is nearest to its share of the classes, and single images make up for what that leaves uneven.
+    Images of one unit (`units` numbers them) go to one part: the largest units first, each to the part that it brings
+    nearest to its share of the classes; single images even out the rest.
 
     >>> [len(part) for part in split_indices(np.array([0] * 40 + [1] * 3), [0.25, 0.1], seed=0)]
     [27, 11, 5]
@@ -100,7 +153,7 @@ def split_indices(
 
 
 def _sizes(count: int, fractions: Sequence[float]) -> list[int]:
-    """How many of `count` images go to each part, so that one stays and later parts get one if they can."""
+    """Return how many of `count` images go to each part, so that one stays and later parts get one if they can."""
     sizes: list[int] = []
     for position, fraction in enumerate(fractions):
         spare = count - 1 - sum(sizes)
@@ -111,7 +164,7 @@ def _sizes(count: int, fractions: Sequence[float]) -> list[int]:
 
 
 def _together(units: Labels | None) -> list[NDArray[np.int64]]:
-    """The members of each unit that has several."""
+    """Return the members of each unit that has several."""
     if units is None or len(units) == 0:
         return []
     order = np.argsort(units, kind="stable")
@@ -126,7 +179,7 @@ def _place(
     part_of: NDArray[np.int64],
     random: np.random.Generator,
 ) -> None:
-    """Notes in `part_of` where each unit goes, so that no class is lost to a part, and all are near to `wanted`.
+    """Note in `part_of` where each unit goes, so that no part loses a class, and all are near to `wanted`.
 
     `wanted` (classes, parts) are the images of each class that each part should get.
     """
@@ -156,7 +209,7 @@ def _place(
 
 
 def _shared_out(count: int, wanted: list[int], placed: list[int]) -> list[int]:
-    """How many of `count` single images of a class go to each part, of which the first gets what the others leave."""
+    """Return how many of `count` single images of a class go to each part; the first gets what the others leave."""
     given = [0] * len(wanted)
     for part, asked in enumerate(wanted):  # one each, training first
         if asked > 0 and placed[part] == 0 and sum(given) < count:
@@ -168,7 +221,7 @@ def _shared_out(count: int, wanted: list[int], placed: list[int]) -> list[int]:
 
 
 def limit_indices(labels: Labels, limit: int, seed: int) -> NDArray[np.int64]:
-    """The sorted indices of `limit` images, each class in its proportion and with at least one.
+    """Return the sorted indices of `limit` images, each class in its proportion and with at least one.
 
     Smaller limits choose among what larger ones choose. Raises ConfigError if there are more classes.
 
@@ -178,9 +231,7 @@ def limit_indices(labels: Labels, limit: int, seed: int) -> NDArray[np.int64]:
     """
     present = np.unique(labels)
     if limit < len(present):
-        raise ConfigError.of(
-            "load_data", [f"limit: {limit} given, at least {len(present)} is needed, one for each class"]
-        )
+        raise ConfigError(f"limit: {limit} given, at least {len(present)} is needed (classes)", where="load_data")
     random = np.random.default_rng(seed)
     # The k-th image of a class of n comes at the time k/n: all classes start at once and end at once.
     time = np.empty(len(labels))
@@ -191,31 +242,25 @@ def limit_indices(labels: Labels, limit: int, seed: int) -> NDArray[np.int64]:
 
 
 def fill(splits: Splits, fractions: tuple[float, float], *, seed: int, units: Labels, where: str) -> Splits:
-    """The splits with what is missing of (validation, test) taken from training, whose units stay together."""
-    val_fraction, test_fraction = (
-        0.0 if part is not None else fraction
-        for part, fraction in zip((splits.val, splits.test), fractions, strict=True)
-    )
-    train, val, test = split_indices(splits.train.labels, [val_fraction, test_fraction], seed, units)
-    for name, fraction, indices in (("val", val_fraction, val), ("test", test_fraction, test)):
-        if fraction > 0 and len(indices) == 0:
+    """Draw what is missing of (validation, test) from training, whose units stay together."""
+    wanted = zip(("val", "test"), fractions, strict=True)
+    missing = {name: fraction for name, fraction in wanted if name not in splits.parts and fraction > 0}
+    rest, *drawn = split_indices(splits.train.labels, list(missing.values()), seed, units)
+    parts = {**splits.parts, "train": take(splits.train, rest)}
+    for name, indices in zip(missing, drawn, strict=True):
+        if len(indices) == 0:
             raise DataError(
                 f"{where}: no class has enough images to give one to the {name} part (copies of an image, and images "
                 f"of one group, stay together); add images or pass {name}_fraction=0"
             )
-    return replace(
-        splits,
-        train=take(splits.train, train),
-        val=take(splits.train, val) if val_fraction > 0 else splits.val,
-        test=take(splits.train, test) if test_fraction > 0 else splits.test,
-    )
+        parts[name] = take(splits.train, indices)
+    return splits.with_parts(parts)
 
 
 def set_aside(splits: Splits, share: float, seed: int, units: Labels | None = None) -> Splits:
-    """The splits with that share of the validation images set aside to confirm, stratified by class.
+    """Set that share of the validation images aside to confirm, stratified by class; units stay together.
 
-    They are unchanged where there are such images already, or too few to divide. Units stay together, as in
-    `split_indices`.
+    Splits that have such images already, or too few to divide, are returned as they are.
     """
     if splits.val is None or splits.confirm is not None or share == 0:
         return splits
@@ -239,7 +284,81 @@ def hold_out(images: LabelledImages, share: float, seed: int) -> tuple[LabelledI
 
 
 def limited(splits: Splits, limit: int | None, seed: int) -> Splits:
-    """The splits with at most this many training images."""
+    """Keep at most this many training images."""
     if limit is None or limit >= len(splits.train):
         return splits
     return replace(splits, train=take(splits.train, limit_indices(splits.train.labels, limit, seed)))
+
+
+# ------------------------------------------------------------------------------------------- what stays together
+
+
+def groups_of(splits: Splits, path: str | os.PathLike[str] | None) -> dict[str, str]:
+    """Return the group of each image that has one, by its name: from the file, or else from the data itself."""
+    names = names_of(splits)
+    if path is not None:
+        file = user_path(path, "groups")
+        groups = read_groups(file)
+        refuse_unknown(groups, [name for each in names.values() for name in each], file)
+        return groups
+    return {
+        name: group
+        for part, images in splits.parts.items()
+        for name, group in zip(names[part], images.groups or (), strict=images.groups is not None)
+    }
+
+
+def keys_of(splits: Splits, part: str, groups: Mapping[str, str]) -> list[tuple[str, str, str]]:
+    """Return what ties each image of a part to others: its content, its group, and its near copies."""
+    rows = zip(looks_of(splits.parts[part]), names_of(splits)[part], strict=True)
+    return [(look.sha256, groups.get(name, ""), look.cluster) for look, name in rows]
+
+
+def units(splits: Splits, part: str, groups: Mapping[str, str]) -> Labels:
+    """Return the units within which a part must not be divided: exact and near copies, and images of one group."""
+    known = splits.parts[part].units
+    return units_of(keys_of(splits, part, groups)) if known is None else known
+
+
+def related(splits: Splits, groups: Mapping[str, str]) -> Splits:
+    """Note in the parts that judge networks the units that they were drawn in."""
+    judging = {name: in_units(splits.parts[name], units(splits, name, groups)) for name in JUDGES & splits.parts.keys()}
+    return splits.with_parts({**splits.parts, **judging})
+
+
+def read_groups(path: Path) -> dict[str, str]:
+    """Read the group of each image from a CSV file of two columns, the image's name and its group.
+
+    A first line `file,group` is ignored. Raises DataError, which names the file and the lines, for anything that does
+    not fit.
+    """
+    with readable(path, OSError, UnicodeDecodeError, csv.Error, advice="; write it as file,group in UTF-8"):
+        lines = read_bytes(path, most=_MOST_BYTES).decode("utf-8-sig").splitlines()
+        rows = [(number, row) for number, row in enumerate(csv.reader(lines, strict=True), 1) if any(row)]
+    if rows and [cell.strip().casefold() for cell in rows[0][1]] == _HEADER:
+        rows = rows[1:]
+    groups: dict[str, str] = {}
+    faults = []
+    for number, row in rows:
+        if len(row) != 2 or not all(cell.strip() for cell in row):
+            faults.append(f"line {number}: {','.join(row)[:80]!r} found; file,group is needed")
+            continue
+        name, group = PurePosixPath(row[0].strip()).as_posix(), row[1].strip()
+        if groups.setdefault(name, group) != group:
+            faults.append(f"line {number}: {name} is in group {group}, but in {groups[name]} before")
+    if not groups and not faults:
+        faults.append("no line file,group found")
+    if faults:
+        raise DataError.of(str(path), faults)
+    return groups
+
+
+def refuse_unknown(groups: Mapping[str, str], names: Iterable[str], path: Path) -> None:
+    """Raise DataError for groups of images that the data does not have."""
+    unknown = sorted(groups.keys() - set(names))
+    if unknown:
+        example = next(iter(sorted(names)), "")
+        raise DataError.of(
+            f"{path}: lists images that the data does not have; their names there start from its folder, as {example}",
+            unknown,
+        )

@@ -10,9 +10,8 @@ import numpy.typing as npt
 
 from basisprune.budget.proportions import wilson_interval
 from basisprune.data import LabelledImages
-from basisprune.data.load import FETCHED, Source, read_parts, recall
+from basisprune.data.load import FETCHED, Reading, Source, read_parts, recall
 from basisprune.data.manifest import IMAGES, Role, read_manifest
-from basisprune.data.reading import Reading
 from basisprune.errors import ConfigError, DataError
 from basisprune.listener import Listener
 from basisprune.results import Interval

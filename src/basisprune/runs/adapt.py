@@ -12,7 +12,7 @@ from torch import nn
 from basisprune.budget.evidence import interval_of
 from basisprune.costs import measure
 from basisprune.data import LabelledImages
-from basisprune.data.roles import keep_images
+from basisprune.data.manifest import keep_images
 from basisprune.deploy.bundle import save_pretrained
 from basisprune.files import sealed, user_path, write_text
 from basisprune.listener import Listener, Silence, counted

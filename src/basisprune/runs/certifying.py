@@ -24,7 +24,7 @@ from basisprune.budget.certify import (
 )
 from basisprune.budget.metrics import in_words, metric_name
 from basisprune.data import LabelledImages, Splits
-from basisprune.data.roles import manifest_of
+from basisprune.data.manifest import manifest_of
 from basisprune.errors import BasisPruneError, CheckpointError
 from basisprune.files import file_digest
 from basisprune.listener import Listener

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from basisprune.data import image_files as list_images
 from basisprune.data.decode import EXTENSIONS, decode
-from basisprune.data.prepare import prepare
+from basisprune.data.transforms import prepare
 from basisprune.errors import DataError
 from basisprune.runs.load import Loaded, refuse_other_tasks
 

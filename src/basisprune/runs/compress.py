@@ -14,7 +14,7 @@ from basisprune.budget.certify import Promise, Standard
 from basisprune.budget.planning import CostPlanner
 from basisprune.data import Loaders, Splits
 from basisprune.data.load import Source
-from basisprune.data.roles import keep_images
+from basisprune.data.manifest import keep_images
 from basisprune.deploy.export.runtime import has_onnx
 from basisprune.errors import BundleError, ConfigError
 from basisprune.files import user_path

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from basisprune.budget.certify import Standard
 from basisprune.budget.evidence import interval_of
 from basisprune.data import Splits
-from basisprune.data.looks import random_numbers_kept
+from basisprune.data.decode import random_numbers_kept
 from basisprune.deploy.bundle import save_pretrained
 from basisprune.deploy.bundle.files import TENSORS
 from basisprune.deploy.export.onnx import ONNX_RUNTIME

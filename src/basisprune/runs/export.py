@@ -10,9 +10,8 @@ from pathlib import Path
 from torch import Tensor
 
 from basisprune.data import LabelledImages
-from basisprune.data.load import Source, read_parts
+from basisprune.data.load import Reading, Source, read_parts
 from basisprune.data.manifest import IMAGES, Role, read_manifest
-from basisprune.data.reading import Reading
 from basisprune.deploy.export.guard import guarded
 from basisprune.deploy.export.interface import Runtime, said_by
 from basisprune.deploy.export.runtimes import RUNTIMES, find_runtime

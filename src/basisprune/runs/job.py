@@ -17,13 +17,10 @@ from torch import nn
 
 from basisprune.budget import Budget
 from basisprune.data import LoaderPart, Loaders, Splits, load_data
-from basisprune.data.load import PREFIXES, Source, fetch
-from basisprune.data.looks import random_numbers_kept
+from basisprune.data.decode import random_numbers_kept
+from basisprune.data.load import PREFIXES, Reading, Source, fetch
 from basisprune.data.manifest import IMAGES, Manifest, read_manifest
-from basisprune.data.opening import reread, white_of
-from basisprune.data.reading import Reading
-from basisprune.data.roles import groups_of, units
-from basisprune.data.split import set_aside
+from basisprune.data.split import groups_of, reread, set_aside, units, white_of
 from basisprune.deploy.bundle import holds_bundle, load_bundle
 from basisprune.deploy.folded import FoldedModel
 from basisprune.deploy.timing import table_digest

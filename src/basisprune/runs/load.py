@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from basisprune.data.classes import told_apart
+from basisprune.data.arrays import told_apart
 from basisprune.deploy.bundle import holds_bundle, load_bundle
 from basisprune.deploy.bundle.files import FILES, read_folder
 from basisprune.deploy.export.guard import guarded

@@ -8,11 +8,11 @@ from typing import TypedDict, cast, get_args, get_type_hints
 
 from pydantic import JsonValue
 
+from basisprune.arguments import LARGEST_SEED as LARGEST_LIMIT
+from basisprune.arguments import LARGEST_SIDE, whole
 from basisprune.budget import Budget, Goal, MetricBudget, Optimize, Ratios
 from basisprune.budget.certify import Promise, check_confidence
 from basisprune.budget.metrics import Metric, check_metric, metric_name
-from basisprune.data.arguments import LARGEST_SEED as LARGEST_LIMIT
-from basisprune.data.arguments import LARGEST_SIDE, whole
 from basisprune.data.load import TEST_FRACTION, VAL_FRACTION
 from basisprune.deploy.export.runtime import has_onnx
 from basisprune.errors import ConfigError, nearest

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from basisprune.basis.decompose import check_layers, choose_layers
 from basisprune.budget import Ratios
-from basisprune.data.looks import random_numbers_kept
+from basisprune.data.decode import random_numbers_kept
 from basisprune.deploy.bundle import refuse_unsaveable
 from basisprune.deploy.export.runtime import has_onnx, to_proto
 from basisprune.deploy.fold import deploy

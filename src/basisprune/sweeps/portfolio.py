@@ -13,8 +13,7 @@ from torch import nn
 
 from basisprune.budget import Budget
 from basisprune.budget.metrics import metric_name
-from basisprune.data.load import Source
-from basisprune.data.reading import Reading
+from basisprune.data.load import Reading, Source
 from basisprune.deploy.bundle import load_bundle
 from basisprune.errors import BasisPruneError, CheckpointError, ConfigError, TrainingError
 from basisprune.files import read_checked, user_path, write_checked

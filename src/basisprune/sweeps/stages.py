@@ -15,7 +15,7 @@ from basisprune.budget import Budget
 from basisprune.budget.certify import EQUAL
 from basisprune.budget.metrics import value_of
 from basisprune.budget.planning import CostPlanner
-from basisprune.data.roles import keep_images, manifest_of
+from basisprune.data.manifest import keep_images, manifest_of
 from basisprune.deploy.export.runtime import has_onnx
 from basisprune.files import read_checked, user_path, write_checked
 from basisprune.listener import Listener

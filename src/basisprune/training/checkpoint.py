@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from basisprune.data.augment import Augment
+from basisprune.data.transforms import Augment
 from basisprune.errors import CheckpointError
 from basisprune.files import checked, read_checked, sound_or_aside
 from basisprune.training.config import TrainConfig

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from basisprune.data.augment import Augment
+from basisprune.data.transforms import Augment
 from basisprune.errors import ConfigError
 
 Optimizer = Literal["sgd", "adamw"]

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias, get_args
 import timm.data
 from torch import nn
 
-from basisprune.data.classes import told_apart
+from basisprune.data.arrays import told_apart
 from basisprune.errors import ConfigError, ModelError
 from basisprune.files import Json, parse_json, read_bytes
 from basisprune.types import InputSpec

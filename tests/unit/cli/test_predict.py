@@ -41,7 +41,7 @@ def test_an_image_that_cannot_be_read_spoils_nothing_for_the_others(compressed, 
     assert result.exit_code == 1
     assert re.fullmatch(r".*2\.png: blue [0-9.]+%\n", result.stdout)
     assert "broken.png: not an image" in result.stderr
-    assert "nowhere.png: there is no such file" in result.stderr
+    assert "nowhere.png: cannot be read (No such file" in result.stderr
 
 
 def test_csv_has_a_row_for_each_class_named(compressed, photos):

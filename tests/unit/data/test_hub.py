@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
+import shutil
+import struct
 import sys
 from pathlib import Path
+from urllib.error import URLError
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torchvision
 from PIL import Image
 from sources import refused, sizes
 
 import basisprune.data.hub
-from basisprune.data import Reading, load_data
-from basisprune.data.roles import manifest_of
+from basisprune.data import ArrayImages, Reading, load_data
+from basisprune.data.hub import ARGUMENTS, cache_folder
+from basisprune.data.manifest import manifest_of
 from basisprune.errors import MissingExtraError
 
 datasets = pytest.importorskip("datasets")
@@ -95,7 +101,7 @@ def test_labels_without_names_are_numbers(tmp_path):
 
 
 def test_what_does_not_fit_is_refused_with_the_reason(tmp_path):
-    refused("hf:somebody/something", "could not be read as a dataset of Hugging Face")
+    refused("hf:somebody/something", "hf:somebody/something: cannot be read (", "the name of a dataset without code")
     no_label = rows().rename_column("label", "kind").cast_column("kind", datasets.Value("int64"))
     refused(saved(tmp_path / "a", no_label), "image, kind", "one that is called label")
 
@@ -103,7 +109,7 @@ def test_what_does_not_fit_is_refused_with_the_reason(tmp_path):
 def test_a_path_in_a_dataset_is_not_followed():
     kinds = datasets.Features({"image": datasets.Image(decode=False)})
     elsewhere = datasets.Dataset.from_dict({"image": [{"bytes": None, "path": "/etc/hostname"}]}, features=kinds)
-    images = basisprune.data.hub.HubImages(elsewhere, "image", ["a"], ("a",), SIZE, "data: train")
+    images = basisprune.data.hub.HubImages(elsewhere, ["a"], ("a",), SIZE, "data: train")
     assert images.look(0).fault.startswith("data: train[0]: the image itself is not in the dataset")
 
 
@@ -125,6 +131,15 @@ def test_labels_that_reading_would_open_are_not_read(tmp_path, kind):
     sys.addaudithook(hook)
     refused(folder, "the column label is")
     assert not opened
+
+
+def test_the_labels_of_every_split_are_looked_at_before_they_are_read(tmp_path):
+    folder = saved(tmp_path / "data", datasets.DatasetDict({"train": rows(), "validation": rows(9, 30)}))
+    shutil.rmtree(folder / "validation")
+    kinds = datasets.Features({"image": datasets.Image(), "label": datasets.Image()})
+    held = {"image": [{"bytes": picture(0), "path": None}], "label": [{"bytes": picture(1), "path": None}]}
+    saved(folder / "validation", datasets.Dataset.from_dict(held, features=kinds))
+    refused(folder, "data: val", "the column label is")
 
 
 def test_a_saved_dataset_names_no_files_elsewhere_and_a_format_is_no_dataset(tmp_path):
@@ -155,3 +170,98 @@ def test_without_the_package_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(basisprune.data.hub, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"basisprune\[datasets\]"):
         load_data(folder, size=SIZE)
+
+
+def write_mnist(root: Path, counts: dict[str, int]) -> None:
+    """MNIST's own files, with few images."""
+    raw = root / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    for part, count in counts.items():
+        noise = np.random.default_rng(len(part)).bytes(count * 784)
+        images = struct.pack(">4i", 2051, count, 28, 28) + noise
+        labels = struct.pack(">2i", 2049, count) + bytes(number % 10 for number in range(count))
+        (raw / f"{part}-images-idx3-ubyte").write_bytes(images)
+        (raw / f"{part}-labels-idx1-ubyte").write_bytes(labels)
+        for kind in ("images-idx3", "labels-idx1"):  # some releases look for the archives too
+            packed = gzip.compress((raw / f"{part}-{kind}-ubyte").read_bytes())
+            (raw / f"{part}-{kind}-ubyte.gz").write_bytes(packed)
+
+
+def test_torchvision_data_is_found_in_the_cache_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("BASISPRUNE_DATA", str(tmp_path))
+    write_mnist(tmp_path, {"train": 50, "t10k": 20})
+    splits = load_data("torchvision:MNIST")
+    assert isinstance(splits.test, ArrayImages)
+    assert sizes(splits) == {"train": 40, "val": 10, "test": 20}
+    assert splits.num_classes == 10
+    assert splits.train[0][0].shape == (1, 28, 28)
+
+
+def test_the_cache_folder_has_a_default(monkeypatch):
+    monkeypatch.delenv("BASISPRUNE_DATA", raising=False)
+    assert cache_folder() == Path.home() / ".cache" / "basisprune"
+
+
+class Photos:
+    """Stands for a torchvision dataset of image files."""
+
+    def __init__(self, root, split="train", download=False) -> None:
+        self.classes = ["a", "b"]
+        self._labels = [0, 1] * {"trainval": 10, "test": 3}[split]
+        self.height = len(split)
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def __getitem__(self, index):
+        return Image.new("RGB", (7 + index, self.height)), self._labels[index]
+
+
+def test_torchvision_files_are_resized_to_stack(tmp_path, monkeypatch):
+    monkeypatch.setenv("BASISPRUNE_DATA", str(tmp_path / "new"))
+    monkeypatch.setattr(torchvision.datasets, "OxfordIIITPet", Photos)
+    splits = load_data("torchvision:OxfordIIITPet", size=(8, 6))
+    assert sizes(splits) == {"train": 16, "val": 4, "test": 6}
+    assert splits.classes == ("a", "b")
+    assert {image.shape for image, _ in splits.train} == {(3, 8, 6)}
+
+
+def test_torchvision_arrays_with_channels_first_are_taken_from_memory(tmp_path, monkeypatch):
+    class Numbers:
+        data = np.arange(30 * 90, dtype=np.uint8).reshape(30, 3, 6, 5)
+        labels = np.arange(30) % 3
+
+        def __init__(self, root, split, download) -> None:
+            if split == "test":
+                self.data = 255 - self.data
+
+        def __len__(self) -> int:
+            return 30
+
+        def __getitem__(self, index):
+            return Image.new("RGB", (5, 6)), int(self.labels[index])
+
+    monkeypatch.setenv("BASISPRUNE_DATA", str(tmp_path))
+    monkeypatch.setattr(torchvision.datasets, "SVHN", Numbers)
+    splits = load_data("torchvision:SVHN")
+    assert isinstance(splits.test, ArrayImages)
+    np.testing.assert_array_equal(splits.test[3][0].numpy(), 255 - Numbers.data[3])
+
+
+def test_every_known_name_is_one_of_torchvision():
+    assert all(hasattr(torchvision.datasets, name) for name in ARGUMENTS)
+
+
+def test_an_unknown_name_is_refused_with_the_nearest():
+    refused("torchvision:cifar10", "torchvision:cifar10", "Did you mean", "CIFAR10")
+    refused("torchvision:FashonMNIST", "FashionMNIST")
+    refused("torchvision:zzzzzz", "Known are", *ARGUMENTS)
+
+
+def test_a_failed_download_says_where_to_put_the_files(tmp_path, monkeypatch):
+    def fail(self) -> None:
+        raise URLError("no route to host")
+
+    monkeypatch.setenv("BASISPRUNE_DATA", str(tmp_path))
+    monkeypatch.setattr(torchvision.datasets.CIFAR10, "download", fail)
+    refused("torchvision:CIFAR10", "torchvision:CIFAR10", "no route to host", str(tmp_path), "BASISPRUNE_DATA")

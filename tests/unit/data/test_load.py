@@ -9,10 +9,12 @@ import pytest
 import torch
 from PIL import Image
 from sources import arrays, refused, sizes, write_images
+from tiny import Notes
 from torch.utils.data import TensorDataset, random_split
 
 from basisprune.data import ArrayImages, FolderImages, WrappedDataset, load_data
-from basisprune.errors import ConfigError
+from basisprune.data.load import Reading
+from basisprune.errors import ConfigError, DataError
 
 
 def tensors(count: int = 30, classes: int = 3) -> TensorDataset:
@@ -111,7 +113,7 @@ def test_parts_whose_class_names_differ_are_refused():
 
 def test_datasets_that_do_not_fit_are_refused():
     refused((tensors(),), "1 datasets given", "(train, val)")
-    refused((tensors(classes=2), tensors(6, classes=3)), "val part has the labels 2, which training lacks")
+    refused((tensors(classes=2), tensors(6, classes=3)), "val part: has the labels 2, which training lacks")
     refused(tensors(classes=1), "1 class", "at least two")
     refused((tensors(), tensors(0)), "val part is empty")
     refused(42, "int given, a map-style dataset is needed")
@@ -124,3 +126,20 @@ def test_all_wrong_arguments_are_listed_at_once():
     assert all(fault in str(caught.value) for fault in faults)
     with pytest.raises(ConfigError, match="leaves nothing to train on"):
         load_data(tensors(), val_fraction=0.5, test_fraction=0.5)
+
+
+FOUND = [f"{number}.png" for number in range(12)]
+
+
+def test_a_listener_hears_the_first_ten_and_how_many_more():
+    notes = Notes()
+    Reading(listener=notes).report("photos: 12 damaged", FOUND)
+    assert notes.lines == ["\n  - ".join(["photos: 12 damaged", *FOUND[:10], "and 2 more"])]
+
+
+def test_without_a_listener_it_is_a_warning_and_strict_it_is_an_error():
+    with pytest.warns(UserWarning, match=r"photos: 1 damaged\n  - 0\.png$"):
+        Reading().report("photos: 1 damaged", FOUND[:1])
+    with pytest.raises(DataError) as error:
+        Reading(strict=True, listener=Notes()).report("photos: 12 damaged", FOUND)
+    assert (error.value.where, list(error.value.faults)) == ("photos: 12 damaged", FOUND)

@@ -15,7 +15,7 @@ from sources import refused, sizes, write_images
 
 from basisprune.data import Reading, Splits, load_data
 from basisprune.data.load import recall
-from basisprune.data.roles import manifest_of
+from basisprune.data.manifest import manifest_of
 from basisprune.data.shards import ShardImages, expanded, read_shards
 
 SIZE = (6, 5)
@@ -148,7 +148,7 @@ def test_what_does_not_fit_is_refused_with_the_reason(tmp_path, files, said):
 
 def test_what_is_no_tar_file_of_this_machine_is_refused(shards, tmp_path):
     (tmp_path / "no.tar").write_bytes(b"x" * 4000)
-    refused(tmp_path / "no.tar", "is no tar file, or damaged")
+    refused(tmp_path / "no.tar", "no.tar: cannot be read (", "write it anew")
     whole = (shards / "photos-000.tar").read_bytes()
     (tmp_path / "cut.tar").write_bytes(whole[:2000])
     refused(tmp_path / "cut.tar", "cut.tar")
@@ -156,7 +156,7 @@ def test_what_is_no_tar_file_of_this_machine_is_refused(shards, tmp_path):
         refused(source, "nothing is downloaded, and no command is run")
     refused(f"wds:{shards}/photos-{{000..009}}.tar", "photos-003.tar: there is no such file")
     (tmp_path / "a.tar.gz").touch()
-    refused(f"wds:{tmp_path}/a.tar.gz", "unpack them")
+    refused(f"wds:{tmp_path}/a.tar.gz", "unpack compressed ones")
     refused("wds:{0..99999999}.tar", "are allowed")
 
 
@@ -182,7 +182,7 @@ def header(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
 )
 def test_headers_that_lie_are_refused(content, tmp_path):
     (tmp_path / "trap.tar").write_bytes(content)
-    refused(tmp_path / "trap.tar", "trap.tar: is no tar file, or damaged")
+    refused(tmp_path / "trap.tar", "trap.tar: cannot be read (")
 
 
 def test_ranges_keep_their_zeros():

@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sources import refused, sizes, write_images
 
 from basisprune.data import ArrayImages, Splits, load_data, take
-from basisprune.data.split import limit_indices, set_aside, split_indices
+from basisprune.data.copies import units_of
+from basisprune.data.split import limit_indices, read_groups, refuse_unknown, set_aside, split_indices
+from basisprune.errors import DataError
 
 labels_of = st.lists(st.integers(0, 4), min_size=1, max_size=120).map(np.array)
 fractions_of = st.tuples(st.floats(0, 0.49), st.floats(0, 0.49))
@@ -153,3 +156,71 @@ def test_classes_too_small_to_split_are_refused(tmp_path):
     write_images(tmp_path, {"ant": 1, "bee": 1})
     refused(tmp_path, str(tmp_path), "val part", "val_fraction=0")
     assert sizes(load_data(tmp_path, val_fraction=0, test_fraction=0)) == {"train": 2}
+
+
+def written(folder, content: str | bytes):
+    path = folder / "groups.csv"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "a/0.png,x\nb/1.png,y\n",
+        "file,group\na/0.png,x\nb/1.png,y",
+        "\ufeffFile, Group\r\n./a/0.png, x\r\n\r\nb/1.png,y\r\n",
+        '"a/0.png","x"\nb/1.png,y\na/0.png,x\n',
+    ],
+)
+def test_a_file_lists_names_and_groups(tmp_path, content):
+    assert read_groups(written(tmp_path, content)) == {"a/0.png": "x", "b/1.png": "y"}
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"a,\xff\n", "write it as file,group in UTF-8"),
+        ('a,"x\n', "write it as file,group in UTF-8"),
+        ("", "no line file,group found"),
+        ("file,group\n", "no line file,group found"),
+        ("a,x,y\n", "line 1: 'a,x,y' found; file,group is needed"),
+        ("a,x\nb,\n", "line 2: 'b,' found"),
+        ("a,x\na,y\n", "line 2: a is in group y, but in x before"),
+    ],
+)
+def test_what_is_no_list_of_groups_is_refused_by_line(tmp_path, content, said):
+    with pytest.raises(DataError) as error:
+        read_groups(written(tmp_path, content))
+    assert said in str(error.value)
+    assert "groups.csv" in str(error.value)
+
+
+def test_a_missing_file_is_refused(tmp_path):
+    with pytest.raises(DataError, match=r"none\.csv: cannot be read \(No such file"):
+        read_groups(tmp_path / "none.csv")
+
+
+def test_images_that_the_data_does_not_have_are_listed(tmp_path):
+    refuse_unknown({"a": "x"}, ["a", "b"], tmp_path)
+    with pytest.raises(DataError, match=r"images that the data does not have; .* as b") as error:
+        refuse_unknown({"a": "x", "c": "x"}, ["b"], tmp_path)
+    assert error.value.faults == ("a", "c")
+
+
+keys_of = st.lists(st.tuples(st.sampled_from(["", "a", "b", "c", "d"]), st.sampled_from(["", "x", "y"])), max_size=12)
+
+
+@given(keys=keys_of)
+def test_images_that_share_a_key_have_one_unit_and_units_are_no_larger_than_that(keys):
+    units = units_of(keys).tolist()
+    linked = [[any(p and p == q for p, q in zip(one, two, strict=True)) for two in keys] for one in keys]
+    for i, row in enumerate(linked):
+        reached, pending = {i}, [i]
+        while pending:
+            now = pending.pop()
+            new = {j for j, link in enumerate(linked[now]) if link} - reached
+            reached |= new
+            pending += new
+        assert {j for j, unit in enumerate(units) if unit == units[i]} == reached
+        assert row is linked[i]

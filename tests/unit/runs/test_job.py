@@ -18,7 +18,8 @@ from trained import own_network, trained
 
 import basisprune.runs.job
 from basisprune.data import Loaders, load_data
-from basisprune.data.roles import keep_images, names_of
+from basisprune.data.manifest import keep_images
+from basisprune.data.split import names_of
 from basisprune.deploy.bundle import save_pretrained
 from basisprune.deploy.fold import deploy
 from basisprune.errors import ConfigError, DataError, ModelError

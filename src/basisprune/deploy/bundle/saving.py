@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from typing_extensions import Unpack
 
-from basisprune.data.classes import told_apart
+from basisprune.data.arrays import told_apart
 from basisprune.deploy.bundle.arguments import check_repo_id, check_saving
 from basisprune.deploy.bundle.card import Card, model_card
 from basisprune.deploy.bundle.config import KINDS, Architecture, Config, Input, Plan

@@ -14,7 +14,7 @@ from tiny import tiny_model
 from torch import nn
 
 from basisprune.data.decode import to_pixels
-from basisprune.data.prepare import prepare
+from basisprune.data.transforms import prepare
 from basisprune.deploy.bundle import load_bundle, save_pretrained
 from basisprune.deploy.bundle.page import page_files
 from basisprune.deploy.export import export_onnx

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import os
+import unicodedata
 import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+from bundles import seal
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sources import arrays, refused, sizes, write_npz
+from sources import arrays, refused, sizes, write_images, write_npz
+from tiny import tiny_model
 
-from basisprune.data import load_data
-from basisprune.data.npz import read_npz
+from basisprune.data import ArrayImages, Loaders, Splits, load_data
+from basisprune.data.arrays import told_apart
+from basisprune.data.datasets import WrappedDataset
+from basisprune.data.load import read_npz
+from basisprune.deploy.bundle import load_bundle, save_pretrained
 from basisprune.errors import DataError
+from basisprune.runs.load import load_any
 
 
 def test_an_npz_keeps_its_test_part_and_gets_a_validation_part(tmp_path):
@@ -61,7 +68,7 @@ def test_labels_of_an_npz_need_not_be_contiguous(tmp_path):
         ({"y_train": np.array(["a", "b", "c"] * 10)}, ("y_train", "labels given", "integers")),
         ({"y_train": np.eye(30)}, ("y_train", "shape (30, 30)", "argmax")),
         ({"y_train": arrays()["y_train"][:29]}, ("y_train", "29 labels given for 30 images")),
-        ({"y_test": np.array([0, 1, 9])}, ("y_test", "the labels 9, which y_train lacks")),
+        ({"y_test": np.array([0, 1, 9])}, ("y_test", "the labels 9, which training lacks")),
         ({"y_train": np.zeros(30, int), "y_test": np.zeros(3, int)}, ("1 class", "at least two")),
         ({"x_test": np.array([arrays()["x_test"][0], None], dtype=object)}, ("x_test", "pickled", "never loaded")),
     ],
@@ -103,7 +110,7 @@ def test_a_header_that_claims_more_than_there_is_is_refused_before_memory_is_tak
 
 def test_arrays_that_do_not_fit_into_memory_are_refused_before_it_is_taken(tmp_path, monkeypatch):
     path = forged(tmp_path, "x_train", "(64, 64, 64, 3)", 64**3 * 3)
-    monkeypatch.setattr("basisprune.data.npz._memory", lambda: 1000)
+    monkeypatch.setattr("basisprune.data.arrays._memory", lambda: 1000)
     refused(path, "its arrays need 78", "this machine has 1,000")
 
 
@@ -127,19 +134,74 @@ def test_what_is_no_npz_is_refused(tmp_path):
     path = tmp_path / "data.npz"
     for content in (b"", b"text", b"PK\x03\x04 cut off"):
         path.write_bytes(content)
-        refused(path, "data.npz", "not a .npz file, or damaged")
+        refused(path, "data.npz: cannot be read (", "write it with numpy.savez")
     with path.open("wb") as file:
         np.save(file, np.zeros(3))
     refused(path, "data.npz", "a single array")
     content = bytearray(write_npz(tmp_path, **arrays()).read_bytes())
     content[300:400] = bytes(100)
     path.write_bytes(content)
-    refused(path, "data.npz", "not a .npz file, or damaged")
+    refused(path, "data.npz: cannot be read (", "write it with numpy.savez")
 
 
 def test_arrays_that_are_far_larger_than_their_file_are_refused(tmp_path, monkeypatch):
     content = arrays(300)
     np.savez_compressed(tmp_path / "bomb.npz", **{**content, "x_train": np.zeros((300, 96, 96, 3), dtype=np.uint8)})
     assert len(read_npz(tmp_path / "bomb.npz").train) == 300  # as small as it is, it may
-    monkeypatch.setattr("basisprune.data.npz._UNPACKED", 1 << 20)
+    monkeypatch.setattr("basisprune.data.arrays._UNPACKED", 1 << 20)
     refused(tmp_path / "bomb.npz", "bomb.npz: its arrays need 8,", "the file has")
+
+
+ALIKE = [
+    ("ant", "ant "),
+    ("ant", "ant\u200b"),
+    ("caf\u00e9", unicodedata.normalize("NFD", "caf\u00e9")),
+    ("a b", "a  b"),
+]
+
+
+@pytest.mark.parametrize("names", ALIKE)
+def test_class_folders_that_look_alike_are_refused_by_both_names(names, tmp_path):
+    with pytest.raises(DataError, match="look alike") as caught:
+        load_data(write_images(tmp_path, dict.fromkeys((*names, "bee"), 3)), size=(4, 4))
+    assert all(f"{name!a}" in str(caught.value) for name in names)
+
+
+def test_capital_and_small_letters_are_two_classes(tmp_path):
+    splits = load_data(write_images(tmp_path, {"a": 6, "A": 6}), size=(4, 4), val_fraction=0, test_fraction=0)
+    assert splits.classes == ("A", "a")
+    assert np.bincount(splits.train.labels).tolist() == [6, 6]
+
+
+def test_equal_names_of_arrays_and_loaders_are_refused():
+    images = ArrayImages(arrays()["x_train"], arrays()["y_train"], ["ant", "bee", "ant"])
+    with pytest.raises(DataError, match="'ant' and 'ant' look alike"):
+        Splits(images, None, None, images.classes)
+    with pytest.raises(DataError, match="look alike"):
+        load_data(images)
+    loaders = Loaders(train=[], val=[], classes=("ant", "ant"))
+    assert loaders.classes == ("ant", "ant")  # which are looked at with the task
+
+
+def test_numbered_classes_of_one_name_get_their_number():
+    class Birds:
+        classes = ("crane", "owl", "crane")
+
+        def __len__(self) -> int:
+            return 3
+
+        def __getitem__(self, index: int):
+            return np.full((4, 4, 3), index, dtype=np.uint8), index
+
+    assert WrappedDataset(Birds()).classes == ("crane", "owl", "crane (2)")
+    assert told_apart(["a", "a (1)", "a"]) == ("a", "a (1)", "a (2)")
+    made = told_apart(["a", "a", "a (1)", "a"])
+    assert len(set(made)) == 4
+    assert (made[0], made[2]) == ("a", "a (1)")
+
+
+def test_a_bundle_of_equal_names_answers_for_each_of_its_classes(tmp_path):
+    folder = save_pretrained(tiny_model(), tmp_path / "ours", classes=["owl", "owl", "bee"])
+    assert load_bundle(folder).classes == ("owl", "owl (1)", "bee")
+    seal(folder, lambda config: config.update(classes=["owl", "owl", "owl"]))
+    assert len(set(load_any(folder).classes)) == 3

@@ -1,4 +1,4 @@
-"""Random changes of whole batches of pixels: where they lie, their colours, and blends of two images."""
+"""Batches of pixels -> what a network reads: resized, changed at random if asked, normalised."""
 
 from __future__ import annotations
 
@@ -13,24 +13,130 @@ import torch.nn.functional as F
 from torch import Tensor
 from torchvision.transforms import InterpolationMode, v2
 
+from basisprune.arguments import check, of_type
 from basisprune.errors import ConfigError, DataError
+from basisprune.types import InputSpec
 
 Policy = Literal["trivial", "rand"]
+LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, as PIL makes grey of colour
+INTERPOLATIONS = ("bilinear", "bicubic", "nearest")
+ROUNDING = 1e-4  # how far rounding may take a pixel out of [0, 1]
 _ASPECT = 4 / 3  # of a crop, at most, as in torchvision
+
+
+def prepare(
+    images: Tensor,
+    spec: InputSpec,
+    *,
+    prepared: bool = False,
+    augmentation: Augment | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Return the batch as the network reads it: float32 (N, *spec.shape), normalised, in channels_last.
+
+    Images are resized, then augmented, then normalised; grey becomes colour or colour grey as the spec asks. The input
+    is not modified. Blending images is left to `blend`.
+
+    Args:
+        images: Pixels (N, C, H, W): uint8 in 0..255 or floats in [0, 1].
+        spec: The size and colours that the network reads.
+        prepared: The images are normalised floats of the right size already; only their shape is checked.
+        augmentation: How to change them at random.
+        generator: The source of random numbers, by default PyTorch's global one.
+
+    Raises:
+        DataError: For images that do not fit.
+        ConfigError: For an unknown `spec.interpolation`, or for changes of colour in normalised images.
+
+    >>> spec = InputSpec(size=(2, 2), mean=(0.5,), std=(0.5,))
+    >>> prepare(torch.tensor([[[[0, 0], [255, 255]]]], dtype=torch.uint8), spec).tolist()
+    [[[[-1.0, -1.0], [1.0, 1.0]]]]
+    """
+    check("prepare", (of_type("spec", spec, InputSpec, "an InputSpec"),))
+    if not isinstance(images, Tensor):
+        raise DataError(f"images: {type(images).__name__} given, a tensor (N, C, H, W) is needed")
+    if images.ndim != 4:
+        raise DataError(f"images: shape {tuple(images.shape)} given, (N, C, H, W) is needed")
+    if prepared:
+        if not images.is_floating_point():
+            raise DataError(f"images: {images.dtype} given, prepared=True needs normalised floats")
+        if images.shape[1:] != spec.shape:
+            shape = tuple(images.shape[1:])
+            raise DataError(
+                f"images: {shape} given for each, prepared=True needs {spec.shape}; without it, pixels are resized"
+            )
+        ready = images.float()
+        # Moving pixels commutes with normalising them, since what moves in from outside is the border.
+        if augmentation is not None:
+            if augmentation.paints:
+                raise ConfigError("augmentation: colour and policy need pixels, but prepared=True given")
+            ready = augment(ready, augmentation, generator)
+    else:
+        pixels = _resized(_with_channels(_unit_pixels(images), spec.channels), spec)
+        if augmentation is not None:
+            pixels = augment(pixels, augmentation, generator)
+        mean, std = (pixels.new_tensor(values).view(-1, 1, 1) for values in (spec.mean, spec.std))
+        ready = (pixels - mean) / std  # broadcasts grey to as many channels as the spec has
+    return ready.contiguous(memory_format=torch.channels_last)
+
+
+def _unit_pixels(images: Tensor) -> Tensor:
+    """Return the images as float32 in [0, 1]."""
+    if images.dtype == torch.uint8:
+        return images.float() / 255
+    if not images.is_floating_point():
+        raise DataError(f"images: {images.dtype} given, uint8 in 0..255 or floats in [0, 1] are needed")
+    if images.numel() > 0:
+        low, high = (bound.item() for bound in images.aminmax())
+        if not (low >= -ROUNDING and high <= 1 + ROUNDING):  # this way round, NaN fails too
+            raise DataError(
+                f"images: floats from {low:.4g} to {high:.4g} found, pixels in [0, 1] (or uint8 in 0..255) are "
+                "needed; pass prepared=True if the images are normalised already"
+            )
+    return images.float()
+
+
+def _with_channels(pixels: Tensor, wanted: int) -> Tensor:
+    """Return the wanted channels; grey stays grey until it is normalised, to resize it only once."""
+    given = pixels.shape[1]
+    if given == wanted or (given, wanted) == (1, 3):
+        return pixels
+    if (given, wanted) == (3, 1):
+        return (pixels * pixels.new_tensor(LUMA).view(-1, 1, 1)).sum(1, keepdim=True)
+    raise DataError(f"images: {given} channels given, the network reads {wanted}; only 1 and 3 are converted")
+
+
+def _resized(pixels: Tensor, spec: InputSpec) -> Tensor:
+    if spec.interpolation not in INTERPOLATIONS:
+        allowed = ", ".join(INTERPOLATIONS)
+        raise ConfigError(f"interpolation: {spec.interpolation!r} given, allowed are {allowed}", where="InputSpec")
+    height, width = pixels.shape[-2:]
+    if (height, width) == tuple(spec.size):
+        return pixels
+    if spec.interpolation == "nearest":
+        return F.interpolate(pixels, spec.size, mode="nearest-exact")
+    shrinks = spec.size[0] < height or spec.size[1] < width
+    resized = F.interpolate(pixels, spec.size, mode=spec.interpolation, align_corners=False, antialias=shrinks)
+    # Bicubic overshoots at edges.
+    return resized.clamp_(0, 1) if spec.interpolation == "bicubic" else resized
+
+
+# ------------------------------------------------------------------------------------------- random changes
 
 
 @dataclass(frozen=True)
 class Augment:
     """How training images are changed at random; by default not at all.
 
-    `shift` is a fraction of height and width (uniform in ±shift, drawn apart for each), `flip` mirrors left
-    and right with probability one half, `rotation` is in degrees (uniform in ±rotation).
-
-    Photographs bear more: `crop` is the smallest part of an image's area that is cut out and enlarged, at random up
-    to all of it (torchvision's RandomResizedCrop), `colour` how far brightness, contrast and saturation may
-    go from 1 (its ColorJitter), `policy` its TrivialAugmentWide or RandAugment. `mixup` and `cutmix` blend the
-    images of a batch and their labels, by the parameter of their Beta distribution; with both, each batch
-    is blended by either.
+    Args:
+        shift: Fraction of height and width, uniform in ±shift and drawn apart for each.
+        flip: Mirror left and right with probability one half.
+        rotation: Degrees, uniform in ±rotation.
+        crop: The smallest fraction of an image's area that is cut out and enlarged (torchvision's RandomResizedCrop).
+        colour: How far brightness, contrast and saturation may go from 1 (its ColorJitter).
+        policy: Its TrivialAugmentWide ("trivial") or RandAugment ("rand").
+        mixup: Parameter of the Beta distribution by which the images and labels of a batch are blended.
+        cutmix: The same for patches of images; with both, each batch is blended by either.
 
     >>> Augment(shift=0.15, flip=True)
     Augment(shift=0.15, flip=True, rotation=0.0)
@@ -85,11 +191,11 @@ class Augment:
 
 
 def augment(images: Tensor, settings: Augment, generator: torch.Generator | None = None) -> Tensor:
-    """The images (N, C, H, W), each changed at random; the same tensor if there is nothing to do.
+    """Return the images (N, C, H, W), each changed at random; the same tensor if there is nothing to do.
 
-    The images are floats, in [0, 1] if their colours change too; what moves in from outside has the colour of
-    the border (with a policy: black). The random numbers come from a CPU generator (None: PyTorch's global
-    one), the same for the same state on every device. Blending is for `blend`.
+    The images are floats, in [0, 1] if their colours change too; areas from outside get the colour of the border
+    (with a policy: black). Random numbers come from a CPU generator (None: PyTorch's global one), the same on every
+    device. Blending is left to `blend`.
 
     >>> images = torch.rand(2, 3, 8, 8)
     >>> augment(images, Augment()) is images
@@ -129,7 +235,7 @@ def _moved(images: Tensor, settings: Augment, generator: torch.Generator | None)
 
 
 def _windows(draws: Tensor, smallest: float) -> Tensor:
-    """From draws (4, N) in [0, 1): windows (N, 4) of any area down to the smallest, of any place in the image."""
+    """Turn draws (4, N) in [0, 1) into windows (N, 4) of any area down to the smallest, anywhere in the image."""
     area = smallest + (1 - smallest) * draws[0]
     aspect = _ASPECT ** (2 * draws[1] - 1)
     size = torch.stack([(area * aspect).sqrt(), (area / aspect).sqrt()]).clamp(max=1)
@@ -137,11 +243,11 @@ def _windows(draws: Tensor, smallest: float) -> Tensor:
 
 
 def move(images: Tensor, *, shift: Tensor, degrees: Tensor, flip: Tensor, window: Tensor | None = None) -> Tensor:
-    """The images flipped, then rotated about their centre, then shifted, then cropped; sampled once (bilinear).
+    """Flip the images, then rotate them about their centre, then shift, then crop; sample once (bilinear).
 
     `shift` (N, 2) holds fractions of the width (to the right) and of the height (downwards); `degrees` (N,)
-    turn counterclockwise; `flip` (N,) is boolean. `window` (N, 4) holds what is cut out and enlarged: x and y of
-    its centre, from -1 to 1, and its width and height as fractions.
+    turn counterclockwise; `flip` (N,) is boolean. `window` (N, 4) is the crop: x and y of its centre, from -1 to 1,
+    and its width and height as fractions.
 
     >>> image = torch.tensor([[[[1.0, 2.0, 3.0]]]])
     >>> third, zero, no = torch.tensor([[1 / 3, 0.0]]), torch.zeros(1), torch.tensor([False])
@@ -166,7 +272,7 @@ def move(images: Tensor, *, shift: Tensor, degrees: Tensor, flip: Tensor, window
 
 
 def paint(images: Tensor, brightness: Tensor, contrast: Tensor, saturation: Tensor) -> Tensor:
-    """The images (N, C, H, W) in [0, 1] with their colours changed by one factor each (N,), as torchvision does it.
+    """Change the colours of images (N, C, H, W) in [0, 1] by one factor each (N,), as torchvision does it.
 
     Brightness blends an image with black, contrast with its mean grey, saturation each pixel with its own grey.
     Grey images have no saturation.
@@ -204,10 +310,10 @@ def _by_policy(images: Tensor, policy: Policy, generator: torch.Generator | None
 def blend(
     images: Tensor, labels: Tensor, settings: Augment, *, classes: int, generator: torch.Generator | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The images (N, C, H, W) blended with one another, and the share (N, classes) that each class has in them.
+    """Blend the images (N, C, H, W) with one another; return them and the share (N, classes) of each class.
 
-    With nothing to blend, these are the same images and the labels one-hot. Blending comes after normalising,
-    with which it commutes.
+    With nothing to blend, these are the same images and one-hot labels. Blending comes after normalising, with which
+    it commutes.
 
     >>> blend(torch.rand(2, 3, 8, 8), torch.tensor([0, 2]), Augment(), classes=3)[1]
     tensor([[1., 0., 0.],
@@ -224,7 +330,7 @@ def blend(
 
 @contextmanager
 def _seeded_by(generator: torch.Generator | None) -> Iterator[None]:
-    """PyTorch's global random numbers on the CPU, from which torchvision draws, are the generator's temporarily."""
+    """Seed PyTorch's global random numbers on the CPU, from which torchvision draws, by the generator for a while."""
     seed = int(torch.randint(2**62, (), generator=generator))
     state = torch.default_generator.get_state()
     try:
@@ -240,5 +346,5 @@ def _laid_out(result: Tensor, *, like: Tensor) -> Tensor:
 
 
 def _number(value: object) -> float:
-    """The value as a number, NaN if it is none."""
+    """Return the value as a number, NaN if it is none."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan

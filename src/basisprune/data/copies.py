@@ -1,28 +1,37 @@
 """Near copies: images that show the same, re-encoded, resized, shifted a little or with other bits.
 
-Each image is known by a thumbnail. Those that look alike by the magnitudes of its low frequencies, which shifts do
-not change, are compared pixel by pixel. They count as copies only if they differ by far less than the images of the
-data do.
+Each image is known by its thumbnail. Those whose low frequencies have similar magnitudes, which shifts do not change,
+are compared pixel by pixel, and count as copies only if they differ by far less than the images of the data do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import product
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
-from torch.nn.functional import adaptive_avg_pool2d
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+
+from basisprune.data.arrays import Labels
+from basisprune.data.datasets import LabelledImages, base_of
+from basisprune.data.decode import COLOUR_SIDE, SIDE, Look, random_numbers_kept
+from basisprune.listener import Listener, Silence
 
 Numbers = npt.NDArray[np.float32]
 Thumbnails = npt.NDArray[np.uint8]
 Pairs = npt.NDArray[np.int64]
-SIDE = 32
-_COLOURS, _LOW = 8, 8  # the side of the thumbnail in colour, and how many frequencies are compared
-_LENGTH = SIDE * SIDE + 3 * _COLOURS * _COLOURS
-_SMALLEST = 8  # side of an image
+Found = TypeVar("Found")
+OPENED_AT_ONCE = 256
+"""How many images are opened between two reports of progress."""
+_MOST_THREADS = 16
+_LOW = 8  # how many frequencies are compared
+_LENGTH = SIDE * SIDE + 3 * COLOUR_SIDE * COLOUR_SIDE
 _SHIFT = 3  # pixels of the thumbnail
 _ALIKE, _SAME = 0.04, 0.02  # of the energy of an image: what two may differ by at first sight, and pixel by pixel
 _COLOUR_STEP = 12.0  # of 255: how far colours may be apart
@@ -32,23 +41,78 @@ _CELL, _PROBES, _NEAREST = 1024, 3, 8
 _BLOCK = 2048
 
 
-def thumbnail(image: object) -> bytes:
-    """The image (C, H, W) in 8 bits, small: grey, and smaller still in colour; empty for what is no image."""
-    if not isinstance(image, Tensor) or image.ndim != 3 or min(image.shape[1:]) < _SMALLEST or len(image) == 0:
-        return b""
-    pixels = image.detach().cpu()[:3].float()
-    if image.is_floating_point():
-        inside = float(pixels.min()) >= 0 and float(pixels.max()) <= 1
-        pixels = 255 * pixels if inside else 128 + 40 * pixels  # prepared for a network
-    colours = (pixels if len(pixels) == 3 else pixels[:1].expand(3, -1, -1))[None]
-    small, smaller = adaptive_avg_pool2d(colours.mean(1), SIDE), adaptive_avg_pool2d(colours, _COLOURS)
-    flat = torch.cat([small.flatten(), smaller.flatten()]).nan_to_num().clamp(0, 255).round()
-    return flat.to(torch.uint8).numpy().tobytes()
+def look_at(parts: Iterable[LabelledImages], listener: Listener | None = None) -> None:
+    """Open all images of the parts that were not opened before; their datasets keep what they show."""
+    todo: dict[int, tuple[LabelledImages, set[int]]] = {}
+    for part in parts:
+        base, indices = base_of(part)
+        missing = todo.setdefault(id(base), (base, set()))[1]
+        missing.update(index for index in indices.tolist() if index not in base.looks)
+    total, done = sum(len(missing) for _, missing in todo.values()), 0
+    for base, missing in todo.values():
+        for index, found in for_each(base, sorted(missing), base.look):
+            base.looks[index] = found
+            done += 1
+            if done % OPENED_AT_ONCE == 0 or done == total:
+                (listener or Silence()).opened(done, total)
+
+
+def looks_of(part: LabelledImages) -> list[Look]:
+    """Return what each image of a part has shown; all must have been opened."""
+    base, indices = base_of(part)
+    return [base.looks[index] for index in indices.tolist()]
+
+
+def for_each(base: LabelledImages, indices: Sequence[int], work: Callable[[int], Found]) -> Iterator[tuple[int, Found]]:
+    """Yield each index with its result, on several threads where the dataset allows it; random states are restored."""
+    with random_numbers_kept(), ThreadPoolExecutor(min(os.cpu_count() or 1, _MOST_THREADS)) as pool:
+        for start in range(0, len(indices), OPENED_AT_ONCE):
+            block = indices[start : start + OPENED_AT_ONCE]
+            yield from zip(block, (pool.map if base.in_parallel else map)(work, block), strict=True)
+
+
+def note_near_copies(parts: Iterable[LabelledImages]) -> None:
+    """Note which images of all parts, each of which was opened, are near copies of one another."""
+    places = {(id(base), index): base for base, indices in map(base_of, parts) for index in indices.tolist()}
+    looks = [base.looks[index] for (_, index), base in places.items()]
+    roots = linked(len(looks), near_copies([look.thumbnail for look in looks]))
+    several = np.bincount(roots, minlength=len(roots)) > 1
+    for ((_, index), base), look, root in zip(places.items(), looks, roots.tolist(), strict=True):
+        base.looks[index] = replace(look, cluster=str(root) if several[root] else "")
+
+
+def units_of(keys: Sequence[Sequence[str]]) -> Labels:
+    """Number the images: the same number for two that share a key, directly or over others; an empty key is none.
+
+    >>> units_of([("a", "x"), ("b", ""), ("c", "x"), ("c", "y"), ("d", "y")])
+    array([0, 1, 0, 0, 0])
+    """
+    first: dict[tuple[int, str], int] = {}
+    pairs = [
+        (first.setdefault((kind, key), index), index)
+        for index, each in enumerate(keys)
+        for kind, key in enumerate(each)
+        if key
+    ]
+    return linked(len(keys), np.array(pairs, dtype=np.int64).reshape(-1, 2))
+
+
+def linked(count: int, pairs: Pairs) -> Labels:
+    """Return for each of `count` the first of all that the pairs (m, 2) link it with, directly or over others."""
+    links = coo_array((np.ones(len(pairs), dtype=np.bool_), (pairs[:, 0], pairs[:, 1])), shape=(count, count))
+    components = connected_components(links, directed=False)[1]
+    _, first, inverse = np.unique(components, return_index=True, return_inverse=True)
+    return first[inverse]
+
+
+# ------------------------------------------------------------------------------------------- near copies
 
 
 def near_copies(thumbnails: Sequence[bytes]) -> Pairs:
-    """Pairs (m, 2) of places of images that are near copies, which link all that are; an empty thumbnail has none.
+    """Return pairs (m, 2) of images that are near copies, which link all that are; an empty thumbnail has none.
 
+    >>> import torch
+    >>> from basisprune.data.decode import thumbnail
     >>> image = torch.rand(3, 40, 40)
     >>> near_copies([thumbnail(image), b"", thumbnail(image * 0.99)]).tolist()
     [[0, 2]]
@@ -72,7 +136,7 @@ def near_copies(thumbnails: Sequence[bytes]) -> Pairs:
 
 
 def _grey(seen: Thumbnails) -> Numbers:
-    """The thumbnails in grey, a little blurred, so that shifts by a part of a pixel change less."""
+    """Return the thumbnails in grey, blurred a little, so that shifts by a part of a pixel change less."""
     found: Numbers = seen[:, : SIDE * SIDE].reshape(-1, SIDE, SIDE).astype(np.float32)
     for _ in range(2):
         padded = np.pad(found, ((0, 0), (1, 1), (0, 0)), mode="edge")
@@ -81,9 +145,9 @@ def _grey(seen: Thumbnails) -> Numbers:
 
 
 def _described(seen: Thumbnails) -> tuple[Numbers, Numbers]:
-    """For each thumbnail its energy per pixel, around its own mean or the mean image, and its low frequencies.
+    """Return each thumbnail's energy per pixel and its low frequencies.
 
-    What all images have in common, as a background, does not make two of them alike.
+    The energy is around its own mean or the mean image, so that a common background makes no two images alike.
     """
     energies, spectra = [], []
     mean = np.mean(seen[:, : SIDE * SIDE], axis=0, dtype=np.float64).reshape(SIDE, SIDE).astype(np.float32)
@@ -98,19 +162,15 @@ def _described(seen: Thumbnails) -> tuple[Numbers, Numbers]:
 
 
 def _alike(spectra: Numbers, energy: Numbers) -> Iterator[Pairs]:
-    """Pairs of images of which the frequencies hardly differ, some for each image among those of its neighbourhood."""
+    """Yield pairs of images whose frequencies hardly differ, a few for each image within its neighbourhood."""
     count = len(spectra)
     centres = spectra[np.random.default_rng(0).permutation(count)[: max(count // _CELL, 1)]]
     probes = min(_PROBES, len(centres))
-    near = np.concatenate(
-        [
-            np.argpartition(_distances(spectra[start : start + _BLOCK], centres), probes - 1, axis=1)[:, :probes]
-            for start in range(0, count, _BLOCK)
-        ]
-    )
-    home = np.concatenate(
-        [_distances(spectra[start : start + _BLOCK], centres).argmin(1) for start in range(0, count, _BLOCK)]
-    )
+    blocks = []
+    for start in range(0, count, _BLOCK):
+        apart = _distances(spectra[start : start + _BLOCK], centres)
+        blocks.append((np.argpartition(apart, probes - 1, axis=1)[:, :probes], apart.argmin(1)))
+    near, home = map(np.concatenate, zip(*blocks, strict=True))
     for cell in range(len(centres)):
         members, asking = np.flatnonzero(home == cell), np.flatnonzero((near == cell).any(1))
         for start in range(0, len(asking) if len(members) else 0, _BLOCK):
@@ -130,7 +190,7 @@ def _distances(one: Numbers, other: Numbers) -> Numbers:
 
 
 def _shows_the_same(seen: Thumbnails, energy: Numbers, pairs: Pairs) -> npt.NDArray[np.bool_]:
-    """Which of the pairs are copies, one perhaps shifted."""
+    """Return which of the pairs are copies, one perhaps shifted."""
     found = np.zeros(len(pairs), dtype=np.bool_)
     for start in range(0, len(pairs), _BLOCK):
         some = pairs[start : start + _BLOCK]
@@ -145,7 +205,7 @@ def _shows_the_same(seen: Thumbnails, energy: Numbers, pairs: Pairs) -> npt.NDAr
 
 
 def _unexplained(one: Numbers, other: Numbers) -> Numbers:
-    """The mean square of what two images differ by, without what a shift by a part of a pixel explains."""
+    """Return the mean square difference of two images that no shift by a part of a pixel explains."""
     apart, mean = one - other, (one + other) / 2
     down, right = np.gradient(mean, axis=(1, 2))
     each = [(first * second).mean((1, 2)) for first, second in ((down, down), (right, right), (down, right))]
@@ -161,6 +221,6 @@ def _unexplained(one: Numbers, other: Numbers) -> Numbers:
 
 
 def _window(images: Numbers, down: int, right: int) -> Numbers:
-    """What is left of the images if the other is shifted against them."""
+    """Cut the images to where they overlap with others shifted against them."""
     rows, columns = (slice(1 + max(by, 0), SIDE - 1 + min(by, 0)) for by in (down, right))
     return images[:, rows, columns]
