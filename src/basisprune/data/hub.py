@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -32,6 +33,10 @@ _SAVED = ((_SPLITS,), (_STATE, "dataset_info.json"))
 _PARQUET = ".parquet"
 _LARGEST_STATE = 16 << 20
 _NEVER_IN_NAMES = ":*?[]"  # addresses, such as hdfs::x, start programs or load libraries; patterns name other files
+_PLAIN_TYPE = re.compile(
+    r"null|bool|u?int(8|16|32|64)|float(16|32|64)?|double|(large_)?(string|binary)|(string|binary)_view|date(32|64)"
+    r"|(timestamp|duration|time32|time64)\[.*\]|decimal(128|256)\(.*\)"
+)
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 # How the datasets of torchvision name their parts: the arguments beside `root` and `download`.
 _BY_FLAG: dict[str, Mapping[str, object]] = {"train": {"train": True}, "test": {"train": False}}
@@ -107,6 +112,9 @@ def read_hub(source: str | Path, size: tuple[int, int]) -> Splits:
     if "train" not in parts:
         raise DataError(f"{where}: has the splits {', '.join(map(str, found))}, but no train")
     columns = {part: _columns(rows, f"{where}: {part}") for part, rows in parts.items()}
+    for part, rows in parts.items():
+        with readable(f"{where}: {part}", Exception):
+            rows.data.table.select(columns[part]).validate(full=True)  # Arrow reads where its offsets point
     labels = {part: _labels(rows, columns[part][1], f"{where}: {part}") for part, rows in parts.items()}
     names = getattr(parts["train"].features[columns["train"][1]], "names", None)
     classes = class_names(labels["train"]) if names is None else tuple(map(str, names))
@@ -126,7 +134,7 @@ def load_hub(source: str) -> Mapping[str, datasets.Dataset]:
     name = source.removeprefix(PREFIX)
     folder = Path(name).expanduser().absolute()
     advice = "; give a folder that save_to_disk wrote, a folder of Parquet files, or the name of a dataset without code"
-    with readable(source, Exception, advice=advice):  # from the network, the disk, Arrow or the package itself
+    with readable(source, Exception, advice=advice), _plain_types():  # the network, the disk, Arrow, the package
         if not folder.is_dir():
             found = datasets.load_dataset(_hub_id(name))
         elif _is_saved(folder):
@@ -136,6 +144,28 @@ def load_hub(source: str) -> Mapping[str, datasets.Dataset]:
     if not isinstance(found, datasets.DatasetDict):
         raise DataError(f"{source}: a {type(found).__name__} was found, whose rows have no random access")
     return cast("Mapping[str, datasets.Dataset]", found)
+
+
+@contextmanager
+def _plain_types() -> Iterator[None]:
+    """Have types of columns be those of data alone.
+
+    The package looks a type up among all functions of pyarrow, of which some load libraries or write links.
+    """
+    from datasets.features import features
+
+    to_arrow = features.string_to_arrow
+
+    def checked(name: str) -> object:
+        if not _PLAIN_TYPE.fullmatch(str(name)):
+            raise DataError(f"a column has the type {str(name)[:80]!r}, which is not one of data")
+        return to_arrow(name)
+
+    features.string_to_arrow = checked
+    try:
+        yield
+    finally:
+        features.string_to_arrow = to_arrow
 
 
 def _hub_id(name: str) -> str:

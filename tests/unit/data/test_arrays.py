@@ -42,6 +42,13 @@ def test_an_npz_may_have_grey_integers_columns_of_labels_and_a_validation_part(t
     assert splits.train[0][0].shape == (1, 6, 5)
 
 
+def test_an_npz_with_two_members_of_one_name_is_refused(tmp_path):
+    path = write_npz(tmp_path, **arrays())
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("x_train", archive.read("x_train.npy"))  # which numpy reads
+    refused(path, "twice")
+
+
 def test_labels_of_an_npz_need_not_be_contiguous(tmp_path):
     content = arrays()
     names = np.array([7, -3, 40])

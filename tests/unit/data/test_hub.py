@@ -152,6 +152,67 @@ def test_a_saved_dataset_names_no_files_elsewhere_and_a_format_is_no_dataset(tmp
         refused(f"hf:{name}", "no name on the hub")
 
 
+def forged(folder: Path, kind: str, dtype: str = "int64") -> Path:
+    """A folder whose files say that a third column has this type."""
+    features = {"image": {"_type": "Image"}, "label": {"_type": "ClassLabel", "names": ["a", "b"]}}
+    features["extra"] = {"_type": "Value", "dtype": dtype}
+    images = [{"bytes": picture(number), "path": None} for number in range(30)]
+    columns = {
+        "image": pa.array(images, pa.struct([("bytes", pa.binary()), ("path", pa.string())])),
+        "label": pa.array([number % 2 for number in range(30)], pa.int64()),
+        "extra": pa.array([0] * 30, pa.int64()),
+    }
+    table = pa.table(columns).replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    folder.mkdir()
+    if kind == "parquet":
+        pq.write_table(table, folder / "train.parquet")
+        return folder
+    with pa.OSFile(str(folder / "data.arrow"), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+        writer.write_table(table)
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data.arrow"}]}))
+    (folder / "dataset_info.json").write_text(json.dumps({"features": features}))
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["arrow", "parquet"])
+@pytest.mark.parametrize("dtype", ["have_libhdfs", "show_info", "create_library_symlinks", "get_libraries"])
+def test_a_type_of_a_column_calls_nothing_of_arrow(tmp_path, monkeypatch, kind, dtype):
+    called = []
+    monkeypatch.setattr(pa, dtype, lambda *_: called.append(dtype))
+    refused(forged(tmp_path / "photos", kind, dtype), "which is not one of data", size=SIZE)
+    assert called == []
+
+
+@pytest.mark.parametrize("kind", ["arrow", "parquet"])
+@pytest.mark.parametrize("dtype", ["int64", "float32", "string", "timestamp[ms]", "decimal128(5, 2)"])
+def test_columns_of_data_may_stand_beside(tmp_path, kind, dtype):
+    types = {"float32": pa.float32(), "string": pa.string(), "timestamp[ms]": pa.timestamp("ms")}
+    dataset = rows(names=("a", "b", "c")).add_column("extra", pa.nulls(30, types.get(dtype, pa.int64())).to_pylist())
+    if dtype in types:
+        dataset = dataset.cast_column("extra", datasets.Value(dtype))
+    folder = tmp_path / "photos"
+    if kind == "arrow":
+        dataset.save_to_disk(folder)
+    else:
+        folder.mkdir()
+        dataset.to_parquet(folder / "train.parquet")
+    assert len(load_data(folder, size=SIZE).train) > 0
+
+
+def test_offsets_beyond_a_file_are_refused_before_they_are_followed(tmp_path):
+    folder = forged(tmp_path / "photos", "arrow")
+    path = folder / "data.arrow"
+    with pa.memory_map(str(path)) as file:
+        images = pa.ipc.open_stream(file).read_all().column("image").chunk(0).field("bytes")
+        offsets = np.frombuffer(images.buffers()[1], np.int32)[:31].copy()
+    content = bytearray(path.read_bytes())
+    place = bytes(content).find(offsets.tobytes())
+    offsets[1:] += 0x7000_0000
+    content[place : place + offsets.nbytes] = offsets.tobytes()
+    path.write_bytes(content)
+    refused(folder, "cannot be read", size=SIZE)
+
+
 @pytest.mark.parametrize("name", ["hdfs::Photos", "reference::refs.json", "simplecache::x", "github::x"])
 def test_no_name_is_read_as_an_address(tmp_path, monkeypatch, name):
     saved(tmp_path / "sound", rows(9)).rename(tmp_path / name)
