@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import json
+import logging
 import os
 import re
 import shlex
@@ -128,12 +129,30 @@ class Command(TyperCommand):
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
         """What the subcommand gives."""
+        _escape_logs()
+        from basisprune.torchkit.first_import import import_torch
         from basisprune.torchkit.references import only_code
+
+        import_torch()
 
         typed = [value for name, value in ctx.params.items() if typed_here(ctx, name)]
         listed = [each for value in typed for each in (value if isinstance(value, list) else [value])]
         with only_code(None if ctx.params.get("trust_code") else [each for each in listed if isinstance(each, str)]):
             return super().invoke(ctx)
+
+
+class _Escaping(logging.Formatter):
+    """Writes records without what a terminal acts on: libraries log texts out of files."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+
+def _escape_logs() -> None:
+    """Have what libraries log go to stderr with escapes, unless somebody has set up logging."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Escaping())
+    logging.basicConfig(handlers=[handler])
 
 
 def _mend_streams() -> None:

@@ -250,3 +250,14 @@ def test_settings_of_a_stranger_are_read_in_no_time(tmp_path):
         begin = time.process_time()
         assert invoke("compress", "--config", tmp_path / "odd.yaml").exit_code == 1
         assert time.process_time() - begin < 8
+
+
+def test_what_libraries_log_of_a_file_cannot_steer_the_terminal(capfd):
+    code = (
+        "import logging; from basisprune.cli.common import _escape_logs; _escape_logs(); "
+        "logging.getLogger('timm').warning('unexpected keys (%s)', '\\x1b[2J\\x07')"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "\x1b" not in run.stderr
+    assert "\x07" not in run.stderr
+    assert "unexpected keys (\\x1b[2J\\x07)" in run.stderr
