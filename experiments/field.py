@@ -3,10 +3,9 @@
     python experiments/field.py --assets DIR [--models efficientnet_lite0 ...] [--datasets cifar10 ...]
                                 [--methods ours ...] [--seeds 0 1 2] [--sizes 2]
 
-Each cell (network, dataset, method, size, rate, seed) is written to <results>/field/ as soon as it is done, and skipped
-when it is there, so that a run that was stopped goes on. All methods are given the same time to tune: it is counted
-in passes of the unpruned network with all its weights, measured beside each network. Learning rates are swept at a
-method's first size with seed 0, and the best by the validation images serves all its other cells.
+Each cell (network, dataset, method, size, seed) becomes a line of <results> as soon as it is done, and is skipped when
+it is there, so that a run that was stopped resumes; several processes may share the file. All methods have the same
+time to prune and tune: CPU seconds, counted in passes of the unpruned network, measured beside each network.
 With --retime, nothing is trained: deployed files in <runs>/onnx/ are timed again, for when the machine is quiet.
 `python experiments/field_summary.py` makes docs/field.md of the results. DIR is described in benchmarks/backbones.py.
 """
@@ -14,7 +13,6 @@ With --retime, nothing is trained: deployed files in <runs>/onnx/ are timed agai
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import time
 from collections.abc import Iterator
@@ -23,87 +21,90 @@ from functools import cache
 from importlib.metadata import version
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import torch
 from field_bench import IMAGES, SIDE, START_PASSES, TEST_IMAGES, TUNE_PASSES, VAL_IMAGES, Bench, timed
-from field_methods import DATASETS, METHODS, Method, Size, start
-from field_points import best_rates
+from field_methods import DATASETS, METHODS, TUNING, Size, start
+from field_results import Record, add_result, key_of, read_results
+from torch import nn
 
 from basisprune.deploy.fold import settle
-from basisprune.files import write_text
 from basisprune.torchkit.watching import example_input
 from basisprune.transfer.model import spec_of
 
-RESULTS = Path(__file__).parent / "results" / "field"
+RESULTS = Path(__file__).parent / "results" / "field.jsonl"
 MODELS = ("efficientnet_lite0", "resnet50")
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One network to make: by which method, at which size and rate; `rate` is None where none is swept."""
+    """One network to make: by which method, and at which size."""
 
     model: str
     dataset: str
     method: str
     size: Size
-    rate: float | None
     seed: int
 
     @property
-    def file(self) -> str:
-        """The name of its result."""
-        rate = () if self.rate is None else (f"rate{self.rate:g}",)
-        parts = (self.model, self.dataset, self.method, "+".join(f"{part:g}" for part in self.size), *rate, self.seed)
-        return "-".join(map(str, parts)).replace(" ", "_").replace(",", "") + ".json"
+    def name(self) -> str:
+        """The name of its files."""
+        size = "+".join(f"{part:g}" for part in self.size)
+        parts = (self.model, self.dataset, self.method, size, self.seed)
+        return "-".join(map(str, parts)).replace(" ", "_").replace(",", "")
+
+    @property
+    def side(self) -> int:
+        """The side of its images, in pixels."""
+        return int(self.size[0]) if METHODS[self.method].prune is None else SIDE
 
 
-def sweep(method: Method) -> list[Cell]:
-    """The cells that tell which rate suits the method; none where it has none to choose from.
+@dataclass(frozen=True)
+class Cut:
+    """A network to tune, and how many CPU seconds its pruning took: tuning between steps is not among them."""
 
-    They are of the first network, and serve the others too, which take too long: rates are in relation to the size of
-    each weight.
-    """
-    places = product(method.swept_on, method.swept)
-    return [Cell(MODELS[0], dataset, method.name, method.sizes[0], rate, 0) for dataset, rate in places]
+    network: nn.Module
+    seconds: float
 
 
-def best_rate(cells: list[Cell], results: Path) -> float | None:
-    """The rate that is best on the validation images of these cells; None where there are no cells."""
-    (rate,) = best_rates(json.loads((results / cell.file).read_text()) for cell in cells).values() or (None,)
-    return rate
+def cut(cell: Cell, bench: Bench) -> Cut:
+    """Prune the start by the cell's method."""
+    method = METHODS[cell.method]
+    assert method.prune is not None
+    start(bench)  # which all have, so that it is not counted
+    times, measuring = method.times(bench)
+    began, tuned = time.process_time(), bench.tuning_seconds
+    network = method.prune(bench, cell.size)
+    network = settle(network, example_input(network, spec_of(network).shape), times)
+    return Cut(network, measuring + time.process_time() - began - (bench.tuning_seconds - tuned))
 
 
-def run(cell: Cell, assets: Path, runs: Path) -> dict[str, Any]:
+def run(cell: Cell, assets: Path, runs: Path) -> Record:
     """The record of a cell."""
     began, processor = time.perf_counter(), time.process_time()
-    method = METHODS[cell.method]
-    bench = opened(cell.model, cell.dataset, cell.seed, side_of(cell), assets, runs)
-    tuning = method.tuning if cell.rate is None else replace(method.tuning, weight_lr=cell.rate)
-    teacher = start(bench) if tuning.distill else None
-    untuned, pruning = None, 0.0
+    method, bench = METHODS[cell.method], opened(cell.model, cell.dataset, cell.seed, cell.side, assets, runs)
     if method.prune is None:
-        network, passes = bench.trained(bench.pretrained, tuning, START_PASSES + TUNE_PASSES)
+        small, budget = Cut(bench.pretrained, 0.0), START_PASSES + TUNE_PASSES
     else:
-        start(bench)  # which is not counted, nor are the times of the layers
-        method.times(bench)
-        pruning = time.process_time()
-        pruned, budget = method.prune(bench, cell.size)
-        pruning = time.process_time() - pruning
-        untuned = bench.val_accuracy(pruned)
-        if tuning.train == "all":
-            pruned = settle(pruned, example_input(pruned, spec_of(pruned).shape), method.times(bench))
-        network, passes = bench.trained(pruned, tuning, budget, teacher=teacher)
+        small, budget = cut(cell, bench), method.budget
+    teacher = start(bench) if method.tuning.distill else None
+    # Which statistics of norms the training will find is not known yet; those of the batch take longer.
+    pace = bench.pace(small.network, replace(method.tuning, norm_statistics="batch"), teacher)
+    tuned = bench.trained(small.network, method.tuning, pace.passes(budget, small.seconds), teacher)
     return {
         **asdict(cell),
         "kind": method.kind,
-        "config": config() | {"basis_images": method.images, "tuning": asdict(bench.settled(tuning))},
-        "point": asdict(bench.point(network, onnx_file(cell, runs), method.times(bench))),
-        "untuned_val_accuracy": untuned,
-        "passes": passes,
-        "pruning_seconds": round(pruning, 1),
-        "versions": versions(),
-        "device": device(),
+        "point": asdict(bench.point(tuned.model, onnx_file(cell, runs), method.times(bench)[0])),
+        "untuned_val_accuracy": None if method.prune is None else bench.val_accuracy(small.network),
+        "passes": tuned.config.epochs,
+        "pruning_seconds": round(small.seconds, 1),
+        "pass_seconds": round(pace.reference, 2),
+        "found": {
+            "lr": tuned.config.lr,
+            "norm_statistics": tuned.config.norm_statistics,
+            "mixed_precision": tuned.config.mixed_precision,
+            "flip": tuned.config.augmentation.flip,
+        },
         "seconds": round(time.perf_counter() - began, 1),
         "processor_seconds": round(time.process_time() - processor, 1),
     }
@@ -111,21 +112,19 @@ def run(cell: Cell, assets: Path, runs: Path) -> dict[str, Any]:
 
 def onnx_file(cell: Cell, runs: Path) -> Path:
     """Where the cell's deployed network goes."""
-    return runs / "onnx" / Path(cell.file).with_suffix(".onnx")
+    return runs / "onnx" / f"{cell.name}.onnx"
 
 
 def retime(results: Path, assets: Path, runs: Path) -> None:
-    """Times all deployed files that are there once more, and writes that into their results."""
-    for path in sorted(results.glob("*.json")):
-        record = json.loads(path.read_text())
-        names = {field.name: record[field.name] for field in fields(Cell)}
-        cell = Cell(**names | {"size": tuple(record["size"])})
+    """Time all deployed files that are there once more; the new times are appended to the results."""
+    for record in read_results(results):
+        cell = Cell(**{field.name: record[field.name] for field in fields(Cell)} | {"size": tuple(record["size"])})
         file = onnx_file(cell, runs)
         if file.exists():
-            ms, clock_ms = timed(file.read_bytes(), side_of(cell), assets)
-            record["point"] |= {"ms": ms, "clock_ms": clock_ms}
-            write_text(path, json.dumps(record) + "\n")
-            log(f"{path.stem}: {ms:.3f} ms, clock {clock_ms:.3f} ms")
+            ms, clock_ms = timed(file.read_bytes(), cell.side, assets)
+            settings = {name: value for name, value in record["settings"].items() if name != "settings"}
+            add_result(results, record | {"point": record["point"] | {"ms": ms, "clock_ms": clock_ms}}, settings)
+            log(f"{cell.name}: {ms:.3f} ms, clock {clock_ms:.3f} ms")
 
 
 @cache
@@ -133,20 +132,18 @@ def opened(model: str, dataset: str, seed: int, side: int, assets: Path, runs: P
     return Bench(model, dataset, seed, assets, runs, side)
 
 
-def side_of(cell: Cell) -> int:
-    """The side of its images, in pixels."""
-    return int(cell.size[0]) if METHODS[cell.method].prune is None else SIDE
-
-
-def config() -> dict[str, Any]:
-    return {
+def settings() -> Record:
+    """What cells have in common: the protocol, and where they were run."""
+    protocol = {
         "side": SIDE,
         "images": IMAGES,
         "val_images": VAL_IMAGES,
         "test_images": TEST_IMAGES,
         "start_passes": START_PASSES,
         "tune_passes": TUNE_PASSES,
+        "tuning": asdict(TUNING),
     }
+    return {"protocol": protocol, "versions": versions(), "device": device()}
 
 
 def versions() -> dict[str, str]:
@@ -159,14 +156,11 @@ def device() -> str:
 
 
 def wanted(options: argparse.Namespace) -> Iterator[Cell]:
-    """All cells in the order in which they tell most; rates are looked up as soon as their sweep is done."""
-    for seed, model, count, dataset in product(options.seeds, options.models, options.sizes, options.datasets):
-        for method in (METHODS[name] for name in options.methods):
-            cells = sweep(method)
-            yield from cells
-            rate = best_rate(cells, options.results)
-            for size in method.sizes[:count]:
-                yield Cell(model, dataset, method.name, size, rate, seed)
+    """All cells in the order in which they tell most."""
+    places = product(options.seeds, options.models, options.sizes, options.datasets, options.methods)
+    for seed, model, count, dataset, name in places:
+        for size in METHODS[name].sizes[:count]:
+            yield Cell(model, dataset, name, size, seed)
 
 
 def main() -> None:
@@ -186,17 +180,18 @@ def main() -> None:
         retime(options.results, options.assets, options.runs)
         return
     for cell in wanted(options):
-        path = options.results / cell.file
-        if path.exists():
+        if key_of(asdict(cell)) in {key_of(record) for record in read_results(options.results)}:
             continue
         record = run(cell, options.assets, options.runs)
-        write_text(path, json.dumps(record) + "\n")
-        point = record["point"]
+        add_result(options.results, record, settings())
+        point, found = record["point"], record["found"]
         log(
-            f"{cell.dataset} {cell.method} {cell.size} rate {cell.rate} seed {cell.seed}: "
-            f"{point['test_accuracy']:.4f} (untuned {record['untuned_val_accuracy']}) {point['parameters'] / 1e6:.3f}M "
-            f"{point['macs'] / 1e6:.1f}M macs {point['ms']:.2f}/{point['clock_ms']:.2f} ms {record['passes']} passes "
-            f"{record['pruning_seconds']:.0f}/{record['processor_seconds']:.0f}/{record['seconds']:.0f} s"
+            f"{cell.dataset} {cell.method} {cell.size} seed {cell.seed}: {point['test_accuracy']:.4f} "
+            f"(untuned {record['untuned_val_accuracy']}) {point['parameters'] / 1e6:.3f}M "
+            f"{point['macs'] / 1e6:.1f}M macs {point['ms']:.2f}/{point['clock_ms']:.2f} ms {record['passes']} passes, "
+            f"rate {found['lr']:.2g} {found['norm_statistics']} {found['mixed_precision']}, pass "
+            f"{record['pass_seconds']:.1f} s, pruning {record['pruning_seconds']:.0f} s, all "
+            f"{record['processor_seconds']:.0f}/{record['seconds']:.0f} s"
         )
 
 

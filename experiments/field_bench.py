@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 import copy
+import json
+import math
 import sys
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from basisprune import Augment, PreparedBatches, Session, TrainConfig, decompose, fit, measure, predict, prepare
+from basisprune import Augment, PreparedBatches, Session, TrainConfig, fit, measure, predict, prepare
 from basisprune.data import Splits, load_data, make_loader, take
 from basisprune.deploy.export.runtime import feed_of, open_session, to_proto
 from basisprune.deploy.fold import deploy
 from basisprune.deploy.latency import interleaved
-from basisprune.deploy.timing import measured_table, wanted_shapes
+from basisprune.deploy.timing import profile_here, wanted_shapes
+from basisprune.errors import TrainingError
+from basisprune.files import write_text
 from basisprune.joint_plan.times import TimeTable
 from basisprune.torchkit.running import mode
+from basisprune.training.choosing import choose, divide
 from basisprune.training.intervals import wilson_interval
-from basisprune.training.trainable import make_optimizer, set_trainable
+from basisprune.training.loop import FitResult
+from basisprune.training.trainable import make_optimizer
+from basisprune.training.trainer import Images
 from basisprune.transfer.model import TransferModel, spec_of
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
@@ -54,10 +64,27 @@ class Point:
     clock_ms: float
 
 
+@dataclass(frozen=True)
+class Pace:
+    """The CPU seconds of one pass over the training images: of the unpruned network, and of this one."""
+
+    reference: float
+    this: float
+
+    def passes(self, budget: float, spent: float = 0.0) -> int:
+        """How many passes the budget allows, in passes of the unpruned network, less the seconds spent; at least one.
+
+        >>> Pace(reference=10.0, this=5.0).passes(6.0, spent=20.0)
+        8
+        """
+        return max(1, round((budget * self.reference - spent) / self.this))
+
+
 class Bench:
     """What all cells of a network, dataset and seed share. `runs` is a folder for networks to start from.
 
     `side` is that of its images, `clock_side` that at which the unpruned network is the clock of the training.
+    `tuning_seconds` are the CPU seconds that methods have spent on training between steps of pruning.
     """
 
     def __init__(
@@ -74,6 +101,7 @@ class Bench:
         self.side, self.clock_side, self.runs = side, clock_side, runs
         self.folder = runs / f"{model}-{dataset}-{side}-{seed}"
         self.splits = _images(dataset, assets, seed)
+        self.tuning_seconds = 0.0
 
     @cached_property
     def pretrained(self) -> TransferModel:
@@ -81,11 +109,12 @@ class Bench:
         torch.manual_seed(self.seed)
         return build(self.model, self.assets, num_classes=self.splits.num_classes, input_size=self.side)
 
-    def at(self, side: int) -> Bench:
-        """The same network for images of another size."""
-        return Bench(self.model, self.dataset, self.seed, self.assets, self.runs, side, self.clock_side)
-
-    # Images
+    @cached_property
+    def reference_network(self) -> TransferModel:
+        """The network that the clock of the training runs by, as pretrained."""
+        if self.side == self.clock_side:
+            return self.pretrained
+        return Bench(self.model, self.dataset, self.seed, self.assets, self.runs, self.clock_side).pretrained
 
     def batches(self, limit: int = BASIS_IMAGES, batch_size: int = 128) -> PreparedBatches:
         """Some of the training images, prepared."""
@@ -98,75 +127,79 @@ class Bench:
     def _prepared(self, images: Any, **options: Any) -> PreparedBatches:
         return PreparedBatches(images, self.pretrained.input_spec, shuffle=True, **options)
 
-    # Training by the clock
+    # Training
 
-    def settled(self, config: TrainConfig) -> TrainConfig:
-        """The settings with this bench's seed, and images mirrored where that makes sense."""
-        augmentation = replace(config.augmentation, flip=self.dataset != "mnist")
-        return replace(config, seed=self.seed, augmentation=augmentation)
-
-    def passes(self, model: nn.Module, config: TrainConfig, budget: float, teacher: nn.Module | None = None) -> int:
-        """How many passes of the model take as long as `budget` passes of the unpruned network, at least one."""
+    def pace(self, model: nn.Module, config: TrainConfig, teacher: nn.Module | None = None) -> Pace:
+        """Measure training steps of the model and of the unpruned network with all its weights, in turns."""
         images, labels = next(iter(self.batches(config.batch_size, config.batch_size)))
+        return self._pace(_step(model, config, images, labels, teacher), config, images, labels)
+
+    def _pace(self, step: Callable[[], None], config: TrainConfig, images: Tensor, labels: Tensor) -> Pace:
         reference = replace(config, train="all", norm_statistics="batch", distill=0.0)
         size = self.reference_network.input_spec.shape[1:]
         wide = F.interpolate(images, size, mode="nearest").contiguous(memory_format=torch.channels_last)
-        runs = {
-            "reference": _step(self.reference_network, reference, wide, labels),
-            "this": _step(model, config, images, labels, teacher),
-        }
-        return max(1, round(budget * _relative(runs)))
-
-    @cached_property
-    def reference_network(self) -> TransferModel:
-        """The network that the clock of the training runs by, as pretrained."""
-        return self.pretrained if self.side == self.clock_side else self.at(self.clock_side).pretrained
+        runs = {"reference": _step(self.reference_network, reference, wide, labels), "this": step}
+        seconds = interleaved(runs, repeats=3, warmup=1)
+        learnt = len(self.splits.train) * (1 - (config.choices.held_out if config.choices else 0.0))
+        return Pace(*(learnt / config.batch_size * min(seconds[name]) for name in ("reference", "this")))
 
     def trained(
-        self,
-        model: nn.Module,
-        config: TrainConfig,
-        budget: float,
-        *,
-        teacher: nn.Module | None = None,
-        passes: int | None = None,
-        checkpoint: str | None = None,
-    ) -> tuple[nn.Module, int]:
-        """The model trained for as long as the budget allows or for so many `passes`, and the passes that this took."""
-        path = None if checkpoint is None else self.folder / f"{checkpoint}.pt"
-        if path is not None and path.exists():
-            saved = torch.load(path, weights_only=False)
-            return saved["model"], saved["passes"]
-        config = self.settled(config)
-        config = replace(config, epochs=passes or self.passes(model, config, budget, teacher))
-        result = fit(model, self.splits.train, None, config, progress=False, session=Session(teacher=teacher)).model
-        if path is not None:
+        self, model: nn.Module, config: TrainConfig, passes: int, teacher: nn.Module | None = None
+    ) -> FitResult:
+        """Train a copy of the model for so many passes."""
+        config = replace(config, seed=self.seed, epochs=passes)
+        return fit(model, self.splits.train, None, config, progress=False, session=Session(teacher=teacher))
+
+    def kept(self, name: str, train: Callable[[], nn.Module]) -> nn.Module:
+        """Return the network of that name from the folder of runs; train it if it is not there."""
+        path = self.folder / f"{name}.pt"
+        if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            torch.save({"model": result, "passes": config.epochs}, path)
-        return result, config.epochs
+            torch.save(train(), path)
+        network: nn.Module = torch.load(path, weights_only=False)
+        return network
+
+    @contextmanager
+    def tuning(self) -> Iterator[None]:
+        """Count the CPU seconds of the block as tuning."""
+        began = time.process_time()
+        try:
+            yield
+        finally:
+            self.tuning_seconds += time.process_time() - began
 
     def sparsely(self, step: Callable[[Tensor, Tensor], None], budget: float) -> None:
-        """Calls `step` with augmented batches for as long as the budget allows."""
-        config = self.settled(TrainConfig(batch_size=32, augmentation=Augment(shift=0.05)))
-        images, labels = next(iter(self.batches(32, 32)))
-        reference = _step(self.reference_network, replace(config, train="all"), images, labels)
-        share = _relative({"reference": reference, "this": lambda: step(images, labels)})
-        left = round(budget * share * len(self.splits.train) / config.batch_size)
-        generator, epoch = torch.Generator().manual_seed(self.seed), 0
-        while left > 0:
-            for pixels, known in make_loader(self.splits.train, 32, shuffle=True, seed=self.seed, epoch=epoch):
-                spec = self.pretrained.input_spec
-                step(prepare(pixels, spec, augmentation=config.augmentation, generator=generator), known)
-                left -= 1
-                if left <= 0:
-                    break
-            epoch += 1
+        """Call `step` with augmented batches for as long as the budget allows, in passes of the unpruned network."""
+        with self.tuning():
+            config = TrainConfig(batch_size=32, augmentation=Augment(shift=0.05, flip=self.dataset != "mnist"))
+            images, labels = next(iter(self.batches(32, 32)))
+            pace = self._pace(lambda: step(images, labels), config, images, labels)
+            left = round(budget * pace.reference / pace.this * len(self.splits.train) / config.batch_size)
+            generator, epoch = torch.Generator().manual_seed(self.seed), 0
+            while left > 0:
+                for pixels, known in make_loader(self.splits.train, 32, shuffle=True, seed=self.seed, epoch=epoch):
+                    spec = self.pretrained.input_spec
+                    step(prepare(pixels, spec, augmentation=config.augmentation, generator=generator), known)
+                    left -= 1
+                    if left <= 0:
+                        break
+                epoch += 1
 
     # What comes out
 
-    def times(self) -> TimeTable:
-        """Those of all layers that the network could have, on this machine."""
-        return _times(self.model, self.assets, self.side, self.splits.num_classes)
+    @property
+    def times(self) -> tuple[TimeTable, float]:
+        """The times of all layers that the network could have, on this machine, and the CPU seconds of measuring them.
+
+        They are measured once for each network and kept in the folder of runs.
+        """
+        path = self.runs / "times" / f"{self.model}-{self.side}.json"
+        if not path.exists():
+            began, shape = time.process_time(), self.pretrained.input_spec.shape
+            table = profile_here(wanted_shapes(self.pretrained, shape))
+            write_text(path, json.dumps({"seconds": time.process_time() - began, "table": table.to_json()}))
+        kept = json.loads(path.read_text())
+        return TimeTable.from_json(kept["table"]), float(kept["seconds"])
 
     def val_accuracy(self, model: nn.Module) -> float:
         """The accuracy on the validation images."""
@@ -196,11 +229,43 @@ class Bench:
         )
 
 
-@cache
-def _times(model: str, assets: Path, side: int, classes: int) -> TimeTable:
-    """Measured once, for all datasets and seeds."""
-    network = build(model, assets, num_classes=classes, input_size=side)
-    return measured_table(wanted_shapes(network, network.input_spec.shape))
+class ShortTunings:
+    """Trainings in place between steps of pruning, `count` within a budget; the first finds the settings of all."""
+
+    def __init__(self, bench: Bench, config: TrainConfig, budget: float, count: int) -> None:
+        self.bench, self.config, self.budget, self.count = bench, config, budget, count
+        self.found: TrainConfig | None = None
+        self.images: Any = None
+
+    def __call__(self, model: nn.Module) -> None:
+        """Train the model itself."""
+        with self.bench.tuning():
+            pace = self.bench.pace(model, replace(self.config, norm_statistics="batch"))
+            if self.found is None:
+                self._find(model, pace)
+            passes = self.budget / self.count * pace.reference / pace.this
+            epochs = max(1, math.ceil(passes))
+            order = np.random.default_rng(self.bench.seed).permutation(len(self.images))
+            some = take(self.images, order[: max(1, round(passes / epochs * len(self.images)))])
+            self._train(model, some, epochs)
+
+    def _find(self, model: nn.Module, pace: Pace) -> None:
+        """Find rate, statistics, augmentation and precision, as for one training as long as all of these."""
+        config = replace(self.config, seed=self.bench.seed, epochs=pace.passes(self.budget))
+        halves = divide(model, Images(self.bench.splits.train), config, Session())
+        self.found, self.images = choose(model, halves, config, Session()), halves.proper.train
+
+    def _train(self, model: nn.Module, images: Any, epochs: int) -> None:
+        """Train in place; if that diverges, start again at a third of the rate, as `fit` does with its choices."""
+        assert self.found is not None
+        untouched = copy.deepcopy(model.state_dict())
+        for _ in range(4):
+            try:
+                fit(model, images, None, replace(self.found, epochs=epochs), progress=False, inplace=True)
+                return
+            except TrainingError:
+                model.load_state_dict(untouched)
+                self.found = replace(self.found, lr=self.found.lr / 3, min_lr=self.found.min_lr / 3)
 
 
 @cache
@@ -209,12 +274,6 @@ def _images(dataset: str, assets: Path, seed: int) -> Splits:
     assert splits.val is not None
     assert splits.test is not None
     return replace(splits, val=take(splits.val, range(VAL_IMAGES)), test=take(splits.test, range(TEST_IMAGES)))
-
-
-def _relative(runs: Mapping[str, Callable[[], object]]) -> float:
-    """How often "this" can be run while "reference" is run once."""
-    seconds = {name: min(values) for name, values in interleaved(runs, repeats=3, warmup=1).items()}
-    return seconds["reference"] / seconds["this"]
 
 
 def _step(
@@ -261,11 +320,3 @@ def timed(file: bytes, side: int, assets: Path) -> tuple[float, float]:
     seconds = interleaved({"clock": _clock(assets), "this": _runner(file, side)}, repeats=101, warmup=5)
     clock, this = (sorted(values)[len(values) // 4] for values in seconds.values())  # a busy machine only adds
     return 1e3 * this, 1e3 * clock
-
-
-def split_start(bench: Bench, config: TrainConfig) -> nn.Module:
-    """The network decomposed by its outputs and trained by the method: where `quick` starts."""
-    split = decompose(bench.pretrained, scale_init=1.0, basis="outputs", batches=bench.batches())
-    model, _ = bench.trained(split, config, START_PASSES, checkpoint="quick")
-    set_trainable(model)
-    return model

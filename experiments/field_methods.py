@@ -4,314 +4,187 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Literal
 
+import numpy as np
 import rivals
 import torch
-from field_bench import BASIS_IMAGES, SIDE, START_PASSES, TUNE_PASSES, Bench, split_start
+from field_bench import SIDE, START_PASSES, TUNE_PASSES, Bench, ShortTunings
 from torch import nn
 
-from basisprune import (
-    Augment,
-    PlanConfig,
-    PreparedBatches,
-    TrainConfig,
-    basis_loss,
-    basis_statistics,
-    decompose,
-    plan_basis,
-    plan_filters,
-    prune_basis,
-    prune_filters,
-    rebase,
-    score_filters,
-    taylor_scores,
-    trace_coupling,
-)
-from basisprune.basis.decompose import Basis
+from basisprune import RECIPES, PlanConfig, TrainConfig, prune_filters, trace_coupling
+from basisprune.budget import Ratios
 from basisprune.budget.planning import CostPlanner
+from basisprune.data import Splits, take
 from basisprune.frameworks import find_framework
-from basisprune.importance.basis_loss import BasisLoss, split_by_loss
 from basisprune.importance.filter_loss import filter_loss
-from basisprune.importance.filters import FilterMethod
 from basisprune.joint_plan.times import TimeTable
 from basisprune.pipeline import Pipeline
-from basisprune.prune import Compensation
+from basisprune.plan import Queue, filter_plan, unit_scores
 from basisprune.states import NOT_AT_ALL
+from basisprune.transfer.model import spec_of
 
 DATASETS = ("cifar10", "fashion_mnist", "mnist")
 
-Kind = Literal["unpruned", "small", "rival", "quick", "ours"]
+Kind = Literal["unpruned", "small", "rival", "ours"]
 Size = tuple[float, ...]
-"""What the method is given: the fraction to remove, of basis vectors and if wanted of filters; or a side in pixels."""
+"""The fraction to remove, of filters and if given of basis vectors; or the side of the images in pixels."""
 
-NORMS = TrainConfig(
-    batch_size=32,
-    optimizer="adamw",
-    lr=3e-3,
-    min_lr=3e-5,
-    norm_statistics="fixed",
-    augmentation=Augment(shift=0.05),
-)
-"""Norms, scales and classifier alone, as the recipe `quick` had it."""
+TUNING = RECIPES["quick"].train
+"""How everything is trained: it finds its own learning rate, statistics of norms, augmentation and precision."""
 
-OURS = replace(NORMS, train="all", weight_lr=0.3, clip_norm=5.0)
-"""How the start is trained, and the unpruned network at the best of RATES."""
+STEPS = 5
+"""Steps of iterative pruning, with half of the tuning between them."""
 
-TUNED = replace(OURS, weight_lr=1.0)
-"""The same at rate 1, for ours, which is not swept."""
-
-RIVAL = replace(OURS, norm_statistics="batch")
-"""How rivals are tuned, at the best of RIVAL_RATES: much pruned, they need new statistics, or they diverge. Where
-pruning leaves some accuracy, those that they have may be better: that is run too."""
-
-RIVAL_NORMS = replace(RIVAL, train="method")
-"""Norms, scales and classifier of rivals that need new statistics."""
-
-RATES = (0.3, 1.0)
-"""`weight_lr`: the rates of the weights, in relation to their size, that are swept with seed 0; at 3, both the
-unpruned network and the factors of our pairs diverge."""
-
-RIVAL_RATES = (1.0, 3.0, 10.0)
-"""The same for networks that lose most of their accuracy when they are pruned, and need to learn more anew."""
-
-FIXED_RATES = (0.3, 1.0, 3.0)
-"""The same for rivals that keep their statistics, which are closer to the unpruned network."""
+HALF = 0.5
+"""The share of its tuning that a method spends before its last cut, if it tunes before that."""
 
 
 @dataclass(frozen=True)
 class Method:
-    """A way to a small network. `prune` tells the network to tune, and the passes that are left for that.
+    """A way to a small network; without `prune`, the pretrained network is trained at an input size.
 
-    Without `prune` the pretrained network is trained as it is, or at another input size. `swept` are the rates of
-    which the best is taken, on all the datasets of `swept_on` together.
-    With `by_time`, split layers are deployed in the form that is faster, not smaller.
+    `budget` is the tuning that is left after `prune`, in passes of the unpruned network. With `by_time`, split layers
+    are deployed in the form that is faster, not smaller.
     """
 
     name: str
     kind: Kind
     sizes: tuple[Size, ...]
-    tuning: TrainConfig
-    prune: Callable[[Bench, Size], tuple[nn.Module, float]] | None = None
-    swept: tuple[float, ...] = ()
-    swept_on: tuple[str, ...] = DATASETS[:1]
+    prune: Callable[[Bench, Size], nn.Module] | None = None
+    tuning: TrainConfig = TUNING
+    budget: float = TUNE_PASSES
     by_time: bool = False
 
-    @property
-    def images(self) -> int:
-        """How many training images it may look at."""
-        return self.prune.worth.images if isinstance(self.prune, Ours) else BASIS_IMAGES
-
-    def times(self, bench: Bench) -> TimeTable | None:
-        """The times that it goes by; None if it counts parameters."""
-        return bench.times() if self.by_time else None
+    def times(self, bench: Bench) -> tuple[TimeTable | None, float]:
+        """The times that it goes by, and the seconds of measuring them; None if it counts parameters."""
+        return bench.times if self.by_time else (None, 0.0)
 
 
 @lru_cache(maxsize=1)
 def start(bench: Bench) -> nn.Module:
-    """The network trained with all weights, where pruning starts."""
-    return bench.trained(bench.pretrained, OURS, START_PASSES, checkpoint="start")[0]
+    """Return the network trained with all weights, where pruning starts."""
 
+    def train() -> nn.Module:
+        passes = bench.pace(bench.pretrained, replace(TUNING, norm_statistics="batch")).passes(START_PASSES)
+        return bench.trained(bench.pretrained, TUNING, passes).model
 
-def _as_it_is(bench: Bench, _size: Size) -> tuple[nn.Module, float]:
-    """The start itself: what the interruption alone does."""
-    return start(bench), TUNE_PASSES
+    return bench.kept("start", train)
 
 
 # Rivals
 
 
-def _magnitude(bench: Bench, size: Size) -> tuple[nn.Module, float]:
-    return rivals.by_magnitude(start(bench), size[0]), TUNE_PASSES
+def _magnitude(bench: Bench, size: Size) -> nn.Module:
+    return rivals.by_magnitude(start(bench), size[0], across=False)
 
 
-def _magnitude_by_layer(bench: Bench, size: Size) -> tuple[nn.Module, float]:
-    return rivals.by_magnitude(start(bench), size[0], across=False), TUNE_PASSES
+def _taylor(bench: Bench, size: Size, *, across: bool) -> nn.Module:
+    return rivals.by_taylor(start(bench), size[0], bench.batches(), across=across)
 
 
-def _taylor(bench: Bench, size: Size) -> tuple[nn.Module, float]:
-    return rivals.by_taylor(start(bench), size[0], bench.batches()), TUNE_PASSES
+def _taylor_in_steps(bench: Bench, size: Size, *, across: bool) -> nn.Module:
+    tune = ShortTunings(bench, TUNING, HALF * TUNE_PASSES, STEPS - 1)
+    return rivals.by_taylor(start(bench), size[0], bench.batches(), across=across, steps=STEPS, tune=tune)
 
 
-def _taylor_by_layer(bench: Bench, size: Size) -> tuple[nn.Module, float]:
-    return rivals.by_taylor(start(bench), size[0], bench.batches(), across=False), TUNE_PASSES
-
-
-def _group_norm(bench: Bench, size: Size) -> tuple[nn.Module, float]:
+def _group_norm(bench: Bench, size: Size) -> nn.Module:
     sparse = rivals.GroupNorm(start(bench), size[0])
-    bench.sparsely(sparse.step, TUNE_PASSES / 2)
-    return sparse.pruned(), TUNE_PASSES / 2
+    bench.sparsely(sparse.step, HALF * TUNE_PASSES)
+    return sparse.pruned()
 
 
-def _filters(method: str) -> Callable[[Bench, Size], tuple[nn.Module, float]]:
-    def prune(bench: Bench, size: Size) -> tuple[nn.Module, float]:
-        return rivals.by_filters(start(bench), method, size[0], bench.batches()), TUNE_PASSES
-
-    return prune
+def _filters(bench: Bench, size: Size, *, method: str) -> nn.Module:
+    return rivals.by_filters(start(bench), method, size[0], bench.batches())
 
 
-def _truncated(bench: Bench, size: Size) -> tuple[nn.Module, float]:
-    return rivals.by_singular_values(start(bench), size[0]), TUNE_PASSES
+def _truncated(bench: Bench, size: Size) -> nn.Module:
+    return rivals.by_singular_values(start(bench), size[0])
 
 
-# The recipe `quick` as it was, and ours
+def _fastnas(bench: Bench, size: Size) -> nn.Module:
+    judges = bench.val_batches(limit=rivals.FASTNAS_JUDGES)
+    return rivals.by_fastnas(start(bench), size[0], bench.batches(rivals.FASTNAS_CALIBRATES), judges)
 
 
-def _quick(bench: Bench, size: Size) -> tuple[nn.Module, float]:
-    model = split_start(bench, NORMS)
-    scores = taylor_scores(model, bench.val_batches(8))
-    statistics = basis_statistics(model, bench.batches())
-    plan = plan_basis(scores, size[0], PlanConfig(round_to=8))
-    return prune_basis(model, plan, compensate="refit", statistics=statistics), TUNE_PASSES
+def _half_width(bench: Bench, size: Size) -> nn.Module:
+    """The start without this share of every layer's filters, those that matter least by our scores."""
+    model = start(bench)
+    coupling = trace_coupling(model, torch.zeros(2, *spec_of(model).shape))
+    found = filter_loss(model, coupling, bench.batches(), refit=True)
+    config = PlanConfig(min_share=1 - size[0], round_to=rivals.BLOCK)
+    kept = {}
+    for group in coupling.groups:
+        values = unit_scores(model, group, found.scores, config)
+        queue = Queue.of(values, np.asarray(group.parts), 1.0, config)
+        kept[group.name] = queue.keep(len(queue.values))
+    plan = filter_plan(model, coupling, kept, size[0], {"scores": "loss"})
+    return prune_filters(model, plan, compensate="refit", statistics=found.statistics)
 
 
-BLOCKS = PlanConfig(round_to=rivals.BLOCK)
+# Ours
 
 
-@dataclass(frozen=True)
-class Worth:
-    """How vectors are chosen, what they and filters are judged by, and how filters that go are made up for.
-
-    It is ours by default. The loss and bases are of so many training `images`; Taylor scores are of validation images
-    in small batches, as this package's recipe had it before: on training images, gradients are almost zero.
-    """
-
-    images: int = BASIS_IMAGES
-    basis: Basis = "loss"
-    vectors: Literal["loss", "taylor"] = "loss"
-    filters: FilterMethod = "loss"
-    compensate: Compensation = "refit"
+def _ours(bench: Bench, size: Size) -> nn.Module:
+    filters, basis = size
+    stages = _stages(start(bench), bench.splits, None)
+    return stages.remove(stages.dense(), _MOVE, Ratios(basis=basis, filters=filters), NOT_AT_ALL).model
 
 
-@lru_cache(maxsize=2)
-def split(bench: Bench, filters: float, worth: Worth) -> tuple[nn.Module, BasisLoss]:
-    """The start without so many filters and every conv split, and what its basis vectors are worth."""
-    model, batches = start(bench), bench.batches(worth.images)
-    if filters:
-        model = without_filters(model, bench, filters, worth)
-    if worth.basis == worth.vectors == "loss":
-        return split_by_loss(model, batches)
-    model = decompose(model, scale_init=1.0, basis=worth.basis, batches=batches)
-    found = basis_loss(model, batches)
-    return model, replace(found, scores=taylor_scores(model, _judges(bench))) if worth.vectors == "taylor" else found
-
-
-def _judges(bench: Bench) -> PreparedBatches:
-    """The images for Taylor scores."""
-    return bench.val_batches(8, limit=1000)
-
-
-def without_filters(model: nn.Module, bench: Bench, ratio: float, worth: Worth) -> nn.Module:
-    """The network without the fraction `ratio` of its filters, those that are worth least."""
-    coupling = trace_coupling(model, torch.zeros(2, *bench.pretrained.input_spec.shape))
-    found = filter_loss(model, coupling, bench.batches(worth.images))
-    scores, config = found.scores, BLOCKS
-    if worth.filters != "loss":
-        scores = score_filters(model, worth.filters, coupling.layers, _judges(bench))
-        config = replace(BLOCKS, normalise="max")
-    plan = plan_filters(model, scores, ratio, config, coupling=coupling)
-    statistics = None if worth.compensate == "none" else found.statistics
-    return prune_filters(model, plan, compensate=worth.compensate, statistics=statistics)
-
-
-@dataclass(frozen=True)
-class Ours:
-    """Basis vectors go by their worth, and the others are refit. In several `steps`, the loss gives the basis anew.
-
-    With a second number in the size, filters go too: before the network is split, or after the basis vectors.
-    """
-
-    plan: PlanConfig = BLOCKS
-    steps: int = 1
-    filters_first: bool = True
-    worth: Worth = Worth()
-
-    def __call__(self, bench: Bench, size: Size) -> tuple[nn.Module, float]:
-        """The network to tune, and the passes that are left."""
-        basis, filters = (*size, 0.0)[:2]
-        model, found = split(bench, filters if self.filters_first else 0.0, self.worth)
-        for step in range(self.steps if basis else 0):
-            if step:
-                batches = bench.batches(self.worth.images)
-                model = rebase(model, batches, basis="loss")
-                found = basis_loss(model, batches)
-            share = (basis / self.steps) / (1 - basis * step / self.steps)
-            plan = plan_basis(found.scores, share, self.plan)
-            model = prune_basis(model, plan, compensate="refit", statistics=found.statistics)
-        if filters and not self.filters_first:
-            model = without_filters(model, bench, filters, self.worth)
-        return model, TUNE_PASSES
-
-
-def _by_time(bench: Bench, size: Size) -> tuple[nn.Module, float]:
+def _by_time(bench: Bench, size: Size) -> nn.Module:
     """Ours without this fraction of the time, as `compress --optimize latency` plans it."""
-    return planned(bench, CostPlanner("latency", bench.times()), size[0]), TUNE_PASSES
+    return planned(start(bench), bench.splits, CostPlanner("latency", bench.times[0]), size[0])
 
 
-def planned(bench: Bench, planner: CostPlanner, ratio: float) -> nn.Module:
-    """The start without this fraction of what the planner counts, all ranks and widths planned together."""
-    stages = Pipeline(start(bench), bench.splits, "quick", progress=False, planner=planner, trained=True)
+def planned(model: nn.Module, splits: Splits, planner: CostPlanner, ratio: float) -> nn.Module:
+    """Return the model without this fraction of what the planner counts, all ranks and widths planned together."""
+    stages = _stages(model, splits, planner)
     return stages.prune(stages.dense(), _MOVE, ratio, NOT_AT_ALL).model
 
 
+def _stages(model: nn.Module, splits: Splits, planner: CostPlanner | None) -> Pipeline:
+    """The stages of the recipe, with few validation images: none are needed, and judging all of them takes time."""
+    assert splits.val is not None
+    few = replace(splits, val=take(splits.val, range(32)))
+    return Pipeline(model, few, "quick", progress=False, planner=planner, trained=True)
+
+
 _MOVE = find_framework("loss+basis").moves[0]
-_WIDTHS: tuple[Size, ...] = ((0.3,), (0.5,), (0.15,))
-_RANKS: tuple[Size, ...] = ((0.7,), (0.85,), (0.5,), (0.9,))
-_BOTH: tuple[Size, ...] = ((0.5, 0.5), (0.3, 0.3), (0.65, 0.65), (0.75, 0.75))
-
-
-_RIVALS = {
-    "torch-pruning taylor": (_taylor, _WIDTHS),
-    "torch-pruning taylor, by layer": (_taylor_by_layer, ((0.3,), (0.5,), (0.7,), (0.15,))),
-    "torch-pruning magnitude": (_magnitude, _WIDTHS),
-    "torch-pruning magnitude, by layer": (_magnitude_by_layer, ((0.15,), (0.3,))),
-    "torch-pruning group norm": (_group_norm, _WIDTHS),
-    "truncated svd": (_truncated, ((0.5,), (0.7,), (0.3,))),
-    "l1": (_filters("l1"), _WIDTHS),
-    "hrank": (_filters("hrank"), _WIDTHS),
-}
-
-_KEEPING = ("torch-pruning taylor", "hrank")
-"""Those that keep enough accuracy to be tuned with the statistics that they have."""
+_ACROSS: tuple[Size, ...] = ((0.3,), (0.15,), (0.5,))
+_BY_LAYER: tuple[Size, ...] = ((0.3,), (0.7,), (0.5,))
+_TWO: tuple[Size, ...] = ((0.15,), (0.3,))
 
 METHODS = {
     method.name: method
     for method in (
-        Method("unpruned", "unpruned", ((SIDE,),), OURS, swept=RATES, swept_on=DATASETS),
-        Method("unpruned, in two goes", "unpruned", ((SIDE,),), TUNED, _as_it_is),
-        Method("unpruned, batch statistics", "unpruned", ((SIDE,),), RIVAL),
-        Method("unpruned, norms only", "unpruned", ((SIDE,),), NORMS),
-        Method("smaller images", "small", ((48,), (32,)), OURS, swept=RATES),
-        *(Method(name, "rival", sizes, RIVAL, prune, RIVAL_RATES) for name, (prune, sizes) in _RIVALS.items()),
-        *(
-            Method(f"{name}, fixed statistics", "rival", ((0.15,), (0.3,)), OURS, _RIVALS[name][0], FIXED_RATES)
-            for name in (
-                "torch-pruning taylor",
-                "torch-pruning magnitude",
-                "torch-pruning magnitude, by layer",
-                "l1",
-                "hrank",
-            )
-        ),
-        *(
-            Method(f"{name}, norms only", "rival", sizes[:2], NORMS if name in _KEEPING else RIVAL_NORMS, prune)
-            for name, (prune, sizes) in _RIVALS.items()
-        ),
-        Method("quick", "quick", ((0.5,), (0.7,), (0.3,), (0.85,)), NORMS, _quick),
-        Method("ours", "ours", _BOTH, TUNED, Ours()),
+        Method("unpruned", "unpruned", ((SIDE,),)),
+        Method("ours, by time", "ours", ((0.5,), (0.7,), (0.4,), (0.85,)), _by_time, by_time=True),
+        Method("ours", "ours", ((0.5, 0.5),), _ours),
+        Method("smaller images", "small", ((48,), (32,))),
+        Method("distilled, half the width", "rival", ((0.5,),), _half_width, tuning=replace(TUNING, distill=0.5)),
+        Method("torch-pruning taylor", "rival", _ACROSS, partial(_taylor, across=True)),
+        Method("torch-pruning taylor, by layer", "rival", _BY_LAYER, partial(_taylor, across=False)),
         Method(
-            "ours, by time", "ours", ((0.5,), (0.7,), (0.85,), (0.92,), (0.3,), (0.4,)), TUNED, _by_time, by_time=True
+            "torch-pruning taylor, in steps",
+            "rival",
+            _ACROSS,
+            partial(_taylor_in_steps, across=True),
+            budget=(1 - HALF) * TUNE_PASSES,
         ),
-        Method("ours, by time, batch statistics", "ours", ((0.85,),), RIVAL, _by_time, swept=(3.0,), by_time=True),
-        Method("ours, basis alone", "ours", _RANKS, TUNED, Ours()),
-        Method("ours, per parameter", "ours", _BOTH, TUNED, Ours(replace(BLOCKS, per="parameter", min_share=0.0))),
-        Method("ours, per multiply-add", "ours", _BOTH, TUNED, Ours(replace(BLOCKS, per="mac", min_share=0.0))),
-        Method("ours, filters second", "ours", _BOTH[:2], TUNED, Ours(filters_first=False)),
-        Method("ours, distilled", "ours", _BOTH, replace(TUNED, distill=0.5), Ours()),
-        Method("ours, 512 images", "ours", _BOTH[:2], TUNED, Ours(worth=Worth(images=512))),
-        Method("ours, in steps", "ours", _BOTH, TUNED, Ours(steps=3)),
-        Method("ours, norms only", "ours", _BOTH[:2], NORMS, Ours()),
+        Method(
+            "torch-pruning taylor, by layer, in steps",
+            "rival",
+            _BY_LAYER,
+            partial(_taylor_in_steps, across=False),
+            budget=(1 - HALF) * TUNE_PASSES,
+        ),
+        Method("hrank", "rival", _TWO, partial(_filters, method="hrank")),
+        Method("fastnas", "rival", ((0.4,),), _fastnas),
+        Method("torch-pruning magnitude, by layer", "rival", _TWO, _magnitude),
+        Method("torch-pruning group norm", "rival", ((0.3,),), _group_norm, budget=(1 - HALF) * TUNE_PASSES),
+        Method("l1", "rival", _TWO, partial(_filters, method="l1")),
+        Method("truncated svd", "rival", ((0.5,), (0.7,)), _truncated),
     )
 }
-"""By name; the sizes that tell most come first, and rates are swept at the first."""
+"""By name; what tells most comes first, in methods and in sizes."""

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any, Literal
 
+from field_results import Record
+
 Cost = Literal["parameters", "macs", "ms"]
-Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Mean:
     """One method at one size, in the mean over `seeds`.
 
-    `interval` is where the mean of the accuracy lies for other test images and other seeds, 95 %; with one seed, for
-    other images alone. `ms` is relative to the network of
-    the clock, which took turns with it, times what that took in the median of all cells. `pruning` are the
-    seconds that scores, bases and plans took, the most of any cell: the second rate of a sweep finds them done.
+    `interval` is where the mean of the accuracy lies for other test images and other seeds, 95%; with one seed, for
+    other images alone. `ms` is relative to the network of the clock, which took turns with it, times what that took in
+    the median of all cells. `pruning` are the CPU seconds of pruning.
     """
 
     model: str
@@ -44,62 +42,22 @@ class Mean:
         return float(getattr(self, axis))
 
 
-def read_records(folder: Path) -> list[Record]:
-    """All results in the folder; exits with a hint where there are none."""
-    records = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
-    if not records:
-        raise SystemExit(f"{folder}: no results there; make some with `python experiments/field.py --assets DIR`")
-    return records
-
-
-def swept_rates(records: Iterable[Record]) -> dict[tuple[str, str], dict[float | None, float]]:
-    """The accuracy on validation images of each network's method at each of its rates, with seed 0.
-
-    It is the mean over the datasets and sizes that were swept, for the rates that all of these have.
-    """
-    found: dict[tuple[str, str], dict[tuple[str, str], dict[float | None, float]]] = {}
-    for record in records:
-        if record["seed"] == 0:
-            places = found.setdefault((record["model"], record["method"]), {})
-            place = places.setdefault((record["dataset"], str(record["size"])), {})
-            place[record["rate"]] = float(record["point"]["val_accuracy"])
-    chosen = {}
-    for key, places in found.items():
-        swept = [place for place in places.values() if len(place) > 1] or list(places.values())[:1]
-        common = [rate for rate in swept[0] if all(rate in place for place in swept)]
-        chosen[key] = {rate: mean(place[rate] for place in swept) for rate in common}
-    return chosen
-
-
-def best_rates(records: Iterable[Record]) -> dict[tuple[str, str], float | None]:
-    """The rate of each network's method that did best on the validation images."""
-    return {key: max(rates, key=rates.__getitem__) for key, rates in swept_rates(records).items() if rates}
-
-
 def mean_points(records: Sequence[Record], seeds: Collection[int] | None = None) -> list[Mean]:
-    """A point for each network, dataset, method and size, at the rate that the sweep chose.
+    """A point for each network, dataset, method and size.
 
     It is the mean over the seeds that there are or, if `seeds` are given, over those, where all of them are there.
     """
-    rates = best_rates(records)
     clock = median(record["point"]["clock_ms"] for record in records)
     cells: dict[tuple[Any, ...], list[Record]] = {}
     for record in records:
-        chosen = record["rate"] == rates.get((record["model"], record["method"]), record["rate"])
-        if chosen and (seeds is None or record["seed"] in seeds):
+        if seeds is None or record["seed"] in seeds:
             key = (record["model"], record["dataset"], record["method"], record["kind"], tuple(record["size"]))
             cells.setdefault(key, []).append(record)
-    points = [_mean(key, group, clock, _pruning(key, records)) for key, group in cells.items()]
+    points = [_mean(key, group, clock) for key, group in cells.items()]
     return [point for point in points if seeds is None or len(point.seeds) == len(seeds)]
 
 
-def _pruning(key: tuple[Any, ...], records: Sequence[Record]) -> float:
-    names = ("model", "dataset", "method", "kind")
-    same = (each for each in records if (*(each[name] for name in names), tuple(each["size"])) == key)
-    return max(float(each["pruning_seconds"]) for each in same)
-
-
-def _mean(key: tuple[Any, ...], records: Sequence[Record], clock: float, pruning: float) -> Mean:
+def _mean(key: tuple[Any, ...], records: Sequence[Record], clock: float) -> Mean:
     points = [record["point"] for record in records]
     accuracies = [point["test_accuracy"] for point in points]
     accuracy = mean(accuracies)
@@ -122,7 +80,7 @@ def _mean(key: tuple[Any, ...], records: Sequence[Record], clock: float, pruning
         ms=clock * mean(point["ms"] / point["clock_ms"] for point in points),
         passes=mean(record["passes"] for record in records),
         untuned=None if None in untuned else mean(untuned),
-        pruning=pruning,
+        pruning=mean(record["pruning_seconds"] for record in records),
     )
 
 

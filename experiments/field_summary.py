@@ -1,6 +1,6 @@
 """The tables, verdicts and figures of docs/field.md and of the README, from the JSON results; nothing is run here.
 
-    python experiments/field_summary.py [--results experiments/results/field] [--parts experiments/results/parts]
+    python experiments/field_summary.py [--results experiments/results/field.jsonl] [--parts experiments/results/parts]
                                         [--page docs/field.md] [--readme README.md]
 
 The pages keep their text: only what is between their markers is replaced. Figures go into a folder beside the first.
@@ -9,6 +9,8 @@ The pages keep their text: only what is between their markers is replaced. Figur
 from __future__ import annotations
 
 import argparse
+import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -17,16 +19,17 @@ from statistics import mean
 
 from cells import DATASETS
 from field_figures import MODEL_NAMES, field_figure
-from field_points import Cost, Mean, Record, cost_at, frontier, mean_points, read_records, swept_rates
+from field_methods import METHODS
+from field_points import Cost, Mean, cost_at, frontier, mean_points
+from field_results import Record, read_results
 from page import fill
 from parts_table import parts_tables
-from sections import bold, percent, table
+from sections import percent, table
 
 from basisprune.files import write_text
 
 ROOT = Path(__file__).parent.parent
 BARS: dict[Cost, float] = {"parameters": 0.6, "ms": 0.7}
-QUICK_BAR = 0.7
 SMALL = "efficientnet_lite0"
 BEST, RIVALS = "best rival", ("rival", "small", "unpruned")
 UNITS: dict[Cost, str] = {"parameters": "parameters", "macs": "multiply-adds", "ms": "milliseconds"}
@@ -54,7 +57,7 @@ class Verdict:
 
 
 def verdicts(points: Sequence[Mean]) -> list[Verdict]:
-    """The bars on a dataset: against the frontier of all rivals, against `quick`, against smaller images."""
+    """The bars on a dataset: against the frontier of all rivals, and against smaller images."""
     ours = [point for point in points if point.kind == "ours"]
     rivals = [point for point in points if point.kind in RIVALS]
     found = [
@@ -62,12 +65,6 @@ def verdicts(points: Sequence[Mean]) -> list[Verdict]:
         for axis, bar in BARS.items()
         for rival in frontier(rivals, axis)
     ]
-    for model in MODEL_NAMES:
-        mine = [point for point in ours if point.model == model]
-        found += [
-            Verdict("today's quick", old, "parameters", cost_at(mine, old.accuracy, "parameters"), QUICK_BAR)
-            for old in frontier((p for p in points if p.kind == "quick" and p.model == model), "parameters")
-        ]
     found += [
         Verdict("smaller network", small, axis, cost_at(ours, small.accuracy, axis), 1.0)
         for small in points
@@ -107,30 +104,81 @@ def _name(point: Mean) -> tuple[str, str, tuple[float, ...]]:
     return point.model, point.method, point.size
 
 
-def verdict_table(records: Sequence[Record]) -> str:
-    """All bars on all datasets, and how many hold."""
-    rows, held, count = [], 0, 0
-    for dataset, name in DATASETS.items():
-        for verdict in same_seeds(records, dataset):
-            theirs, ratio = verdict.theirs, verdict.ratio
-            held, count = held + verdict.holds, count + 1
-            rows.append(
-                [
-                    name,
-                    verdict.bar_of,
-                    named(theirs),
-                    str(len(theirs.seeds)),
-                    percent(theirs.accuracy),
-                    UNITS[verdict.axis],
-                    shown(verdict.axis, theirs.cost(verdict.axis)),
-                    "not as good" if verdict.ours is None else shown(verdict.axis, verdict.ours),
-                    "" if ratio is None else f"{ratio:.2f}",
-                    f"{verdict.bar:g}",
-                    "holds" if verdict.holds else "**does not hold**",
-                ]
-            )
+def all_verdicts(records: Sequence[Record]) -> list[tuple[str, Verdict]]:
+    """All bars, with the name of the dataset."""
+    return [(name, verdict) for dataset, name in DATASETS.items() for verdict in same_seeds(records, dataset)]
+
+
+def verdict_table(found: Sequence[tuple[str, Verdict]]) -> str:
+    """A row for each bar."""
+    rows = [
+        [
+            name,
+            verdict.bar_of,
+            named(verdict.theirs),
+            str(len(verdict.theirs.seeds)),
+            percent(verdict.theirs.accuracy),
+            UNITS[verdict.axis],
+            shown(verdict.axis, verdict.theirs.cost(verdict.axis)),
+            "not as good" if verdict.ours is None else shown(verdict.axis, verdict.ours),
+            "" if verdict.ratio is None else f"{verdict.ratio:.2f}",
+            f"{verdict.bar:g}",
+            "holds" if verdict.holds else "**does not hold**",
+        ]
+        for name, verdict in found
+    ]
     header = ("Dataset", "Against", "Method", "Seeds", "Accuracy", "Of", "Theirs", "Ours", "Ratio", "Bar", "Verdict")
-    return f"{table(header, rows)}\n\n{held} of {count} hold."
+    return table(header, rows)
+
+
+def held(found: Sequence[tuple[str, Verdict]]) -> str:
+    """How many bars hold, and which do not, in words."""
+    broken = Counter(name for name, verdict in found if not verdict.holds)
+    where = (
+        f"; those that do not: {', '.join(f'{count} on {name}' for name, count in broken.items())}" if broken else ""
+    )
+    return f"{len(found) - broken.total()} of {len(found)} bars hold{where}."
+
+
+def existing(records: Sequence[Record]) -> str:
+    """Which cells were run, in words."""
+    total = sum(len(method.sizes) for method in METHODS.values())
+    places = [
+        f"{model_name} on {name} {_ran([r for r in records if (r['model'], r['dataset']) == (model, dataset)])}"
+        for model, model_name in MODEL_NAMES.items()
+        for dataset, name in DATASETS.items()
+    ]
+    return f"Of {total} cells for each network, dataset and seed, these were run: {'; '.join(places)}."
+
+
+def _ran(records: Sequence[Record]) -> str:
+    counts = Counter(record["seed"] for record in records)
+    return ", ".join(f"{count} with seed {seed}" for seed, count in sorted(counts.items())) or "none yet"
+
+
+def comparison(points: Sequence[Mean]) -> str:
+    """A sentence for each dataset: ours without half of the time, the unpruned network and the most accurate rival."""
+    lines = []
+    for dataset, name in DATASETS.items():
+        here = [point for point in points if point.dataset == dataset and point.model == SMALL]
+        ours = [point for point in here if (point.method, point.size) == ("ours, by time", (0.5,))]
+        unpruned = [point for point in here if point.kind == "unpruned"]
+        rivals = sorted((p for p in here if p.kind == "rival"), key=lambda point: -point.accuracy)
+        if not (ours and unpruned):
+            continue
+        others = [_against(ours[0], other) for other in (*unpruned, *rivals[:1])]
+        seeds = "seed" if len(ours[0].seeds) == 1 else "seeds"
+        lines.append(
+            f"- {name}: ours by time 0.5 has {percent(ours[0].accuracy)} on the test images "
+            f"({len(ours[0].seeds)} {seeds}); {'; '.join(others)}."
+        )
+    return "\n".join(lines) or "Ours by time 0.5 and the unpruned network have not both been run yet."
+
+
+def _against(ours: Mean, other: Mean) -> str:
+    best = "the most accurate pruned rival, " if other.kind == "rival" else ""
+    sizes = ", ".join(f"{ours.cost(axis) / other.cost(axis):.2f} of its {UNITS[axis]}" for axis in ("parameters", "ms"))
+    return f"{best}{named(other)}, has {percent(other.accuracy)}, and ours {sizes}"
 
 
 def named(point: Mean) -> str:
@@ -167,7 +215,7 @@ def point_table(points: Iterable[Mean]) -> str:
         "Pruning, s",
         "Seeds",
     )
-    kinds = ("unpruned", "small", "rival", "quick", "ours")
+    kinds = ("unpruned", "small", "rival", "ours")
     rows = [
         [
             MODEL_NAMES.get(point.model, point.model),
@@ -190,80 +238,97 @@ def point_table(points: Iterable[Mean]) -> str:
 def overview(points: Sequence[Mean]) -> str:
     """For the README: the unpruned network, smaller ones, the two most accurate rivals and ours, all of one backbone.
 
-    Only what has all seeds on all datasets; sizes and times are means over the datasets. A rival is there once, at its
-    most accurate size.
+    Only what was run wherever the unpruned network was, with as many seeds; sizes and times are means over the
+    datasets. A rival is there once, at its most accurate size.
     """
-    most = max(len(point.seeds) for point in points)
+    mine = [point for point in points if point.model == SMALL]
+    seeds = {point.dataset: len(point.seeds) for point in mine if point.kind == "unpruned"}
+    if not seeds:
+        return "Not run yet."
+    here = [dataset for dataset in DATASETS if dataset in seeds]
     of_method: dict[tuple[str, tuple[float, ...]], dict[str, Mean]] = {}
-    for point in points:
-        if point.model == SMALL and len(point.seeds) == most:
+    for point in mine:
+        if len(point.seeds) >= seeds.get(point.dataset, 10**9):
             of_method.setdefault((point.method, point.size), {})[point.dataset] = point
-    by_kind: dict[str, list[dict[str, Mean]]] = {"unpruned": [], "small": [], "rival": [], "quick": [], "ours": []}
+    by_kind: dict[str, list[dict[str, Mean]]] = {"unpruned": [], "small": [], "rival": [], "ours": []}
     for found in sorted(of_method.values(), key=lambda found: -mean(point.accuracy for point in found.values())):
-        if len(found) == len(DATASETS):
+        if len(found) == len(here):
             by_kind[next(iter(found.values())).kind].append(found)
     rivals: dict[str, dict[str, Mean]] = {}
     for found in by_kind["rival"]:
         rivals.setdefault(next(iter(found.values())).method, found)
     rows = []
     for found in (*by_kind["unpruned"], *by_kind["small"], *list(rivals.values())[:2], *by_kind["ours"]):
-        accuracies = (percent(found[dataset].accuracy) for dataset in DATASETS)
+        accuracies = (percent(found[dataset].accuracy) for dataset in here)
         costs = (shown(axis, mean(point.cost(axis) for point in found.values())) for axis in UNITS)
         rows.append([named(next(iter(found.values()))), *accuracies, *costs])
-    return table(("EfficientNet-Lite0", *DATASETS.values(), *UNITS.values()), rows)
-
-
-def rate_table(records: Sequence[Record]) -> str:
-    """The accuracy on validation images at each rate of the sweep."""
-    rows = []
-    for (model, method), rates in sorted(swept_rates(records).items()):
-        if len(rates) > 1:
-            best = max(rates, key=rates.__getitem__)
-            texts = [
-                bold(f"{rate:g}: {percent(rates[rate])}", rate == best)
-                for rate in sorted(rates, key=lambda rate: rate or 0.0)
-            ]
-            rows.append([MODEL_NAMES.get(model, model), method, ", ".join(texts)])
-    return table(("Network", "Method", "Rate of the weights: accuracy"), rows)
+    counted = ", ".join(f"{DATASETS[dataset]} {seeds[dataset]}" for dataset in here)
+    header = ("EfficientNet-Lite0", *(DATASETS[dataset] for dataset in here), *UNITS.values())
+    return f"{table(header, rows)}\n\nSeeds: {counted}."
 
 
 def settings_table(records: Sequence[Record]) -> str:
     """What all cells have in common."""
-    first = records[0]
-    config, tuning = first["config"], first["config"]["tuning"]
+    protocol = records[0]["settings"]["protocol"]
+    machines = {record["settings"]["device"]: None for record in records}
+    versions = {f"{name} {value}": None for record in records for name, value in record["settings"]["versions"].items()}
     hours = sum(record["processor_seconds"] for record in records) / 3600
     values = {
-        "images for training, validation, test": [f"{config[f'{part}images']:,}" for part in ("", "val_", "test_")],
-        "side of the enlarged images": [f"{config['side']} pixels"],
-        "passes of the start, and of each tuning, by the clock": [
-            f"{config[f'{part}_passes']:g}" for part in ("start", "tune")
+        "images for training, validation, test": [f"{protocol[f'{part}images']:,}" for part in ("", "val_", "test_")],
+        "side of the enlarged images": [f"{protocol['side']} pixels"],
+        "budget of the start, and of pruning and tuning, in passes": [
+            f"{protocol[f'{part}_passes']:g}" for part in ("start", "tune")
         ],
-        "batch size, optimiser": [str(tuning["batch_size"]), tuning["optimizer"]],
-        "learning rate of norms, scales and classifier": [f"{tuning['lr']:g}"],
+        "CPU seconds of such a pass": [_range(records, "pass_seconds")],
         "cells, hours of one core": [str(len(records)), f"{hours:.1f}"],
-        "machine": [first["device"]],
-        "versions": [f"{name} {value}" for name, value in first["versions"].items()],
+        "machine": list(machines),
+        "versions": list(versions),
     }
-    rows = [[name, ", ".join(texts)] for name, texts in values.items()]
-    return table(("what", "value"), rows)
+    return table(("what", "value"), [[name, ", ".join(texts)] for name, texts in values.items()])
+
+
+def _range(records: Sequence[Record], name: str) -> str:
+    by_model = {
+        MODEL_NAMES[model]: [record[name] for record in records if record["model"] == model] for model in MODEL_NAMES
+    }
+    return "; ".join(f"{model} {min(found):.0f} to {max(found):.0f}" for model, found in by_model.items() if found)
+
+
+def found_table(records: Sequence[Record]) -> str:
+    """What the trainings found for themselves, by method."""
+    by_method: dict[str, list[Record]] = {}
+    for record in records:
+        by_method.setdefault(record["method"], []).append(record["found"])
+    rows = []
+    for method, found in sorted(by_method.items()):
+        rates = [each["lr"] for each in found]
+        shares = [
+            sum(each[name] == value for each in found)
+            for name, value in (("norm_statistics", "batch"), ("mixed_precision", "bf16"), ("flip", True))
+        ]
+        rows.append([method, f"{min(rates):.2g} to {max(rates):.2g}", *map(str, shares), str(len(found))])
+    return table(("Method", "Learning rates", "Batch statistics", "bfloat16", "Mirrored", "Cells"), rows)
 
 
 def write_pages(results: Path, parts: Path, page: Path, readme: Path) -> None:
-    """Fills the blocks of the page and of the README, and writes the page's figures."""
-    records = read_records(results)
-    points = mean_points(records)
+    """Fill the blocks of the page and of the README, and write the page's figures."""
+    records = read_results(results)
+    if not records:
+        raise SystemExit(f"{results}: no results there; make some with `python experiments/field.py --assets DIR`")
+    points, bars = mean_points(records), all_verdicts(records)
     here = [dataset for dataset in DATASETS if any(point.dataset == dataset for point in points)]
     folder = page.with_suffix("")
     for dataset in here:
         write_text(folder / f"{dataset}.svg", field_figure(points, dataset))
     tables = [f"### {DATASETS[d]}\n\n{point_table(p for p in points if p.dataset == d)}" for d in here]
     blocks = {
+        "summary": f"{overview(points)}\n\n{comparison(points)}\n\n{held(bars)} {existing(records)}",
         "settings": settings_table(records),
-        "verdicts": verdict_table(records),
+        "verdicts": f"{verdict_table(bars)}\n\n{held(bars)}",
         "figures": "\n\n".join(f"![{DATASETS[dataset]}]({folder.name}/{dataset}.svg)" for dataset in here),
         "tables": "\n\n".join(tables),
-        "rates": rate_table(records),
-        "parts": parts_tables(read_records(parts) if any(parts.glob("*.json")) else []),
+        "found": found_table(records),
+        "parts": parts_tables([json.loads(path.read_text()) for path in sorted(parts.glob("*.json"))]),
     }
     write_text(page, fill(page.read_text(), blocks))
     write_text(readme, fill(readme.read_text(), {"field": overview(points)}))
@@ -271,7 +336,7 @@ def write_pages(results: Path, parts: Path, page: Path, readme: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results", type=Path, default=ROOT / "experiments" / "results" / "field")
+    parser.add_argument("--results", type=Path, default=ROOT / "experiments" / "results" / "field.jsonl")
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "field.md")
     parser.add_argument("--parts", type=Path, default=ROOT / "experiments" / "results" / "parts")
     parser.add_argument("--readme", type=Path, default=ROOT / "README.md")

@@ -19,18 +19,40 @@ from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import rivals
 import torch
 from field import MODELS, device, log, versions
-from field_bench import IMAGES, START_PASSES, Bench
-from field_methods import DATASETS, NORMS, TUNED, Ours, Worth, planned, start
+from field_bench import BASIS_IMAGES, IMAGES, START_PASSES, Bench
+from field_methods import DATASETS, planned
 from torch import nn
 
-from basisprune import Augment, TrainConfig, measure, predict
+from basisprune import (
+    Augment,
+    PlanConfig,
+    PreparedBatches,
+    TrainConfig,
+    basis_loss,
+    decompose,
+    measure,
+    plan_basis,
+    plan_filters,
+    predict,
+    prune_basis,
+    prune_filters,
+    score_filters,
+    taylor_scores,
+    trace_coupling,
+)
+from basisprune.basis.decompose import Basis
 from basisprune.budget.planning import CostPlanner
 from basisprune.deploy.fold import deploy, settle
 from basisprune.files import write_text
+from basisprune.importance.basis_loss import BasisLoss, split_by_loss
+from basisprune.importance.filter_loss import filter_loss
+from basisprune.importance.filters import FilterMethod
+from basisprune.prune import Compensation
 from basisprune.torchkit.watching import example_input
 from basisprune.transfer.model import spec_of
 
@@ -39,13 +61,90 @@ SIDE, TUNE_PASSES = 32, 3.0
 HALF = 0.5
 """The share of the filters, and then of the basis vectors, that goes if nothing else is said."""
 
+NORMS = TrainConfig(
+    batch_size=32,
+    optimizer="adamw",
+    lr=3e-3,
+    min_lr=3e-5,
+    norm_statistics="fixed",
+    augmentation=Augment(shift=0.05),
+)
+"""Norms, scales and classifier alone. All settings here are those that the recipe `quick` had in this study."""
+
+STARTED = replace(NORMS, train="all", weight_lr=0.3, clip_norm=5.0)
+TUNED = replace(STARTED, weight_lr=1.0)
+BLOCKS = PlanConfig(round_to=rivals.BLOCK)
+
+
+@dataclass(frozen=True)
+class Worth:
+    """How vectors are chosen, what they and filters are judged by, and how filters that go are made up for.
+
+    It is ours by default. The loss and bases are of so many training `images`; Taylor scores are of validation images
+    in small batches, as this package's recipe had it before: on training images, gradients are almost zero.
+    """
+
+    images: int = BASIS_IMAGES
+    basis: Basis = "loss"
+    vectors: Literal["loss", "taylor"] = "loss"
+    filters: FilterMethod = "loss"
+    compensate: Compensation = "refit"
+
+
 OURS = Worth()
+
+
+@lru_cache(maxsize=1)
+def start(bench: Bench) -> nn.Module:
+    """The network trained with all weights, where pruning starts."""
+
+    def train() -> nn.Module:
+        config = settled(bench, STARTED)
+        return bench.trained(bench.pretrained, config, bench.pace(bench.pretrained, config).passes(START_PASSES)).model
+
+    return bench.kept("start", train)
+
+
+def settled(bench: Bench, config: TrainConfig) -> TrainConfig:
+    """The settings with the bench's seed, and images mirrored where that makes sense."""
+    augmentation = replace(config.augmentation, flip=bench.dataset != "mnist")
+    return replace(config, seed=bench.seed, augmentation=augmentation)
 
 
 @lru_cache(maxsize=1)
 def pruned(bench: Bench, worth: Worth, share: float = HALF) -> nn.Module:
     """The start without this share of its filters, then of its basis vectors."""
-    return Ours(worth=worth)(bench, (share, share))[0]
+    model, found = split(without_filters(start(bench), bench, share, worth), bench, worth)
+    plan = plan_basis(found.scores, share, BLOCKS)
+    return prune_basis(model, plan, compensate="refit", statistics=found.statistics)
+
+
+def split(model: nn.Module, bench: Bench, worth: Worth) -> tuple[nn.Module, BasisLoss]:
+    """The model with every conv split, and what its basis vectors are worth."""
+    batches = bench.batches(worth.images)
+    if worth.basis == worth.vectors == "loss":
+        return split_by_loss(model, batches)
+    model = decompose(model, scale_init=1.0, basis=worth.basis, batches=batches)
+    found = basis_loss(model, batches)
+    return model, replace(found, scores=taylor_scores(model, _judges(bench))) if worth.vectors == "taylor" else found
+
+
+def without_filters(model: nn.Module, bench: Bench, ratio: float, worth: Worth) -> nn.Module:
+    """The network without the fraction `ratio` of its filters, those that are worth least."""
+    coupling = trace_coupling(model, torch.zeros(2, *bench.pretrained.input_spec.shape))
+    found = filter_loss(model, coupling, bench.batches(worth.images))
+    scores, config = found.scores, BLOCKS
+    if worth.filters != "loss":
+        scores = score_filters(model, worth.filters, coupling.layers, _judges(bench))
+        config = replace(BLOCKS, normalise="max")
+    plan = plan_filters(model, scores, ratio, config, coupling=coupling)
+    statistics = None if worth.compensate == "none" else found.statistics
+    return prune_filters(model, plan, compensate=worth.compensate, statistics=statistics)
+
+
+def _judges(bench: Bench) -> PreparedBatches:
+    """The images for Taylor scores."""
+    return bench.val_batches(8, limit=1000)
 
 
 @dataclass(frozen=True)
@@ -73,7 +172,7 @@ def parameters(bench: Bench, model: nn.Module) -> int:
 def jointly(bench: Bench, share: float) -> nn.Module:
     """All ranks and widths planned together, for as many parameters as ours has."""
     left = parameters(bench, pruned(bench, OURS, share)) / parameters(bench, start(bench))
-    return planned(bench, CostPlanner("params"), round(1 - left, 4))
+    return planned(start(bench), bench.splits, CostPlanner("params"), round(1 - left, 4))
 
 
 PARTS = {
@@ -168,7 +267,9 @@ def run(cell: Cell, assets: Path, runs: Path, passes: int | None = None) -> dict
     small = pruned(bench, how, share) if isinstance(how, Worth) else how(bench, share)
     form = settle(small, example_input(small, spec_of(small).shape)) if part.settled else small
     teacher = start(bench) if part.tuning.distill else None
-    network, passes = bench.trained(form, part.tuning, TUNE_PASSES, teacher=teacher, passes=passes)
+    tuning = settled(bench, part.tuning)
+    passes = passes or bench.pace(form, tuning, teacher).passes(TUNE_PASSES)
+    network = bench.trained(form, tuning, passes, teacher).model
     before, after = (float(predict(each, bench.splits.test).hits.mean()) for each in (small, network))
     return {
         **asdict(cell),
@@ -184,7 +285,7 @@ def run(cell: Cell, assets: Path, runs: Path, passes: int | None = None) -> dict
             "images": IMAGES,
             "start_passes": START_PASSES,
             "tune_passes": TUNE_PASSES,
-            "tuning": asdict(bench.settled(part.tuning)),
+            "tuning": asdict(tuning),
         },
         "versions": versions(),
         "device": device(),

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import mean, stdev
 
 from field_figures import MODEL_NAMES
-from field_points import Record
+from field_results import Record
 from sections import table
 
 Place = tuple[str, str, int]

@@ -5,33 +5,43 @@ from __future__ import annotations
 import copy
 import doctest
 import json
-from dataclasses import asdict
+import sys
+import time
+from dataclasses import asdict, replace
 from itertools import product
+from multiprocessing import get_context
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import field
+import field_bench
 import field_figures
 import field_points
 import field_summary
+import numpy as np
 import parts
 import parts_table
 import pytest
 import rivals
+import timm
 import torch
-from field import Cell, best_rate, sweep
-from field_methods import METHODS, Worth
+from field import Cell
+from field_bench import Pace, ShortTunings
+from field_methods import METHODS, TUNING
 from field_points import Mean, cost_at, frontier, mean_points
+from field_results import add_result, key_of, read_results
 from hypothesis import given
 from hypothesis import strategies as st
+from parts import Worth
 from torch import nn
 
 from basisprune import measure, transfer_model
+from basisprune.data import ArrayImages, Splits
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("module", [field_points, field_figures, field_summary, parts_table])
+@pytest.mark.parametrize("module", [field_bench, field_points, field_figures, field_summary, parts_table])
 def test_examples_run(module):
     assert doctest.testmod(module).failed == 0
 
@@ -91,67 +101,89 @@ def record(cell: Cell, accuracy: float, kind: str = "ours") -> dict[str, object]
     return {
         **asdict(cell),
         "kind": kind,
-        "config": field.config() | {"tuning": asdict(METHODS[cell.method].tuning)},
         "point": point,
         "untuned_val_accuracy": 0.5,
         "passes": 4,
         "pruning_seconds": 2.0,
-        "versions": {"torch": "2"},
-        "device": "here",
+        "pass_seconds": 10.0,
+        "found": {"lr": 1e-4, "norm_statistics": "fixed", "mixed_precision": "no", "flip": True},
         "seconds": 1.0,
         "processor_seconds": 1.0,
     }
 
 
-def test_every_cell_has_a_file_of_its_own():
+def a_cell(seed: int = 0, method: str = "ours") -> Cell:
+    return Cell("efficientnet_lite0", "mnist", method, METHODS[method].sizes[0], seed)
+
+
+def test_every_cell_has_files_of_its_own():
+    methods = [(method.name, size) for method in METHODS.values() for size in method.sizes]
     cells = {
-        Cell("efficientnet_lite0", dataset, method.name, size, rate, seed)
+        Cell("efficientnet_lite0", dataset, *way, seed)
         for dataset in field.DATASETS
-        for method in METHODS.values()
-        for size in method.sizes
-        for rate in (None, *method.swept)
+        for way in methods
         for seed in (0, 1)
     }
-    assert len({cell.file for cell in cells}) == len(cells)
+    assert len({cell.name for cell in cells}) == len(cells) == 6 * len(methods)
 
 
-def test_the_best_rate_is_that_of_the_best_on_validation_images(tmp_path):
-    cells = sweep(METHODS["l1"])
-    for cell, accuracy in zip(cells, (0.7, 0.8, 0.75), strict=True):
-        (tmp_path / cell.file).write_text(json.dumps(record(cell, accuracy)))
-    assert best_rate(cells, tmp_path) == cells[1].rate
-    assert best_rate([], tmp_path) is None
+def test_results_come_back_with_their_settings_and_the_last_line_of_a_cell_counts(tmp_path):
+    path, settings = tmp_path / "field.jsonl", field.settings()
+    assert read_results(path) == []
+    for cell, accuracy in ((a_cell(), 0.7), (a_cell(1), 0.8), (a_cell(), 0.9)):
+        add_result(path, record(cell, accuracy), settings)
+    add_result(path, record(a_cell(2), 0.6), settings | {"device": "another"})
+    found = read_results(path)
+    assert [each["point"]["test_accuracy"] for each in found] == [0.9, 0.8, 0.6]
+    assert [each["settings"]["device"] for each in found] == [settings["device"]] * 2 + ["another"]
+    assert key_of(found[0]) == key_of(asdict(a_cell()))
 
 
-def test_a_rate_is_best_on_all_datasets_that_were_swept_together(tmp_path):
-    cells = sweep(METHODS["unpruned"])
-    for cell, accuracy in zip(cells, (0.7, 0.8, 0.6, 0.55, 0.9, 0.86), strict=True):
-        (tmp_path / cell.file).write_text(json.dumps(record(cell, accuracy)))
-    assert [cell.rate for cell in cells[:2]] == [0.3, 1.0]
-    assert best_rate(cells[2:], tmp_path) == 0.3
-    assert best_rate(cells, tmp_path) == 1.0
+def test_cells_of_another_protocol_are_refused(tmp_path):
+    path, settings = tmp_path / "field.jsonl", field.settings()
+    add_result(path, record(a_cell(), 0.7), settings)
+    with pytest.raises(SystemExit, match="another protocol"):
+        add_result(path, record(a_cell(1), 0.7), settings | {"protocol": {"tune_passes": 1}})
 
 
-def test_rates_that_not_all_places_have_are_not_compared():
-    def at(dataset: str, rate: float, accuracy: float) -> field_points.Record:
-        return record(Cell("efficientnet_lite0", dataset, "ours", (0.5, 0.5), rate, 0), accuracy)
-
-    records = [at("cifar10", 0.3, 0.7), at("cifar10", 1.0, 0.8), at("cifar10", 3.0, 0.9)]
-    records += [at("mnist", 0.3, 0.9), at("mnist", 1.0, 0.7)]
-    assert field_points.swept_rates(records) == {("efficientnet_lite0", "ours"): {0.3: 0.8, 1.0: 0.75}}
-    assert field_points.best_rates([records[0], records[4]]) == {("efficientnet_lite0", "ours"): 0.3}
+def test_a_line_that_was_cut_off_costs_no_other_cell(tmp_path):
+    path, settings = tmp_path / "field.jsonl", field.settings()
+    add_result(path, record(a_cell(), 0.7), settings)
+    path.write_text(path.read_text() + '{"model": "eff')
+    add_result(path, record(a_cell(1), 0.8), settings)
+    assert [each["seed"] for each in read_results(path)] == [0, 1]
 
 
-def test_points_are_at_the_chosen_rate_and_means_over_seeds():
-    cells = sweep(METHODS["l1"])
-    records = [record(cell, accuracy) for cell, accuracy in zip(cells, (0.7, 0.8, 0.75), strict=True)]
-    other = Cell("efficientnet_lite0", "cifar10", "l1", cells[0].size, cells[1].rate, 1)
-    (point,) = mean_points([*records, record(other, 0.9)])
+def _add_many(path: Path, seeds: range) -> None:
+    for seed in seeds:
+        add_result(path, record(a_cell(seed), 0.7), field.settings())
+
+
+def test_two_processes_write_to_one_file(tmp_path):
+    path = tmp_path / "field.jsonl"
+    workers = [get_context("fork").Process(target=_add_many, args=(path, range(n, n + 20))) for n in (0, 100)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert sorted(each["seed"] for each in read_results(path)) == [*range(20), *range(100, 120)]
+    assert len(path.read_text().splitlines()) == 41
+
+
+def test_points_are_means_over_seeds():
+    (point,) = mean_points([record(a_cell(), 0.8), record(a_cell(1), 0.9)])
     assert (point.seeds, point.accuracy) == ((0, 1), pytest.approx(0.85))
 
 
+@given(st.floats(0.1, 100), st.floats(0.1, 100), st.floats(0, 20), st.floats(0, 1000))
+def test_what_pruning_takes_is_missing_for_tuning_but_one_pass_is_left(reference, this, budget, spent):
+    pace = Pace(reference, this)
+    assert 1 <= pace.passes(budget, spent) <= pace.passes(budget)
+    assert pace.passes(budget, budget * reference) == 1
+
+
 def at_seed(method: str, kind: str, seed: int, accuracy: float) -> field_points.Record:
-    return record(Cell("efficientnet_lite0", "mnist", method, (0.5,), None, seed), accuracy, kind)
+    return record(Cell("efficientnet_lite0", "mnist", method, (0.5,), seed), accuracy, kind)
 
 
 def test_networks_are_compared_in_the_mean_over_the_same_seeds():
@@ -174,12 +206,10 @@ def test_a_rival_that_another_beats_on_the_seeds_of_both_is_left_out():
 
 
 def test_the_page_is_filled_and_its_figures_are_xml(tmp_path):
-    results, page = tmp_path / "results", tmp_path / "field.md"
-    results.mkdir()
+    results, page = tmp_path / "field.jsonl", tmp_path / "field.md"
     page.write_text((ROOT / "docs" / "field.md").read_text())
-    for name, kind in (("ours", "ours"), ("quick", "quick"), ("l1", "rival"), ("smaller images", "small")):
-        cell = Cell("efficientnet_lite0", "mnist", name, METHODS[name].sizes[0], None, 0)
-        (results / cell.file).write_text(json.dumps(record(cell, 0.9, kind)))
+    for name in ("ours", "ours, by time", "l1", "smaller images", "unpruned"):
+        add_result(results, record(a_cell(method=name), 0.9, METHODS[name].kind), field.settings())
     folder = tmp_path / "parts"
     folder.mkdir()
     half = [("ours", 0.5, 0.8), ("basis", 0.5, 0.78), ("scores", 0.5, 0.75)]
@@ -191,7 +221,10 @@ def test_the_page_is_filled_and_its_figures_are_xml(tmp_path):
     readme.write_text((ROOT / "README.md").read_text())
     field_summary.write_pages(results, folder, page, readme)
     text = page.read_text()
-    assert "3 of 6 hold." in text
+    assert "3 of 5 bars hold; those that do not: 2 on MNIST." in text
+    assert "ours by time 0.5 has 90.0%" in text
+    assert "EfficientNet-Lite0 on MNIST 5 with seed 0;" in text
+    assert "ResNet-50 on MNIST none yet" in text
     rows = ("Without 50%", "| scores | one | another | -5.0 |", "| basis | one | another | -2.0 |")
     rows += ("Without 75%", "| basis | one | another | -10.0 |")
     assert [text.index(row) for row in rows] == sorted(text.index(row) for row in rows)
@@ -199,14 +232,15 @@ def test_the_page_is_filled_and_its_figures_are_xml(tmp_path):
 
 
 def test_the_readme_shows_ours_beside_the_two_best_rivals_that_were_run_everywhere():
-    found = {"ours": (0.9, "ours"), "unpruned": (0.91, "unpruned"), "quick": (0.85, "quick")}
+    found = {"ours": (0.9, "ours"), "unpruned": (0.91, "unpruned")}
     found |= {"l1": (0.8, "rival"), "hrank": (0.89, "rival"), "taylor": (0.7, "rival")}
     points = [
         made_up(name, kind, value, dataset=each) for name, (value, kind) in found.items() for each in field.DATASETS
     ]
     points += [made_up("hrank", "rival", 0.88, dataset=dataset, size=(0.3,)) for dataset in field.DATASETS]
     points.append(made_up("svd", "rival", 0.95, dataset="mnist"))
-    _, _, *rows = field_summary.overview(points).splitlines()
+    _, _, *rows, _, seeds = field_summary.overview(points).splitlines()
+    assert seeds == "Seeds: Fashion-MNIST 1, MNIST 1, CIFAR-10 1."
     assert [row.split(" | ")[0] for row in rows] == ["| unpruned 0.5", "| hrank 0.5", "| l1 0.5", "| ours 0.5"]
     assert rows[-1] == "| ours 0.5 | 90.0% | 90.0% | 90.0% | 1.00M | 10.0M | 1.00 |"
 
@@ -245,6 +279,87 @@ def test_a_rival_makes_a_smaller_network_and_leaves_its_own_alone(method):
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
+def test_pruning_in_steps_tunes_between_them_only():
+    model, seen = network(), []
+    small = rivals.by_taylor(model, 0.5, batches(model), steps=3, tune=lambda pruned: seen.append(measure(pruned).macs))
+    whole = measure(rivals.by_taylor(model, 0.5, batches(model))).macs
+    assert measure(model).macs > seen[0] > seen[1] > measure(small).macs == pytest.approx(whole, rel=0.3)
+
+
+def test_what_fastnas_searches_is_the_same_function_in_plain_layers():
+    torch.manual_seed(0)
+    backbone = timm.create_model("tf_efficientnet_lite0", num_classes=0)
+    model = transfer_model(backbone, 3, input_size=64).eval()
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_mean.uniform_(-1, 1)
+            module.running_var.uniform_(0.5, 2)
+    plain, images = rivals.traceable(model), torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(plain(images), model(images), rtol=1e-4, atol=1e-5)
+    assert {type(module) for module in plain.modules() if isinstance(module, nn.BatchNorm2d)} == {nn.BatchNorm2d}
+    assert {type(module) for module in plain.modules() if isinstance(module, nn.Conv2d)} == {nn.Conv2d}
+
+
+def test_without_fastnas_it_is_said_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "modelopt", None)
+    model = network()
+    with pytest.raises(SystemExit, match="pip install nvidia-modelopt"):
+        rivals.by_fastnas(model, 0.4, batches(model), batches(model))
+
+
+# Methods
+
+
+class SmallBench(field_bench.Bench):
+    """A bench of a small network and made-up images."""
+
+    def __init__(self, folder: Path) -> None:
+        self.model, self.dataset, self.seed, self.side, self.clock_side = "small", "mnist", 0, 16, 16
+        self.runs = self.folder = folder
+        self.tuning_seconds = 0.0
+        generator = np.random.default_rng(0)
+        pixels = generator.integers(0, 255, (120, 16, 16, 3)).astype(np.uint8)
+        parts = [ArrayImages(pixels[begin : begin + 40], np.arange(40) % 3) for begin in (0, 40, 80)]
+        self.splits = Splits(*parts, parts[0].classes)
+        self.pretrained = network()
+
+
+@pytest.fixture
+def bench(tmp_path):
+    return SmallBench(tmp_path)
+
+
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.prune and name != "fastnas"])
+def test_every_method_cuts_the_start_within_what_it_counts(bench, name):
+    began = time.process_time()
+    cell = Cell("small", "mnist", name, (0.5, 0.5) if name == "ours" else (0.5,), 0)
+    cut = field.cut(cell, bench)
+    assert measure(cut.network).parameters < measure(bench.pretrained).parameters
+    assert 0 < cut.seconds < time.process_time() - began
+    tunes = METHODS[name].budget < field.TUNE_PASSES
+    assert (bench.tuning_seconds > 0) == tunes
+
+
+def test_half_the_width_is_half_of_every_layer(bench):
+    small = METHODS["distilled, half the width"].prune(bench, (0.5,))
+    convs = [module.out_channels for module in small.modules() if isinstance(module, nn.Conv2d)]
+    assert convs == [16, 32]
+
+
+def test_short_tunings_find_their_settings_once_and_train_in_place(bench, monkeypatch):
+    found = []
+    monkeypatch.setattr(field_bench, "choose", lambda *given: found.append(given) or replace(TUNING, choices=None))
+    tune, model = ShortTunings(bench, TUNING, budget=3.0, count=2), network()
+    before = copy.deepcopy(model.state_dict())
+    tune(model)
+    once = copy.deepcopy(model.state_dict())
+    tune(model)
+    assert len(found) == 1
+    weight = next(name for name in before if name.endswith("weight"))
+    assert len({float(state[weight].sum()) for state in (before, once, model.state_dict())}) == 3
+
+
 # Parts
 
 
@@ -254,8 +369,8 @@ class StubBench:
     def __init__(self) -> None:
         self.pretrained = network()
 
-    def trained(self, model, _config, passes, **_options):
-        return model, passes
+    def kept(self, _name, _train):
+        return self.pretrained
 
     def batches(self, _limit):
         return batches(self.pretrained)
