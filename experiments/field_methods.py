@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 import rivals
 import torch
-from field_bench import SIDE, START_PASSES, TUNE_PASSES, Bench, ShortTunings
+from field_bench import BASIS_IMAGES, SIDE, START_PASSES, TUNE_PASSES, Bench, ShortTunings
 from torch import nn
 
 from basisprune import RECIPES, PlanConfig, TrainConfig, prune_filters, trace_coupling
@@ -86,7 +86,8 @@ def _taylor(bench: Bench, size: Size, *, across: bool) -> nn.Module:
 
 def _taylor_in_steps(bench: Bench, size: Size, *, across: bool) -> nn.Module:
     tune = ShortTunings(bench, TUNING, HALF * TUNE_PASSES, STEPS - 1)
-    return rivals.by_taylor(start(bench), size[0], bench.batches(), across=across, steps=STEPS, tune=tune)
+    some = bench.batches(BASIS_IMAGES // STEPS)  # in all, as many as in one step
+    return rivals.by_taylor(start(bench), size[0], some, across=across, steps=STEPS, tune=tune)
 
 
 def _group_norm(bench: Bench, size: Size) -> nn.Module:

@@ -287,6 +287,14 @@ def settings_table(records: Sequence[Record]) -> str:
     return table(("what", "value"), [[name, ", ".join(texts)] for name, texts in values.items()])
 
 
+def least_tuned(records: Sequence[Record]) -> str:
+    """Which cells had no time left for more than one pass of tuning, in words."""
+    names = {record["method"]: None for record in records if record["passes"] == 1}
+    if not names:
+        return "Every cell had time for more than one pass of tuning."
+    return f"Cells of these methods had one pass of tuning, because their pruning took the rest: {', '.join(names)}."
+
+
 def _range(records: Sequence[Record], name: str) -> str:
     by_model = {
         MODEL_NAMES[model]: [record[name] for record in records if record["model"] == model] for model in MODEL_NAMES
@@ -323,7 +331,7 @@ def write_pages(results: Path, parts: Path, page: Path, readme: Path) -> None:
     tables = [f"### {DATASETS[d]}\n\n{point_table(p for p in points if p.dataset == d)}" for d in here]
     blocks = {
         "summary": f"{overview(points)}\n\n{comparison(points)}\n\n{held(bars)} {existing(records)}",
-        "settings": settings_table(records),
+        "settings": f"{settings_table(records)}\n\n{least_tuned(records)}",
         "verdicts": f"{verdict_table(bars)}\n\n{held(bars)}",
         "figures": "\n\n".join(f"![{DATASETS[dataset]}]({folder.name}/{dataset}.svg)" for dataset in here),
         "tables": "\n\n".join(tables),

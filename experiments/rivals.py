@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterable
+from contextlib import redirect_stderr, redirect_stdout
 from importlib import import_module
+from io import StringIO
 from typing import Any
 
 import torch
@@ -37,7 +39,7 @@ SPARSE_RATE, SPARSE_REG = 1e-2, 5e-4
 """Rate of SGD and strength of the regularisation, from torch-pruning's own benchmark of its group norm pruner."""
 
 
-FASTNAS_JUDGES, FASTNAS_CALIBRATES = 128, 64
+FASTNAS_JUDGES, FASTNAS_CALIBRATES = 96, 48
 """Validation images that FastNAS scores each width of each layer on, and training images that it renews norms with."""
 
 
@@ -158,8 +160,8 @@ def by_fastnas(model: nn.Module, ratio: float, batches: Batches, judges: Batches
         "score_func": accuracy,
         "verbose": False,
     }
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of torch, and of versions that it was not tested with
+    with warnings.catch_warnings(), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+        warnings.simplefilter("ignore")
         constraints = {"flops": f"{100 * (1 - ratio):g}%"}
         pruned, _ = prune(searched, "fastnas", constraints, torch.zeros(1, *spec_of(model).shape), config)
     found: nn.Module = pruned.eval()
