@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 from pathlib import Path
 from statistics import mean
 
@@ -31,6 +32,7 @@ from basisprune.files import write_text
 ROOT = Path(__file__).parent.parent
 BARS: dict[Cost, float] = {"parameters": 0.6, "ms": 0.7}
 SMALL = "efficientnet_lite0"
+NOTHING = "Not run yet."
 BEST, RIVALS = "best rival", ("rival", "small", "unpruned")
 UNITS: dict[Cost, str] = {"parameters": "parameters", "macs": "multiply-adds", "ms": "milliseconds"}
 
@@ -134,26 +136,21 @@ def verdict_table(found: Sequence[tuple[str, Verdict]]) -> str:
 def held(found: Sequence[tuple[str, Verdict]]) -> str:
     """How many bars hold, and which do not, in words."""
     broken = Counter(name for name, verdict in found if not verdict.holds)
-    where = (
-        f"; those that do not: {', '.join(f'{count} on {name}' for name, count in broken.items())}" if broken else ""
-    )
-    return f"{len(found) - broken.total()} of {len(found)} bars hold{where}."
+    where = ", ".join(f"{count} on {name}" for name, count in broken.items())
+    return f"{len(found) - broken.total()} of {len(found)} bars hold{'; those that do not: ' if where else ''}{where}."
 
 
 def existing(records: Sequence[Record]) -> str:
     """Which cells were run, in words."""
     total = sum(len(method.sizes) for method in METHODS.values())
-    places = [
-        f"{model_name} on {name} {_ran([r for r in records if (r['model'], r['dataset']) == (model, dataset)])}"
-        for model, model_name in MODEL_NAMES.items()
-        for dataset, name in DATASETS.items()
-    ]
-    return f"Of {total} cells for each network, dataset and seed, these were run: {'; '.join(places)}."
-
-
-def _ran(records: Sequence[Record]) -> str:
-    counts = Counter(record["seed"] for record in records)
-    return ", ".join(f"{count} with seed {seed}" for seed, count in sorted(counts.items())) or "none yet"
+    ran: list[str] = []
+    none: list[str] = []
+    for (model, model_name), (dataset, name) in product(MODEL_NAMES.items(), DATASETS.items()):
+        seeds = Counter(r["seed"] for r in records if (r["model"], r["dataset"]) == (model, dataset))
+        counts = ", ".join(f"{count} with seed {seed}" for seed, count in sorted(seeds.items()))
+        (ran if counts else none).append(f"{model_name} on {name}{': ' if counts else ''}{counts}")
+    missing = f" None yet: {', '.join(none)}." if none else ""
+    return f"These cells have been run, of {total} for each network, dataset and seed: {'; '.join(ran)}.{missing}"
 
 
 def comparison(points: Sequence[Mean]) -> str:
@@ -176,9 +173,9 @@ def comparison(points: Sequence[Mean]) -> str:
 
 
 def _against(ours: Mean, other: Mean) -> str:
-    best = "the most accurate pruned rival, " if other.kind == "rival" else ""
-    sizes = ", ".join(f"{ours.cost(axis) / other.cost(axis):.2f} of its {UNITS[axis]}" for axis in ("parameters", "ms"))
-    return f"{best}{named(other)}, has {percent(other.accuracy)}, and ours {sizes}"
+    best = ", the most accurate pruned rival," if other.kind == "rival" else ""
+    sizes = " and ".join(f"{ours.cost(axis) / other.cost(axis):.2f} of its {UNITS[axis]}" for axis in BARS)
+    return f"{named(other)}{best} has {percent(other.accuracy)}, and ours {sizes}"
 
 
 def named(point: Mean) -> str:
@@ -244,7 +241,7 @@ def overview(points: Sequence[Mean]) -> str:
     mine = [point for point in points if point.model == SMALL]
     seeds = {point.dataset: len(point.seeds) for point in mine if point.kind == "unpruned"}
     if not seeds:
-        return "Not run yet."
+        return NOTHING
     here = [dataset for dataset in DATASETS if dataset in seeds]
     of_method: dict[tuple[str, tuple[float, ...]], dict[str, Mean]] = {}
     for point in mine:
@@ -321,25 +318,29 @@ def found_table(records: Sequence[Record]) -> str:
 def write_pages(results: Path, parts: Path, page: Path, readme: Path) -> None:
     """Fill the blocks of the page and of the README, and write the page's figures."""
     records = read_results(results)
-    if not records:
-        raise SystemExit(f"{results}: no results there; make some with `python experiments/field.py --assets DIR`")
-    points, bars = mean_points(records), all_verdicts(records)
-    here = [dataset for dataset in DATASETS if any(point.dataset == dataset for point in points)]
     folder = page.with_suffix("")
-    for dataset in here:
-        write_text(folder / f"{dataset}.svg", field_figure(points, dataset))
-    tables = [f"### {DATASETS[d]}\n\n{point_table(p for p in points if p.dataset == d)}" for d in here]
-    blocks = {
-        "summary": f"{overview(points)}\n\n{comparison(points)}\n\n{held(bars)} {existing(records)}",
-        "settings": f"{settings_table(records)}\n\n{least_tuned(records)}",
-        "verdicts": f"{verdict_table(bars)}\n\n{held(bars)}",
-        "figures": "\n\n".join(f"![{DATASETS[dataset]}]({folder.name}/{dataset}.svg)" for dataset in here),
-        "tables": "\n\n".join(tables),
-        "found": found_table(records),
-        "parts": parts_tables([json.loads(path.read_text()) for path in sorted(parts.glob("*.json"))]),
-    }
-    write_text(page, fill(page.read_text(), blocks))
-    write_text(readme, fill(readme.read_text(), {"field": overview(points)}))
+    for old in folder.glob("*.svg"):
+        old.unlink()
+    blocks = dict.fromkeys(("summary", "settings", "verdicts", "figures", "tables", "found"), NOTHING)
+    field = NOTHING
+    if records:
+        points, bars = mean_points(records), all_verdicts(records)
+        here = [dataset for dataset in DATASETS if any(point.dataset == dataset for point in points)]
+        for dataset in here:
+            write_text(folder / f"{dataset}.svg", field_figure(points, dataset))
+        field = overview(points)
+        tables = [f"### {DATASETS[d]}\n\n{point_table(p for p in points if p.dataset == d)}" for d in here]
+        blocks = {
+            "summary": f"{field}\n\n{comparison(points)}\n\n{held(bars)} {existing(records)}",
+            "settings": f"{settings_table(records)}\n\n{least_tuned(records)}",
+            "verdicts": f"{verdict_table(bars)}\n\n{held(bars)}",
+            "figures": "\n\n".join(f"![{DATASETS[dataset]}]({folder.name}/{dataset}.svg)" for dataset in here),
+            "tables": "\n\n".join(tables),
+            "found": found_table(records),
+        }
+    of_parts = parts_tables([json.loads(path.read_text()) for path in sorted(parts.glob("*.json"))])
+    write_text(page, fill(page.read_text(), {**blocks, "parts": of_parts}))
+    write_text(readme, fill(readme.read_text(), {"field": field}))
 
 
 def main() -> None:

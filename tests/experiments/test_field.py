@@ -219,12 +219,14 @@ def test_the_page_is_filled_and_its_figures_are_xml(tmp_path):
         (folder / f"{name}-{share}.json").write_text(json.dumps(place | values))
     readme = tmp_path / "README.md"
     readme.write_text((ROOT / "README.md").read_text())
+    field_summary.write_pages(tmp_path / "none.jsonl", folder, page, readme)
+    assert page.read_text().count("Not run yet.") == 6
+    assert "<!-- field:begin -->\nNot run yet." in readme.read_text()
     field_summary.write_pages(results, folder, page, readme)
     text = page.read_text()
     assert "3 of 5 bars hold; those that do not: 2 on MNIST." in text
     assert "ours by time 0.5 has 90.0%" in text
-    assert "EfficientNet-Lite0 on MNIST 5 with seed 0;" in text
-    assert "ResNet-50 on MNIST none yet" in text
+    assert "EfficientNet-Lite0 on MNIST: 5 with seed 0. None yet: EfficientNet-Lite0 on Fashion-MNIST," in text
     rows = ("Without 50%", "| scores | one | another | -5.0 |", "| basis | one | another | -2.0 |")
     rows += ("Without 75%", "| basis | one | another | -10.0 |")
     assert [text.index(row) for row in rows] == sorted(text.index(row) for row in rows)
