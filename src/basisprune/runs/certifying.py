@@ -28,7 +28,7 @@ from basisprune.data.manifest import manifest_of
 from basisprune.errors import BasisPruneError, CheckpointError
 from basisprune.files import file_digest
 from basisprune.listener import Listener
-from basisprune.runs.exporting import Exporter, Made
+from basisprune.runs.exporting import Exporter, Int8Export
 from basisprune.runs.output import INT8, ONNX
 from basisprune.runs.tested import (
     FileTest,
@@ -55,7 +55,7 @@ class Files:
 
     onnx: bytes | None = None
     int8: bytes | None = None
-    made: Made | None = None
+    made: Int8Export | None = None
     onnx_test: Test | None = None
     int8_test: Test | None = None
     certified: frozenset[str] = frozenset()

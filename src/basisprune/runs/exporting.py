@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from basisprune.budget.certify import Standard
-from basisprune.budget.metrics import in_words, value_of
+from basisprune.budget.metrics import in_words, shown_as, value_of
 from basisprune.data import LabelledImages, LoaderPart, Splits, make_loader, prepare
 from basisprune.deploy.export import OnnxReport, export_onnx
 from basisprune.deploy.export.evaluating import as_pixels, judge_onnx
@@ -23,17 +23,11 @@ _CALIBRATION = 256
 
 
 @dataclass(frozen=True)
-class Made:
-    """An int8 file: which of its layers stay in float, and whether it keeps to the budget on the validation images.
-
-    `values` are the metric of the unpruned network and of the file on these, where there is a budget of accuracy.
-    """
+class Int8Export:
+    """An int8 file: which of its layers stay in float, and the metric before and after if it breaks the budget."""
 
     layers: Quantised
-    within: bool = True
-    metric: str = "accuracy"
-    values: tuple[float, float] | None = None
-    is_share: bool = True
+    broken: str = ""
 
     @property
     def what(self) -> str:
@@ -45,13 +39,10 @@ class Made:
     @property
     def fault(self) -> str:
         """How it breaks the budget, in a clause; empty if it does not."""
-        if self.within or self.values is None:
+        if not self.broken:
             return ""
-        before, after = (f"{value:.1%}" if self.is_share else f"{value:.4g}" for value in self.values)
-        return (
-            f"it breaks the budget even with {self.layers.in_float} of {self.layers.layers} layers in float: "
-            f"{self.metric} on the validation images is {after}, and {before} for the unpruned model"
-        )
+        kept = f"{self.layers.in_float} of {self.layers.layers} layers in float"
+        return f"it breaks the budget even with {kept}: {self.broken}"
 
 
 @dataclass(frozen=True)
@@ -82,14 +73,14 @@ class Exporter:
             input_spec=spec,
         )
 
-    def quantise(self, source: Path, target: Path, reference: nn.Module, standard: Standard | None) -> Made:
-        """What came of the int8 file of a float one: within the standard, as the validation images tell.
+    def quantise(self, source: Path, target: Path, reference: nn.Module, standard: Standard | None) -> Int8Export:
+        """Write the int8 file of a float one, within the standard on the validation images if possible.
 
-        `reference` is the unpruned network. Without a standard every file is good enough.
+        `reference` is the unpruned network. Without a standard, any int8 file will do.
         """
         spec, val = spec_of(reference), self.data.val
         if standard is None or val is None:
-            return Made(quantise_within(source, target, self._calibration(spec), lambda _path: True))
+            return Int8Export(quantise_within(source, target, self._calibration(spec), lambda _path: True))
         before = self.outcomes(reference, val)
 
         def accepts(path: Path) -> bool:
@@ -97,9 +88,12 @@ class Exporter:
 
         found = quantise_within(source, target, self._calibration(spec), accepts)
         after = self.file_outcomes(target, reference, val)
+        if standard.within(before, after):
+            return Int8Export(found)
         metric = standard.promise.metric
-        values = value_of(metric, before), value_of(metric, after)
-        return Made(found, standard.within(before, after), in_words(metric), values, self.task.is_share)
+        was, now = (shown_as(metric, value_of(metric, each)) for each in (before, after))
+        where = f"{in_words(metric)} on the validation images"
+        return Int8Export(found, f"{where} is {now}, and {was} for the unpruned model")
 
     def _calibration(self, spec: InputSpec) -> list[Tensor]:
         """Batches of training images as the exported graph expects them: uint8 pixels (N, H, W, C), or prepared."""

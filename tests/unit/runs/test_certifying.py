@@ -23,7 +23,7 @@ from basisprune.frameworks import DENSE, Step
 from basisprune.listener import Silence
 from basisprune.runs import exporting
 from basisprune.runs.certifying import Certified, Certifier, certifiable_here
-from basisprune.runs.exporting import Exporter, Made
+from basisprune.runs.exporting import Exporter, Int8Export
 from basisprune.runs.tested import MADE, read_tested
 from basisprune.search.candidates import Candidate, Found, Size, Trial
 from basisprune.states import Stage, State
@@ -144,9 +144,9 @@ class Onnx:
         path.write_text(str(model.index))
         return SimpleNamespace(path=path)
 
-    def quantise(self, source: Path, target: Path, _reference: nn.Module, _standard: object) -> Made:
+    def quantise(self, source: Path, target: Path, _reference: nn.Module, _standard: object) -> Int8Export:
         target.write_text(f"{source.read_text()} int8")
-        return Made(Quantised(3, 8, accepted=not self.fault), not self.fault, "accuracy", (1.0, 0.9))
+        return Int8Export(Quantised(3, 8, accepted=not self.fault), "accuracy is 90.0%" if self.fault else "")
 
 
 class Run:

@@ -24,7 +24,7 @@ from basisprune.listener import Silence
 from basisprune.results import DeliveredFile, RunSummary, RuntimeRow
 from basisprune.runs.certifying import Files
 from basisprune.runs.deliver import Delivery, deliver
-from basisprune.runs.exporting import Exporter, Made
+from basisprune.runs.exporting import Exporter, Int8Export
 from basisprune.runs.load import load_any
 
 FOUND = summary(classes=list(NAMES), latency=None, files={}, runtimes=[])
@@ -219,9 +219,9 @@ def certificate(status: str = "certified") -> Certificate:
     return Certificate(status, 0.95, "accuracy", 1000, "" if status == "certified" else "so it is")
 
 
-def broken(**parts) -> Made:
+def broken() -> Int8Export:
     """An int8 file that loses ten points on the validation images."""
-    return Made(Quantised(12, 24, accepted=False), **{"within": False, "values": (0.95, 0.85), **parts})
+    return Int8Export(Quantised(12, 24, accepted=False), "accuracy on the validation images is 85.0%, and 95.0% before")
 
 
 @pytest.mark.parametrize("tested", [True, False])
@@ -230,7 +230,7 @@ def test_an_int8_file_that_breaks_the_budget_is_told_everywhere(tmp_path, tested
     given = delivery(onnx=True, int8=True, standard=Standard(Promise(Budget(max_drop=0.01))))
     quantise = Exporter.quantise
 
-    def spoilt(self: Exporter, source, target, reference, _standard) -> Made:
+    def spoilt(self: Exporter, source, target, reference, _standard) -> Int8Export:
         quantise(self, source, target, reference, None)
         return broken()
 
