@@ -113,7 +113,7 @@ def show_portfolio(chosen: tuple[str | list[str], PortfolioConfig], *, as_json: 
     listed = PORTFOLIO if isinstance(models, str) else models
     refuse_unknown(listed)
     there = {name: not is_timm(name) or is_cached(name) for name in listed}
-    rungs = plan.halving.rungs(len(listed))
+    rungs = plan.rounds(len(listed))
     if as_json:
         show_json({"backbones": there, "rungs": rungs, "keep": plan.keep})
         return
