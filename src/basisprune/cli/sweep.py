@@ -35,7 +35,7 @@ def sweep(
     """Compress many models on many datasets, here or on a Ray cluster.
 
     Every combination of the file's models, datasets, frameworks and seeds is a cell: a run of compress in a folder of
-    its own. Finished cells are never repeated, stopped ones go on, failed ones are tried again. The results go to
+    its own. Finished cells are never repeated, stopped ones resume, failed ones are repeated. The results go to
     sweep.json, sweep.csv and sweep.html, a page with the Pareto front of each dataset.
 
     \b
@@ -44,7 +44,7 @@ def sweep(
       basisprune sweep sweep.yaml --output /shared/out --ray-address auto
       basisprune sweep experiments/paper63.yaml --dry-run
 
-    Exit codes: 0 all cells done, 1 an error or cells that failed for good, 2 usage error, 130 interrupted.
+    Exit codes: 0 all cells done, 1 an error or cells that failed every time, 2 usage error, 130 interrupted.
     """
     with told_errors():
         from basisprune.sweeps.sweep import PAGE, read_sweep, run_sweep

@@ -282,9 +282,8 @@ class _Portfolio:
         """Return a stage for one backbone."""
         options: dict[str, pydantic.JsonValue] = {**self.config.noted(), "trust_code": self.config.trust_code}
         code = tuple(each for one in (backbone, best) if one for each in code_of(one.name, self.data, None))
-        place = str(self.root / FOLDER / slug(backbone.name))
-        data, root = absolute(self.data), str(self.root)
-        return Run(backbone.name, kind, place, backbone, data, options, root, epochs, best, code)
+        folder, data = self.root / FOLDER / slug(backbone.name), absolute(self.data)
+        return Run(backbone.name, kind, folder, backbone, data, options, self.root, epochs, best, code)
 
     def run(self) -> RunSummary:
         """Do all stages, and return the summary of the recommended network."""

@@ -60,19 +60,14 @@ class Run(JsonValue):
 
     name: str
     kind: Kind
-    place: str
+    folder: Path
     backbone: Backbone
     data: str
     options: dict[str, pydantic.JsonValue] = field(default_factory=dict)
-    root: str = ""
+    root: Path = Path()
     epochs: int = 0
     best: Backbone | None = None
     code: tuple[str, ...] = ()
-
-    @property
-    def folder(self) -> Path:
-        """The folder of the run."""
-        return Path(self.place)
 
     @property
     def log(self) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -34,7 +34,7 @@ from basisprune.search.candidates import ALL, Found
 from basisprune.stage_store import StageStore
 from basisprune.states import State
 from basisprune.sweeps.backbones import start_from
-from basisprune.sweeps.running import Backbone, Kind, Run, read_value, slug, write_value
+from basisprune.sweeps.running import Backbone, Run, read_value, slug, write_value
 from basisprune.training.intervals import wilson_interval
 from basisprune.training.metrics import value_of
 from basisprune.types import JsonValue
@@ -90,12 +90,7 @@ class PortfolioFile(JsonValue):
 
 def do_stage(run: Run, listener: Listener, in_memory: InMemory | None = None) -> None:
     """Do one stage of a portfolio, from where it was stopped."""
-    stages: dict[Kind, Callable[[Run, Listener, InMemory], None]] = {
-        "probe": probe,
-        "start": start,
-        "search": search,
-        "deliver": deliver,
-    }
+    stages = {"probe": probe, "start": start, "search": search, "deliver": deliver}
     stages[run.kind](run, listener, in_memory or InMemory())
 
 
@@ -112,7 +107,7 @@ def probe(run: Run, listener: Listener, in_memory: InMemory) -> None:
     job = job_of(run, listener, in_memory)
     recipe = job.config.recipe
     short = replace(recipe, train=replace(recipe.train, epochs=run.epochs))
-    folder = Path(run.root) / "probes" / f"{run.folder.name}-{run.epochs}"
+    folder = run.root / "probes" / f"{run.folder.name}-{run.epochs}"
     pipeline = Pipeline(job.network, job.splits, short, checkpoints=folder, listener=listener)
     write_value(run.result, BackboneSearch(pipeline, job).trained(pipeline.dense()))
     shutil.rmtree(folder, ignore_errors=True)
@@ -141,21 +136,20 @@ def deliver(run: Run, listener: Listener, in_memory: InMemory) -> None:
 
     No other stage uses the confirming images.
     """
-    root = Path(run.root)
-    portfolio = read_value(root / PORTFOLIO, PortfolioFile).portfolio
+    portfolio = read_value(run.root / PORTFOLIO, PortfolioFile).portfolio
     with _prepared(run, listener, in_memory) as (job, pipeline):
-        keep_images(root, job.splits, listener)
+        keep_images(run.root, job.splits, listener)
         own = _searched(run, job, pipeline, listener, in_memory)
         config, promise, certified = job.config, job.config.promised, Certified(own.run())
         if promise is not None:
-            certified = certify_job(job, certified.found, promise, listener, folder=root)
+            certified = certify_job(job, certified.found, promise, listener, folder=run.root)
         found = certified.found
         listener.say("measuring the result")
         summary = summarise(job, pipeline, found, "")
         summary = _with_portfolio(summary, portfolio, found.chosen, is_compared=own.reference is not None)
         prepared = config.recipe.train.prepared
         result = Compressed(summary, found, job.splits, prepared, certified.files, promise, factory=factory_of(job))
-        result.delivered(root, onnx=config.onnx, int8=config.int8, listener=listener)
+        result.delivered(run.root, onnx=config.onnx, int8=config.int8, listener=listener)
 
 
 def _with_portfolio(summary: RunSummary, portfolio: Portfolio, chosen: int, *, is_compared: bool) -> RunSummary:
@@ -260,7 +254,7 @@ def _searched(run: Run, job: Job, pipeline: Pipeline, listener: Listener, in_mem
     best, own = run.best, BackboneSearch(pipeline, job)
     if best is None or best.name == run.backbone.name:
         return own
-    other = replace(run, backbone=best, place=str(reference_folder(run.root, best)))
+    other = replace(run, backbone=best, folder=reference_folder(run.root, best))
     other_job = job_of(other, listener, in_memory)
     reference = BackboneSearch(_pipeline(other_job, OutputFolder(other.folder), listener), other_job).unpruned()
     if own.is_within(own.unpruned(), reference):
@@ -270,9 +264,9 @@ def _searched(run: Run, job: Job, pipeline: Pipeline, listener: Listener, in_mem
     return own
 
 
-def reference_folder(root: str | Path, best: Backbone) -> Path:
+def reference_folder(root: Path, best: Backbone) -> Path:
     """Where the trained network of the best backbone is copied to, which all others read while it is searched."""
-    return Path(root) / "reference" / slug(best.name)
+    return root / "reference" / slug(best.name)
 
 
 @contextmanager

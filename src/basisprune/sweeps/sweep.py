@@ -6,7 +6,7 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -189,14 +189,13 @@ def read_sweep(path: str | Path, output: str | Path | None = None, *, trust_code
         options |= {"seed": seed} | ({"framework": framework} if framework not in ("", BASELINE) else {})
         options |= {"trust_code": True} if trust_code else {}
         kind: Kind = "train" if framework == BASELINE else "compress"
-        place, backbone = str(folder / CELLS / cell.name), Backbone(str(model.model))
-        run = Run(cell.name, kind, place, backbone, str(data.data), options)
+        backbone = Backbone(str(model.model))
+        run = Run(cell.name, kind, folder / CELLS / cell.name, backbone, str(data.data), options)
         faults += [f"{cell.name}: {fault}" for fault in _faults_of(run)]
         cells[cell] = run
     # Folders of a-b on c and of a on b-c would be the same; some file systems do not tell A from a.
-    counts = Counter(cell.name.casefold() for cell in cells)
-    twice = [(name, count) for name, count in counts.items() if count > 1]
-    faults += [f"{name}: {count} cells have this name; rename models or datasets" for name, count in twice]
+    twice = _repeated(cell.name.casefold() for cell in cells)
+    faults += [f"{name}: {count} cells have this name; rename models or datasets" for name, count in twice.items()]
     if faults:
         raise ConfigError.of(where, faults)
     return Sweep(cells, resources, given.retries, folder)
@@ -219,12 +218,15 @@ def _entries(given: Sequence[JsonValue], where: str, key: str, faults: list[str]
         options = _options(entry.options, f"{here}.options", faults)
         place = source if is_timm(source) else absolute(source)
         found.append(_Entry(entry.name or _short(source), **{key: place}, options=options))
-    counts = Counter(str(entry.name) for entry in found)
-    twice = sorted(name for name, count in counts.items() if count > 1)
-    faults += [f"{where}: {name!r} is there twice; give each a name of its own" for name in twice]
+    twice = _repeated(str(entry.name) for entry in found)
+    faults += [f"{where}: {name!r} is there twice; give each a name of its own" for name in sorted(twice)]
     if not given:
         faults.append(f"{where}: none given; a list of {where} is needed")
     return found
+
+
+def _repeated(names: Iterable[str]) -> dict[str, int]:
+    return {name: count for name, count in Counter(names).items() if count > 1}
 
 
 def _options(given: Mapping[str, JsonValue] | None, where: str, faults: list[str]) -> dict[str, JsonValue]:

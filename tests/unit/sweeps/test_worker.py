@@ -12,7 +12,7 @@ from basisprune.sweeps.worker import is_done, perform
 
 
 def run(folder, name: str = "resnet18", kind: str = "compress") -> Run:
-    return Run("a", kind, str(folder), Backbone(name), "photos", {"max_drop": 0.02, "seed": 3})
+    return Run("a", kind, folder, Backbone(name), "photos", {"max_drop": 0.02, "seed": 3})
 
 
 def test_a_run_that_starts_from_auto_chooses_its_backbone(tmp_path, monkeypatch):
