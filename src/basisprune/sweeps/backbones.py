@@ -21,6 +21,7 @@ from basisprune.runs.job import Job, ModelSource, prepare_job
 from basisprune.runs.options import RunConfig
 from basisprune.sweeps.running import Backbone
 from basisprune.transfer.backbones import build_backbone
+from basisprune.types import JsonValue
 
 AUTO = "auto"
 PORTFOLIO = (
@@ -50,10 +51,16 @@ class BackboneSource:
     in_memory: Collection[str] = ()
 
 
-def available(
-    names: Sequence[str], source: BackboneSource, listener: Listener
-) -> tuple[tuple[Backbone, ...], dict[str, str]]:
-    """Return the backbones that can be used, and the reasons why others cannot, by name.
+@dataclass(frozen=True)
+class Available(JsonValue):
+    """The backbones that can be used, and the reasons why others cannot, by name."""
+
+    backbones: tuple[Backbone, ...]
+    missing: dict[str, str]
+
+
+def available(names: Sequence[str], source: BackboneSource, listener: Listener) -> Available:
+    """Return the backbones that can be used; fetch weights that are not on this machine.
 
     For a timm name, weights are taken from a file in the folder of weights (`resnet50.safetensors`, or .pth, .pt,
     .bin), from the caches of the hub and of torch, or else from the hub. A hub that does not answer is asked once, for
@@ -78,7 +85,7 @@ def available(
             "resnet50.safetensors (--weights-folder)",
             [f"{name}: {why}" for name, why in missing.items()],
         )
-    return tuple(found), missing
+    return Available(tuple(found), missing)
 
 
 def on_this_machine(names: Sequence[str], source: BackboneSource) -> dict[str, Backbone | None]:

@@ -26,7 +26,15 @@ from basisprune.runs.options import Options, configure
 from basisprune.runs.output import BUNDLE, IN_PYTHON, SUMMARY, OutputFolder, refuse_links
 from basisprune.runs.start import check_start
 from basisprune.runs.tested import TESTS
-from basisprune.sweeps.backbones import AUTO, PORTFOLIO, BackboneSource, available, common_size, on_this_machine
+from basisprune.sweeps.backbones import (
+    AUTO,
+    PORTFOLIO,
+    Available,
+    BackboneSource,
+    available,
+    common_size,
+    on_this_machine,
+)
 from basisprune.sweeps.running import (
     Backbone,
     Kind,
@@ -48,7 +56,6 @@ from basisprune.sweeps.stages import InMemory, PortfolioFile, Searched, Trained,
 from basisprune.sweeps.table import pareto_front
 from basisprune.torchkit.references import refuse_code
 from basisprune.training.metrics import metric_name
-from basisprune.types import JsonValue
 
 FOLDER = "backbones"
 _AVAILABLE = "backbones.json"
@@ -185,14 +192,6 @@ def check_portfolio(
         raise TrainingError.of("no backbone is left", faults)
 
 
-@dataclass(frozen=True)
-class _Available(JsonValue):
-    """The backbones that were available when the run was first started, and why others were not."""
-
-    backbones: tuple[Backbone, ...]
-    missing: dict[str, str]
-
-
 class _PortfolioFolder(OutputFolder):
     """The output folder of a portfolio, which can resume as soon as one of its backbones can."""
 
@@ -313,15 +312,15 @@ class _Portfolio:
                     raise TrainingError(f"the result could not be delivered: {ended.failure.error}")
         return RunSummary.read(self.root / SUMMARY)
 
-    def _available(self) -> _Available:
+    def _available(self) -> Available:
         """Return the backbones that were available when the run was first started."""
         path = self.root / _AVAILABLE
         if not path.exists():
-            found = _Available(*available(self.names, self.source, self.listener))
+            found = available(self.names, self.source, self.listener)
             (self.root / FOLDER).mkdir(parents=True, exist_ok=True)
             write_value(path, found)
             return found
-        known = read_value(path, _Available)
+        known = read_value(path, Available)
         if others := [each.name for each in known.backbones if each.name not in self.names]:
             raise CheckpointError(f"{path}: lists {', '.join(others)}, which the settings do not; use another folder")
         return known

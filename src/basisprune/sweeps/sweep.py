@@ -242,20 +242,16 @@ def _options(given: Mapping[str, JsonValue] | None, where: str, faults: list[str
             hint = nearest(name, hints) or f" Known are {', '.join(hints)}"
             faults.append(f"{where}.{name}: no such setting.{hint}")
         else:
-            found[name] = _in_units(name, value, where, faults)
+            try:
+                if isinstance(value, str) and name in OPTION_UNITS:
+                    value = OPTION_UNITS[name].parse(value)
+            except ConfigError as error:
+                faults.append(f"{where}.{name}: {error}")
+                continue
+            found[name] = absolute(value) if isinstance(value, str) and name in _PATHS else value
             if name not in _NO_TYPES:
                 faults += faults_of(found[name], hints[name], f"{where}.{name}")
     return found
-
-
-def _in_units(name: str, value: JsonValue, where: str, faults: list[str]) -> JsonValue:
-    if isinstance(value, str) and name in OPTION_UNITS:
-        try:
-            return OPTION_UNITS[name].parse(value)
-        except ConfigError as error:
-            faults.append(f"{where}.{name}: {error}")
-            return None
-    return absolute(value) if isinstance(value, str) and name in _PATHS else value
 
 
 def _resources(given: Mapping[str, JsonValue] | None, faults: list[str]) -> Resources | None:

@@ -55,7 +55,7 @@ def test_weights_in_the_cache_of_the_hub_are_found_and_loaded_without_it(empty_c
     assert is_cached(NAME)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(backbones, "_why_unreachable", lambda: pytest.fail("the hub was asked"))
-    ((found,), _) = available([NAME], BackboneSource(), Silence())
+    (found,) = available([NAME], BackboneSource(), Silence()).backbones
     assert found.cached
     data = load_data(tiny_images(30), val_fraction=0.3)
     job = start_from(found, None, data, configure({"size": 32}), tmp_path / "out", Silence())
@@ -66,7 +66,7 @@ def test_weights_in_the_cache_of_the_hub_are_found_and_loaded_without_it(empty_c
 
 def test_weights_in_a_folder_are_taken_by_name(network, tmp_path):
     save_file(network.state_dict(), tmp_path / "test_resnet.safetensors")
-    ((found,), _) = available([NAME], BackboneSource(tmp_path), Silence())
+    (found,) = available([NAME], BackboneSource(tmp_path), Silence()).backbones
     assert found.weights == str(tmp_path / "test_resnet.safetensors")
     data = load_data(tiny_images(30), val_fraction=0.3)
     job = start_from(found, None, data, configure({"size": 32}), tmp_path / "out", Silence())
@@ -78,10 +78,10 @@ def test_weights_in_a_folder_are_taken_by_name(network, tmp_path):
 def test_what_cannot_be_had_is_told_and_the_others_are_taken(empty_cache, network, tmp_path):
     put_into_cache(empty_cache, network)
     notes = Notes()
-    found, missing = available([NAME, OTHER], BackboneSource(), notes)
-    assert [each.name for each in found] == [NAME]
-    assert list(missing) == [OTHER]
-    assert "HF_HUB_OFFLINE" in missing[OTHER]
+    found = available([NAME, OTHER], BackboneSource(), notes)
+    assert [each.name for each in found.backbones] == [NAME]
+    assert list(found.missing) == [OTHER]
+    assert "HF_HUB_OFFLINE" in found.missing[OTHER]
     assert any(line.startswith(f"{OTHER} is not available") for line in notes.lines)
 
 
@@ -112,8 +112,8 @@ def test_a_hub_that_never_answers_is_asked_once_and_not_waited_for(tmp_path, mon
 
 def test_without_pretrained_weights_nothing_is_missing(tmp_path):
     source = BackboneSource(pretrained=False)
-    found, missing = available([NAME, "tiny:tiny_backbone"], source, Silence())
-    assert ([each.name for each in found], missing) == ([NAME, "tiny:tiny_backbone"], {})
+    found = available([NAME, "tiny:tiny_backbone"], source, Silence())
+    assert ([each.name for each in found.backbones], found.missing) == ([NAME, "tiny:tiny_backbone"], {})
 
 
 def test_unknown_names_and_names_given_twice_are_refused(tmp_path):
