@@ -21,7 +21,8 @@ from basisprune.files import write_text
 from basisprune.frameworks import DECOMPOSED, find_framework
 from basisprune.runs.estimate import expected_candidates
 from basisprune.runs.options import Options, configure
-from basisprune.sweeps.file import BASELINE, read_sweep
+from basisprune.sweeps.sweep import read_sweep
+from basisprune.sweeps.table import BASELINE
 
 HERE = Path(__file__).parent
 FILE, RESULT, PAGE = HERE / "paper63.yaml", HERE / "results" / "paper_hours.json", HERE.parent / "docs" / "sweeps.md"

@@ -21,11 +21,9 @@ from basisprune.runs.options import configure
 from basisprune.runs.tested import read_tested
 from basisprune.search.scale import Scale
 from basisprune.sweeps import stages
-from basisprune.sweeps.cells import Cell, slug
-from basisprune.sweeps.pools import Here
 from basisprune.sweeps.portfolio import PortfolioConfig, compress_portfolio
-from basisprune.sweeps.running import Running
-from basisprune.sweeps.work import perform
+from basisprune.sweeps.running import Run, Running, open_pool, slug
+from basisprune.sweeps.worker import perform
 from basisprune.transfer.model import transfer_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -143,7 +141,7 @@ def test_a_second_start_repeats_nothing_and_a_lost_result_is_made_again(finished
     first, before = RunSummary.read(folder / "summary.json"), times(folder / "backbones")
     again = invoke(*words)
     assert again.exit_code == 0, again.output
-    assert "3 of 3" not in again.stderr  # no cell was run
+    assert "3 of 3" not in again.stderr  # nothing was run
     assert times(folder / "backbones") == before
     (folder / "summary.json").unlink()
     (lost,) = (folder / "backbones").glob("*poor*.search-*.json")
@@ -158,15 +156,16 @@ def test_a_second_start_repeats_nothing_and_a_lost_result_is_made_again(finished
     }
 
 
-def test_backbones_go_through_the_runner_of_sweeps_as_cells_that_are_json(finished, settings, tmp_path, monkeypatch):
-    """In processes of their own, or on Ray, cells arrive as text; here they do so without a process."""
+def test_backbones_go_through_the_runner_of_sweeps_as_runs_that_are_json(finished, settings, tmp_path, monkeypatch):
+    """In processes of their own, or on Ray, runs arrive as text; here they do so without a process."""
 
-    def elsewhere(cell):
-        kinds.append(cell.kind)
-        perform(Cell.from_json(cell.to_json()), Silence())
+    def elsewhere(run):
+        kinds.append(run.kind)
+        perform(Run.from_json(run.to_json()), Silence())
 
     kinds: list[str] = []
-    monkeypatch.setattr("basisprune.sweeps.portfolio.Processes", lambda running: Here(elsewhere))
+    pool = lambda running, listener, _: open_pool(Running(), listener, elsewhere)  # noqa: E731
+    monkeypatch.setattr("basisprune.sweeps.portfolio.open_pool", pool)
     words = ("--models", ",".join(MODELS[:2]), "--framework", "basis", "--jobs", 2, "--json")
     done = invoke("compress", "--config", settings, *words, "--output", tmp_path / "out")
     assert done.exit_code == 0, done.output
@@ -198,7 +197,7 @@ def test_the_unpromising_is_dropped_and_the_confirming_images_are_looked_at_last
     )
     for name in ("probe", "start", "search"):
         stage = getattr(stages, name)
-        told = lambda cell, *rest, stage=stage, name=name: order.append(name) or stage(cell, *rest)  # noqa: E731
+        told = lambda run, *rest, stage=stage, name=name: order.append(name) or stage(run, *rest)  # noqa: E731
         monkeypatch.setattr(stages, name, told)
     notes = Notes()
     result = python_run(tmp_path / "out", notes)
@@ -219,10 +218,10 @@ def tiny_batch():
 def test_a_backbone_that_fails_is_left_out_and_if_all_do_that_is_an_error(tmp_path, monkeypatch):
     start = stages.start
 
-    def failing(cell, *rest):
-        if "1" in cell.backbone.name:
+    def failing(run, *rest):
+        if "1" in run.backbone.name:
             raise RuntimeError("no memory")
-        start(cell, *rest)
+        start(run, *rest)
 
     monkeypatch.setattr(stages, "start", failing)
     models = [tiny_model(), transfer_model(smaller_backbone(), CLASSES, input_size=16)]
@@ -260,10 +259,10 @@ def let_fail(monkeypatch, name: str, error: BaseException, *, only: str = "") ->
     """Lets a stage fail, of backbones with that in their names."""
     stage = getattr(stages, name)
 
-    def fails(cell, *rest):
-        if only in cell.backbone.name:
+    def fails(run, *rest):
+        if only in run.backbone.name:
             raise error
-        stage(cell, *rest)
+        stage(run, *rest)
 
     monkeypatch.setattr(stages, name, fails)
 
@@ -311,7 +310,7 @@ def test_the_times_of_the_best_backbone_are_not_those_of_another_one(tmp_path, m
 
     def among(model, folder, best=None):
         job = prepare_job(model, data, config)
-        return stages.Among(Pipeline(job.network, data, recipe, checkpoints=tmp_path / folder), job, best)
+        return stages.BackboneSearch(Pipeline(job.network, data, recipe, checkpoints=tmp_path / folder), job, best)
 
     best = among(tiny_model(), "best").unpruned()
     found = among(transfer_model(smaller_backbone(), CLASSES, input_size=16), "own", best).run()

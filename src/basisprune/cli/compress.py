@@ -54,7 +54,6 @@ from basisprune.cli.portfolio import (
     Models,
     ProbeEpochs,
     WeightsFolder,
-    check_several,
     choose,
     front_table,
     one_of,
@@ -196,10 +195,9 @@ def compress(
         with told_errors():
             if dry_run:
                 show_portfolio(several, as_json=as_json)
-                check_several(several, data, output, _options(ctx), (jobs, ray_address))
-                return
-            summary = choose(several, data, output, _options(ctx), (jobs, ray_address))
-        finish(summary, output, as_json=as_json)
+            summary = choose(several, data, output, _options(ctx), (jobs, ray_address), dry_run=dry_run)
+        if summary is not None:
+            finish(summary, output, as_json=as_json)
         return
     refuse_for_one(ctx)
     with told_errors():

@@ -1,4 +1,4 @@
-"""`basisprune compress --model auto`: the same, starting from whichever backbone is best."""
+"""`basisprune compress --model auto`: start from the best of several backbones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OF_SEVERAL = ("keep", "probe_epochs", "weights_folder", "jobs", "ray_address")
 
 
 def names(given: Any) -> list[str]:
-    """Names separated by commas, or a list of them, as in a file.
+    """Split names at commas; return a list, as in a file, as it is.
 
     >>> names("resnet18, resnet50"), names(["resnet18"])
     (['resnet18', 'resnet50'], ['resnet18'])
@@ -50,7 +50,7 @@ WeightsFolder = Annotated[
 def one_of(
     model: str | None, models: Sequence[str] | None, plan: tuple[int, int, str | None]
 ) -> tuple[str | list[str], PortfolioConfig] | None:
-    """The models to choose from, and how; None if only one is given. Raises BadParameter if none is, or both are."""
+    """Return the models to choose from, and how; None for one model. Raises BadParameter for none, or for both."""
     if model is None and models is None:
         raise typer.BadParameter("a model is needed", param_hint="--model")
     if models is not None and model not in (None, AUTO):
@@ -64,7 +64,7 @@ def one_of(
 
 
 def refuse_for_one(ctx: typer.Context) -> None:
-    """Raises BadParameter for what was typed and would do nothing, because one model is given."""
+    """Raise BadParameter for options that have no effect with one model."""
     for name in _OF_SEVERAL:
         if typed_here(ctx, name):
             raise typer.BadParameter(
@@ -79,53 +79,43 @@ def choose(
     output: Path,
     options: Options,
     where: tuple[int, str | None],
-) -> RunSummary:
-    """The summary of the recommended model."""
-    from basisprune.sweeps.portfolio import compress_portfolio
+    *,
+    dry_run: bool,
+) -> RunSummary | None:
+    """Return the summary of the recommended model; for --dry-run, only raise the error that the run would end with."""
+    from basisprune.sweeps.portfolio import check_portfolio, compress_portfolio
     from basisprune.sweeps.running import Running
 
     models, plan = chosen
-    running = Running(*where)
-    result = compress_portfolio(models, data, output=output, plan=plan, running=running, listener=Teller(), **options)
+    running, listener = Running(*where), Teller()
+    if dry_run:
+        check_portfolio(models, data, output=output, plan=plan, running=running, listener=listener, **options)
+        return None
+    result = compress_portfolio(models, data, output=output, plan=plan, running=running, listener=listener, **options)
     return result.summary
 
 
-def check_several(
-    chosen: tuple[str | list[str], PortfolioConfig],
-    data: str,
-    output: Path,
-    options: Options,
-    where: tuple[int, str | None],
-) -> None:
-    """Raises the error that the run would end with, for --dry-run."""
-    from basisprune.sweeps.portfolio import check_portfolio
-    from basisprune.sweeps.running import Running
-
-    models, plan = chosen
-    check_portfolio(models, data, output=output, plan=plan, running=Running(*where), listener=Teller(), **options)
-
-
 def show_portfolio(chosen: tuple[str | list[str], PortfolioConfig], *, as_json: bool) -> None:
-    """Lists the backbones that would be tried, for --dry-run."""
+    """List the backbones and rounds, for --dry-run."""
     from basisprune.sweeps.backbones import PORTFOLIO, is_cached, is_timm, refuse_unknown
 
     models, plan = chosen
     listed = PORTFOLIO if isinstance(models, str) else models
     refuse_unknown(listed)
     there = {name: not is_timm(name) or is_cached(name) for name in listed}
-    rungs = plan.halving.rungs(len(listed))
+    rungs = plan.rounds(len(listed))
     if as_json:
         show_json({"backbones": there, "rungs": rungs, "keep": plan.keep})
         return
     for name, is_here in there.items():
-        show(f"{name}{'' if is_here else ': its weights are to be fetched, or are in the folder of weights'}")
+        show(f"{name}{'' if is_here else ': its weights must be fetched, or are in the folder of weights'}")
     for epochs, left in rungs:
         show(f"after {counted(epochs, 'epoch')}: {left} go on")
     show("nothing was written")
 
 
 def front_table(portfolio: Portfolio) -> str:
-    """The networks on the front, as a text table; the delivered one is marked."""
+    """Format the networks on the Pareto front as a text table; mark the delivered one."""
     from basisprune.report.text import text_table
 
     rows = [

@@ -12,8 +12,9 @@ from basisprune.cli.common import FAILED, Json, Teller, TrustCode, indented, sho
 from basisprune.errors import BasisPruneError
 
 if TYPE_CHECKING:
-    from basisprune.sweeps.cells import Cell
-    from basisprune.sweeps.file import Coordinates, Sweep
+    from basisprune.sweeps.running import Run
+    from basisprune.sweeps.sweep import Sweep
+    from basisprune.sweeps.table import Cell
 
 Jobs = Annotated[int, typer.Option(min=1, help="Processes on this machine, which share its cores.")]
 RayAddress = Annotated[
@@ -34,7 +35,7 @@ def sweep(
     """Compress many models on many datasets, here or on a Ray cluster.
 
     Every combination of the file's models, datasets, frameworks and seeds is a cell: a run of compress in a folder of
-    its own. Finished cells are never repeated, stopped ones go on, failed ones are tried again. The results go to
+    its own. Finished cells are never repeated, stopped ones resume, failed ones are repeated. The results go to
     sweep.json, sweep.csv and sweep.html, a page with the Pareto front of each dataset.
 
     \b
@@ -43,11 +44,10 @@ def sweep(
       basisprune sweep sweep.yaml --output /shared/out --ray-address auto
       basisprune sweep experiments/paper63.yaml --dry-run
 
-    Exit codes: 0 all cells done, 1 an error or cells that failed for good, 2 usage error, 130 interrupted.
+    Exit codes: 0 all cells done, 1 an error or cells that failed every time, 2 usage error, 130 interrupted.
     """
     with told_errors():
-        from basisprune.sweeps.file import read_sweep
-        from basisprune.sweeps.sweep import PAGE, run_sweep
+        from basisprune.sweeps.sweep import PAGE, read_sweep, run_sweep
         from basisprune.sweeps.table import as_json as rows_as_json
         from basisprune.sweeps.table import as_text
 
@@ -68,29 +68,26 @@ def sweep(
 
 
 def _show_cells(plan: Sweep, *, as_json: bool) -> None:
-    """Lists the cells, and tells what those that are not done would fail at.
-
-    Of cells that differ in their seeds alone, the first one is looked at.
-    """
+    """List the cells, and report what the unfinished ones would fail at, once for all their seeds."""
     from basisprune.listener import Silence
-    from basisprune.sweeps.work import check_cell, is_done
+    from basisprune.sweeps.worker import check_run, is_done
 
-    done = {place.name: is_done(cell) for place, cell in plan.cells.items()}
+    done = {cell.name: is_done(run) for cell, run in plan.cells.items()}
     if as_json:
         show_json(done)
     else:
         show(*(f"{name}{': done' if is_there else ''}" for name, is_there in done.items()))
         show(f"{len(done)} cells, {sum(done.values())} of them done; nothing was written")
-    waiting: dict[Coordinates, Cell] = {}
-    for place, cell in plan.cells.items():
-        if not done[place.name]:
-            waiting.setdefault(replace(place, seed=0), cell)
-    failed = 0
-    for cell in waiting.values():
+    waiting: dict[Cell, Run] = {}
+    for cell, run in plan.cells.items():
+        if not done[cell.name]:
+            waiting.setdefault(replace(cell, seed=0), run)
+    failed = False
+    for run in waiting.values():
         try:
-            check_cell(cell, Silence())
+            check_run(run, Silence())
         except BasisPruneError as error:
-            tell(f"error: {cell.name}: {error.text(indented)}")
-            failed += 1
+            tell(f"error: {run.name}: {error.text(indented)}")
+            failed = True
     if failed:
         raise typer.Exit(FAILED)

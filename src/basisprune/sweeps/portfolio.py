@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Sequence
+import shutil
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar, Unpack, cast
+from typing import Literal, TypeVar, Unpack, cast
 
 import pydantic
 from torch import nn
@@ -16,53 +18,81 @@ from basisprune.budget.metrics import metric_name
 from basisprune.data.load import Reading, Source
 from basisprune.deploy.bundle import load_bundle
 from basisprune.errors import BasisPruneError, CheckpointError, ConfigError, TrainingError
-from basisprune.files import read_checked, user_path, write_checked
+from basisprune.files import user_path
 from basisprune.listener import Listener, Silence, counted
 from basisprune.results import BackboneRow, Portfolio, RunSummary
 from basisprune.runs.job import ModelSource, code_of, load_images
-from basisprune.runs.options import Options, RunConfig, configure
+from basisprune.runs.options import Options, configure
 from basisprune.runs.output import BUNDLE, IN_PYTHON, SUMMARY, OutputFolder, refuse_links
 from basisprune.runs.start import check_start
 from basisprune.runs.tested import TESTS
-from basisprune.sweeps.backbones import AUTO, PORTFOLIO, at_hand, available, common_size, start_from
-from basisprune.sweeps.cells import Backbone, Cell, Kind, absolute, slug
-from basisprune.sweeps.front import with_front
-from basisprune.sweeps.halving import Halving, Probed, best_of
-from basisprune.sweeps.pools import Here, Processes
-from basisprune.sweeps.ray_pool import OnRay
-from basisprune.sweeps.running import Pool, Running, closing, run_cells, started_by_a_launcher
-from basisprune.sweeps.stages import PORTFOLIO as TOLD
-from basisprune.sweeps.stages import PortfolioFile, Searched, Trained, reference_of
-from basisprune.sweeps.work import Given, perform
+from basisprune.sweeps.backbones import (
+    AUTO,
+    PORTFOLIO,
+    Available,
+    BackboneSource,
+    available,
+    common_size,
+    on_this_machine,
+)
+from basisprune.sweeps.running import (
+    Backbone,
+    Kind,
+    Pool,
+    Run,
+    Running,
+    absolute,
+    below,
+    open_pool,
+    read_if_sound,
+    read_value,
+    refuse_launcher,
+    run_all,
+    slug,
+    write_value,
+)
+from basisprune.sweeps.stages import PORTFOLIO as PORTFOLIO_FILE
+from basisprune.sweeps.stages import InMemory, PortfolioFile, Searched, Trained, do_stage, job_of, reference_folder
+from basisprune.sweeps.table import pareto_front
 from basisprune.torchkit.references import refuse_code
-from basisprune.types import JsonValue
 
 FOLDER = "backbones"
-_KNOWN = "backbones.json"
-T = TypeVar("T", bound=JsonValue)
+_AVAILABLE = "backbones.json"
+T = TypeVar("T", Trained, Searched)
 
 
 @dataclass(frozen=True)
 class PortfolioConfig:
-    """How a portfolio is gone through: the epochs of the first, short training, and how many are compressed.
+    """How backbones are dropped, by successive halving.
 
-    All train for `probe_epochs`, the better half goes on with twice as many, until at most `keep` are left. `weights`
-    is a folder with files of weights for timm names, such as resnet50.safetensors.
+    All train for `probe_epochs`, the better half for twice as many, until at most `keep` are left, which are
+    compressed. `weights` is a folder with files of weights for timm names, such as resnet50.safetensors.
     """
 
     keep: int = 3
     probe_epochs: int = 1
     weights: str | Path | None = None
 
-    @property
-    def halving(self) -> Halving:
-        """How backbones are dropped; raises ConfigError for numbers below 1."""
-        return Halving(self.probe_epochs, self.keep)
+    def __post_init__(self) -> None:
+        if faults := below(1, keep=self.keep, probe_epochs=self.probe_epochs):
+            raise ConfigError.of("PortfolioConfig", faults)
+
+    def rounds(self, backbones: int) -> list[tuple[int, int]]:
+        """Return the epochs of each round, and how many backbones are left after it.
+
+        >>> PortfolioConfig(keep=2).rounds(9)
+        [(1, 5), (2, 3), (4, 2)]
+        """
+        found: list[tuple[int, int]] = []
+        while backbones > self.keep:
+            backbones = max(math.ceil(backbones / 2), self.keep)
+            found.append((self.probe_epochs << len(found), backbones))
+        return found
 
 
 @dataclass(frozen=True)
 class Recommended:
-    """The result of a portfolio: the summary of the recommended network, which has the front too, and the folder."""
+    """The result of a portfolio: the folder, and the summary of the recommended network with the Pareto front."""
 
     summary: RunSummary
     folder: Path
@@ -74,27 +104,8 @@ class Recommended:
 
     @property
     def portfolio(self) -> Portfolio:
-        """All backbones, and the networks that came of them."""
-        assert self.summary.portfolio is not None
-        return self.summary.portfolio
-
-
-@dataclass(frozen=True)
-class _Known(JsonValue):
-    """The backbones of a run, found out when it was first started."""
-
-    backbones: tuple[Backbone, ...]
-    missing: dict[str, str]
-
-
-@dataclass(frozen=True)
-class _PortfolioFolder(OutputFolder):
-    """The output folder of a portfolio, which has something to go on from as soon as a backbone has."""
-
-    @property
-    def is_begun(self) -> bool:
-        """Whether anything was stored."""
-        return super().is_begun or (self.path / FOLDER).exists()
+        """All backbones, and the networks found from them."""
+        return cast("Portfolio", self.summary.portfolio)
 
 
 def compress_portfolio(
@@ -108,37 +119,41 @@ def compress_portfolio(
     listener: Listener | None = None,
     **options: Unpack[Options],
 ) -> Recommended:
-    """The smallest model within the budget, whichever of several backbones it comes from.
+    """Find the smallest model within the budget, whichever of several backbones it comes from.
 
-    `models` is "auto" for a portfolio of timm models, small and large, or the names of some; in Python also anything
-    else that `compress` starts from. All are trained briefly and the less promising dropped, by the validation images;
-    the rest are compressed. Then one front of accuracy against parameters and milliseconds is there for all, in
-    `summary.portfolio`, and the recommended network is certified like that of `compress`.
+    All backbones are trained briefly and the less promising dropped, by the validation images; the rest are
+    compressed, and the best network is certified like that of `compress`. A loss of accuracy (`max_drop`) is relative
+    to the most accurate backbone, fully trained. The confirming images are used once, for the networks of the
+    recommended backbone only. A run that was stopped resumes.
 
-    A loss of accuracy (`max_drop`) is counted in relation to the most accurate backbone, fully trained. The confirming
-    images are looked at once, for the networks of the recommended backbone only. Weights that are neither on this
-    machine nor to be had are reported, and their backbones left out. A run that was stopped goes on, in `output`.
+    Args:
+        models: "auto" for a portfolio of timm models, names of timm models, or anything that `compress` starts from.
+        data: Anything that `load_data` takes.
+        budget: Also possible as an option, such as `max_drop=0.01`, which is the default.
+        output: The folder for all results.
+        plan: How many backbones are kept, and how long they train first.
+        running: Processes or a Ray cluster; by default everything is done in this process.
+        listener: Receives the progress.
+        options: Those of `compress`.
 
-    Raises ConfigError for wrong settings, ModelError if no backbone can be had, and TrainingError if all have failed.
+    Returns:
+        The recommended network; `summary.portfolio` has the Pareto front of accuracy, parameters and milliseconds, and
+        lists the backbones that failed or whose weights are not available.
+
+    Raises:
+        ConfigError: For wrong settings.
+        ModelError: If no backbone is available.
+        TrainingError: If all backbones failed.
+
+    Example: `compress_portfolio("auto", "photos", output="out", max_drop=0.01).model`
     """
     if budget is not None:
         if options.get(budget.kind) is not None:
             raise ConfigError(f"compress_portfolio: budget and {budget.kind} given; pass one of them")
         options = cast("Options", {**options, budget.kind: vars(budget)[budget.kind]})
-    running, plan = running or Running(), plan or PortfolioConfig()
-    ready = _Ready.of(models, data, output, plan, running, options)
-    hears, halving = listener or Silence(), plan.halving
-    config, given, folder = ready.config, ready.given, ready.folder
-    with folder.held(ready.settings, hears):
-        known = _known(ready, plan, hears)
-        if running.ray_address is not None:  # other machines have caches of their own
-            known = replace(known, backbones=tuple(replace(each, cached=False) for each in known.backbones))
-        images = replace(config.images, size=common_size(known.backbones, config.images.size))
-        config = replace(config, images=images)
-        coordinator = _Coordinator(folder.path, absolute(_called(data)), config, halving, hears, running.retries)
-        with closing(_pool(running, replace(given, config=config), hears)) as pool:
-            summary = coordinator.run(known, pool)
-    return Recommended(summary, folder.path)
+    portfolio = _Portfolio(models, data, output, plan, running, listener, options)
+    with portfolio.folder.held(portfolio.settings, portfolio.listener):
+        return Recommended(portfolio.run(), portfolio.root)
 
 
 def check_portfolio(
@@ -153,131 +168,186 @@ def check_portfolio(
 ) -> None:
     """Raise the error that `compress_portfolio` would end with, as far as it can be known; write and fetch nothing.
 
-    Where the weights of all backbones are to be fetched, only the settings, the folder and the images are looked at.
+    If the weights of all backbones must be fetched, this checks only the settings, the folder and the images.
     """
-    plan, hears = plan or PortfolioConfig(), listener or Silence()
-    ready = _Ready.of(models, data, output, plan, running or Running(), options)
-    given, root = ready.given, ready.folder.path / FOLDER
-    ready.folder.check(ready.settings)
-    refuse_links(ready.folder.path)
-    weights, pretrained = _weights_of(plan), ready.config.pretrained
-    found = at_hand(ready.names, root, weights=weights, pretrained=pretrained, given=given.models)
-    every = [backbone or Backbone(name, str(root / slug(name))) for name, backbone in found.items()]
-    size = common_size(every, ready.config.images.size)
-    config = replace(ready.config, images=replace(ready.config.images, size=size))
-    reading = Reading(config.images.groups, config.images.strict, listener=hears)
+    portfolio = _Portfolio(models, data, output, plan, running, listener, options)
+    portfolio.folder.check(portfolio.settings)
+    refuse_links(portfolio.root)
+    found = on_this_machine(portfolio.names, portfolio.source)
+    portfolio.set_common_size(portfolio.names)
+    config, listener = portfolio.config, portfolio.listener
+    size, reading = config.images.size, Reading(config.images.groups, config.images.strict, listener=listener)
     load_images(data, None if size is None else (size, size), config, reading)
     faults = []
     for backbone in filter(None, found.values()):
+        run = portfolio.stage_run("start", backbone)
         try:
-            job = start_from(backbone, given.models.get(backbone.name), data, config, hears)
-            check_start(job, OutputFolder(Path(backbone.folder)), job.noted())
+            job = job_of(run, listener, portfolio.in_memory)
+            check_start(job, OutputFolder(run.folder), job.noted())
+            return  # one that can be trained is enough
         except BasisPruneError as error:
             faults.append(f"{backbone.name}: {error}")
-        else:
-            return  # the run goes on with those that can be trained
     if len(faults) == len(found):
         raise TrainingError.of("no backbone is left", faults)
 
 
-@dataclass(frozen=True)
-class _Ready:
-    """A portfolio whose settings were checked, and the folder that it belongs into."""
+class _PortfolioFolder(OutputFolder):
+    """The output folder of a portfolio, which can resume as soon as one of its backbones can."""
 
-    config: RunConfig
-    given: Given
-    names: list[str]
-    folder: _PortfolioFolder
-    settings: dict[str, pydantic.JsonValue]
+    @property
+    def is_begun(self) -> bool:
+        """Whether anything was stored."""
+        return super().is_begun or (self.path / FOLDER).exists()
 
-    @classmethod
-    def of(
-        cls,
+
+class _Portfolio:
+    """Checked settings, and the stages; each writes its result to a file, so that nothing is repeated."""
+
+    def __init__(
+        self,
         models: str | Sequence[ModelSource],
         data: Source,
         output: str | Path,
-        plan: PortfolioConfig,
-        running: Running,
+        plan: PortfolioConfig | None,
+        running: Running | None,
+        listener: Listener | None,
         options: Options,
-    ) -> _Ready:
-        """The portfolio of these settings; raises the error for those that are wrong."""
-        config = configure(options)
-        given, names = _named(models, data, config, running)
-        refuse_code(code for name in names for code in code_of(name, data, None))
-        folder = _PortfolioFolder(user_path(output, "output").resolve())
-        return cls(config, given, names, folder, _noted(models, data, config, plan))
-
-
-class _Coordinator:
-    """Goes through the stages of a portfolio; what each has found is in files, so that nothing is done twice."""
-
-    def __init__(
-        self, root: Path, data: str, config: RunConfig, halving: Halving, listener: Listener, retries: int
     ) -> None:
-        self.root, self.data, self.config, self.halving = root, data, config, halving
-        self.listener, self.retries = listener, retries
+        self.config, self.plan = configure(options), plan or PortfolioConfig()
+        self.running, self.listener = running or Running(), listener or Silence()
+        listed = PORTFOLIO if models == AUTO else [models] if isinstance(models, str) else models
+        self.names = [
+            str(model) if _is_named(model) else f"{type(model).__name__} {n}" for n, model in enumerate(listed, 1)
+        ]
+        self.data = str(data) if _is_named(data) else f"a {type(data).__name__}{IN_PYTHON}"
+        unnamed = {name: model for name, model in zip(self.names, listed, strict=True) if not _is_named(model)}
+        self.in_memory = InMemory(unnamed, None if _is_named(data) else data)
+        refuse_launcher("compress_portfolio")
+        if faults := self._faults():
+            raise ConfigError.of("compress_portfolio", faults)
+        refuse_code(code for name in self.names for code in code_of(name, data, None))
+        self.folder = _PortfolioFolder(user_path(output, "output").resolve())
+        self.root = self.folder.path
+        weights = self.plan.weights
+        self.settings: dict[str, pydantic.JsonValue] = {
+            "model": AUTO,
+            "models": None if models == AUTO else [*self.names],
+            "keep": self.plan.keep,
+            "probe_epochs": self.plan.probe_epochs,
+            "weights_folder": None if weights is None else str(weights),
+            "data": self.data,
+            **self.config.noted(),
+        }
         self.rows: dict[str, BackboneRow] = {}
         self.images: set[str] = set()
 
-    def run(self, known: _Known, pool: Pool) -> RunSummary:
-        """The summary of the recommended network."""
-        for name, why in known.missing.items():
-            self.rows[name] = BackboneRow(name, "missing", why)
-        left = list(known.backbones)
-        for epochs, count in self.halving.rungs(len(left)):
-            left = self._halved(left, epochs, count, pool)
-        trained = self._stage("start", left, Trained, pool)
-        best = max(trained, key=lambda each: trained[each].value)
-        relative = isinstance(self.config.goal, Budget) and self.config.goal.max_drop is not None
-        reference = reference_of(best, self.root) if relative else None
-        epochs = self.config.recipe.train.epochs
-        for each, about in trained.items():
-            self.rows[each.name] = BackboneRow(each.name, "compressed", "", epochs, about.accuracy, about.parameters)
-        found = self._stage("search", list(trained), Searched, pool, best=reference)
-        told = self._recommended(found, best if relative else None)
-        by_name = {each.name: each for each in known.backbones}
-        chosen = by_name[told.recommended]
-        if relative:
-            reference = reference_of(by_name[told.reference], self.root)
-        return self._delivered(told, self._cell("deliver", chosen, best=reference), pool)
+    def _faults(self) -> list[str]:
+        config, running, faults = self.config, self.running, []
+        if not config.task.has_classes:
+            faults.append(f"task: {config.task_name} given; a portfolio is for classification: pass one model")
+        if config.start.weights is not None:
+            faults.append("weights: given, which are those of one model; pass a folder of weights for several")
+        if config.start.keep_head:
+            faults.append(
+                "keep_head: given, but backbones get a head for these classes; pass one model to keep its own"
+            )
+        if not isinstance(config.goal, Budget):
+            faults.append("basis_ratio or filter_ratio given; pass a budget, by which backbones can be compared")
+        if running.jobs > 1 or running.ray_address is not None:
+            metric = config.promise.metric
+            given = [*self.in_memory.models, *(["the images"] if self.in_memory.data is not None else [])]
+            given += [] if isinstance(metric, str) else [metric_name(metric)]
+            faults += [
+                f"{each} given in Python, which another process cannot have; pass names and paths" for each in given
+            ]
+        return faults
 
-    def _halved(self, left: list[Backbone], epochs: int, count: int, pool: Pool) -> list[Backbone]:
-        """The backbones that go on after a short training."""
-        found = self._stage("probe", left, Trained, pool, epochs=epochs)
-        probed = [Probed(each.name, about.value, about.size) for each, about in found.items()]
-        going = best_of(probed, count)
-        for each, about in found.items():
-            said = "" if each.name in going else "others were more accurate, or equally accurate and smaller"
-            status = "compressed" if each.name in going else "dropped"
-            row = BackboneRow(each.name, status, said, epochs, about.accuracy, about.parameters)  # type: ignore[arg-type]
-            self.rows[each.name] = row
-            after = f"{about.accuracy:.1%} after {counted(epochs, 'epoch')}"
-            self.listener.say(f"{each.name}: {after}, {'dropped' if said else 'goes on'}")
-        return [each for each in found if each.name in going]
+    @property
+    def source(self) -> BackboneSource:
+        """Where the backbones come from; raises ConfigError if the folder of weights is none."""
+        weights = None if self.plan.weights is None else user_path(self.plan.weights, "weights").resolve()
+        if weights is not None and not weights.is_dir():
+            raise ConfigError(f"weights: {weights} is no folder; pass one with files such as resnet50.safetensors")
+        return BackboneSource(weights, self.config.pretrained, self.in_memory.models)
+
+    def set_common_size(self, names: Sequence[str]) -> None:
+        """Give all backbones images of one size."""
+        images = self.config.images
+        self.config = replace(self.config, images=replace(images, size=common_size(names, images.size)))
+        self.in_memory = replace(self.in_memory, config=self.config)
+
+    def stage_run(self, kind: Kind, backbone: Backbone, *, epochs: int = 0, best: Backbone | None = None) -> Run:
+        """Return a stage for one backbone."""
+        options: dict[str, pydantic.JsonValue] = {**self.config.noted(), "trust_code": self.config.trust_code}
+        code = tuple(each for one in (backbone, best) if one for each in code_of(one.name, self.data, None))
+        folder, data = self.root / FOLDER / slug(backbone.name), absolute(self.data)
+        return Run(backbone.name, kind, folder, backbone, data, options, self.root, epochs, best, code)
+
+    def run(self) -> RunSummary:
+        """Do all stages, and return the summary of the recommended network."""
+        available = self._available()
+        self.rows = {name: BackboneRow(name, "missing", why) for name, why in available.missing.items()}
+        left: Collection[Backbone] = available.backbones
+        if self.running.ray_address is not None:  # other machines have caches of their own
+            left = [replace(each, cached=False) for each in left]
+        by_name = {each.name: each for each in left}
+        self.set_common_size(list(by_name))
+        with open_pool(self.running, self.listener, lambda run: do_stage(run, self.listener, self.in_memory)) as pool:
+            for epochs, count in self.plan.rounds(len(left)):
+                left = self._halve(left, epochs, count, pool)
+            trained = self._stage("start", left, Trained, pool)
+            for backbone, about in trained.items():
+                self._record(backbone, about, self.config.recipe.train.epochs)
+            best = max(trained, key=lambda each: trained[each].value)
+            reference = self._reference(best)
+            found = self._stage("search", trained, Searched, pool, best=reference)
+            portfolio = self._recommend(found, reference)
+            if not self._is_delivered(portfolio):
+                write_value(self.root / PORTFOLIO_FILE, PortfolioFile(portfolio))
+                reference = self._reference(by_name[portfolio.reference])
+                run = self.stage_run("deliver", by_name[portfolio.recommended], best=reference)
+                (ended,) = run_all([run], pool, self.running.retries, self.listener)
+                if ended.failure is not None:
+                    raise TrainingError(f"the result could not be delivered: {ended.failure.error}")
+        return RunSummary.read(self.root / SUMMARY)
+
+    def _available(self) -> Available:
+        """Return the backbones that were available when the run was first started."""
+        path = self.root / _AVAILABLE
+        if not path.exists():
+            found = available(self.names, self.source, self.listener)
+            (self.root / FOLDER).mkdir(parents=True, exist_ok=True)
+            write_value(path, found)
+            return found
+        known = read_value(path, Available)
+        if others := [each.name for each in known.backbones if each.name not in self.names]:
+            raise CheckpointError(f"{path}: lists {', '.join(others)}, which the settings do not; use another folder")
+        return known
 
     def _stage(
         self,
         kind: Kind,
-        backbones: Sequence[Backbone],
+        backbones: Collection[Backbone],
         result: type[T],
         pool: Pool,
         *,
         epochs: int = 0,
         best: Backbone | None = None,
     ) -> dict[Backbone, T]:
-        """What a stage found for each backbone; those that failed are left out, and recorded."""
-        cells = [self._cell(kind, each, epochs=epochs, best=best) for each in backbones]
+        """Return the results of a stage; record the backbones that failed, and leave them out."""
+        runs = [self.stage_run(kind, each, epochs=epochs, best=best) for each in backbones]
         found: dict[Backbone, T] = {}
-        for outcome in run_cells(cells, pool, self.retries, self.listener, done=lambda cell: _has(cell, result)):
-            cell, name = outcome.cell, outcome.cell.backbone.name
-            if outcome.failure is None:
-                found[cell.backbone] = result.from_json(read_checked(cell.result))
+        is_done = lambda run: read_if_sound(run.result, result) is not None  # noqa: E731
+        for ended in run_all(runs, pool, self.running.retries, self.listener, is_done):
+            name = ended.run.name
+            if ended.failure is None:
+                found[ended.run.backbone] = read_value(ended.run.result, result)
             else:
-                self.rows[name] = BackboneRow(name, "failed", outcome.failure.error)
+                self.rows[name] = BackboneRow(name, "failed", ended.failure.error)
         if not found:
             faults = [f"{row.name}: {row.said}" for row in self.rows.values() if row.status == "failed"]
             raise TrainingError.of("no backbone is left", faults)
-        self.images |= {about.images for about in found.values()}  # type: ignore[attr-defined]
+        self.images |= {about.images for about in found.values()}
         if len(self.images) > 1:
             raise CheckpointError(
                 f"{self.root}: the backbones were trained on different images, which have changed since the run began; "
@@ -285,13 +355,39 @@ class _Coordinator:
             )
         return found
 
-    def _cell(self, kind: Kind, backbone: Backbone, *, epochs: int = 0, best: Backbone | None = None) -> Cell:
-        options: dict[str, pydantic.JsonValue] = {**self.config.noted(), "trust_code": self.config.trust_code}
-        code = tuple(each for one in (backbone, best) if one for each in code_of(one.name, self.data, None))
-        return Cell(backbone.name, kind, backbone, self.data, options, str(self.root), epochs, best, code=code)
+    def _halve(self, backbones: Collection[Backbone], epochs: int, count: int, pool: Pool) -> list[Backbone]:
+        """Return the backbones that are best after a short training, in their order."""
+        found = self._stage("probe", backbones, Trained, pool, epochs=epochs)
+        kept = best_first(found)[:count]
+        for backbone, about in found.items():
+            self._record(backbone, about, epochs, is_dropped=backbone not in kept)
+            how = "kept" if backbone in kept else "dropped"
+            self.listener.say(f"{backbone.name}: {about.accuracy:.1%} after {counted(epochs, 'epoch')}, {how}")
+        return [backbone for backbone in found if backbone in kept]
 
-    def _recommended(self, found: dict[Backbone, Searched], best: Backbone | None) -> Portfolio:
-        """All that was found, with the network to deliver; the one that confirming images were looked at for stays."""
+    def _record(self, backbone: Backbone, about: Trained, epochs: int, *, is_dropped: bool = False) -> None:
+        status: Literal["dropped", "compressed"] = "dropped" if is_dropped else "compressed"
+        why = "others were more accurate, or equally accurate and smaller" if is_dropped else ""
+        row = BackboneRow(backbone.name, status, why, epochs, about.accuracy, about.parameters)
+        self.rows[backbone.name] = row
+
+    def _reference(self, best: Backbone) -> Backbone | None:
+        """Copy the trained network of the backbone that accuracies are compared with; None for other budgets.
+
+        A run that resumes may find another backbone to be the best, whose training failed before.
+        """
+        if cast("Budget", self.config.goal).max_drop is None:
+            return None
+        copy = reference_folder(self.root, best)
+        if not copy.exists():
+            partial = copy.with_name(".partial")
+            shutil.rmtree(partial, ignore_errors=True)
+            shutil.copytree(self.root / FOLDER / copy.name, partial, ignore=shutil.ignore_patterns(".*"))
+            partial.rename(copy)
+        return best
+
+    def _recommend(self, found: Mapping[Backbone, Searched], reference: Backbone | None) -> Portfolio:
+        """Choose the network to deliver; keep an earlier choice that was tested on the confirming images."""
         able = {each: about for each, about in found.items() if about.best is not None}
         if not able:
             raise TrainingError("the search from the most accurate backbone failed, so that nothing can be recommended")
@@ -301,149 +397,40 @@ class _Coordinator:
             for each, about in found.items()
             for index, point in enumerate(about.points)
         ]
-        told = Portfolio(
-            reference=(best or chosen).name,
+        portfolio = Portfolio(
+            reference=(reference or chosen).name,
             recommended=chosen.name,
             backbones=tuple(self.rows.values()),
-            points=with_front(points),
-            latency_by=next(iter(found.values())).latency_by,
+            points=pareto_front(points),
+            latency_by=found[chosen].latency_by,
         )
-        earlier = _decided(self.root)
-        if earlier is None or (earlier.recommended, earlier.reference) == (told.recommended, told.reference):
-            return told
+        before = self._portfolio_before() if (self.root / TESTS).exists() else None
+        if before is None or (before.recommended, before.reference) == (portfolio.recommended, portfolio.reference):
+            return portfolio
         self.listener.say(
-            f"{told.recommended} would be recommended now, but the confirming images have been looked at for "
-            f"{earlier.recommended}, which stays; use another folder for a new choice"
+            f"{portfolio.recommended} would be recommended now, but the confirming images have been used for "
+            f"{before.recommended}, which stays; use another folder for a new choice"
         )
-        return earlier
+        return before
 
-    def _delivered(self, told: Portfolio, cell: Cell, pool: Pool) -> RunSummary:
-        if not _is_delivered(self.root, self.config, told):
-            write_checked(self.root / TOLD, PortfolioFile(told).to_json().encode())
-            (outcome,) = run_cells([cell], pool, self.retries, self.listener)
-            if outcome.failure is not None:
-                raise TrainingError(f"the result could not be delivered: {outcome.failure.error}")
-        return RunSummary.read(self.root / SUMMARY)
+    def _portfolio_before(self) -> Portfolio | None:
+        file = read_if_sound(self.root / PORTFOLIO_FILE, PortfolioFile)
+        return None if file is None else file.portfolio
 
-
-def _has(cell: Cell, result: type[JsonValue]) -> bool:
-    """Whether the stage of a backbone was done before."""
-    try:
-        return bool(result.from_json(read_checked(cell.result)))
-    except (OSError, BasisPruneError):
-        return False
+    def _is_delivered(self, portfolio: Portfolio) -> bool:
+        """Whether the result exists, with the files that the settings ask for."""
+        try:
+            summary = RunSummary.read(self.root / SUMMARY)
+        except (OSError, BasisPruneError):
+            return False
+        has_files = all(summary.config.get(name) == getattr(self.config, name) for name in ("onnx", "int8"))
+        return has_files and not summary.interrupted and self._portfolio_before() == portfolio
 
 
-def _decided(root: Path) -> Portfolio | None:
-    """What an earlier start has recommended and tested on the confirming images; None if it has not come so far."""
-    try:
-        return PortfolioFile.from_json(read_checked(root / TOLD)).portfolio if (root / TESTS).exists() else None
-    except (OSError, BasisPruneError):
-        return None
+def best_first(trained: Mapping[Backbone, Trained]) -> list[Backbone]:
+    """Sort backbones, the most accurate first, and of two that are equally accurate the smaller."""
+    return sorted(trained, key=lambda each: (-trained[each].value, trained[each].size))
 
 
-def _is_delivered(root: Path, config: RunConfig, told: Portfolio) -> bool:
-    """Whether the result is there, with the same files as are asked for now."""
-    try:
-        old, before = RunSummary.read(root / SUMMARY), PortfolioFile.from_json(read_checked(root / TOLD)).portfolio
-    except (OSError, BasisPruneError):
-        return False
-    same = all(old.config.get(name) == getattr(config, name) for name in ("onnx", "int8"))
-    return same and not old.interrupted and before == told
-
-
-def _named(
-    models: str | Sequence[ModelSource], data: Source, config: RunConfig, running: Running
-) -> tuple[Given, list[str]]:
-    """What has no name, and the names of all models; raises ConfigError if another process would need the former."""
-    listed = [models] if isinstance(models, str) and models != AUTO else models
-    if listed == AUTO:
-        listed = PORTFOLIO
-    names = [_model_name(model, place) for place, model in enumerate(listed)]
-    called = zip(names, listed, strict=True)
-    unnamed = {name: model for name, model in called if not isinstance(model, str | os.PathLike)}
-    is_named = isinstance(data, str | os.PathLike)
-    faults = _of_one_model(config)
-    if not isinstance(config.goal, Budget):
-        faults.append("basis_ratio or filter_ratio given; pass a budget, by which backbones can be compared")
-    faults += started_by_a_launcher()
-    if running.jobs > 1 or running.ray_address is not None:
-        what = [*unnamed, *([] if is_named else ["the images"])]
-        what += [] if isinstance(config.promise.metric, str) else [metric_name(config.promise.metric)]
-        faults += [f"{each} given in Python, which another process cannot have; pass names and paths" for each in what]
-    if faults:
-        raise ConfigError.of("compress_portfolio", faults)
-    return Given(unnamed, None if is_named else data), names
-
-
-def _of_one_model(config: RunConfig) -> list[str]:
-    """Faults for settings that only one model can have."""
-    faults = []
-    if not config.task.has_classes:
-        faults.append(f"task: {config.task_name} given; only classifiers are chosen from: pass one model")
-    if config.start.weights is not None:
-        faults.append("weights: given, which are those of one model; pass a folder of weights for several")
-    if config.start.keep_head:
-        faults.append("keep_head: given, but backbones get a head for these classes; pass one model to keep its own")
-    return faults
-
-
-def _model_name(model: ModelSource, place: int) -> str:
-    if isinstance(model, str | os.PathLike):
-        return str(model)
-    return f"{type(model).__name__} {place + 1}"
-
-
-def _called(data: Source) -> str:
-    return str(data) if isinstance(data, str | os.PathLike) else f"a {type(data).__name__}{IN_PYTHON}"
-
-
-def _noted(
-    models: str | Sequence[ModelSource], data: Source, config: RunConfig, plan: PortfolioConfig
-) -> dict[str, pydantic.JsonValue]:
-    """All settings as JSON values, under the names that they have on the command line."""
-    listed: list[pydantic.JsonValue] | None = None
-    if models != AUTO:
-        given = [models] if isinstance(models, str) else models
-        listed = [_model_name(model, place) for place, model in enumerate(given)]
-    chosen: dict[str, pydantic.JsonValue] = {
-        "model": AUTO,
-        "models": listed,
-        "keep": plan.keep,
-        "probe_epochs": plan.probe_epochs,
-        "weights_folder": None if plan.weights is None else str(plan.weights),
-    }
-    return {**chosen, "data": _called(data), **config.noted()}
-
-
-def _known(ready: _Ready, plan: PortfolioConfig, listener: Listener) -> _Known:
-    """The backbones of the run: those that were available when it was first started."""
-    root, given = ready.folder.path, ready.given
-    path = root / _KNOWN
-    if path.exists():
-        known = _Known.from_json(read_checked(path))
-        if others := [each.name for each in known.backbones if each.name not in ready.names]:
-            raise CheckpointError(f"{path}: lists {', '.join(others)}, which nobody asked for; use another folder")
-        here = (replace(each, folder=str(root / FOLDER / slug(each.name))) for each in known.backbones)
-        return replace(known, backbones=tuple(here))  # wherever the folder has been moved to
-    weights, pretrained = _weights_of(plan), ready.config.pretrained
-    found = available(ready.names, root / FOLDER, listener, weights=weights, pretrained=pretrained, given=given.models)
-    known = _Known(found.backbones, found.missing)
-    (root / FOLDER).mkdir(parents=True, exist_ok=True)
-    write_checked(path, known.to_json().encode())
-    return known
-
-
-def _weights_of(plan: PortfolioConfig) -> Path | None:
-    """The folder with files of weights; raises ConfigError if it is none."""
-    weights = None if plan.weights is None else user_path(plan.weights, "weights").resolve()
-    if weights is not None and not weights.is_dir():
-        raise ConfigError(f"weights: {weights} is no folder; pass one with files such as resnet50.safetensors")
-    return weights
-
-
-def _pool(running: Running, given: Given, listener: Listener) -> Pool:
-    """Where the cells run: on Ray, in processes of their own or, one after the other, here."""
-    if running.ray_address is not None:
-        return OnRay(running)
-    return Processes(running) if running.jobs > 1 else Here(lambda cell: perform(cell, listener, given))
+def _is_named(source: object) -> bool:
+    return isinstance(source, str | os.PathLike)

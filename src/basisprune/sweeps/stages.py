@@ -1,13 +1,14 @@
-"""The stages of a portfolio, each a cell: a short training, a whole one, the search, and the delivery of the best."""
+"""The stages of a portfolio, each a run: a short training, a whole one, the search, and the delivery of the best."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 from torch import nn
 
@@ -15,15 +16,17 @@ from basisprune.budget import Budget
 from basisprune.budget.certify import EQUAL
 from basisprune.budget.metrics import value_of
 from basisprune.budget.planning import CostPlanner
+from basisprune.data.load import Source
 from basisprune.data.manifest import keep_images, manifest_of
 from basisprune.deploy.export.runtime import has_onnx
-from basisprune.files import read_checked, user_path, write_checked
+from basisprune.files import user_path
 from basisprune.listener import Listener
 from basisprune.pipeline import Pipeline
 from basisprune.results import FrontPoint, Portfolio, RunSummary
 from basisprune.runs.certifying import ONNX_RUNTIME, PYTORCH, Certified
 from basisprune.runs.compress import Compressed, certify_job
-from basisprune.runs.job import Job, factory_of
+from basisprune.runs.job import Job, ModelSource, factory_of
+from basisprune.runs.options import Options, RunConfig, configure
 from basisprune.runs.output import OutputFolder
 from basisprune.runs.start import check_start
 from basisprune.runs.summary import summarise
@@ -31,19 +34,28 @@ from basisprune.search import Search
 from basisprune.search.candidates import ALL, Found
 from basisprune.stage_store import StageStore
 from basisprune.states import State
-from basisprune.sweeps.cells import Backbone, Cell
-from basisprune.sweeps.work import Given, job_of
+from basisprune.sweeps.backbones import start_from
+from basisprune.sweeps.running import Backbone, Run, read_value, slug, write_value
 from basisprune.types import JsonValue
 
 PORTFOLIO = "portfolio.json"
 
 
 @dataclass(frozen=True)
+class InMemory:
+    """What was given in Python and has no name: models by theirs, images, settings."""
+
+    models: Mapping[str, ModelSource] = field(default_factory=dict)
+    data: Source | None = None
+    config: RunConfig | None = None
+
+
+@dataclass(frozen=True)
 class Trained(JsonValue):
     """A backbone after a training: how good it is on the validation images, and its size.
 
-    `value` is in what the budget is counted in, `size` in what the result is to have least of. `images` is the digest
-    of all images with their roles, which must be the same for all backbones.
+    `value` is in what the budget is counted in, `size` in what the result minimises. `images` is the digest of all
+    images with their roles, which must be the same for all backbones.
     """
 
     accuracy: float
@@ -55,10 +67,10 @@ class Trained(JsonValue):
 
 @dataclass(frozen=True)
 class Searched(JsonValue):
-    """The networks that came of a backbone, and the place of the one to recommend; None if there is none.
+    """The networks found from a backbone, and the index of the one to recommend; None if there is none.
 
-    `order` ranks that one among those of other backbones, the less the better: whether it is only estimated to be
-    certified, then its sizes or, where the budget is one of size, its error.
+    `order` ranks that one among those of other backbones (lower is better): whether it is only estimated to be
+    certified, then its sizes or, for a budget of size, its error.
     """
 
     points: tuple[FrontPoint, ...]
@@ -70,103 +82,119 @@ class Searched(JsonValue):
 
 @dataclass(frozen=True)
 class PortfolioFile(JsonValue):
-    """What the delivery is told of the whole portfolio."""
+    """The whole portfolio, as the delivery reads it."""
 
     portfolio: Portfolio
 
 
-def probe(cell: Cell, listener: Listener, given: Given) -> None:
-    """Trains a backbone for a few epochs and writes how good it is; its checkpoints go."""
-    job = job_of(cell, listener, given)
+def do_stage(run: Run, listener: Listener, in_memory: InMemory | None = None) -> None:
+    """Do one stage of a portfolio, from where it was stopped."""
+    stages = {"probe": probe, "start": start, "search": search, "deliver": deliver}
+    stages[run.kind](run, listener, in_memory or InMemory())
+
+
+def job_of(run: Run, listener: Listener, in_memory: InMemory | None = None) -> Job:
+    """Prepare the network, images and settings of a run."""
+    given = in_memory or InMemory()
+    config = given.config or configure(cast("Options", run.options))
+    data = run.data if given.data is None else given.data
+    return start_from(run.backbone, given.models.get(run.backbone.name), data, config, run.folder, listener)
+
+
+def probe(run: Run, listener: Listener, in_memory: InMemory) -> None:
+    """Train a backbone for a few epochs and write how good it is; remove its checkpoints."""
+    job = job_of(run, listener, in_memory)
     recipe = job.config.recipe
-    short = replace(recipe, train=replace(recipe.train, epochs=cell.epochs))
-    folder = Path(cell.root) / "probes" / f"{cell.folder.name}-{cell.epochs}"
+    short = replace(recipe, train=replace(recipe.train, epochs=run.epochs))
+    folder = run.root / "probes" / f"{run.folder.name}-{run.epochs}"
     pipeline = Pipeline(job.network, job.splits, short, checkpoints=folder, listener=listener)
-    search = Among(pipeline, job)
-    _write(cell, search.trained(pipeline.dense()))
+    write_value(run.result, BackboneSearch(pipeline, job).trained(pipeline.dense()))
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def start(cell: Cell, listener: Listener, given: Given) -> None:
-    """Trains a backbone by the whole recipe, in the folder of its search, and writes how good it is."""
-    with _at_work(cell, listener, given) as (job, pipeline):
-        search = Among(pipeline, job)
-        _write(cell, search.trained(search.unpruned()))
+def start(run: Run, listener: Listener, in_memory: InMemory) -> None:
+    """Train a backbone by the whole recipe, in the folder of its search, and write how good it is."""
+    with _prepared(run, listener, in_memory) as (job, pipeline):
+        found = BackboneSearch(pipeline, job)
+        write_value(run.result, found.trained(found.unpruned()))
 
 
-def search(cell: Cell, listener: Listener, given: Given) -> None:
-    """Searches for the smallest networks that come of a backbone, and writes what was found.
+def search(run: Run, listener: Listener, in_memory: InMemory) -> None:
+    """Search for the smallest networks that start from a backbone, and write them.
 
-    A loss of accuracy is counted in relation to the best backbone. One that is not within the budget itself is
-    compressed in relation to itself: it has its points on the front, but is not recommended.
+    A loss of accuracy is relative to the best backbone. A backbone that exceeds the budget unpruned is compressed
+    relative to itself: its networks may be on the Pareto front, but are not recommended.
     """
-    with _at_work(cell, listener, given) as (job, pipeline):
-        among, found = _found(cell, job, pipeline, listener, given)
-        _write(cell, among.searched(found, cell.backbone.name))
+    with _prepared(run, listener, in_memory) as (job, pipeline):
+        own = _searched(run, job, pipeline, listener, in_memory)
+        write_value(run.result, own.searched(own.run(), run.backbone.name))
 
 
-def deliver(cell: Cell, listener: Listener, given: Given) -> None:
-    """Certifies what the search from the recommended backbone found, and writes the result to the root.
+def deliver(run: Run, listener: Listener, in_memory: InMemory) -> None:
+    """Certify the networks of the recommended backbone, and write the result to the root.
 
-    The confirming images are looked at here, for the first time, and the networks of one backbone only.
+    No other stage uses the confirming images.
     """
-    told = PortfolioFile.from_json(read_checked(Path(cell.root) / PORTFOLIO)).portfolio
-    with _at_work(cell, listener, given) as (job, pipeline):
-        keep_images(Path(cell.root), job.splits, listener)
-        among, found = _found(cell, job, pipeline, listener, given)
-        promise, certified = job.config.promised, Certified(found)
+    portfolio = read_value(run.root / PORTFOLIO, PortfolioFile).portfolio
+    with _prepared(run, listener, in_memory) as (job, pipeline):
+        keep_images(run.root, job.splits, listener)
+        own = _searched(run, job, pipeline, listener, in_memory)
+        config, promise, certified = job.config, job.config.promised, Certified(own.run())
         if promise is not None:
-            certified = certify_job(job, found, promise, listener, folder=Path(cell.root))
+            certified = certify_job(job, certified.found, promise, listener, folder=run.root)
+        found = certified.found
         listener.say("measuring the result")
-        summary = summarise(job, pipeline, certified.found, cell.command)
-        summary = _of_portfolio(summary, told, certified.found.chosen, compared=among.reference is not None)
-        prepared = job.config.recipe.train.prepared
-        factory = factory_of(job)
-        result = Compressed(summary, certified.found, job.splits, prepared, certified.files, promise, factory=factory)
-        result.delivered(Path(cell.root), onnx=job.config.onnx, int8=job.config.int8, listener=listener)
+        summary = summarise(job, pipeline, found, "")
+        summary = _with_portfolio(summary, portfolio, found.chosen, is_compared=own.reference is not None)
+        prepared = config.recipe.train.prepared
+        result = Compressed(summary, found, job.splits, prepared, certified.files, promise, factory=factory_of(job))
+        result.delivered(run.root, onnx=config.onnx, int8=config.int8, listener=listener)
 
 
-def _of_portfolio(summary: RunSummary, told: Portfolio, chosen: int, *, compared: bool) -> RunSummary:
-    """The summary that tells of all backbones, with the network that is delivered marked among their points.
+def _with_portfolio(summary: RunSummary, portfolio: Portfolio, chosen: int, *, is_compared: bool) -> RunSummary:
+    """Add the portfolio to the summary, and mark the delivered network among its points.
 
-    If the search was `compared` with another backbone, its first candidate is that one's unpruned network.
+    If the search `is_compared` with another backbone, its first candidate is that one's unpruned network.
     """
     first, *others = summary.candidates
-    said = f"Started from {told.recommended}, out of {len(told.backbones)} backbones."
-    recommended, place = told.recommended, chosen - compared
-    if compared:
-        first = replace(first, name=f"{told.reference}, {first.name}")
-        said = f"{said[:-1]}, and compared with {told.reference}, unpruned."
+    recommended, reference, place = portfolio.recommended, portfolio.reference, chosen - is_compared
+    message = f"Started from {recommended}, out of {len(portfolio.backbones)} backbones"
+    if is_compared:
+        first = replace(first, name=f"{reference}, {first.name}")
+        message += f", and compared with {reference}, unpruned"
     if place < 0:
-        said = f"It is {told.reference}: what came of {recommended} does not keep to the budget on new images."
-        recommended, place = told.reference, 0
-    counts: dict[str, int] = {}
-    points = []
-    for point in told.points:
-        counts[point.group] = counts.get(point.group, -1) + 1
-        points.append(replace(point, chosen=point.group == recommended and counts[point.group] == place))
+        message = f"It is {reference}: the networks from {recommended} exceed the budget on new images"
+        recommended, place = reference, 0
+    own = [point for point in portfolio.points if point.group == recommended]
+    delivered = next(iter(own[place:]), None)
+    points = tuple(replace(point, chosen=point is delivered) for point in portfolio.points)
     return replace(
         summary,
         candidates=(first, *others),
-        verdict=f"{summary.verdict} {said}",
-        portfolio=replace(told, recommended=recommended, points=tuple(points)),
+        verdict=f"{summary.verdict} {message}.",
+        portfolio=replace(portfolio, recommended=recommended, points=points),
     )
 
 
-class Among(Search):
-    """The search from one backbone among several; with `best`, accuracy is compared with that network's."""
+class BackboneSearch(Search):
+    """The search from one backbone among several; accuracy is relative to the `best` one, if it is given."""
+
+    eligible = True
+    """Whether its networks may be recommended."""
 
     def __init__(self, pipeline: Pipeline, job: Job, best: State | None = None) -> None:
-        super().__init__(pipeline, job.config.goal, job.config.search, reference=best, promise=job.config.promised)
-        self.config_of_run = job.config
+        config = job.config
+        super().__init__(pipeline, config.goal, config.search, reference=best, promise=config.promised)
+        self.metric = config.promise.metric
+        self.has_file = has_onnx() if config.onnx is None else config.onnx
 
     def unpruned(self) -> State:
-        """The network that would be deployed without pruning."""
+        """Train the network that would be deployed without pruning."""
         self.pipeline.claim_folder()
         return self._unpruned(self.pipeline.start(self.framework))
 
     def run(self) -> Found:
-        """All networks that were tried: the best backbone's first, then this one's, unpruned, then what comes of it."""
+        """Try the best backbone's network first, then this one's, unpruned, then those made from it."""
         own = self.unpruned()
         self._judge(self.reference or own, ALL)
         if self.reference is not None:
@@ -175,104 +203,74 @@ class Among(Search):
         return Found(tuple(self.trials), self._best(), False, self._to_test(), timed_in=self.scale.timed_in)
 
     def is_within(self, state: State, best: State) -> bool:
-        """Whether a network is within the budget, by the estimate, in relation to the best one."""
-        assert isinstance(self.goal, Budget)
-        return self._value(state) >= self.goal.least_accuracy(self._value(best)) - EQUAL
+        """Whether a network is estimated to be within the budget, relative to the best one."""
+        return self._value(state) >= self._budget.least_accuracy(self._value(best)) - EQUAL
 
     def trained(self, state: State) -> Trained:
-        """How good the network is, and how large as it would be deployed."""
+        """Measure how good the network is, and how large as it would be deployed."""
         size = self.scale.size(state)
         sizes = {"params": size.parameters, "macs": size.macs, "latency": size.latency_ms or size.macs}
-        metric = self.config_of_run.promise.metric
-        return Trained(
-            state.outcomes.value,
-            value_of(metric, state.outcomes),
-            size.parameters,
-            float(sizes[self._optimize]),
-            manifest_of(self.pipeline.splits).digest,
-        )
+        accuracy, value = state.outcomes.value, value_of(self.metric, state.outcomes)
+        return Trained(accuracy, value, size.parameters, float(sizes[self._optimize]), self._images)
 
     def searched(self, found: Found, name: str) -> Searched:
-        """The points of what was found, and the best of them, in relation to other backbones."""
-        own = range(0 if self.reference is None else 1, len(found.trials))
-        points = []
-        for index in own:
-            candidate, deployed = found.trials[index].candidate, found.trials[index].deployed
-            steps = candidate.steps
-            latency = self.pipeline.store.number(steps, "file", partial(self.file_milliseconds, deployed))
+        """Return the networks of this backbone as points, and the best one."""
+        own = found.trials[0 if self.reference is None else 1 :]
+        points, orders = [], {}
+        for place, trial in enumerate(own):
+            candidate = trial.candidate
+            measure = partial(self._file_milliseconds, trial.deployed)
+            latency = self.pipeline.store.number(candidate.steps, "file", measure)
             sizes = candidate.parameters, candidate.macs, latency
             points.append(FrontPoint(name, candidate.label, candidate.accuracy, candidate.interval, *sizes))
-        best, order = self._recommended(found, list(own))
-        by = ONNX_RUNTIME if self.has_file else PYTORCH
-        images = manifest_of(self.pipeline.splits).digest
-        return Searched(tuple(points), None if best is None else best - own.start, order, by, images)
+            order = candidate.order(self._optimize)
+            if not self._budget.is_about_accuracy:
+                failed = not candidate.passed
+                orders[place] = (float(failed), *(() if failed else (1 - candidate.accuracy,)), *order)
+            elif candidate.passed and self.eligible:
+                is_estimate = self.standard is None or self.standard.confirming is None
+                orders[place] = (float(is_estimate), *order)
+        best = min(orders, key=orders.__getitem__, default=None)
+        program = ONNX_RUNTIME if self.has_file else PYTORCH
+        return Searched(tuple(points), best, () if best is None else orders[best], program, self._images)
 
-    def _recommended(self, found: Found, own: list[int]) -> tuple[int | None, tuple[float, ...]]:
-        candidates = found.candidates
-        assert isinstance(self.goal, Budget)
-        if self.goal.is_about_accuracy:
-            if self.reference is None and not self.counts:
-                return None, ()
-            passing = [index for index in own if candidates[index].passed]
-            estimated = float(self.standard is None or self.standard.confirming is None)
-            orders = {index: (estimated, *candidates[index].order(self._optimize)) for index in passing}
-        else:
-            small = {index: float(not candidates[index].passed) for index in own}
-            orders = {
-                index: (
-                    small[index],
-                    *((1 - candidates[index].accuracy,) if not small[index] else ()),
-                    *candidates[index].order(self._optimize),
-                )
-                for index in own
-            }
-        if not orders:
-            return None, ()
-        best = min(orders, key=orders.__getitem__)
-        return best, orders[best]
-
-    counts: bool = True
-    """Whether its networks may be recommended."""
-
-    @property
-    def has_file(self) -> bool:
-        """Whether what is delivered is an ONNX file."""
-        return has_onnx() if self.config_of_run.onnx is None else self.config_of_run.onnx
-
-    def file_milliseconds(self, model: nn.Module) -> float:
-        """Milliseconds per image of the file that would be delivered; of PyTorch where there is none."""
+    def _file_milliseconds(self, model: nn.Module) -> float:
+        """Measure milliseconds per image of the ONNX file that would be delivered; of PyTorch where there is none."""
         return self.scale.measured(model, self.scale.program(model) if self.has_file else "eager")
 
+    @property
+    def _budget(self) -> Budget:
+        return cast("Budget", self.goal)  # portfolios refuse ratios
 
-def _found(cell: Cell, job: Job, pipeline: Pipeline, listener: Listener, given: Given) -> tuple[Among, Found]:
-    """The search from the cell's backbone, in relation to the best one if it may be recommended."""
-    alone = Among(pipeline, job)
-    best = cell.best
-    if best is not None and best.name != cell.backbone.name and _is_relative(job):
-        reference = _state_of(replace(cell, backbone=best), listener, given)
-        if alone.is_within(alone.unpruned(), reference):
-            alone = Among(pipeline, job, reference)
-        else:
-            alone.counts = False
-            listener.say(f"{cell.backbone.name} is not within the budget itself, and is compressed for the front only")
-    return alone, alone.run()
+    @property
+    def _images(self) -> str:
+        return manifest_of(self.pipeline.splits).digest
 
 
-def _is_relative(job: Job) -> bool:
-    """Whether the budget is a loss of accuracy, in relation to something."""
-    return isinstance(job.config.goal, Budget) and job.config.goal.max_drop is not None
+def _searched(run: Run, job: Job, pipeline: Pipeline, listener: Listener, in_memory: InMemory) -> BackboneSearch:
+    """Prepare the search from the run's backbone, relative to the best one if it may be recommended."""
+    best, own = run.best, BackboneSearch(pipeline, job)
+    if best is None or best.name == run.backbone.name:
+        return own
+    other = replace(run, backbone=best, folder=reference_folder(run.root, best))
+    other_job = job_of(other, listener, in_memory)
+    reference = BackboneSearch(_pipeline(other_job, OutputFolder(other.folder), listener), other_job).unpruned()
+    if own.is_within(own.unpruned(), reference):
+        return BackboneSearch(pipeline, job, reference)
+    listener.say(f"{run.backbone.name} exceeds the budget itself, and is compressed for the Pareto front only")
+    own.eligible = False
+    return own
 
 
-def _state_of(cell: Cell, listener: Listener, given: Given) -> State:
-    """The unpruned network of a backbone that has been trained, from its checkpoints."""
-    job = job_of(cell, listener, given)
-    return Among(_pipeline(job, OutputFolder(cell.folder), listener), job).unpruned()
+def reference_folder(root: Path, best: Backbone) -> Path:
+    """Where the trained network of the best backbone is copied to, which all others read while it is searched."""
+    return root / "reference" / slug(best.name)
 
 
 @contextmanager
-def _at_work(cell: Cell, listener: Listener, given: Given) -> Iterator[tuple[Job, Pipeline]]:
-    """The job and its pipeline; the folder of the backbone is nobody else's meanwhile."""
-    job, folder = job_of(cell, listener, given), OutputFolder(cell.folder)
+def _prepared(run: Run, listener: Listener, in_memory: InMemory) -> Iterator[tuple[Job, Pipeline]]:
+    """Yield the job and its pipeline, and lock the folder of the backbone."""
+    job, folder = job_of(run, listener, in_memory), OutputFolder(run.folder)
     check_start(job, folder, job.noted(), listener)
     with folder.held(job.noted(), listener):
         keep_images(folder.path, job.splits, listener)
@@ -280,28 +278,8 @@ def _at_work(cell: Cell, listener: Listener, given: Given) -> Iterator[tuple[Job
 
 
 def _pipeline(job: Job, folder: OutputFolder, listener: Listener) -> Pipeline:
-    config = job.config
+    config, stages = job.config, folder.stages
     device = None if config.device is None else user_path(config.device, "device")
-    keep = StageStore(folder.stages, listener.say).times
+    keep = StageStore(stages, listener.say).times
     planner = CostPlanner.of(config.optimize, device, job.network, listener.say, keep)
-    return Pipeline(
-        job.network, job.splits, config.recipe, checkpoints=folder.stages, listener=listener, planner=planner
-    )
-
-
-def _write(cell: Cell, result: Trained | Searched) -> None:
-    write_checked(cell.result, result.to_json().encode())
-
-
-def reference_of(backbone: Backbone, root: Path) -> Backbone:
-    """The backbone with a copy of its trained network in the root, which all others can read while it is searched.
-
-    A run that resumes may find another one to be the best, because its training failed before.
-    """
-    copy = root / "reference" / Path(backbone.folder).name
-    if not copy.exists():
-        partial = copy.with_name(".partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        shutil.copytree(backbone.folder, partial, ignore=shutil.ignore_patterns(".*"))
-        partial.rename(copy)
-    return replace(backbone, folder=str(copy))
+    return Pipeline(job.network, job.splits, config.recipe, checkpoints=stages, listener=listener, planner=planner)

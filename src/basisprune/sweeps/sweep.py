@@ -1,50 +1,108 @@
-"""A sweep from start to end: its cells are run, wherever there is room, and their results gathered."""
+"""A sweep over models, datasets, frameworks and seeds: from its YAML file to the results of all cells."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import math
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
+from typing import cast, get_type_hints
 
 from pydantic import JsonValue
 
-from basisprune.errors import CheckpointError, ConfigError, MissingExtraError
-from basisprune.files import locked, read_checked, sealed, write_checked, write_text
+from basisprune.errors import CheckpointError, ConfigError, MissingExtraError, nearest
+from basisprune.files import locked, sealed, write_text
+from basisprune.frameworks import FrameworkName
 from basisprune.listener import Listener, Silence
 from basisprune.report.fronts import Front, SweepPage, write_sweep_page
-from basisprune.runs.validating import differences
-from basisprune.sweeps.cells import Cell
-from basisprune.sweeps.file import CELLS, Sweep, read_sweep
-from basisprune.sweeps.pools import Processes
-from basisprune.sweeps.ray_pool import OnRay
-from basisprune.sweeps.running import Running, closing, run_cells, started_by_a_launcher
-from basisprune.sweeps.table import HEADER, SweepRow, as_cells, as_csv, as_json, points_of, row_of
-from basisprune.sweeps.work import is_done
+from basisprune.runs.job import code_of
+from basisprune.runs.options import BUDGETS, RATIOS, Options, configure
+from basisprune.runs.output import refuse_links
+from basisprune.runs.units import AMOUNT, OPTION_UNITS
+from basisprune.runs.validating import changed, differences, faults_of, read_settings
+from basisprune.sweeps.backbones import AUTO, is_timm
+from basisprune.sweeps.running import (
+    Backbone,
+    Kind,
+    Resources,
+    Run,
+    Running,
+    absolute,
+    below,
+    open_pool,
+    read_value,
+    refuse_launcher,
+    run_all,
+    write_value,
+)
+from basisprune.sweeps.table import BASELINE, HEADER, Cell, SweepRow, as_cells, as_csv, as_json, fronts_of, row_of
+from basisprune.sweeps.worker import is_done
 from basisprune.types import JsonValue as Value
 
+CELLS, RESULTS, TABLE, PAGE = "cells", "sweep.json", "sweep.csv", "sweep.html"
 _RECORD = "cells.json"
-RESULTS, TABLE, PAGE = "sweep.json", "sweep.csv", "sweep.html"
+_OWN = ("framework", "seed")  # options that the file has lists for
+_PATHS = ("device", "groups", "weights")
+_NO_TYPES = ("recipe", "search", "metric")  # which `configure` checks
+_MOST_CELLS = 10_000
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The runs of a sweep by their cells, and the resources of each."""
+
+    cells: Mapping[Cell, Run]
+    resources: Resources
+    retries: int
+    output: Path
 
 
 @dataclass(frozen=True)
 class SweepResult:
-    """The rows of all cells, in the order of the file, and the folder they are in."""
+    """The rows of all cells, in the order of the file, and their folder."""
 
     rows: tuple[SweepRow, ...]
     folder: Path
 
     @property
     def failed(self) -> tuple[SweepRow, ...]:
-        """The cells that failed for good."""
+        """The cells that failed after all attempts."""
         return tuple(row for row in self.rows if row.status == "failed")
 
 
 @dataclass(frozen=True)
-class _Record(Value):
-    """All cells that were ever run in a folder, by name."""
+class _Entry:
+    """A model or a dataset of the file: its name there, and options of its own."""
 
-    cells: dict[str, Cell]
+    name: str | None = None
+    model: str | None = None
+    data: str | None = None
+    options: dict[str, JsonValue] | None = None
+
+
+@dataclass(frozen=True)
+class _File:
+    """The file as it is written."""
+
+    models: tuple[JsonValue, ...] = ()
+    datasets: tuple[JsonValue, ...] = ()
+    frameworks: tuple[FrameworkName, ...] = ()
+    seeds: tuple[int, ...] = (0,)
+    options: dict[str, JsonValue] | None = None
+    resources: dict[str, JsonValue] | None = None
+    retries: int = 2
+    output: str | None = None
+
+
+@dataclass(frozen=True)
+class _Record(Value):
+    """The settings of all runs that were ever begun in a folder, by name."""
+
+    cells: dict[str, dict[str, JsonValue]]
 
 
 def run_sweep(
@@ -56,70 +114,227 @@ def run_sweep(
     trust_code: bool = False,
     listener: Listener | None = None,
 ) -> SweepResult:
-    """The results of a sweep over models, datasets, frameworks and seeds, which a YAML file describes.
+    """Run a sweep over models, datasets, frameworks and seeds, which a YAML file describes.
 
-    Each cell is a run of `compress` in a folder of its own and in its own process: `jobs` at once here, or on the Ray
-    cluster at `ray_address` ("auto", an address, or "local" for one that is started here). Cells that are done are not
-    repeated, those that were stopped go on, and those that fail are tried again as often as the file says; one that
-    fails for good is recorded with its error, and the others go on. The folder gets sweep.json, sweep.csv and
-    sweep.html, with the Pareto front of each dataset; more cells may be added to the file later. Code that the file or
-    its models name is imported only with `trust_code`.
+    Each cell is a run of `compress` in a folder and a process of its own. Finished cells are not repeated, stopped ones
+    resume, and failed ones are repeated as often as the file says; a cell that fails every time is recorded with its
+    error. The folder gets sweep.json, sweep.csv and sweep.html, with the Pareto front of each dataset. Cells may be
+    added to the file later.
 
-    Raises ConfigError for faults of the file, and CheckpointError if the folder has cells with other options.
+    Args:
+        file: The YAML file, or what `read_sweep` returned for it.
+        output: The folder for all results, by default the one that the file names.
+        jobs: The number of processes on this machine.
+        ray_address: A Ray cluster: its address, "auto", or "local" to start one on this machine.
+        trust_code: Import the code that the file or its models name.
+        listener: Receives the progress.
+
+    Returns:
+        One row for each cell.
+
+    Raises:
+        ConfigError: For faults in the file, all at once.
+        CheckpointError: If the folder has cells with other options.
+
+    Example: `run_sweep("sweep.yaml", jobs=2).rows`
     """
     sweep = file if isinstance(file, Sweep) else read_sweep(file, output, trust_code=trust_code)
-    if faults := started_by_a_launcher():
-        raise ConfigError.of("run_sweep", faults)
-    hears = listener or Silence()
+    refuse_launcher("run_sweep")
+    listener, folder = listener or Silence(), sweep.output
     running = Running(jobs, ray_address, sweep.resources, sweep.retries)
-    (sweep.output / CELLS).mkdir(parents=True, exist_ok=True)
-    cells = list(sweep.cells.values())
-    with locked(sweep.output):
-        _claim(sweep.output, cells)
-        with closing(Processes(running) if ray_address is None else OnRay(running)) as pool:
-            outcomes = run_cells(cells, pool, running.retries, hears, done=is_done)
-        rows = tuple(row_of(place, outcome) for place, outcome in zip(sweep.cells, outcomes, strict=True))
-        _write(sweep.output, rows, hears)
-    return SweepResult(rows, sweep.output)
+    (folder / CELLS).mkdir(parents=True, exist_ok=True)
+    runs = list(sweep.cells.values())
+    with locked(folder):
+        _claim(folder, runs)
+        with open_pool(running, listener) as pool:
+            results = run_all(runs, pool, running.retries, listener, done=is_done)
+        rows = tuple(row_of(cell, result) for cell, result in zip(sweep.cells, results, strict=True))
+        _write(folder, rows, listener)
+    return SweepResult(rows, folder)
 
 
-def _claim(folder: Path, cells: Sequence[Cell]) -> None:
-    """Records the cells; raises CheckpointError if one of them was begun with other settings."""
+def read_sweep(path: str | Path, output: str | Path | None = None, *, trust_code: bool = False) -> Sweep:
+    """Read the sweep that a YAML file describes, with its results in `output`, or in the folder that the file names.
+
+    Raises ConfigError that lists all faults with their places in the file: also code that it names, unless
+    `trust_code` allows it, and more than 10,000 cells.
+    """
+    where = str(path)
+    given = changed(_File(), read_settings(path), where)
+    faults = [
+        f"{name}: {list(values)} given; a list of different values is needed"
+        for name, values in (("frameworks", given.frameworks), ("seeds", given.seeds))
+        if len(set(values)) < len(values) or (not values and name == "seeds")
+    ]
+    faults += below(0, retries=given.retries)
+    if output is None and given.output is None:
+        faults.append("output: not given; name the folder for the results here, or pass --output")
+    models = _entries(given.models, "models", "model", faults)
+    datasets = _entries(given.datasets, "datasets", "data", faults)
+    shared, resources = _options(given.options, "options", faults), _resources(given.resources, faults)
+    lists = models, datasets, given.frameworks or ("",), given.seeds
+    if (count := math.prod(map(len, lists))) > _MOST_CELLS:
+        faults.append(f"{count:,} cells described; at most {_MOST_CELLS:,} are allowed, so divide the file")
+    if not trust_code:
+        faults += _code_in([*models, *datasets, _Entry(options=shared)])
+    if faults or resources is None:
+        raise ConfigError.of(where, faults)
+    folder = Path(output or given.output or "").expanduser().resolve()
+    if os.path.lexists(folder / CELLS):
+        refuse_links(folder)
+    cells: dict[Cell, Run] = {}
+    for model, data, framework, seed in product(*lists):
+        cell = Cell(str(model.name), str(data.name), framework, seed)
+        options = _merged(shared, model.options or {}, data.options or {})
+        options |= {"seed": seed} | ({"framework": framework} if framework not in ("", BASELINE) else {})
+        options |= {"trust_code": True} if trust_code else {}
+        kind: Kind = "train" if framework == BASELINE else "compress"
+        backbone = Backbone(str(model.model))
+        run = Run(cell.name, kind, folder / CELLS / cell.name, backbone, str(data.data), options)
+        faults += [f"{cell.name}: {fault}" for fault in _faults_of(run)]
+        cells[cell] = run
+    # Folders of a-b on c and of a on b-c would be the same; some file systems do not tell A from a.
+    twice = _repeated(cell.name.casefold() for cell in cells)
+    faults += [f"{name}: {count} cells have this name; rename models or datasets" for name, count in twice.items()]
+    if faults:
+        raise ConfigError.of(where, faults)
+    return Sweep(cells, resources, given.retries, folder)
+
+
+def _entries(given: Sequence[JsonValue], where: str, key: str, faults: list[str]) -> list[_Entry]:
+    """Read models or datasets: names, or mappings with a name and options."""
+    found: list[_Entry] = []
+    for number, value in enumerate(given):
+        here = f"{where}[{number}]"
+        try:
+            entry = changed(_Entry(), {key: value} if isinstance(value, str) else value, here)
+        except ConfigError as error:
+            faults += [f"{here}.{fault}" for fault in error.faults]
+            continue
+        source = getattr(entry, key)
+        if source is None or (entry.model is not None and entry.data is not None):
+            faults.append(f"{here}: {value!r} given; a name, or a mapping with {key}, name and options is needed")
+            continue
+        options = _options(entry.options, f"{here}.options", faults)
+        place = source if is_timm(source) else absolute(source)
+        found.append(_Entry(entry.name or _short(source), **{key: place}, options=options))
+    twice = _repeated(str(entry.name) for entry in found)
+    faults += [f"{where}: {name!r} is there twice; give each a name of its own" for name in sorted(twice)]
+    if not given:
+        faults.append(f"{where}: none given; a list of {where} is needed")
+    return found
+
+
+def _repeated(names: Iterable[str]) -> dict[str, int]:
+    return {name: count for name, count in Counter(names).items() if count > 1}
+
+
+def _options(given: Mapping[str, JsonValue] | None, where: str, faults: list[str]) -> dict[str, JsonValue]:
+    """Read options of `compress`, their units turned into numbers."""
+    hints = {name: hint for name, hint in get_type_hints(Options).items() if name not in _OWN}
+    found: dict[str, JsonValue] = {}
+    for name, value in (given or {}).items():
+        if name in _OWN:
+            faults.append(f"{where}.{name}: is varied by the sweep; put it under {name}s")
+        elif name == "trust_code":
+            faults.append(f"{where}.{name}: a file cannot vouch for itself; pass trust_code=True (--trust-code)")
+        elif name not in hints:
+            hint = nearest(name, hints) or f" Known are {', '.join(hints)}"
+            faults.append(f"{where}.{name}: no such setting.{hint}")
+        else:
+            try:
+                if isinstance(value, str) and name in OPTION_UNITS:
+                    value = OPTION_UNITS[name].parse(value)
+            except ConfigError as error:
+                faults.append(f"{where}.{name}: {error}")
+                continue
+            found[name] = absolute(value) if isinstance(value, str) and name in _PATHS else value
+            if name not in _NO_TYPES:
+                faults += faults_of(found[name], hints[name], f"{where}.{name}")
+    return found
+
+
+def _resources(given: Mapping[str, JsonValue] | None, faults: list[str]) -> Resources | None:
+    values = dict(given or {})
+    try:
+        if isinstance(values.get("memory"), str):
+            values["memory"] = AMOUNT.parse(values["memory"])
+        return changed(Resources(), values, "resources")
+    except ConfigError as error:
+        faults += [f"resources.{fault}" for fault in error.faults]
+        return None
+
+
+def _code_in(entries: Sequence[_Entry]) -> list[str]:
+    """List references to code as faults."""
+    found = [name for each in entries for name in code_of(each.model, each.data, (each.options or {}).get("task"))]
+    return [
+        f"{name!r} would import and run code; if you trust whoever wrote the file, pass trust_code=True (--trust-code)"
+        for name in dict.fromkeys(found)
+    ]
+
+
+def _merged(*layers: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+    """Merge options, the later over the earlier; a budget replaces any other."""
+    goals = {*BUDGETS, *RATIOS}
+    found: dict[str, JsonValue] = {}
+    for layer in layers:
+        if goals & layer.keys():
+            found = {name: value for name, value in found.items() if name not in goals}
+        found |= layer
+    return found
+
+
+def _faults_of(run: Run) -> list[str]:
+    try:
+        configure(cast("Options", run.options))
+    except ConfigError as error:
+        return list(error.faults)
+    if run.backbone.name == AUTO and run.kind == "train":
+        return [f"the framework {BASELINE!r} needs one model, and {AUTO!r} given"]
+    return []
+
+
+def _short(source: str) -> str:
+    """Name a model or dataset by the last part of its name or path.
+
+    >>> _short("torchvision:CIFAR10"), _short("/photos/birds"), _short("resnet50.a1_in1k")
+    ('CIFAR10', 'birds', 'resnet50.a1_in1k')
+    """
+    return Path(source.rpartition(":")[2]).name or source
+
+
+def _claim(folder: Path, runs: Sequence[Run]) -> None:
+    """Record the settings of all runs; raise CheckpointError if one of them was begun with others."""
     path = folder / _RECORD
-    known = _Record.from_json(read_checked(path)).cells if path.exists() else {}
+    settings = {run.name: {"model": run.backbone.name, "data": run.data, **run.options} for run in runs}
+    for each in settings.values():
+        each.pop("trust_code", None)
+    known = read_value(path, _Record).cells if path.exists() else {}
     changes = [
-        f"{cell.name}: {name}: {change}"
-        for cell in cells
-        if cell.name in known
-        for name, change in differences(_settings(known[cell.name]), _settings(cell)).items()
+        f"{name}: {setting}: {change}"
+        for name in settings
+        if name in known
+        for setting, change in differences(known[name], settings[name]).items()
     ]
     if changes:
         raise CheckpointError.of(f"{folder}: belongs to a sweep with other settings; use another folder", changes)
-    write_checked(path, _Record({**known, **{cell.name: cell for cell in cells}}).to_json().encode())
-
-
-def _settings(cell: Cell) -> dict[str, JsonValue]:
-    named = {"model": cell.backbone.name, "data": cell.data, **cell.options}
-    return {name: value for name, value in named.items() if name != "trust_code"}
+    write_value(path, _Record({**known, **settings}))
 
 
 def _write(folder: Path, rows: Sequence[SweepRow], listener: Listener) -> None:
-    """Writes the results; the page only if its packages are installed."""
-    fronts = points_of(rows)
-    on_front = {name: [f"{p.group}, {p.name}" for p in points if p.front] for name, points in fronts.items()}
-    content: dict[str, JsonValue] = {"cells": as_json(rows), "fronts": json.loads(json.dumps(on_front))}
+    """Write the results; the page only if its packages are installed."""
+    fronts = fronts_of(rows)
+    on_front: dict[str, JsonValue] = {
+        name: [f"{point.group}, {point.name}" for point in points if point.front] for name, points in fronts.items()
+    }
+    content: dict[str, JsonValue] = {"cells": as_json(rows), "fronts": on_front}
     write_text(folder / RESULTS, sealed(json.dumps(content, indent=1)))
     write_text(folder / TABLE, as_csv(rows))
     failed = sum(row.status == "failed" for row in rows)
-    said = f"{len(rows) - failed} of {len(rows)} cells are done" + (f", {failed} failed." if failed else ".")
-    page = SweepPage(
-        folder.name,
-        said,
-        HEADER,
-        tuple(as_cells(rows)),
-        tuple(Front(name, points) for name, points in fronts.items()),
-        content,
-    )
+    message = f"{len(rows) - failed} of {len(rows)} cells are done" + (f", {failed} failed." if failed else ".")
+    figures = tuple(Front(name, points) for name, points in fronts.items())
+    page = SweepPage(folder.name, message, HEADER, tuple(as_cells(rows)), figures, content)
     try:
         write_sweep_page(page, folder / PAGE)
     except MissingExtraError as error:

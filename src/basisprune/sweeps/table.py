@@ -1,11 +1,13 @@
-"""The results of a sweep's cells as rows: for JSON, CSV, the terminal and the page."""
+"""The results of a sweep as rows, for JSON, CSV, the terminal and the page, and their Pareto fronts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Literal
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal
 
+import numpy as np
 from pydantic import JsonValue, TypeAdapter
 
 from basisprune.files import unsealed
@@ -14,19 +16,35 @@ from basisprune.report.text import csv_table, text_table
 from basisprune.results import FrontPoint, Interval, RunSummary
 from basisprune.runs.adapt import TrainSummary
 from basisprune.runs.output import SUMMARY
-from basisprune.sweeps.cells import Cell
-from basisprune.sweeps.file import BASELINE, Coordinates
-from basisprune.sweeps.front import with_front
-from basisprune.sweeps.running import Outcome
+from basisprune.sweeps.running import RunResult, slug
+
+BASELINE = "baseline"
+HEADER = ("model", "dataset", "framework", "seed", "accuracy", "parameters", "multiply-adds", "one image", "outcome")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One combination of a sweep, in the words of its file; an empty framework stands for that of the recipe."""
+
+    model: str
+    dataset: str
+    framework: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """The name of the cell, and of its folder."""
+        return slug("-".join(filter(None, [self.model, self.dataset, self.framework, str(self.seed)])))
 
 
 @dataclass(frozen=True)
 class SweepRow:
-    """One cell of a sweep: what came of it. `images` says on which the accuracies are: "test" or "validation".
+    """The result of one cell of a sweep.
 
-    `before` is the unpruned network. Sizes are those of the deployed form, of a baseline those of the trained one;
-    milliseconds are those of one image, in the delivered file where there is one. `certified` is None where the budget
-    is not about accuracy. `attempts` is 0 for a cell that was done by an earlier start.
+    `images` names the part of the data that accuracies are measured on: "test" or "validation". `before` is the
+    unpruned network. Sizes are those of the deployed form, for a baseline those of the trained one; milliseconds are
+    for one image, in the delivered file where there is one. `certified` is None where the budget is not about accuracy.
+    `attempts` is 0 for a cell that was done by an earlier start.
     """
 
     model: str
@@ -52,102 +70,92 @@ class SweepRow:
     folder: str = ""
 
 
-HEADER = ("model", "dataset", "framework", "seed", "accuracy", "parameters", "multiply-adds", "one image", "outcome")
+def row_of(cell: Cell, result: RunResult) -> SweepRow:
+    """Return the row of a cell, from the summary in its folder."""
+    values: dict[str, Any] = {**asdict(cell), "attempts": result.attempts, "folder": str(result.run.folder)}
+    if result.failure is not None:
+        return SweepRow(**values, status="failed", error=result.failure.error)
+    path = result.run.folder / SUMMARY
+    return SweepRow(
+        **{**values, "status": "done", **(_trained(path) if result.run.kind == "train" else _compressed(path))}
+    )
 
 
-def row_of(place: Coordinates, outcome: Outcome) -> SweepRow:
-    """The row of a cell, from the summary in its folder."""
-    cell = outcome.cell
-    head = (place.model, place.dataset, place.framework, place.seed)
-    if outcome.failure is not None:
-        error = outcome.failure.error
-        return SweepRow(*head, "failed", error, outcome.attempts, folder=str(cell.folder))
-    row = SweepRow(*head, "done", attempts=outcome.attempts, folder=str(cell.folder))
-    return SweepRow(**{**asdict(row), **(_trained(cell) if cell.kind == "train" else _compressed(cell))})
-
-
-def _compressed(cell: Cell) -> dict[str, object]:
-    summary = RunSummary.read(cell.folder / SUMMARY)
-    chosen = summary.chosen
-    before, after = (summary.test.before, summary.test.after) if summary.test else (summary.reference, chosen)
-    times = _milliseconds(summary)
-    return {
-        "framework": _framework(summary),
+def _compressed(path: Path) -> dict[str, Any]:
+    summary = RunSummary.read(path)
+    before, after = (summary.test.before, summary.test.after) if summary.test else (summary.reference, summary.chosen)
+    values: dict[str, Any] = {"interval": getattr(after, "interval", None)}
+    for name in ("accuracy", "parameters", "macs"):
+        values |= {f"{name}_before": getattr(before, name), name: getattr(after, name, None)}
+    rows = () if summary.latency is None else summary.latency.rows
+    times = {(row.backend, row.model): 1000 * row.seconds for row in rows if row.batch_size == 1}
+    backend = next((backend for backend, _ in times), "")  # delivered files come first
+    settings = (summary.config.get("search"), summary.config.get("recipe"))
+    frameworks = (each.get("framework") for each in settings if isinstance(each, dict))
+    return values | {
+        "framework": str(next(filter(None, frameworks), "")),
         "images": "test" if summary.test else "validation",
-        "accuracy_before": before.accuracy,
-        "accuracy": None if after is None else after.accuracy,
-        "interval": None if after is None else after.interval,
-        "parameters_before": before.parameters,
-        "parameters": None if after is None else after.parameters,
-        "macs_before": before.macs,
-        "macs": None if after is None else after.macs,
-        "ms_before": times[0],
-        "ms": times[1],
+        "ms_before": times.get((backend, "before")),
+        "ms": times.get((backend, "after")),
         "kept_to_budget": summary.kept_to_budget,
         "certified": None if summary.certificate is None else summary.certificate.certified,
         "backbone": "" if summary.portfolio is None else summary.portfolio.recommended,
     }
 
 
-def _framework(summary: RunSummary) -> str:
-    """The framework that was asked for, or the recipe's."""
-    search, recipe = summary.config.get("search"), summary.config.get("recipe")
-    asked = search.get("framework") if isinstance(search, dict) else None
-    return str(asked or (recipe.get("framework") if isinstance(recipe, dict) else ""))
-
-
-def _milliseconds(summary: RunSummary) -> tuple[float | None, float | None]:
-    """One image before and after: of the delivered files, which come first, or else of PyTorch."""
-    rows = () if summary.latency is None else summary.latency.rows
-    found = {(row.backend, row.model): 1000 * row.seconds for row in rows if row.batch_size == 1}
-    backend = next((backend for backend, _ in found), "")
-    return found.get((backend, "before")), found.get((backend, "after"))
-
-
-def _trained(cell: Cell) -> dict[str, object]:
-    summary = TypeAdapter(TrainSummary).validate_python(unsealed((cell.folder / SUMMARY).read_bytes()))
+def _trained(path: Path) -> dict[str, Any]:
+    summary = TypeAdapter(TrainSummary).validate_python(unsealed(path.read_bytes()))
     judged = summary.test or summary.validation
-    return {
-        "images": "test" if summary.test else "validation",
-        "accuracy_before": None if judged is None else judged.accuracy,
-        "accuracy": None if judged is None else judged.accuracy,
-        "interval": None if judged is None else judged.interval,
-        "parameters_before": summary.parameters,
-        "parameters": summary.parameters,
-        "macs_before": summary.macs,
-        "macs": summary.macs,
-    }
+    values: dict[str, Any] = {"images": "test" if summary.test else "validation"}
+    values["interval"] = None if judged is None else judged.interval
+    sizes = {"accuracy": judged and judged.accuracy, "parameters": summary.parameters, "macs": summary.macs}
+    return values | sizes | {f"{name}_before": value for name, value in sizes.items()}
 
 
-def points_of(rows: Sequence[SweepRow]) -> dict[str, tuple[FrontPoint, ...]]:
-    """The front of each dataset, over all models, frameworks and seeds."""
-    found: dict[str, list[FrontPoint]] = {}
+def pareto_front(points: Sequence[FrontPoint]) -> tuple[FrontPoint, ...]:
+    """Mark the points on the Pareto front of accuracy, parameters and milliseconds; of equal ones, the first.
+
+    Milliseconds are ignored if those of any point are unknown.
+
+    >>> points = [FrontPoint("", name, accuracy, (0, 1), size, 0) for name, accuracy, size in
+    ...           [("large", 0.9, 100), ("small", 0.8, 10), ("bad", 0.8, 50)]]
+    >>> [point.name for point in pareto_front(points) if point.front]
+    ['large', 'small']
+    """
+    is_timed = all(point.latency_ms is not None for point in points)
+    rows = [(-each.accuracy, each.parameters, each.latency_ms if is_timed else 0) for each in points]
+    costs = np.array(rows, dtype=float).reshape(-1, 3)
+    as_good = (costs[:, None] <= costs).all(axis=2)  # the network of the row as that of the column
+    is_better = as_good & (~as_good.T | np.triu(as_good, 1))
+    return tuple(replace(point, front=not is_better[:, place].any()) for place, point in enumerate(points))
+
+
+def fronts_of(rows: Sequence[SweepRow]) -> dict[str, tuple[FrontPoint, ...]]:
+    """Return the Pareto front of each dataset, over all models, frameworks and seeds."""
+    found: dict[str, list[FrontPoint]] = {row.dataset: [] for row in rows}
     for row in rows:
-        points = found.setdefault(row.dataset, [])
-        if row.accuracy is None or row.parameters is None or row.macs is None:
-            continue
-        name = f"{row.framework or BASELINE}, seed {row.seed}"
-        interval = row.interval or (row.accuracy, row.accuracy)
-        points.append(FrontPoint(row.model, name, row.accuracy, interval, row.parameters, row.macs, row.ms))
-    return {dataset: with_front(points) for dataset, points in found.items()}
+        if row.accuracy is not None and row.parameters is not None and row.macs is not None:
+            name = f"{row.framework or BASELINE}, seed {row.seed}"
+            interval = row.interval or (row.accuracy, row.accuracy)
+            point = FrontPoint(row.model, name, row.accuracy, interval, row.parameters, row.macs, row.ms)
+            found[row.dataset].append(point)
+    return {dataset: pareto_front(points) for dataset, points in found.items()}
 
 
 def as_csv(rows: Sequence[SweepRow]) -> str:
-    """The rows with all their values."""
-    names = [each.name for each in fields(SweepRow)]
-    intervals = [" ".join(map(str, row.interval or ())) for row in rows]
-    cells = [{**asdict(row), "interval": interval} for row, interval in zip(rows, intervals, strict=True)]
-    return csv_table(names, [tuple(row[name] for name in names) for row in cells])
+    """Format all values of the rows as CSV."""
+    values = [asdict(row) | {"interval": " ".join(map(str, row.interval or ()))} for row in rows]
+    return csv_table([each.name for each in fields(SweepRow)], [tuple(each.values()) for each in values])
 
 
 def as_json(rows: Sequence[SweepRow]) -> list[JsonValue]:
-    """The rows as JSON values."""
+    """Return the rows as JSON values."""
     values: list[JsonValue] = TypeAdapter(list[SweepRow]).dump_python(list(rows), mode="json")
     return values
 
 
 def as_cells(rows: Sequence[SweepRow]) -> list[tuple[str, ...]]:
-    """The rows as texts, for `HEADER`."""
+    """Format the rows for people, under `HEADER`."""
     return [
         (
             row.model if not row.backbone else f"{row.model}: {row.backbone}",
@@ -165,7 +173,7 @@ def as_cells(rows: Sequence[SweepRow]) -> list[tuple[str, ...]]:
 
 
 def as_text(rows: Sequence[SweepRow]) -> str:
-    """The rows as a text table."""
+    """Format the rows as a text table."""
     return text_table(HEADER, as_cells(rows), left={0, 1, 2, 8})
 
 

@@ -1,4 +1,4 @@
-"""The process of one cell: `python -m basisprune.sweeps.worker FILE THREADS`, started by `Processes`."""
+"""What a run does, and the process that does it: `python -m basisprune.sweeps.worker FILE THREADS`."""
 
 from __future__ import annotations
 
@@ -7,64 +7,104 @@ import platform
 import sys
 import threading
 import time
+import traceback
 from pathlib import Path
-from typing import TextIO
+from typing import TextIO, cast
 
-from basisprune.errors import printable
-from basisprune.files import write_checked
-from basisprune.listener import Silence, Tried
-from basisprune.sweeps.cells import Cell, Failure, read_cell
+import torch
+
+from basisprune.errors import BasisPruneError, printable
+from basisprune.files import unsealed
+from basisprune.listener import Listener, Silence, Tried
+from basisprune.results import RunSummary
+from basisprune.runs.adapt import adapt, check_adapting
+from basisprune.runs.compress import run_job
+from basisprune.runs.options import Options
+from basisprune.runs.output import SUMMARY, OutputFolder
+from basisprune.runs.start import check_start
+from basisprune.sweeps.backbones import AUTO
+from basisprune.sweeps.portfolio import check_portfolio, compress_portfolio
+from basisprune.sweeps.running import Failure, Run, read_value, write_value
+from basisprune.sweeps.stages import do_stage, job_of
+from basisprune.torchkit.references import only_code
 
 
 class Log(Silence):
-    """Writes what a cell says, with the time, to a file."""
+    """Writes messages, with the time, to a file."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
 
     def say(self, line: str) -> None:
-        """Writes the line."""
+        """Write the line."""
         self._file.write(f"{time.strftime('%H:%M:%S')} {printable(line)}\n")
         self._file.flush()
 
     def judged(self, candidate: Tried) -> None:
-        """Writes the outcome."""
+        """Write the outcome."""
         self.say(candidate.summary)
 
 
-def perform_logged(cell: Cell, threads: int) -> None:
-    """Does the cell with so many threads; what it says goes to its log."""
-    import torch
+def perform(run: Run, listener: Listener) -> None:
+    """Do the run in its folder, from where it was stopped; raise whatever goes wrong."""
+    if run.kind == "train":
+        adapt(job_of(run, listener), run.folder, listener)
+    elif run.kind != "compress":
+        do_stage(run, listener)
+    elif run.backbone.name == AUTO:
+        options = cast("Options", run.options)
+        compress_portfolio(AUTO, run.data, output=run.folder, listener=listener, **options)
+    elif run_job(job_of(run, listener), output=run.folder, listener=listener).summary.interrupted:
+        raise KeyboardInterrupt
 
-    from basisprune.sweeps.work import perform
-    from basisprune.torchkit.references import only_code
 
+def check_run(run: Run, listener: Listener) -> None:
+    """Raise the error that the run would end with, as far as it can be known; write nothing."""
+    if run.backbone.name == AUTO:
+        options = cast("Options", run.options)
+        check_portfolio(AUTO, run.data, output=run.folder, listener=listener, **options)
+    elif run.kind == "train":
+        check_adapting(job_of(run, listener), run.folder, listener)
+    else:
+        job = job_of(run, listener)
+        check_start(job, OutputFolder(run.folder), job.noted(), listener)
+
+
+def is_done(run: Run) -> bool:
+    """Whether the folder holds the sound result of a whole run or training that was not stopped early."""
+    path = run.folder / SUMMARY
+    try:
+        return bool(unsealed(path.read_bytes())) if run.kind == "train" else not RunSummary.read(path).interrupted
+    except (OSError, ValueError, BasisPruneError):
+        return False
+
+
+def perform_logged(run: Run, threads: int) -> None:
+    """Do the run with this many threads; its messages go to its log."""
     torch.set_num_threads(threads)
-    cell.log.parent.mkdir(parents=True, exist_ok=True)
-    with open(cell.log, "a", encoding="utf-8") as file:
+    run.log.parent.mkdir(parents=True, exist_ok=True)
+    with open(run.log, "a", encoding="utf-8") as file:
         log = Log(file)
         log.say(f"process {os.getpid()} on {platform.node()}, {threads} threads")
-        with only_code(None if cell.options.get("trust_code") else cell.code):
-            perform(cell, log)
+        with only_code(None if run.options.get("trust_code") else run.code):
+            perform(run, log)
 
 
 def _end_with_parent() -> None:
-    """Ends this process when the one that started it does, which closes the pipe."""
+    """End this process with the one that started it, which closes the pipe."""
     sys.stdin.buffer.read()
     os._exit(1)
 
 
 def main(arguments: list[str]) -> int:
-    """The exit code: 0 if the cell is done, 1 if it failed, with the reason in a file."""
+    """Return the exit code: 0 if the run is done, 1 if it failed, with the reason in a file."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    job, threads = Path(arguments[0]), int(arguments[1])
+    file, threads = Path(arguments[0]), int(arguments[1])
     try:
-        perform_logged(read_cell(job), threads)
+        perform_logged(read_value(file, Run), threads)
     except Exception as error:
-        import traceback
-
         traceback.print_exc()  # into the log
-        write_checked(job.with_suffix(".failed"), Failure.of(error).to_json().encode())
+        write_value(file.with_suffix(".failed"), Failure.of(error))
         return 1
     return 0
 
@@ -72,4 +112,4 @@ def main(arguments: list[str]) -> int:
 if __name__ == "__main__":
     code = main(sys.argv[1:])
     sys.stdout.flush()
-    os._exit(code)  # the thread that reads the pipe would be waited for
+    os._exit(code)  # without waiting for the thread that reads the pipe

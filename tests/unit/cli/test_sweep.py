@@ -9,7 +9,7 @@ import pytest
 from commands import invoke
 
 from basisprune.files import unsealed
-from basisprune.sweeps.pools import Here
+from basisprune.sweeps.running import Running, open_pool
 from basisprune.sweeps.worker import perform_logged
 
 FILE = """
@@ -30,7 +30,8 @@ def file(photos, tmp_path):
 @pytest.fixture
 def in_this_process(monkeypatch):
     """Cells run here, as a worker runs them, because a process takes seconds to start."""
-    monkeypatch.setattr("basisprune.sweeps.sweep.Processes", lambda _: Here(lambda cell: perform_logged(cell, 1)))
+    pool = lambda _, listener: open_pool(Running(), listener, lambda run: perform_logged(run, 1))  # noqa: E731
+    monkeypatch.setattr("basisprune.sweeps.sweep.open_pool", pool)
 
 
 def test_a_dry_run_lists_the_cells_says_which_would_fail_and_writes_nothing(file, tmp_path):

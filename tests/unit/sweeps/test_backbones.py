@@ -16,8 +16,7 @@ from basisprune.errors import ConfigError, ModelError
 from basisprune.listener import Silence
 from basisprune.runs.options import configure
 from basisprune.sweeps import backbones
-from basisprune.sweeps.backbones import available, common_size, is_cached, start_from
-from basisprune.sweeps.cells import Backbone
+from basisprune.sweeps.backbones import BackboneSource, available, common_size, is_cached, start_from
 
 NAME = "test_resnet.r160_in1k"
 OTHER = "test_efficientnet.r160_in1k"
@@ -55,11 +54,11 @@ def test_weights_in_the_cache_of_the_hub_are_found_and_loaded_without_it(empty_c
     put_into_cache(empty_cache, network)
     assert is_cached(NAME)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(backbones, "_why_silent", lambda: pytest.fail("the hub was asked"))
-    (found,) = available([NAME], tmp_path / "out", Silence()).backbones
+    monkeypatch.setattr(backbones, "_why_unreachable", lambda: pytest.fail("the hub was asked"))
+    (found,) = available([NAME], BackboneSource(), Silence()).backbones
     assert found.cached
     data = load_data(tiny_images(30), val_fraction=0.3)
-    job = start_from(found, None, data, configure({"size": 32}), Silence())
+    job = start_from(found, None, data, configure({"size": 32}), tmp_path / "out", Silence())
     assert torch.equal(first_weights(job.network.backbone), first_weights(network))
     assert job.model == NAME
     assert constants.HF_HUB_OFFLINE is False
@@ -67,10 +66,10 @@ def test_weights_in_the_cache_of_the_hub_are_found_and_loaded_without_it(empty_c
 
 def test_weights_in_a_folder_are_taken_by_name(network, tmp_path):
     save_file(network.state_dict(), tmp_path / "test_resnet.safetensors")
-    (found,) = available([NAME], tmp_path / "out", Silence(), weights=tmp_path).backbones
+    (found,) = available([NAME], BackboneSource(tmp_path), Silence()).backbones
     assert found.weights == str(tmp_path / "test_resnet.safetensors")
     data = load_data(tiny_images(30), val_fraction=0.3)
-    job = start_from(found, None, data, configure({"size": 32}), Silence())
+    job = start_from(found, None, data, configure({"size": 32}), tmp_path / "out", Silence())
     assert torch.equal(first_weights(job.network.backbone), first_weights(network))
     assert job.network.input_spec.size == (32, 32)
     assert job.config.pretrained
@@ -79,16 +78,16 @@ def test_weights_in_a_folder_are_taken_by_name(network, tmp_path):
 def test_what_cannot_be_had_is_told_and_the_others_are_taken(empty_cache, network, tmp_path):
     put_into_cache(empty_cache, network)
     notes = Notes()
-    found = available([NAME, OTHER], tmp_path, notes)
+    found = available([NAME, OTHER], BackboneSource(), notes)
     assert [each.name for each in found.backbones] == [NAME]
     assert list(found.missing) == [OTHER]
     assert "HF_HUB_OFFLINE" in found.missing[OTHER]
-    assert any(line.startswith(f"{OTHER} could not be had") for line in notes.lines)
+    assert any(line.startswith(f"{OTHER} is not available") for line in notes.lines)
 
 
 def test_it_is_an_error_if_nothing_can_be_had(tmp_path):
     with pytest.raises(ModelError) as caught:
-        available([NAME, OTHER], tmp_path, Silence())
+        available([NAME, OTHER], BackboneSource(), Silence())
     assert len(caught.value.faults) == 2
 
 
@@ -105,28 +104,28 @@ def test_a_hub_that_never_answers_is_asked_once_and_not_waited_for(tmp_path, mon
     monkeypatch.setattr(backbones.huggingface_hub, "get_session", Session)
     try:
         with pytest.raises(ModelError, match="the hub does not answer"):
-            available([NAME, OTHER], tmp_path, Silence())
+            available([NAME, OTHER], BackboneSource(), Silence())
     finally:
         never.set()
     assert len(asked) == 1
 
 
 def test_without_pretrained_weights_nothing_is_missing(tmp_path):
-    found = available([NAME, "tiny:tiny_backbone"], tmp_path, Silence(), pretrained=False)
+    source = BackboneSource(pretrained=False)
+    found = available([NAME, "tiny:tiny_backbone"], source, Silence())
     assert ([each.name for each in found.backbones], found.missing) == ([NAME, "tiny:tiny_backbone"], {})
 
 
 def test_unknown_names_and_names_given_twice_are_refused(tmp_path):
     with pytest.raises(ConfigError) as caught:
-        available(["resnet5000", "resnet18", "resnet18"], tmp_path, Silence())
+        available(["resnet5000", "resnet18", "resnet18"], BackboneSource(), Silence())
     assert len(caught.value.faults) == 2
     assert "Did you mean" in str(caught.value)
 
 
 def test_all_get_images_of_the_size_that_most_were_made_for():
     names = ("resnet18", "resnet50", NAME)
-    listed = [Backbone(name, "folder") for name in names]
-    assert common_size(listed, None) == 224
-    assert common_size(listed[1:], None) == 160  # of two, the smaller
-    assert common_size(listed, 96) == 96
-    assert common_size([Backbone("tiny:tiny_backbone", "folder")], None) is None
+    assert common_size(names, None) == 224
+    assert common_size(names[1:], None) == 160  # of two, the smaller
+    assert common_size(names, 96) == 96
+    assert common_size(["tiny:tiny_backbone"], None) is None

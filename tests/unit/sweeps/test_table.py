@@ -1,11 +1,16 @@
-"""Laws of the rows of a sweep."""
+"""Laws of the rows of a sweep, and of their Pareto fronts."""
 
 from __future__ import annotations
 
 import csv
 import io
+from dataclasses import replace
 
-from basisprune.sweeps.table import HEADER, SweepRow, as_cells, as_csv, as_text, points_of
+from hypothesis import given
+from hypothesis import strategies as st
+
+from basisprune.results import FrontPoint
+from basisprune.sweeps.table import HEADER, SweepRow, as_cells, as_csv, as_text, fronts_of, pareto_front
 
 DONE = SweepRow(
     "resnet18", "birds", "basis", 0, "done", attempts=1, accuracy_before=0.9, accuracy=0.89, interval=(0.8, 0.95),
@@ -30,8 +35,38 @@ def test_a_table_of_all_values_is_read_back():
 
 def test_the_front_of_a_dataset_has_its_cells_that_are_done():
     other = SweepRow("resnet18", "cats", "l1", 1, "done", accuracy=0.5, parameters=5, macs=5)
-    points = points_of([DONE, FAILED, other])
+    points = fronts_of([DONE, FAILED, other])
     assert {name: [point.name for point in found] for name, found in points.items()} == {
         "birds": ["basis, seed 0"],
         "cats": ["l1, seed 1"],
     }
+
+
+POINTS = st.builds(
+    lambda accuracy, size, ms: FrontPoint("a", "", accuracy / 10, (0.0, 1.0), size, 1, float(ms)),
+    st.integers(0, 10),
+    st.integers(1, 10),
+    st.integers(1, 10),
+)
+
+
+def beats(one: FrontPoint, other: FrontPoint) -> bool:
+    pairs = [(one.accuracy, other.accuracy), (other.parameters, one.parameters), (other.latency_ms, one.latency_ms)]
+    return all(a >= b for a, b in pairs) and any(a > b for a, b in pairs)
+
+
+@given(st.lists(POINTS, min_size=1, max_size=12))
+def test_a_point_is_on_the_front_unless_another_beats_it(given_points):
+    found = pareto_front(given_points)
+    for point in found:
+        beaten = any(beats(other, point) for other in found)
+        assert not (beaten and point.front)
+        same = [other for other in found if replace(other, front=point.front) == point]
+        assert beaten or sum(other.front for other in same) == 1  # of equal ones, one is shown
+
+
+def test_milliseconds_that_are_not_known_do_not_count():
+    large = FrontPoint("a", "", 0.9, (0.0, 1.0), 100, 1, 1.0)
+    fast = FrontPoint("b", "", 0.8, (0.0, 1.0), 200, 1, None)
+    assert [point.front for point in pareto_front([large, fast])] == [True, False]
+    assert [point.front for point in pareto_front([large, replace(fast, latency_ms=0.5)])] == [True, True]

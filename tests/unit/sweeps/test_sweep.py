@@ -9,8 +9,9 @@ import pytest
 from basisprune.errors import ConfigError
 from basisprune.recipes import PAPER_DATASETS
 from basisprune.runs.options import configure
-from basisprune.sweeps.file import read_sweep
 from basisprune.sweeps.running import Resources
+from basisprune.sweeps.sweep import Sweep, read_sweep, run_sweep
+from basisprune.torchkit.processes import Processes
 
 ROOT = Path(__file__).parents[3]
 
@@ -27,17 +28,17 @@ def faults(tmp_path: Path, text: str) -> str:
     return str(caught.value)
 
 
-def test_every_combination_is_one_cell_with_a_folder_of_its_own(tmp_path):
+def test_every_combination_is_one_run_with_a_folder_of_its_own(tmp_path):
     sweep = read(
         tmp_path,
         "models: [resnet18, resnet50]\ndatasets: [torchvision:MNIST, torchvision:CIFAR10]\n"
         "frameworks: [baseline, basis, l1]\nseeds: [0, 1]\n",
     )
     assert len(sweep.cells) == 24
-    assert len({cell.folder for cell in sweep.cells.values()}) == 24
-    kinds = {place.framework: cell.kind for place, cell in sweep.cells.items()}
+    assert len({run.folder for run in sweep.cells.values()}) == 24
+    kinds = {cell.framework: run.kind for cell, run in sweep.cells.items()}
     assert kinds == {"baseline": "train", "basis": "compress", "l1": "compress"}
-    seeds = {cell.options["seed"] for cell in sweep.cells.values()}
+    seeds = {run.options["seed"] for run in sweep.cells.values()}
     assert seeds == {0, 1}
 
 
@@ -48,8 +49,8 @@ def test_options_of_a_dataset_go_before_those_of_a_model_and_those_before_the_sh
         "datasets: [{name: d, data: 'torchvision:MNIST', options: {size: 64, target_params: 1.5M}}]\n"
         "options: {max_drop: 1%, epochs: 1, limit: 10}\n",
     )
-    (cell,) = sweep.cells.values()
-    assert cell.options == {"epochs": 3, "limit": 10, "size": 64, "target_params": 1_500_000, "seed": 0}
+    (run,) = sweep.cells.values()
+    assert run.options == {"epochs": 3, "limit": 10, "size": 64, "target_params": 1_500_000, "seed": 0}
 
 
 def test_resources_are_read_with_units(tmp_path):
@@ -110,15 +111,15 @@ def test_the_papers_63_cells_are_a_file_that_follows_its_protocol():
     sweep = read_sweep(ROOT / "experiments" / "paper63.yaml", "unused")
     assert len(sweep.cells) == 63
     full = PROTOCOLS["full"]
-    assert {place.model for place in sweep.cells} == set(full.models)
-    assert {place.framework for place in sweep.cells} == set(FRAMEWORKS)
-    for place, cell in sweep.cells.items():
-        config = configure(cell.options)
-        assert config.images.size == PAPER_DATASETS[place.dataset][0]
-        assert (config.recipe, config.goal) == (full.recipe(place.dataset), full.budget(place.dataset))
+    assert {cell.model for cell in sweep.cells} == set(full.models)
+    assert {cell.framework for cell in sweep.cells} == set(FRAMEWORKS)
+    for cell, run in sweep.cells.items():
+        config = configure(run.options)
+        assert config.images.size == PAPER_DATASETS[cell.dataset][0]
+        assert (config.recipe, config.goal) == (full.recipe(cell.dataset), full.budget(cell.dataset))
         assert (config.images.val_fraction, config.images.confirm_fraction) == (0.1, 0.0)
-        if cell.kind == "compress":
-            assert config.framework.name == place.framework
+        if run.kind == "compress":
+            assert config.framework.name == cell.framework
             assert vars(config.search) | {"framework": None} == vars(full.search)
 
 
@@ -126,3 +127,11 @@ def test_two_cells_never_share_a_folder(tmp_path):
     models = "models: [{name: a, model: resnet18}, {name: a-b, model: resnet50}]\n"
     said = faults(tmp_path, models + "datasets: [{name: b-c, data: x}, {name: c, data: y}]\n")
     assert "a-b-c-0: 2 cells have this name" in said
+
+
+def test_a_launcher_of_several_processes_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setattr("basisprune.sweeps.running.Processes.joined", lambda: Processes(0, 2))
+    sweep = Sweep({}, Resources(), 0, tmp_path / "out")
+    with pytest.raises(ConfigError, match="started in several processes; start one, without a launcher"):
+        run_sweep(sweep)
+    assert not (tmp_path / "out").exists()
