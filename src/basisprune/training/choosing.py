@@ -26,6 +26,7 @@ from basisprune.training.config import Choices, NormStatistics, TrainConfig
 from basisprune.training.evaluation import Data, Evaluation
 from basisprune.training.lessons import Feed
 from basisprune.training.mirroring import may_be_mirrored
+from basisprune.training.trainable import classes_of
 from basisprune.training.trainer import Images, Session, Trainer
 from basisprune.transfer.model import spec_of
 
@@ -39,6 +40,11 @@ _LONGER = 1.5
 """A full training bears a rate higher than short runs by this factor: it has time to settle (docs/method.md)."""
 _CLEARLY = 0.7
 """Statistics of the batch must leave at most this share of the loss: they learn faster at first, and end worse."""
+_LEARNT, _DIVERGED = 0.95, 2.0
+"""Shares of the loss at the start: below the one, a short run has learnt; above the other, it has diverged."""
+_KNOWS_NOTHING, _HEAD_RATE = 0.8, 3e-3
+"""A classifier is new if it has at least this share of the loss of guessing. It learns at this rate of AdamW, whose
+steps are as long as its rate in any network."""
 _RENEWALS, _USUAL_MOMENTUM = 5, 0.1
 """How often a run with statistics of the batch renews them: some norms follow so slowly that they would lag behind."""
 _TIMED_STEPS = 3
@@ -150,11 +156,12 @@ class _Chooser:
         self.asked = config
         self.say = session.log
         self.runs: list[Short] = []
+        self.start, self.head_rate = math.inf, cast("float | None", None)
         self.last: tuple[TrainConfig, Evaluation | None] | None = None
         self.statistics = choices.statistics and _has_statistics(model) and config.norm_statistics == "fixed"
         self.crops = choices.augmentation and self._sees_images and config.epochs >= _MANY_EPOCHS
         judging = _count(images.held_out) / config.batch_size * _EVALUATION
-        budget = choices.cost * steps
+        budget = choices.cost * steps - judging
         wanted, affordable = 3 + self.statistics + self.crops, int(budget / (_FEWEST_STEPS + judging))
         self.crops = self.crops and affordable >= wanted
         self.statistics = self.statistics and affordable > 3
@@ -169,6 +176,9 @@ class _Chooser:
             return replace(self.asked, choices=None)
         if self.choices.precision and self.session.accelerator is None:
             self._choose_precision()
+        start = self._trainer(self.config).evaluated(self.images.held_out)
+        self.start = start.loss if start is not None and start.loss > 0 else math.inf
+        self.head_rate = _HEAD_RATE if self._has_new_head else None
         lr, statistics = self._choose_rate()
         settled = replace(self.asked, choices=None, mixed_precision=self.config.mixed_precision)
         settled = _at(settled, lr * _LONGER, statistics, self.total)
@@ -192,16 +202,33 @@ class _Chooser:
         best = min(self.runs, key=lambda run: run.loss)
         if self.statistics and len(self.runs) < self.most:
             other = self._run(best.lr * spread, "batch")
-            if other.loss < _CLEARLY * best.loss:
+            has_learnt = best.loss < _LEARNT * self.start
+            if other.loss < (_CLEARLY * best.loss if has_learnt else _LEARNT * self.start):
                 return other.lr, "batch"
-        if math.isinf(best.loss):
+        if best.loss > _DIVERGED * self.start or math.isinf(best.loss):
             return self.config.lr / spread**2, kept
         return _least(self.runs, kept), kept
 
     def _run(self, lr: float, statistics: NormStatistics) -> Short:
         """Train a copy for a few steps, and judge it."""
-        self.runs.append(Short(lr, statistics, self._reached(_at(self.config, lr, statistics, self.steps))))
+        self.runs.append(Short(lr, statistics, self._reached(self._short(self.config, lr, statistics))))
         return self.runs[-1]
+
+    def _short(self, config: TrainConfig, lr: float, statistics: NormStatistics) -> TrainConfig:
+        """Return the settings of a short run, in which a new classifier has the same rate whatever the others have."""
+        config = _at(config, lr, statistics, self.steps)
+        return config if self.head_rate is None else replace(config, head_lr=self.head_rate / lr)
+
+    @property
+    def _has_new_head(self) -> bool:
+        """Whether there is a classifier that knows nothing yet.
+
+        At ten times the rate of the weights, it learns so much more in a few steps at a high rate that it would hide
+        what that rate does to the weights.
+        """
+        if not self.session.task.has_classes or self.config.optimizer != "adamw":
+            return False
+        return self.start >= _KNOWS_NOTHING * math.log(classes_of(self.model))
 
     def _reached(self, config: TrainConfig) -> Evaluation | None:
         """Return what a copy reached in a short run; None if it diverged."""
@@ -250,8 +277,7 @@ class _Chooser:
             return settings
         if self.crops:
             best, cropped = min(self.runs, key=lambda run: run.loss), replace(settings, crop=_CROP)
-            config = _at(replace(self.config, augmentation=cropped), best.lr, best.statistics, self.steps)
-            found = self._reached(config)
+            found = self._reached(self._short(replace(self.config, augmentation=cropped), best.lr, best.statistics))
             settings = cropped if found is not None and found.loss <= best.loss else settings
         spec, prepared = spec_of(self.model), self.config.prepared
         mirrors = may_be_mirrored(cast("LabelledImages", train), spec, prepared=prepared, seed=self.config.seed)

@@ -108,6 +108,21 @@ def test_all_rates_diverging_leaves_one_below_them(monkeypatch):
     assert settled(choosy()).lr < 1e-3
 
 
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_new_classifier_learns_at_one_rate_in_all_short_runs(is_new, monkeypatch):
+    model = tiny_model() if is_new else fit(tiny_model(), IMAGES, None, tiny_training(epochs=2)).model
+    rates = []
+    sprint = Trainer.sprint
+    monkeypatch.setattr(
+        Trainer, "sprint", lambda self, n: rates.append((self.config.lr, self.config.head_lr)) or sprint(self, n)
+    )
+    chosen = settled(choosy(epochs=9, lr=1e-3, head_lr=10.0), model=model)
+    heads = {round(lr * head, 6) for lr, head in rates}
+    assert len({lr for lr, _ in rates}) >= 3
+    assert heads == {3e-3} if is_new else len(heads) == len({lr for lr, _ in rates})
+    assert chosen.head_lr == 10.0
+
+
 # Statistics
 
 
