@@ -36,15 +36,15 @@ def takes(function: Callable[P, T]) -> Callable[P, T]:
     Traceback (most recent call last):
     basisprune.errors.ConfigError: repeat: times: '2' given, int or None is needed
     """
-    signature, hints = inspect.signature(function), _Hints(function)
+    signature, hint_of = inspect.signature(function), _hints_of(function)
 
     @functools.wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> T:
         bound = signature.bind(*args, **kwargs)  # a TypeError for a name that is unknown, as of any function
         faults = [
-            f"{name}: {_shown(value)} given, {_wanted(hints.of(name))} is needed"
+            f"{name}: {_shown(value)} given, {_wanted(hint_of(name))} is needed"
             for name, value in bound.arguments.items()
-            if signature.parameters[name].kind not in _PARTS and not fits(value, hints.of(name))
+            if signature.parameters[name].kind not in _PARTS and not fits(value, hint_of(name))
         ]
         if faults:
             raise ConfigError.of(function.__name__, faults)
@@ -62,22 +62,19 @@ def takes(function: Callable[P, T]) -> Callable[P, T]:
     return checked
 
 
-class _Hints:
-    """The annotations of a function, each read when it is first needed."""
+def _hints_of(function: Callable[..., object]) -> Callable[[str], object]:
+    """What reads each annotation of a function when it is first needed."""
+    names = getattr(inspect.unwrap(function), "__globals__", {})
 
-    def __init__(self, function: Callable[..., object]) -> None:
-        self.texts = dict(getattr(function, "__annotations__", {}))
-        self.names = getattr(inspect.unwrap(function), "__globals__", {})
+    @functools.cache
+    def hint_of(name: str) -> object:
+        hint = getattr(function, "__annotations__", {}).get(name, Any)
+        try:
+            return eval(hint, dict(names)) if isinstance(hint, str) else hint  # this package's source, nothing given
+        except NameError:  # imported for type checkers only
+            return Any
 
-    def of(self, name: str) -> object:
-        hint = self.texts.get(name, Any)
-        if isinstance(hint, str):
-            try:
-                hint = eval(hint, dict(self.names))  # the source of this package, nothing that is given
-            except NameError:  # imported for type checkers only
-                hint = Any
-            self.texts[name] = hint
-        return hint
+    return hint_of
 
 
 def fits(value: object, hint: object) -> bool:

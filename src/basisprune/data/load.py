@@ -24,11 +24,11 @@ from basisprune.data.split import Splits, fill, limited, set_aside
 from basisprune.data.wrapped import WrappedDataset, declared_classes
 from basisprune.errors import DataError
 from basisprune.files import user_path
+from basisprune.types import TEST_FRACTION, VAL_FRACTION
 
 __all__ = ["DEFAULT_SIZE", "Source", "Splits", "load_data"]
 
 DEFAULT_SIZE = (224, 224)
-VAL_FRACTION, TEST_FRACTION = 0.2, 0.1
 _BUILTIN = "torchvision:"
 PREFIXES = (_BUILTIN, shards.PREFIX, hub.PREFIX)
 """How the names of sources begin that are not paths."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, is_dataclass
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import Literal, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import TypeVar, cast
 
 from pydantic import JsonValue, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
@@ -29,6 +30,7 @@ _KINDS = {
     "bool": "true or false is needed",
     "string": "a string is needed",
     "tuple": "a list is needed",
+    "list": "a list is needed",
     "dataclass": "a mapping of settings is needed",
 }
 T = TypeVar("T")
@@ -161,12 +163,12 @@ def _validated(value: object, kind: type[T], name: str = "") -> tuple[T | None, 
         # In JSON mode, a list is accepted for a tuple and an int for a float, but a string is not a number.
         return TypeAdapter(kind).validate_json(json.dumps(value), strict=True), []
     except ValidationError as error:
-        return None, [line for fault in error.errors() for line in _told(fault, kind, name)]
+        return None, [line for fault in error.errors() for line in _told(fault, name)]
     except (TypeError, ValueError, RecursionError) as error:
         return None, [f"{name or 'it'}: only strings, numbers, lists and mappings of settings are allowed ({error})"]
 
 
-def _told(fault: ErrorDetails, kind: object, name: str) -> list[str]:
+def _told(fault: ErrorDetails, name: str) -> list[str]:
     """A fault found by pydantic, in our words; a fault raised by a dataclass, in its own words."""
     place = [part for part in fault["loc"] if isinstance(part, str)]
     where = ".".join([name] * bool(name) + place)
@@ -174,20 +176,11 @@ def _told(fault: ErrorDetails, kind: object, name: str) -> list[str]:
     if isinstance(own, ConfigError):
         return [f"{where}.{each}".removeprefix(".") for each in own.faults]
     if fault["type"] == "literal_error":
-        allowed = [str(each) for each in get_args(_annotation(kind, place))]
+        allowed = re.findall("'(.+?)'", fault["ctx"]["expected"])
         wanted = f"allowed are {', '.join(allowed)}.{nearest(str(fault['input']), allowed)}"
     else:
         wanted = _KINDS.get(fault["type"].rpartition("_")[0], fault["msg"])
     return [f"{where}: {fault['input']!r} given; {wanted}"]
-
-
-def _annotation(kind: object, place: Sequence[str]) -> object:
-    """The Literal at that place in a dataclass, or the Literal itself."""
-    for part in place:
-        if isinstance(kind, type) and is_dataclass(kind):
-            kind = get_type_hints(kind).get(part, kind)
-    options = [kind, *get_args(kind)]
-    return next((each for each in options if get_origin(each) is Literal), kind)
 
 
 def differences(old: Settings, new: Settings) -> dict[str, str]:

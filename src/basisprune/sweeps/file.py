@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import cast, get_type_hints
+from typing import cast
 
 from pydantic import JsonValue
 
@@ -18,7 +18,7 @@ from basisprune.frameworks import FrameworkName
 from basisprune.runs.job import code_of
 from basisprune.runs.options import BUDGETS, RATIOS, Options, configure
 from basisprune.runs.output import refuse_links
-from basisprune.runs.units import AMOUNT, OPTION_UNITS
+from basisprune.runs.settings import AMOUNT, OBJECTS, OPTIONS
 from basisprune.runs.validating import changed, faults_of, read_settings
 from basisprune.sweeps.backbones import AUTO, is_timm
 from basisprune.sweeps.cells import Backbone, Cell, Kind, absolute, slug
@@ -174,7 +174,7 @@ def _entries(given: Sequence[JsonValue], where: str, key: str, faults: list[str]
 
 def _options(given: Mapping[str, JsonValue] | None, where: str, faults: list[str]) -> dict[str, JsonValue]:
     """Options of `compress`, their units turned into numbers."""
-    hints = {name: hint for name, hint in get_type_hints(Options).items() if name not in _OWN}
+    hints = {name: each.type for name, each in OPTIONS.items() if name not in _OWN}
     found: dict[str, JsonValue] = {}
     for name, value in (given or {}).items():
         if name in _OWN:
@@ -186,15 +186,15 @@ def _options(given: Mapping[str, JsonValue] | None, where: str, faults: list[str
             faults.append(f"{where}.{name}: no such setting.{hint}")
         else:
             found[name] = _in_units(name, value, where, faults)
-            if name not in ("recipe", "search", "metric"):
+            if name not in OBJECTS:
                 faults += faults_of(found[name], hints[name], f"{where}.{name}")
     return found
 
 
 def _in_units(name: str, value: JsonValue, where: str, faults: list[str]) -> JsonValue:
-    if isinstance(value, str) and name in OPTION_UNITS:
+    if isinstance(value, str) and (unit := OPTIONS[name].option.unit) is not None:
         try:
-            return OPTION_UNITS[name].parse(value)
+            return unit.parse(value)
         except ConfigError as error:
             faults.append(f"{where}.{name}: {error}")
             return None

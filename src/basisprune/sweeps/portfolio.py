@@ -134,8 +134,7 @@ def compress_portfolio(
         known = _known(ready, plan, hears)
         if running.ray_address is not None:  # other machines have caches of their own
             known = replace(known, backbones=tuple(replace(each, cached=False) for each in known.backbones))
-        images = replace(config.images, size=common_size(known.backbones, config.images.size))
-        config = replace(config, images=images)
+        config = replace(config, size=common_size(known.backbones, config.size))
         coordinator = _Coordinator(folder.path, absolute(_called(data)), config, halving, hears, running.retries)
         with closing(_pool(running, replace(given, config=config), hears)) as pool:
             summary = coordinator.run(known, pool)
@@ -164,9 +163,9 @@ def check_portfolio(
     weights, pretrained = _weights_of(plan), ready.config.pretrained
     found = at_hand(ready.names, root, weights=weights, pretrained=pretrained, given=given.models)
     every = [backbone or Backbone(name, str(root / slug(name))) for name, backbone in found.items()]
-    size = common_size(every, ready.config.images.size)
-    config = replace(ready.config, images=replace(ready.config.images, size=size))
-    reading = Reading(config.images.groups, config.images.strict, listener=hears)
+    size = common_size(every, ready.config.size)
+    config = replace(ready.config, size=size)
+    reading = Reading(config.groups, config.strict, listener=hears)
     load_images(data, None if size is None else (size, size), config, reading)
     faults = []
     for backbone in filter(None, found.values()):
@@ -370,7 +369,7 @@ def _named(
     faults += started_by_a_launcher()
     if running.jobs > 1 or running.ray_address is not None:
         what = [*unnamed, *([] if is_named else ["the images"])]
-        what += [] if isinstance(config.promise.metric, str) else [metric_name(config.promise.metric)]
+        what += [] if isinstance(config.metric, str) else [metric_name(config.metric)]
         faults += [f"{each} given in Python, which another process cannot have; pass names and paths" for each in what]
     if faults:
         raise ConfigError.of("compress_portfolio", faults)
@@ -382,9 +381,9 @@ def _of_one_model(config: RunConfig) -> list[str]:
     faults = []
     if not config.task.is_classification:
         faults.append(f"task: {config.task_name} given; only classifiers are chosen from: pass one model")
-    if config.start.weights is not None:
+    if config.weights is not None:
         faults.append("weights: given, which are those of one model; pass a folder of weights for several")
-    if config.start.keep_head:
+    if config.keep_head:
         faults.append("keep_head: given, but backbones get a head for these classes; pass one model to keep its own")
     return faults
 

@@ -184,7 +184,7 @@ class Among(Search):
         """How good the network is, and how large as it would be deployed."""
         size = self.scale.size(state)
         sizes = {"params": size.parameters, "macs": size.macs, "latency": size.latency_ms or size.macs}
-        metric = self.config_of_run.promise.metric
+        metric = self.config_of_run.metric
         return Trained(
             float(state.hits.mean()),
             value_of(metric, state.answers),

@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 import json
-from dataclasses import fields
 
 import pytest
 import typer
 from commands import compress_into, invoke
 from summaries import summary as result_of
 
-from basisprune.cli.compress import compress, finish
-from basisprune.cli.train import train
+from basisprune.cli.compress import finish
 from basisprune.errors import MissingExtraError
 from basisprune.files import unsealed
-from basisprune.runs.options import ImageOptions
-
-
-@pytest.mark.parametrize("command", [compress, train])
-def test_images_are_read_by_default_as_in_python(command):
-    given = inspect.signature(command).parameters
-    options = [each for each in fields(ImageOptions) if each.name in given]
-    assert len(options) >= 6
-    assert {each.name: given[each.name].default for each in options} == {each.name: each.default for each in options}
 
 
 def test_json_is_all_that_stdout_holds(compressed):

@@ -114,9 +114,9 @@ def test_the_papers_63_cells_are_a_file_that_follows_its_protocol():
     assert {place.framework for place in sweep.cells} == set(FRAMEWORKS)
     for place, cell in sweep.cells.items():
         config = configure(cell.options)
-        assert config.images.size == PAPER_DATASETS[place.dataset][0]
+        assert config.size == PAPER_DATASETS[place.dataset][0]
         assert (config.recipe, config.goal) == (full.recipe(place.dataset), full.budget(place.dataset))
-        assert (config.images.val_fraction, config.images.confirm_fraction) == (0.1, 0.0)
+        assert (config.val_fraction, config.confirm_fraction) == (0.1, 0.0)
         if cell.kind == "compress":
             assert config.framework.name == place.framework
             assert vars(config.search) | {"framework": None} == vars(full.search)
