@@ -1,4 +1,4 @@
-"""What the public functions are given, compared with what their signatures say before anything is done with it."""
+"""Check the arguments of public functions against their signatures, before the function runs."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _PARTS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def takes(function: Callable[P, T]) -> Callable[P, T]:
-    """The function, which raises ConfigError that lists all arguments of a type that its signature does not allow.
+    """Wrap a function so that it raises ConfigError that lists all arguments of a wrong type.
 
-    Annotations that cannot be told from outside, such as those of a callable's arguments, are not looked at. Where the
-    function fails because of what a network is made of, as of another precision, it raises ModelError that says so.
+    Annotations that cannot be checked from outside, such as those of a callable's arguments, are ignored. If the
+    function fails because of the kind of a network, such as another precision, it raises ModelError that says so.
 
     >>> @takes
     ... def repeat(text: str, times: int | None = None) -> str:
@@ -63,7 +63,7 @@ def takes(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def _hints_of(function: Callable[..., object]) -> Callable[[str], object]:
-    """What reads each annotation of a function when it is first needed."""
+    """Return a function that evaluates an annotation when it is first needed."""
     names = getattr(inspect.unwrap(function), "__globals__", {})
 
     @functools.cache
@@ -78,7 +78,7 @@ def _hints_of(function: Callable[..., object]) -> Callable[[str], object]:
 
 
 def fits(value: object, hint: object) -> bool:
-    """Whether the value is of that type, as far as it can be told without using it.
+    """Whether the value is of that type, as far as that can be checked without using it.
 
     >>> fits([1, 2], Sequence[int]), fits("ab", Sequence[str]), fits(True, int), fits(1, float)
     (True, False, False, True)
@@ -113,7 +113,7 @@ def _is_a(value: object, kind: type) -> bool:
 
 
 def _items_fit(value: object, kind: type, inner: tuple[object, ...]) -> bool:
-    """Whether what is in a list or mapping is of the types that are given for it; other kinds are not looked into."""
+    """Whether the items of a list or mapping are of the right types; other containers are not checked."""
     if isinstance(value, Mapping) and len(inner) == 2:
         some = itertools.islice(value.items(), _LOOKED_INTO)
         return all(fits(key, inner[0]) and fits(each, inner[1]) for key, each in some)

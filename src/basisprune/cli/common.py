@@ -136,7 +136,7 @@ class Command(TyperCommand):
             return super().invoke(ctx)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the options in the groups of the declared ones, those of no group last."""
+        """Write the options in their groups, those without one last."""
         groups: dict[str, list[tuple[str, str]]] = {"Arguments": [], **{name: [] for name in get_args(Panel)}}
         for each in self.get_params(ctx):
             name = getattr(each, "rich_help_panel", None) or "Options"
@@ -204,7 +204,7 @@ def command_line() -> str:
 
 
 def option(name: str) -> Any:
-    """Return the typer option that is made of the declared one of that name."""
+    """Make a typer option from the declared one of that name."""
     declared = OPTIONS[name]
     unit, metavar = declared.option.unit, declared.option.metavar
     return typer.Option(
@@ -217,7 +217,7 @@ def option(name: str) -> Any:
 
 
 def _parser(declared: Declared) -> Callable[[Any], object] | None:
-    """What reads the option's value; None for texts, whole numbers and flags, which typer reads."""
+    """Return the parser of the option; None for texts, whole numbers and flags, which typer parses."""
     if declared.option.unit is not None:
         return partial(_parsed, declared.option.unit.parse)
     if Sequence[float] in get_args(declared.type):
@@ -233,7 +233,7 @@ def _parsed(parse: Callable[[object], object], text: object) -> object:
 
 
 def _as_given(value: object) -> object:
-    """A name from the command line, or a mapping of settings from a file."""
+    """Keep a name from the command line, or a mapping of settings from a file."""
     return value
 
 
@@ -260,13 +260,13 @@ def takes_options(*names: str) -> Callable[[Callable[..., None]], Callable[..., 
 
 
 def _typed(kind: object) -> Any:
-    """The type of an option for typer: whole numbers and flags, and texts for the rest, which the run checks."""
+    """Return the type for typer: int, bool, or str for the rest, which `configure` checks."""
     found = next((each for each in (bool, int) if each in (kind, *get_args(kind))), str)
     return Optional[found]  # noqa: UP045
 
 
 def read_config(ctx: typer.Context, path: Path | None) -> Path | None:
-    """Uses the settings in a YAML file as defaults for the command's options; reports all faults at once."""
+    """Use the settings in a YAML file as defaults of the command's options; report all faults at once."""
     if path is None:
         return None
     with told_errors():
@@ -291,7 +291,7 @@ def read_config(ctx: typer.Context, path: Path | None) -> Path | None:
 
 
 def _options(command: Any) -> dict[str, str]:
-    """The options as typed, `json` for `--json`, mapped to the names of their parameters."""
+    """Map the options as typed, `json` for `--json`, to the names of their parameters."""
     return {
         param.opts[0].removeprefix("--").replace("-", "_"): param.name
         for param in command.params
@@ -300,7 +300,7 @@ def _options(command: Any) -> dict[str, str]:
 
 
 def _faults_of(key: str, value: Any, annotated: Sequence[Any]) -> list[str]:
-    """What is wrong with a value for an option, according to its parser or its type."""
+    """List what is wrong with a value in a file, according to the option's parser or type."""
     from basisprune.runs.validating import faults_of, recipe_of, search_of
 
     checks: dict[str, Callable[[Any], object]] = {"recipe": recipe_of, "search": search_of}

@@ -155,7 +155,7 @@ def finish(summary: RunSummary, output: Path, *, as_json: bool, images: Path = P
 
 
 def _goal_as_typed(ctx: typer.Context, options: dict[str, object]) -> Options:
-    """The options; a budget on the command line overrides one in a file."""
+    """Drop the budgets of a file if one is typed on the command line."""
     limits = (*BUDGETS, *RATIOS)
     typed = [name for name in limits if options[name] is not None and typed_here(ctx, name)]
     others = {name for name in limits if typed and name not in typed}

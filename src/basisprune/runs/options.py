@@ -1,4 +1,4 @@
-"""The options of a run -> its settings, checked, with all faults at once."""
+"""Check the options of a run, and resolve those that are names: `configure` returns a `RunConfig`."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _RANGES = {"seed": (0, LARGEST_SEED), "size": (1, LARGEST_SIDE), "limit": (1, LA
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(RunOptions):
-    """All settings of a run, checked: its options, and what those of them that are names stand for.
+    """The settings of a run: its options, with names replaced by what they stand for.
 
-    `metric` is the task's own unless the task is classification. `task_name` and `metric_name` are what config.yaml
-    calls the two.
+    `metric` is the task itself unless the task is classification. `task_name` and `metric_name` are the names of the
+    two in config.yaml.
     """
 
     recipe: Recipe = field(default_factory=lambda: find_recipe("quick"))
@@ -49,7 +49,7 @@ class RunConfig(RunOptions):
 
     @property
     def goal(self) -> Goal:
-        """The budget, by default one of 1% accuracy, or the ratios; raises ConfigError unless it is one of them."""
+        """The budget (by default, 1% accuracy may be lost) or the ratios; raises ConfigError if several are given."""
         limits = {name: value for name in (*BUDGETS, *RATIOS) if (value := getattr(self, name)) is not None}
         fixed = limits.keys() & set(RATIOS)
         if len(limits) > max(len(fixed), 1):
@@ -60,28 +60,28 @@ class RunConfig(RunOptions):
 
     @property
     def framework(self) -> Framework:
-        """The requested framework, or the recipe's."""
+        """The framework of the search, or else of the recipe."""
         return find_framework(self.search.framework or self.recipe.framework)
 
     @property
     def promised(self) -> Promise | None:
-        """What the run promises; None if its goal is not about accuracy."""
+        """The budget of accuracy to certify; None if the goal is not about accuracy."""
         goal = self.goal
         is_promise = isinstance(goal, Budget) and goal.is_about_accuracy
         return Promise(cast("Budget", goal), self.confidence, self.metric) if is_promise else None
 
     @property
     def is_trained(self) -> bool:
-        """Whether the network is not trained before it is pruned."""
+        """Whether the network is pruned as it is, without training it first."""
         return self.keep_head and not self.tune_first
 
     def hints(self, size: int | None) -> Hints:
-        """Return how the images are prepared, as far as the settings say."""
+        """Return what the settings say about the preparation of images."""
         mean, std = (None if each is None else tuple(each) for each in (self.mean, self.std))
         return Hints(None if size is None else (size, size), mean, std, self.interpolation)
 
     def noted(self) -> dict[str, JsonValue]:
-        """Return the settings as in config.yaml, all that are not None: what `configure` takes, as JSON values."""
+        """Return all settings that are not None as JSON values for config.yaml; `configure` reads them back."""
         goal = self.goal
         own = {each.name: getattr(self, each.name) for each in fields(RunOptions) if each.name != "trust_code"}
         if isinstance(goal, Budget):
@@ -94,7 +94,16 @@ class RunConfig(RunOptions):
 
 
 def configure(options: Options) -> RunConfig:
-    """Return the settings of a run; raise ConfigError that lists all faults at once.
+    """Check the options of a run and resolve their names.
+
+    Args:
+        options: Values by name, see `GivenOptions`; None stands for the default.
+
+    Returns:
+        The settings of the run.
+
+    Raises:
+        ConfigError: Names, types, ranges or combinations are wrong; it lists all faults.
 
     >>> configure({"max_dorp": 0.02})
     Traceback (most recent call last):
@@ -135,7 +144,7 @@ def configure(options: Options) -> RunConfig:
 
 @contextmanager
 def _collected(faults: list[str], name: str = "") -> Iterator[None]:
-    """Adds the faults of a ConfigError in the block, named if it is about that option, to the list."""
+    """Catch a ConfigError in the block and add its faults to the list, prefixed if they are about that option."""
     try:
         yield
     except ConfigError as error:
@@ -143,7 +152,7 @@ def _collected(faults: list[str], name: str = "") -> Iterator[None]:
 
 
 def _faults_of(name: str, value: object) -> list[str]:
-    """What is wrong with the name, type or range of an option."""
+    """List what is wrong with the name, type or range of an option."""
     if name not in OPTIONS:
         return [f"{name}: no such setting.{nearest(name, OPTIONS)}"]
     if name == "task" and not isinstance(value, str | Task):
@@ -155,7 +164,7 @@ def _faults_of(name: str, value: object) -> list[str]:
 
 
 def _task_of(asked: GivenOptions) -> dict[str, object]:
-    """The task and the metric, with their names in config.yaml."""
+    """Return the task and the metric, with their names in config.yaml."""
     task, metric = find_task(asked.task), asked.metric
     name = asked.task if isinstance(asked.task, str) else f"{task.name}{IN_PYTHON}"
     if task.is_classification:
@@ -169,7 +178,7 @@ def _task_of(asked: GivenOptions) -> dict[str, object]:
 
 
 def _recipe_of(asked: GivenOptions, task: Task) -> Recipe:
-    """The recipe, with the requested epochs and seed, and without what is for classes only."""
+    """Return the recipe with the requested changes, and without what is for classes only."""
     # A seed of 0, the default, leaves the seeds of the recipe as they are.
     changes = {"epochs": asked.epochs, "seed": asked.seed or None}
     numbers = {name: value for name, value in changes.items() if value is not None}
@@ -178,7 +187,7 @@ def _recipe_of(asked: GivenOptions, task: Task) -> Recipe:
 
 
 def _planned(config: RunConfig, asked: Optimize | None) -> tuple[RunConfig, list[str]]:
-    """The settings with the cost to minimise, by default time for a budget of time, if the scores allow it."""
+    """Choose the cost to minimise: latency for a budget of latency, if scores and packages allow it."""
     foreseen = all(config.recipe.foresees(move) for move in config.framework.moves)
     by_time = config.target_latency is not None and foreseen and has_onnx()
     optimize: Optimize = asked or ("latency" if by_time or config.device is not None else "params")

@@ -248,7 +248,7 @@ class OutputFolder:
 def changed_settings(old: Settings, new: Settings) -> dict[str, str]:
     """Return what differs between the settings of two runs and changes their results.
 
-    A setting that only one of them notes is as good as not there if it has its default.
+    A setting that only one of them notes is ignored if it has its default.
     """
     ignored = {VERSIONS, *_FREE}
     for one, other in ((old, new), (new, old)):

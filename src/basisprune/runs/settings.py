@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict, TypeVar, get_type_hints
 
 from basisprune.budget.goal import Budget, Optimize
 from basisprune.errors import ConfigError
@@ -30,7 +30,7 @@ Panel: TypeAlias = Literal["Budget", "Data", "Model", "Training", "Output", "Adv
 RATIOS = ("basis_ratio", "filter_ratio")
 BUDGETS = tuple(each.name for each in fields(Budget))
 OBJECTS = ("recipe", "search", "metric", "task")
-"""The options that may be objects in Python, which a file cannot hold."""
+"""The options that may be objects in Python."""
 
 
 @dataclass(frozen=True)
@@ -96,13 +96,13 @@ class Option:
 
 
 def _option(default: T, panel: Panel, text: str, unit: Unit | None = None, **more: str | bool) -> T:
-    """Declare a field of a dataclass that is an option."""
+    """Declare an option as a field of a dataclass."""
     return field(default=default, metadata={"option": Option(panel, text, unit, **more)})  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """The options that a run takes as they are given; a `RunConfig` has them too."""
+    """The options that a `RunConfig` has as they are given."""
 
     max_drop: float | None = _option(None, "Budget", "Accuracy you can lose (default: 1%).", FRACTION)
     min_accuracy: float | None = _option(None, "Budget", "Minimum accuracy, such as 95%.", LEVEL)
@@ -169,7 +169,7 @@ class RunOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class GivenOptions(RunOptions):
-    """All options: also those that stand for something else, such as the name of a recipe."""
+    """All options: also those that `configure` resolves, such as the name of a recipe."""
 
     optimize: Optimize | None = _option(
         None, "Budget", "Cost to minimise: params, macs or latency (default: params; latency for its target)."
@@ -204,7 +204,7 @@ class GivenOptions(RunOptions):
 
 
 class Options(TypedDict, total=False):
-    """The names and types of `GivenOptions` for type checkers; a test compares the two."""
+    """The names and types of `GivenOptions` for type checkers, in the order of the help; a test compares the two."""
 
     max_drop: float | None
     min_accuracy: float | None
@@ -213,7 +213,10 @@ class Options(TypedDict, total=False):
     target_latency: float | None
     basis_ratio: float | None
     filter_ratio: float | None
+    optimize: Optimize | None
     device: str | None
+    task: str | Task
+    metric: str | Callable[..., float] | None
     confidence: float
     require_certified: bool
     size: int | None
@@ -231,24 +234,21 @@ class Options(TypedDict, total=False):
     mean: Sequence[float] | None
     std: Sequence[float] | None
     interpolation: Interpolation | None
-    seed: int
-    onnx: bool | None
-    int8: bool
     trust_code: bool
-    optimize: Optimize | None
-    metric: str | Callable[..., float] | None
-    task: str | Task
     recipe: str | Mapping[str, object] | Recipe
     epochs: int | None
     augment: Augmentation | None
     precision: FloatType | None
+    seed: int
+    onnx: bool | None
+    int8: bool
     framework: FrameworkName | None
     search: Mapping[str, object] | SearchConfig | None
 
 
 @dataclass(frozen=True)
 class Declared:
-    """An option with all that was declared of it."""
+    """An option with its name, type and default."""
 
     name: str
     type: object
@@ -258,9 +258,11 @@ class Declared:
 
 def _declared() -> dict[str, Declared]:
     elsewhere = dict.fromkeys(("Recipe", "SearchConfig", "Task"), object)  # classes of modules that load torch
-    types, panels = get_type_hints(GivenOptions, localns=elsewhere), get_args(Panel)
-    every = [Declared(each.name, types[each.name], each.default, **each.metadata) for each in fields(GivenOptions)]
-    return {each.name: each for each in sorted(every, key=lambda each: panels.index(each.option.panel))}
+    types, every = get_type_hints(GivenOptions, localns=elsewhere), {each.name: each for each in fields(GivenOptions)}
+    return {
+        name: Declared(name, types[name], every[name].default, **every[name].metadata)
+        for name in Options.__annotations__
+    }
 
 
 OPTIONS = _declared()

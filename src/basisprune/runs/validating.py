@@ -1,4 +1,4 @@
-"""Settings as plain data: YAML -> dataclasses, with all faults reported at once, and differences between settings."""
+"""Settings as plain data: read YAML, check values with pydantic, report all faults at once, compare settings."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 def read_settings(path: str | Path) -> dict[str, JsonValue]:
-    """The settings in a YAML file; raises ConfigError if it cannot be read or is not a mapping of plain values."""
+    """Read the settings in a YAML file; raise ConfigError unless it is a readable mapping of plain values."""
     try:
         content = read_bytes(Path(path), most=_MOST_BYTES)
     except (OSError, ValueError) as error:
@@ -46,7 +46,7 @@ def read_settings(path: str | Path) -> dict[str, JsonValue]:
 
 
 def parse_settings(content: bytes, where: str) -> dict[str, JsonValue]:
-    """The settings in YAML text; raises ConfigError, which names `where`, for what is not a mapping of plain values."""
+    """Parse settings in YAML text; raise ConfigError, which names `where`, unless it is a mapping of plain values."""
     try:
         given = parse_yaml(content.decode())
     except ConfigError as error:
@@ -64,7 +64,7 @@ def parse_settings(content: bytes, where: str) -> dict[str, JsonValue]:
 
 
 def _leaves(name: str, value: JsonValue) -> Iterator[tuple[str, JsonValue]]:
-    """Every value that is no list or mapping, with its dotted name."""
+    """Yield every value that is no list or mapping, with its dotted name."""
     if isinstance(value, dict):
         for key, each in value.items():
             yield from _leaves(f"{name}.{key}".removeprefix("."), each)
@@ -76,7 +76,7 @@ def _leaves(name: str, value: JsonValue) -> Iterator[tuple[str, JsonValue]]:
 
 
 def _leaf_fault(value: JsonValue) -> str:
-    """Why no setting can have this value; empty if one can."""
+    """Return why no setting can have this value; empty if one can."""
     if isinstance(value, float) and not math.isfinite(value):
         return f"{value} given; a finite number is needed"
     if isinstance(value, int) and abs(value) > _LARGEST:
@@ -92,7 +92,7 @@ def _leaf_fault(value: JsonValue) -> str:
 
 
 def recipe_of(given: str | Mapping[str, object] | Recipe) -> Recipe:
-    """The recipe: by name, or by changes to the recipe named under `base` (default: quick).
+    """Find a recipe by name, or change the recipe named under `base` (default: quick).
 
     >>> recipe_of({"base": "paper", "train": {"epochs": 3}}).train.epochs
     3
@@ -115,14 +115,14 @@ def _name(given: object, where: str) -> str:
 
 
 def search_of(given: Mapping[str, object] | SearchConfig | None) -> SearchConfig:
-    """The search settings: those given, and defaults for the others."""
-    return (
-        given if isinstance(given, SearchConfig) else changed(SearchConfig(), {} if given is None else given, "search")
-    )
+    """Return the search settings, with defaults for those not given."""
+    if isinstance(given, SearchConfig):
+        return given
+    return changed(SearchConfig(), {} if given is None else given, "search")
 
 
 def changed(base: T, given: object, where: str) -> T:
-    """The dataclass `base` with the given changes; raises ConfigError that lists all faults at once."""
+    """Return the dataclass `base` with the given changes; raise ConfigError that lists all faults."""
     faults: list[str] = []
     merged = _merged(asdict(base), given, "", faults)  # type: ignore[call-overload]
     result, found = _validated(merged, type(base))
@@ -132,7 +132,7 @@ def changed(base: T, given: object, where: str) -> T:
 
 
 def faults_of(value: object, kind: object, name: str) -> list[str]:
-    """What is wrong with the value for that type; empty if nothing is.
+    """List what is wrong with the value for that type.
 
     >>> faults_of("three", int, "epochs")
     ["epochs: 'three' given; a whole number is needed"]
@@ -141,7 +141,7 @@ def faults_of(value: object, kind: object, name: str) -> list[str]:
 
 
 def _merged(base: dict[str, object], given: object, prefix: str, faults: list[str]) -> dict[str, object]:
-    """The values of `base` overridden by the given ones; unknown names are faults."""
+    """Override the values of `base` by the given ones; unknown names are faults."""
     if not isinstance(given, Mapping):
         faults.append(f"{prefix.rstrip('.')}: {given!r} given; {_KINDS['dataclass']}".removeprefix(": "))
         return base
@@ -158,7 +158,7 @@ def _merged(base: dict[str, object], given: object, prefix: str, faults: list[st
 
 
 def _validated(value: object, kind: type[T], name: str = "") -> tuple[T | None, list[str]]:
-    """The value validated by pydantic; or None, and what is wrong with it."""
+    """Validate the value with pydantic; return None and the faults if it is wrong."""
     try:
         # In JSON mode, a list is accepted for a tuple and an int for a float, but a string is not a number.
         return TypeAdapter(kind).validate_json(json.dumps(value), strict=True), []
@@ -169,7 +169,7 @@ def _validated(value: object, kind: type[T], name: str = "") -> tuple[T | None, 
 
 
 def _told(fault: ErrorDetails, name: str) -> list[str]:
-    """A fault found by pydantic, in our words; a fault raised by a dataclass, in its own words."""
+    """Word a fault found by pydantic; a ConfigError of a dataclass keeps its own words."""
     place = [part for part in fault["loc"] if isinstance(part, str)]
     where = ".".join([name] * bool(name) + place)
     own = fault.get("ctx", {}).get("error")
@@ -184,7 +184,7 @@ def _told(fault: ErrorDetails, name: str) -> list[str]:
 
 
 def differences(old: Settings, new: Settings) -> dict[str, str]:
-    """The changes from the old settings to the new: for each name, the old and the new value.
+    """Compare two settings: for each dotted name that changed, the old and the new value.
 
     >>> differences({"a": {"b": 1}, "c": 2}, {"a": {"b": 3}, "c": 2})
     {'a.b': '1 -> 3'}
