@@ -1,4 +1,4 @@
-"""Checks of what public functions are given, before anything is done with it: types by their signatures, ranges."""
+"""Check what public functions are given, before anything is done with it: types by their signatures, ranges."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _PARTS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def takes(function: Callable[P, T]) -> Callable[P, T]:
-    """The function, which raises ConfigError that lists all arguments of a type that its signature does not allow.
+    """Wrap a function so that it raises ConfigError that lists all arguments of a wrong type.
 
-    Annotations that cannot be told from outside, such as those of a callable's arguments, are not looked at. Where the
-    function fails because of what a network is made of, as of another precision, it raises ModelError that says so.
+    Annotations that cannot be checked from outside, such as those of a callable's arguments, are ignored. If the
+    function fails because of the kind of a network, such as another precision, it raises ModelError that says so.
 
     >>> @takes
     ... def repeat(text: str, times: int | None = None) -> str:
@@ -40,15 +40,15 @@ def takes(function: Callable[P, T]) -> Callable[P, T]:
     Traceback (most recent call last):
     basisprune.errors.ConfigError: repeat: times: '2' given, int or None is needed
     """
-    signature, hints = inspect.signature(function), _Hints(function)
+    signature, hint_of = inspect.signature(function), _hints_of(function)
 
     @functools.wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> T:
         bound = signature.bind(*args, **kwargs)  # a TypeError for a name that is unknown, as of any function
         faults = [
-            f"{name}: {_shown(value)} given, {_wanted(hints.of(name))} is needed"
+            f"{name}: {_shown(value)} given, {_wanted(hint_of(name))} is needed"
             for name, value in bound.arguments.items()
-            if signature.parameters[name].kind not in _PARTS and not fits(value, hints.of(name))
+            if signature.parameters[name].kind not in _PARTS and not fits(value, hint_of(name))
         ]
         if faults:
             raise ConfigError.of(function.__name__, faults)
@@ -66,26 +66,23 @@ def takes(function: Callable[P, T]) -> Callable[P, T]:
     return checked
 
 
-class _Hints:
-    """The annotations of a function, each read when it is first needed."""
+def _hints_of(function: Callable[..., object]) -> Callable[[str], object]:
+    """Return a function that evaluates an annotation when it is first needed."""
+    names = getattr(inspect.unwrap(function), "__globals__", {})
 
-    def __init__(self, function: Callable[..., object]) -> None:
-        self.texts = dict(getattr(function, "__annotations__", {}))
-        self.names = getattr(inspect.unwrap(function), "__globals__", {})
+    @functools.cache
+    def hint_of(name: str) -> object:
+        hint = getattr(function, "__annotations__", {}).get(name, Any)
+        try:
+            return eval(hint, dict(names)) if isinstance(hint, str) else hint  # this package's source, nothing given
+        except NameError:  # imported for type checkers only
+            return Any
 
-    def of(self, name: str) -> object:
-        hint = self.texts.get(name, Any)
-        if isinstance(hint, str):
-            try:
-                hint = eval(hint, dict(self.names))  # the source of this package, nothing that is given
-            except NameError:  # imported for type checkers only
-                hint = Any
-            self.texts[name] = hint
-        return hint
+    return hint_of
 
 
 def fits(value: object, hint: object) -> bool:
-    """Whether the value is of that type, as far as it can be told without using it.
+    """Whether the value is of that type, as far as that can be checked without using it.
 
     >>> fits([1, 2], Sequence[int]), fits("ab", Sequence[str]), fits(True, int), fits(1, float)
     (True, False, False, True)
@@ -120,7 +117,7 @@ def _is_a(value: object, kind: type) -> bool:
 
 
 def _items_fit(value: object, kind: type, inner: tuple[object, ...]) -> bool:
-    """Whether what is in a list or mapping is of the types that are given for it; other kinds are not looked into."""
+    """Whether the items of a list or mapping are of the right types; other containers are not checked."""
     if isinstance(value, Mapping) and len(inner) == 2:
         some = itertools.islice(value.items(), _LOOKED_INTO)
         return all(fits(key, inner[0]) and fits(each, inner[1]) for key, each in some)

@@ -18,7 +18,7 @@ from basisprune.recipes import RECIPES, Recipe
 from basisprune.runs.compress import Compressed, run_job
 from basisprune.runs.estimate import estimate, expected_candidates
 from basisprune.runs.job import Job
-from basisprune.runs.options import ImageOptions, RunConfig
+from basisprune.runs.options import RunConfig
 from basisprune.runs.summary import picture_of
 from basisprune.training.progress import SearchProgress, duration
 from basisprune.transfer.model import ModelSource, TransferModel, transfer_model
@@ -60,7 +60,7 @@ def demo_recipe() -> Recipe:
 def demo_job(size: int = 64) -> Job:
     """The smallest EfficientNet-Lite0 for digits that loses at most 1 % accuracy."""
     torch.manual_seed(0)
-    config = RunConfig(recipe=demo_recipe(), images=ImageOptions(size=size))
+    config = RunConfig(recipe=demo_recipe(), size=size)
     names = f"{MODEL} with ImageNet weights", "5,000 handwritten digits"
     return Job(demo_model(input_size=size), demo_data(), config, *names)
 

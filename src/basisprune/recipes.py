@@ -13,6 +13,7 @@ from basisprune.plan import PlanConfig
 from basisprune.prune import Compensation
 from basisprune.tasks import Task
 from basisprune.training.config import Choices, Precision, TrainConfig
+from basisprune.types import Augmentation, FloatType
 
 BasisScores: TypeAlias = Literal["taylor", "loss"]
 
@@ -154,8 +155,6 @@ RECIPES = {
 (docs/method.md); and one with ten times the training and the unpruned network as teacher."""
 
 
-Augmentation: TypeAlias = Literal["auto", "none", "light", "strong"]
-FloatType: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
 AUGMENTATIONS: dict[Augmentation, Augment] = {
     "none": Augment(),
     "light": Augment(shift=0.05),

@@ -18,6 +18,13 @@ Option: TypeAlias = str | int | float | bool | None
 Part: TypeAlias = Literal["train", "val", "confirm", "test", "all"]
 """Which images of a run to judge by."""
 
+Augmentation: TypeAlias = Literal["auto", "none", "light", "strong"]
+FloatType: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
+Interpolation: TypeAlias = Literal["bilinear", "bicubic", "nearest"]
+
+VAL_FRACTION, TEST_FRACTION = 0.2, 0.1
+"""The shares of the images held out for validation and for the test, where the data has no such splits."""
+
 Value = TypeVar("Value", bound="JsonValue")
 _WHITEST = 65535  # of 16 bits
 _LARGEST_SIDE = 1 << 14  # pixels

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import inspect
 import io
 import json
 import logging
@@ -11,17 +12,18 @@ import re
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Optional, get_args, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from basisprune.errors import printable
+from basisprune.errors import BasisPruneError, ConfigError, ModelError, is_about_memory, nearest, printable
 from basisprune.listener import Silence
-from basisprune.runs.units import AMOUNT, FRACTION, LEVEL, TIME, Unit
+from basisprune.runs.settings import OBJECTS, OPTIONS, Declared, Panel, numbers
 
 if TYPE_CHECKING:
     from torch import nn
@@ -58,8 +60,6 @@ def told_errors() -> Iterator[None]:
 
     A program that is ended by somebody else's code, such as a network's, ends with an error too.
     """
-    from basisprune.errors import BasisPruneError, is_about_memory
-
     try:
         yield
     except BasisPruneError as error:
@@ -140,6 +140,18 @@ class Command(TyperCommand):
         with only_code(None if ctx.params.get("trust_code") else [each for each in listed if isinstance(each, str)]):
             return super().invoke(ctx)
 
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the options in their groups, those without one last."""
+        groups: dict[str, list[tuple[str, str]]] = {"Arguments": [], **{name: [] for name in get_args(Panel)}}
+        for each in self.get_params(ctx):
+            name = getattr(each, "rich_help_panel", None) or "Options"
+            group = "Arguments" if each.param_type_name == "argument" else name
+            groups.setdefault(group, []).extend(filter(None, [each.get_help_record(ctx)]))
+        for group, records in groups.items():
+            if records:
+                with formatter.section(group):
+                    formatter.write_dl(records)
+
 
 class _Escaping(logging.Formatter):
     """Writes records without what a terminal acts on: libraries log texts out of files."""
@@ -210,75 +222,73 @@ def command_line() -> str:
     return shlex.join(["basisprune", *sys.argv[1:]]).encode(errors="backslashreplace").decode()
 
 
-def fraction(text: object) -> float:
-    """A percentage or fraction as a number.
-
-    >>> fraction("1%"), fraction("0.5")
-    (0.01, 0.5)
-    """
-    return _number(text, FRACTION)
-
-
-def level(text: object) -> float:
-    """A value of a metric, of which some are negative: a percentage or a number.
-
-    >>> level("90%"), level("-3.2")
-    (0.9, -3.2)
-    """
-    return _number(text, LEVEL)
+def option(name: str) -> Any:
+    """Make a typer option from the declared one of that name."""
+    declared = OPTIONS[name]
+    unit, metavar = declared.option.unit, declared.option.metavar
+    return typer.Option(
+        parser=_parser(declared),
+        metavar=metavar if unit is None else unit.metavar,
+        help=declared.option.help,
+        hidden=declared.option.hidden,
+        rich_help_panel=declared.option.panel,
+    )
 
 
-def amount(text: object) -> int:
-    """A count with an optional unit as a number.
-
-    >>> amount("1.5M"), amount("300k")
-    (1500000, 300000)
-    """
-    return round(_number(text, AMOUNT))
-
-
-def milliseconds(text: object) -> float:
-    """A time in milliseconds; without a unit it already is.
-
-    >>> milliseconds("5ms"), milliseconds("0.2s")
-    (5.0, 200.0)
-    """
-    return _number(text, TIME)
+def _parser(declared: Declared) -> Callable[[Any], object] | None:
+    """Return the parser of the option; None for texts, whole numbers and flags, which typer parses."""
+    if declared.option.unit is not None:
+        return partial(_parsed, declared.option.unit.parse)
+    if Sequence[float] in get_args(declared.type):
+        return partial(_parsed, numbers)
+    return _as_given if declared.name in ("recipe", "search") else None
 
 
-def _number(text: object, unit: Unit) -> float:
-    from basisprune.errors import ConfigError
-
+def _parsed(parse: Callable[[object], object], text: object) -> object:
     try:
-        return unit.parse(text)
+        return parse(text)
     except ConfigError as error:
         raise typer.BadParameter(str(error)) from None
 
 
-def numbers(text: object) -> list[float]:
-    """Numbers with commas between them, one for each channel or one for all; or a list of them from a file.
-
-    >>> numbers("0.485,0.456,0.406"), numbers([0.5])
-    ([0.485, 0.456, 0.406], [0.5])
-    """
-    parts = text if isinstance(text, list) else str(text).split(",")
-    try:
-        return [float(str(part)) for part in parts]
-    except ValueError:
-        raise typer.BadParameter(f"{text!r} given; expected numbers such as 0.485,0.456,0.406") from None
-
-
-def as_given(value: Any) -> Any:
-    """The value unchanged: a name from the command line, or a mapping of settings from a file."""
+def _as_given(value: object) -> object:
+    """Keep a name from the command line, or a mapping of settings from a file."""
     return value
 
 
+def takes_options(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the declared options of these names in place of its `**options`."""
+
+    def add(command: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(command, eval_str=True)
+        own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        made = [
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=OPTIONS[name].default,
+                annotation=Annotated[_typed(OPTIONS[name].type), option(name)],
+            )
+            for name in names
+        ]
+        command.__signature__ = signature.replace(parameters=[*own, *made])  # type: ignore[attr-defined]
+        command.__annotations__ = {each.name: each.annotation for each in (*own, *made)}
+        return command
+
+    return add
+
+
+def _typed(kind: object) -> Any:
+    """Return the type for typer: int, bool, or str for the rest, which `configure` checks."""
+    found = next((each for each in (bool, int) if each in (kind, *get_args(kind))), str)
+    return Optional[found]  # noqa: UP045
+
+
 def read_config(ctx: typer.Context, path: Path | None) -> Path | None:
-    """Uses the settings in a YAML file as defaults for the command's options; reports all faults at once."""
+    """Use the settings in a YAML file as defaults of the command's options; report all faults at once."""
     if path is None:
         return None
     with told_errors():
-        from basisprune.errors import ConfigError, nearest
         from basisprune.runs.validating import read_settings
 
         given = {key.replace("-", "_"): value for key, value in read_settings(path).items() if key not in _IGNORED}
@@ -292,7 +302,7 @@ def read_config(ctx: typer.Context, path: Path | None) -> Path | None:
                 hint = nearest(key, options) or f" Known settings: {', '.join(options)}"
                 faults.append(f"{key}: no such setting.{hint}")
             elif value is not None:
-                faults += _faults_of(key, value, hints[options[key]])
+                faults += _faults_of(key, value, get_args(hints[options[key]]))
         if faults:
             raise ConfigError.of(str(path), faults)
     ctx.default_map = {options[key]: value for key, value in given.items() if value is not None}
@@ -300,7 +310,7 @@ def read_config(ctx: typer.Context, path: Path | None) -> Path | None:
 
 
 def _options(command: Any) -> dict[str, str]:
-    """The options as typed, `json` for `--json`, mapped to the names of their parameters."""
+    """Map the options as typed, `json` for `--json`, to the names of their parameters."""
     return {
         param.opts[0].removeprefix("--").replace("-", "_"): param.name
         for param in command.params
@@ -308,17 +318,17 @@ def _options(command: Any) -> dict[str, str]:
     }
 
 
-def _faults_of(key: str, value: Any, annotated: Any) -> list[str]:
-    """What is wrong with a value for an option, according to its parser or its type."""
-    from basisprune.errors import ConfigError
+def _faults_of(key: str, value: Any, annotated: Sequence[Any]) -> list[str]:
+    """List what is wrong with a value in a file, according to the option's parser or type."""
     from basisprune.runs.validating import faults_of, recipe_of, search_of
 
     checks: dict[str, Callable[[Any], object]] = {"recipe": recipe_of, "search": search_of}
-    kind, *options = get_args(annotated)
+    kind, *options = annotated
     check = checks.get(key) or next((each.parser for each in options if getattr(each, "parser", None)), None)
     try:
         if check is None:
-            return faults_of(value, kind, key)
+            is_declared = key in OPTIONS and key not in OBJECTS
+            return faults_of(value, OPTIONS[key].type if is_declared else kind, key)
         check(value)
     except ConfigError as error:
         return [f"{key}: {fault}" if error.where else fault for fault in error.faults]
@@ -342,111 +352,34 @@ ConfigFile = Annotated[
         help="A YAML file with options by name; command-line options override it.",
     ),
 ]
-TrustCode = Annotated[
-    bool,
-    typer.Option(
-        "--trust-code", help="Import the code that a bundle or a file of settings names; only if you trust who made it."
-    ),
-]
+TrustCode = Annotated[bool, option("trust_code")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on stdout.")]
 Model = Annotated[
     str,
     typer.Option(
+        rich_help_panel="Model",
         help="A timm name (also hf-hub:owner/name, local-dir:folder), torchvision:name, package.module:factory, or a "
-        "model/ folder written by train."
+        "model/ folder written by train.",
     ),
 ]
-Weights = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FILE", help="The model's weights: .safetensors, .pt, .pth, .ckpt, or a folder of Hugging Face or timm."
-    ),
-]
-WeightsKey = Annotated[
-    str | None, typer.Option(metavar="NAME", help="The entry of that file with the weights, such as state_dict_ema.")
-]
-KeepHead = Annotated[
-    bool,
-    typer.Option(
-        "--keep-head", help="The model is trained for these classes: keep its head, and do not train it before pruning."
-    ),
-]
-TuneFirst = Annotated[
-    bool, typer.Option("--tune-first", help="With --keep-head: train it on your images before it is pruned.")
-]
-Mean = Annotated[
-    Any,
-    typer.Option(
-        "--mean", parser=numbers, metavar="NUMBERS", help="Subtracted from pixels of 0 to 1 (default: the model's)."
-    ),
-]
-Std = Annotated[
-    Any,
-    typer.Option("--std", parser=numbers, metavar="NUMBERS", help="Pixels are divided by it (default: the model's)."),
-]
-Interpolation = Annotated[
-    str | None, typer.Option(help="How images are resized: bilinear, bicubic or nearest (default: the model's).")
-]
+Weights = Annotated[str | None, option("weights")]
 Data = Annotated[
     str,
     typer.Option(
+        rich_help_panel="Data",
         help="A folder of class folders, an .npz file, torchvision:NAME, wds:a-{00..99}.tar, hf:NAME, or "
-        "package.module:loaders."
+        "package.module:loaders.",
     ),
 ]
-Output = Annotated[Path, typer.Option(help="The output folder; an unfinished run in it resumes.")]
-RecipeOption = Annotated[
-    Any,
-    typer.Option(
-        "--recipe",
-        parser=as_given,
-        metavar="NAME",
-        help="Settings of all stages: quick, best, paper, paper:cifar10, ...",
-    ),
+Output = Annotated[
+    Path, typer.Option(rich_help_panel="Output", help="The output folder; an unfinished run in it resumes.")
 ]
-Epochs = Annotated[int | None, typer.Option(help="Training epochs (default: the recipe's).")]
-AugmentOption = Annotated[
-    str | None,
-    typer.Option(help="How training images are changed: auto, none, light or strong (default: the recipe's)."),
-]
-PrecisionOption = Annotated[
-    str | None,
-    typer.Option(help="Numbers to train in: auto, float32, bfloat16 or float16 (default: the recipe's)."),
-]
-Size = Annotated[int | None, typer.Option(help="Image height and width in pixels (default: the model's).")]
-Pretrained = Annotated[bool, typer.Option(help="Start from pretrained weights.")]
-ValFraction = Annotated[
-    float, typer.Option(parser=fraction, metavar="PERCENT", help="Held out for validation if the data has no val/.")
-]
-TestFraction = Annotated[
-    float,
-    typer.Option(parser=fraction, metavar="PERCENT", help="Held out for the final test if the data has no test/."),
-]
-ConfirmFraction = Annotated[
-    float,
-    typer.Option(
-        parser=fraction,
-        metavar="PERCENT",
-        help="Share of the validation images that nothing looks at before they confirm an accuracy budget.",
-    ),
-]
-Groups = Annotated[
-    str | None,
-    typer.Option(metavar="FILE", help="A CSV file of file,group: images of one group are never divided."),
-]
-Strict = Annotated[
-    bool,
-    typer.Option("--strict", help="Refuse damaged images, and images in several parts, instead of reporting them."),
-]
-Limit = Annotated[int | None, typer.Option(help="Train on at most this many images.")]
-Seed = Annotated[int, typer.Option(help="Random seed for the split, initialisation and training.")]
 
 
 def named_network(
     model: str, size: int | None, classes: int, trust_code: bool, *, keep_head: bool = False, weights: str | None = None
 ) -> nn.Module:
     """The network in a folder, or a new one by name, with a head for that many classes or its own."""
-    from basisprune.errors import ModelError
     from basisprune.runs.load import FileModel, load_any
     from basisprune.transfer.model import transfer_model
 

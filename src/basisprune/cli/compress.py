@@ -4,47 +4,22 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from basisprune.cli.common import (
     INTERRUPTED,
     NOT_KEPT,
-    AugmentOption,
     ConfigFile,
-    ConfirmFraction,
     Data,
-    Epochs,
-    Groups,
-    Interpolation,
     Json,
-    KeepHead,
-    Limit,
-    Mean,
     Output,
-    PrecisionOption,
-    Pretrained,
-    RecipeOption,
-    Seed,
-    Size,
-    Std,
-    Strict,
     Teller,
-    TestFraction,
-    TrustCode,
-    TuneFirst,
-    ValFraction,
-    Weights,
-    WeightsKey,
-    amount,
-    as_given,
     command_line,
-    fraction,
-    level,
-    milliseconds,
     show,
     show_json,
+    takes_options,
     tell,
     told_errors,
     typed_here,
@@ -62,104 +37,28 @@ from basisprune.cli.portfolio import (
 )
 from basisprune.cli.sweep import Jobs, RayAddress
 from basisprune.listener import Silence
+from basisprune.runs.settings import BUDGETS, OPTIONS, RATIOS, Options
 
 if TYPE_CHECKING:
     from basisprune.results import RunSummary
-    from basisprune.runs.options import Options
 
 OneModel = Annotated[
     str | None,
     typer.Option(
+        rich_help_panel="Model",
         help="A timm model name, package.module:factory, a model/ folder written by train, or auto for the best of "
-        "several."
+        "several.",
     ),
 ]
 
 
+@takes_options(*OPTIONS)
 def compress(
     ctx: typer.Context,
     data: Data,
     output: Output,
     model: OneModel = None,
     models: Models = None,
-    max_drop: Annotated[
-        float | None, typer.Option(parser=fraction, metavar="PERCENT", help="Accuracy you can lose (default: 1%).")
-    ] = None,
-    min_accuracy: Annotated[
-        float | None, typer.Option(parser=level, metavar="PERCENT", help="Minimum accuracy, such as 95%.")
-    ] = None,
-    target_params: Annotated[
-        int | None, typer.Option(parser=amount, metavar="NUMBER", help="Maximum number of parameters, such as 1.5M.")
-    ] = None,
-    target_macs: Annotated[
-        int | None, typer.Option(parser=amount, metavar="NUMBER", help="Maximum number of multiply-adds, such as 200M.")
-    ] = None,
-    target_latency: Annotated[
-        float | None, typer.Option(parser=milliseconds, metavar="TIME", help="Maximum time per image, such as 5ms.")
-    ] = None,
-    basis_ratio: Annotated[
-        float | None,
-        typer.Option(parser=fraction, metavar="PERCENT", help="No search: remove this share of basis vectors."),
-    ] = None,
-    filter_ratio: Annotated[
-        float | None, typer.Option(parser=fraction, metavar="PERCENT", help="No search: remove this share of filters.")
-    ] = None,
-    optimize: Annotated[
-        str | None,
-        typer.Option(help="What to make small: params, macs or latency (default: params; latency for its target)."),
-    ] = None,
-    device: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Plan for the device that `basisprune profile` measured.")
-    ] = None,
-    framework: Annotated[
-        str | None,
-        typer.Option(help="Pruning method: basis, l1, taylor, hrank, loss, basis+taylor, ... (default: the recipe's)."),
-    ] = None,
-    recipe: RecipeOption = "quick",
-    epochs: Epochs = None,
-    augment: AugmentOption = None,
-    precision: PrecisionOption = None,
-    search: Annotated[Any, typer.Option(parser=as_given, hidden=True)] = None,
-    size: Size = None,
-    pretrained: Pretrained = True,
-    weights: Weights = None,
-    weights_key: WeightsKey = None,
-    keep_head: KeepHead = False,
-    tune_first: TuneFirst = False,
-    mean: Mean = None,
-    std: Std = None,
-    interpolation: Interpolation = None,
-    val_fraction: ValFraction = 0.2,
-    test_fraction: TestFraction = 0.1,
-    confirm_fraction: ConfirmFraction = 0.5,
-    limit: Limit = None,
-    groups: Groups = None,
-    strict: Strict = False,
-    confidence: Annotated[
-        float, typer.Option(parser=fraction, metavar="PERCENT", help="How surely an accuracy budget is to be kept.")
-    ] = 0.95,
-    metric: Annotated[
-        str | None,
-        typer.Option(
-            help="What accuracy budgets are counted in: accuracy, balanced, macro-f1 or worst-class; for other tasks "
-            "iou or dice, ap or f1, r2, mae or mse."
-        ),
-    ] = None,
-    task: Annotated[
-        str | None,
-        typer.Option(
-            help="What the model is for: classification, segmentation, multilabel, regression, or package.module:task."
-        ),
-    ] = None,
-    require_certified: Annotated[
-        bool, typer.Option("--require-certified", help="Exit with code 3 if the budget is only estimated to be kept.")
-    ] = False,
-    onnx: Annotated[
-        bool | None, typer.Option(help="Also write model.onnx (default: if its packages are installed).")
-    ] = None,
-    int8: Annotated[bool, typer.Option(help="Also write model.int8.onnx, calibrated on your images.")] = False,
-    seed: Seed = 0,
-    trust_code: TrustCode = False,
     keep: Keep = 3,
     probe_epochs: ProbeEpochs = 1,
     weights_folder: WeightsFolder = None,
@@ -170,6 +69,7 @@ def compress(
     ] = False,
     as_json: Json = False,
     _config: ConfigFile = None,
+    **options: object,
 ) -> None:
     """Make a pretrained model as small as your accuracy budget allows.
 
@@ -195,7 +95,8 @@ def compress(
         with told_errors():
             if dry_run:
                 show_portfolio(several, as_json=as_json)
-            summary = choose(several, data, output, _options(ctx), (jobs, ray_address), dry_run=dry_run)
+            asked = _goal_as_typed(ctx, options)
+            summary = choose(several, data, output, asked, (jobs, ray_address), dry_run=dry_run)
         if summary is not None:
             finish(summary, output, as_json=as_json)
         return
@@ -208,7 +109,7 @@ def compress(
         from basisprune.torchkit.processes import Processes
         from basisprune.training.progress import SearchProgress
 
-        config = configure(_options(ctx))
+        config = configure(_goal_as_typed(ctx, options))
         if dry_run:
             from basisprune.cli.dry_run import show_plan
 
@@ -252,13 +153,9 @@ def finish(summary: RunSummary, output: Path, *, as_json: bool, images: Path = P
         raise typer.Exit(NOT_KEPT)
 
 
-def _options(ctx: typer.Context) -> Options:
-    """The settings among the command's options; a budget on the command line overrides one in a file."""
-    from basisprune.runs.options import BUDGETS, RATIOS, Options
-
+def _goal_as_typed(ctx: typer.Context, options: dict[str, object]) -> Options:
+    """Drop the budgets of a file if one is typed on the command line."""
     limits = (*BUDGETS, *RATIOS)
-    given = {name: value for name, value in ctx.params.items() if name in Options.__annotations__}
-    typed = [name for name in limits if given.get(name) is not None and typed_here(ctx, name)]
-    if typed:
-        given = {name: value for name, value in given.items() if name not in limits or name in typed}
-    return cast("Options", given)
+    typed = [name for name in limits if options[name] is not None and typed_here(ctx, name)]
+    others = {name for name in limits if typed and name not in typed}
+    return cast("Options", {name: value for name, value in options.items() if name not in others})

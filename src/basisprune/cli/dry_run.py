@@ -16,7 +16,7 @@ from basisprune.listener import counted
 from basisprune.runs.certifying import certifiable_here
 from basisprune.runs.estimate import Estimate, estimate
 from basisprune.runs.job import Job
-from basisprune.runs.options import RATIOS
+from basisprune.runs.options import BUDGETS, RATIOS
 from basisprune.runs.output import OutputFolder
 from basisprune.runs.start import check_start
 from basisprune.tasks import Task
@@ -31,10 +31,7 @@ def show_plan(job: Job, output: Path, *, as_json: bool) -> None:
     spec = spec_of(job.network)
     size = measure(deploy(job.network, spec, data.classes))
     time = estimate(job)
-    if isinstance(goal, Budget):
-        limits = {goal.kind: goal.value}
-    else:
-        limits = dict(zip(RATIOS, (goal.basis, goal.filters), strict=True))
+    limits = {name: value for name, value in job.config.noted().items() if name in (*BUDGETS, *RATIOS)}
     promise = job.config.promised
     certifiable = None if promise is None else certifiable_here(promise, data)
     if as_json:
@@ -64,7 +61,7 @@ def show_plan(job: Job, output: Path, *, as_json: bool) -> None:
     lines = [
         f"model    {size.parameters:,} parameters, {size.macs:,} multiply-adds at {'x'.join(map(str, spec.size))}",
         *(f"data     {line}" for line in data.describe().splitlines()),
-        f"goal     {_wanted(goal, job.config.promise.metric)}, with {job.config.framework.name}",
+        f"goal     {_wanted(goal, job.config.metric)}, with {job.config.framework.name}",
         *([] if certifiable is None else [f"promise  {certifiable}"]),
         f"recipe   {_before(job)}, at most {counted(tune.epochs, 'epoch')} per candidate, {train.optimizer}, "
         f"{_batches(data.train, train.batch_size)}",
@@ -110,7 +107,7 @@ def _batches(train: LabelledImages, size: int) -> str:
 
 
 def _before(job: Job) -> str:
-    if job.config.start.is_trained:
+    if job.config.is_trained:
         return "the model as it is"
     return f"{counted(job.config.recipe.train.epochs, 'epoch')} to train"
 

@@ -5,69 +5,30 @@ from __future__ import annotations
 import json
 from typing import cast
 
-import typer
-
 from basisprune.cli.common import (
-    AugmentOption,
     ConfigFile,
-    ConfirmFraction,
     Data,
-    Epochs,
-    Groups,
-    Interpolation,
     Json,
-    KeepHead,
-    Limit,
-    Mean,
     Model,
     Output,
-    PrecisionOption,
-    Pretrained,
-    RecipeOption,
-    Seed,
-    Size,
-    Std,
-    Strict,
     Teller,
-    TestFraction,
-    TrustCode,
-    ValFraction,
-    Weights,
-    WeightsKey,
     command_line,
     show,
     show_json,
+    takes_options,
     told_errors,
 )
+from basisprune.runs.settings import TRAIN_OPTIONS, Options
 
 
+@takes_options(*TRAIN_OPTIONS)
 def train(
-    ctx: typer.Context,
     model: Model,
     data: Data,
     output: Output,
-    recipe: RecipeOption = "quick",
-    epochs: Epochs = None,
-    augment: AugmentOption = None,
-    precision: PrecisionOption = None,
-    size: Size = None,
-    pretrained: Pretrained = True,
-    weights: Weights = None,
-    weights_key: WeightsKey = None,
-    keep_head: KeepHead = False,
-    mean: Mean = None,
-    std: Std = None,
-    interpolation: Interpolation = None,
-    val_fraction: ValFraction = 0.2,
-    test_fraction: TestFraction = 0.1,
-    confirm_fraction: ConfirmFraction = 0.5,
-    limit: Limit = None,
-    groups: Groups = None,
-    strict: Strict = False,
-    seed: Seed = 0,
-    trust_code: TrustCode = False,
     as_json: Json = False,
     _config: ConfigFile = None,
+    **options: object,
 ) -> None:
     """Fine-tune a pretrained model on your images, without pruning.
 
@@ -84,11 +45,10 @@ def train(
     with told_errors():
         from basisprune.runs.adapt import adapt
         from basisprune.runs.job import prepare_job
-        from basisprune.runs.options import Options, configure
+        from basisprune.runs.options import configure
         from basisprune.torchkit.processes import Processes
 
-        given = {name: value for name, value in ctx.params.items() if name in Options.__annotations__}
-        config = configure(cast("Options", given))
+        config = configure(cast("Options", options))
         job = prepare_job(model, data, config, output=output, listener=Teller())
         summary = adapt(job, output, Teller(), command=command_line())
         if not Processes.here().is_main:

@@ -36,9 +36,9 @@ from basisprune.data.split import (
 from basisprune.errors import ConfigError, DataError
 from basisprune.files import user_path
 from basisprune.listener import Listener, Silence
+from basisprune.types import TEST_FRACTION, VAL_FRACTION
 
 DEFAULT_SIZE = (224, 224)
-VAL_FRACTION, TEST_FRACTION = 0.2, 0.1
 FETCHED = (hub.TORCHVISION, hub.PREFIX)
 """How the names of sources begin that are downloaded."""
 PREFIXES = (*FETCHED, shards.PREFIX)

@@ -19,6 +19,7 @@ from basisprune.listener import Listener, Silence, counted
 from basisprune.results import Accuracy, Settings
 from basisprune.runs.job import Job
 from basisprune.runs.output import BUNDLE, SUMMARY, OutputFolder, versions
+from basisprune.runs.settings import TRAIN_OPTIONS
 from basisprune.runs.start import check_start
 from basisprune.stage_store import StageStore, fingerprint
 from basisprune.torchkit.processes import Processes
@@ -76,7 +77,7 @@ def _run(job: Job, output: Path, config: Settings, listener: Listener, command: 
     processes.on_main(lambda: keep_images(output, splits, listener))
     store = StageStore(output, listener.say)
     store.claim(
-        fingerprint(job.network, splits, with_head=job.config.start.keep_head)
+        fingerprint(job.network, splits, with_head=job.config.keep_head)
     )  # the same names may refer to other weights or images
     listener.say(splits.describe())
     listener.say(f"training for {counted(training.epochs, 'epoch')}")
@@ -107,9 +108,7 @@ def _run(job: Job, output: Path, config: Settings, listener: Listener, command: 
 
 def _noted(job: Job) -> dict[str, JsonValue]:
     """The settings that affect training: all except those of pruning."""
-    images = ("size", "val_fraction", "test_fraction", "confirm_fraction", "limit", "groups", "strict")
-    names = ("model", "data", *images, "pretrained", "seed", *job.config.start.noted())
-    noted = {name: value for name, value in job.noted().items() if name in names}
+    noted = {name: value for name, value in job.noted().items() if name in ("model", "data", *TRAIN_OPTIONS)}
     return {**noted, "recipe": {"train": asdict(job.config.recipe.train)}}
 
 

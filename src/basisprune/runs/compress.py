@@ -140,7 +140,8 @@ def compress(
     with `task`, it may be for anything (see `Task`). Candidates are judged on the validation images; a budget of
     accuracy is then certified on images that nothing has looked at before, with `confidence`, and
     `summary.certificate` says whether it could be. The test images are used once, at the end. The options are those of
-    the command line (see `Options`).
+    the command line (docs/command-line.md); fractions are written as 0.01, and `metric`, `task`, `recipe` and `search`
+    may be objects.
     With `basis_ratio` or `filter_ratio`, the fractions of basis vectors and filters to remove, there is no search.
 
     With `keep_head`, `model` is your own network, or a factory or name with `weights`, trained for these classes: it
@@ -198,7 +199,7 @@ def _run(job: Job, folder: OutputFolder | None, listener: Listener, command: str
         checkpoints=stages,
         listener=listener,
         planner=planner,
-        trained=config.start.is_trained,
+        trained=config.is_trained,
         task=config.task,
     )
     found = Search(pipeline, config.goal, config.search, promise=promise).run()

@@ -90,7 +90,7 @@ def most_candidates(config: RunConfig) -> int:
         for move in moves
     )
     steps = sum(each) + search.polish
-    return steps if config.images.confirm_fraction == 0 else 2 * steps - search.polish + SAFER
+    return steps if config.confirm_fraction == 0 else 2 * steps - search.polish + SAFER
 
 
 def _narrowing(search: SearchConfig) -> int:
@@ -121,7 +121,7 @@ def estimate(job: Job) -> Estimate:
     tuning = training if recipe.finetune == recipe.train else seconds_per_pass(split, data, recipe.finetune, task)
     # What is decomposed before it is trained is compared with the network that was not, which is trained too.
     trainings = 2 if split is not job.network and recipe.basis != "loss" else 1
-    trainings -= job.config.start.is_trained  # one of them is that of the network itself
+    trainings -= job.config.is_trained  # one of them is that of the network itself
     expected, most = expected_candidates(job.config), most_candidates(job.config)
     if searches_twice(job.config.promised, data):
         expected = min(2 * expected, most)

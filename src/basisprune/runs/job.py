@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -30,8 +30,17 @@ from basisprune.listener import Listener, Silence
 from basisprune.recipes import for_own_inputs
 from basisprune.results import Settings
 from basisprune.runs.given import check_classes
-from basisprune.runs.options import ImageOptions, RunConfig
-from basisprune.runs.output import CONFIG, DEVICE_DIGEST, IN_PYTHON, refuse_links, same_data, settings_of
+from basisprune.runs.options import RunConfig
+from basisprune.runs.output import (
+    CONFIG,
+    DEVICE_DIGEST,
+    IN_PYTHON,
+    changed_settings,
+    refuse_links,
+    same_data,
+    settings_of,
+)
+from basisprune.runs.settings import names_in
 from basisprune.torchkit.processes import Processes
 from basisprune.torchkit.references import called, is_reference, named_object, refuse_code
 from basisprune.transfer.backbones import build_backbone, is_known_name
@@ -92,15 +101,14 @@ def prepare_job(
         return own_job(model, loaders, config, names, listener)
     folder = None if output is None else user_path(output, "output")
     chosen = None if folder is None else _chosen_before(folder, {"data": names[1], **config.noted()})
-    of_model = _manifest_of_model(names)
+    of_model = _manifest_of_model(model, names[1])
     manifest = chosen or of_model
     if of_model is not None:
         (listener or Silence()).say("the images have the roles that they had when the model was trained")
-    images = config.images
-    reading = Reading(groups=images.groups, strict=images.strict, manifest=manifest, listener=listener)
+    reading = Reading(groups=config.groups, strict=config.strict, manifest=manifest, listener=listener)
     read = partial(load_images, cast("Source", data), config=config, reading=reading, divides=of_model is None)
     model = _opened(model, config)
-    if config.start.keep_head:
+    if config.keep_head:
         network, splits = _kept_network(model, read, config, listener or Silence())
     elif isinstance(model, nn.Module) and hasattr(model, "input_spec"):
         network, splits = _known_network(_with_weights(model, config, listener or Silence()), read, config)
@@ -119,7 +127,7 @@ def _opened(model: ModelSource, config: RunConfig) -> str | nn.Module:
             raise ModelError(
                 "this bundle is folded and cannot be trained; start from a bundle written by `basisprune train`"
             )
-        if not isinstance(model, TransferModel) and not config.start.keep_head:
+        if not isinstance(model, TransferModel) and not config.keep_head:
             model = kept_model(model)  # as it was trained there
     return model
 
@@ -159,7 +167,7 @@ def own_job(
     if loaders.val is None:
         raise DataError("Loaders: val is missing, which networks are judged on; pass val=...")
     _refuse_changes(config)
-    splits = loaders.splits(config.task, Reading(strict=config.images.strict, listener=listener))
+    splits = loaders.splits(config.task, Reading(strict=config.strict, listener=listener))
     shape = cast("LoaderPart", splits.train).shape
     network = _whole_network(model, shape, config, listener or Silence())
     return Job(network, splits, config, *names)
@@ -167,13 +175,10 @@ def own_job(
 
 def _refuse_changes(config: RunConfig) -> None:
     """Raises ConfigError for settings of images that are read here, of which loaders of one's own know nothing."""
-    images, start = config.images, config.start
-    given = {name: getattr(images, name) for name in ("size", "limit", "groups")}
-    given |= {name: getattr(start, name) for name in ("mean", "std", "interpolation")}
     faults = [
         f"{name}: {value!r} given with loaders of your own, whose inputs are taken as they are; omit it"
-        for name, value in given.items()
-        if value is not None
+        for name in ("size", "limit", "groups", "mean", "std", "interpolation")
+        if (value := getattr(config, name)) is not None
     ]
     if faults:
         raise ConfigError.of("compress", faults)
@@ -190,7 +195,7 @@ def _whole_network(model: ModelSource, shape: tuple[int, ...], config: RunConfig
             f"model: {model!r} given with loaders of your own; pass a network that is ready for them, a module or "
             "'package.module:factory'"
         )
-    pretrained = config.pretrained and config.start.weights is None and is_known_name(model)
+    pretrained = config.pretrained and config.weights is None and is_known_name(model)
     network = build_backbone(model, pretrained=pretrained)
     _fill(network, config, listener)
     return with_shape(network, shape)
@@ -203,7 +208,7 @@ def _is_folder_of_a_model(path: Path) -> bool:
 
 def _known_network(model: nn.Module, read: _Read, config: RunConfig) -> tuple[nn.Module, Splits]:
     """A model with an input spec, and its images."""
-    spec, size = spec_of(model), config.images.size
+    spec, size = spec_of(model), config.size
     if size is not None and (size, size) != spec.size:
         height, width = spec.size
         raise ConfigError(f"size: {size} given, but the model takes {height}x{width} images; omit it")
@@ -217,17 +222,16 @@ def _kept_network(
     model: str | nn.Module, read: _Read, config: RunConfig, listener: Listener
 ) -> tuple[nn.Module, Splits]:
     """A network that is trained for the classes of the data, with its own head, and its images."""
-    start, size = config.start, config.images.size
     names: Sequence[str] | None = getattr(model, "classes", None)
     if isinstance(model, TransferModel | KeptModel):
         network, splits = _known_network(_with_weights(model, config, listener), read, config)
     else:
         network, facts = kept_with_facts(
             model,
-            pretrained=config.pretrained and start.weights is None and is_known_name(model),
-            weights=start.weights,
-            weights_key=start.weights_key,
-            input_hints=start.hints(size),
+            pretrained=config.pretrained and config.weights is None and is_known_name(model),
+            weights=config.weights,
+            weights_key=config.weights_key,
+            input_hints=config.hints(config.size),
         )
         for line in facts.said:
             listener.say(line)
@@ -242,11 +246,10 @@ def _kept_network(
 
 def _with_weights(model: nn.Module, config: RunConfig, listener: Listener) -> nn.Module:
     """The network, with the weights and the preparation that the settings name; the one given is not changed."""
-    start = config.start
-    if start.weights is not None:
+    if config.weights is not None:
         model = copy.deepcopy(model)
         _fill(model, config, listener)
-    given, spec = start.hints(None), spec_of(model)
+    given, spec = config.hints(None), spec_of(model)
     if given == NO_HINTS:
         return model
     other = copy.copy(model)  # its layers are the same
@@ -257,22 +260,21 @@ def _with_weights(model: nn.Module, config: RunConfig, listener: Listener) -> nn
 
 def _fill(network: nn.Module, config: RunConfig, listener: Listener) -> None:
     """Gives the network the weights that the settings name, if any, in place."""
-    if config.start.weights is not None:
-        found = read_checkpoint(config.start.weights, key=config.start.weights_key)
+    if config.weights is not None:
+        found = read_checkpoint(config.weights, key=config.weights_key)
         for line in told(found, fill(network, found)):
             listener.say(line)
 
 
 def _new_network(model: str | nn.Module, read: _Read, config: RunConfig) -> tuple[nn.Module, Splits]:
-    side = config.images.size
+    side = config.size
     splits = read(None if side is None else (side, side))
-    start = config.start
-    pretrained = config.pretrained and start.weights is None and is_known_name(model)
-    weights = None if start.weights is None else read_checkpoint(start.weights, key=start.weights_key)
+    pretrained = config.pretrained and config.weights is None and is_known_name(model)
+    weights = None if config.weights is None else read_checkpoint(config.weights, key=config.weights_key)
     network: nn.Module = transfer_model(
         model, splits.num_classes, pretrained=pretrained, weights=weights, input_size=side
     )
-    network = _with_weights(network, replace(config, start=replace(start, weights=None)), Silence())
+    network = _with_weights(network, replace(config, weights=None), Silence())
     return _with_white(network, splits), reread(splits, size=spec_of(network).image_size)
 
 
@@ -286,10 +288,9 @@ def _with_white(network: nn.Module, splits: Splits) -> nn.Module:
     return other
 
 
-def _manifest_of_model(names: tuple[str, str]) -> Manifest | None:
+def _manifest_of_model(model: ModelSource, data: str) -> Manifest | None:
     """The images of the run that trained the model, if that was on the same data."""
-    model, data = names
-    if model.endswith(IN_PYTHON) or not holds_bundle(Path(model)):
+    if not isinstance(model, str | os.PathLike) or not holds_bundle(Path(model)):
         return None
     run = Path(model).resolve().parent
     is_run = (run / IMAGES).exists() and (run / CONFIG).exists()
@@ -308,14 +309,13 @@ def _chosen_before(output: Path, settings: Settings) -> Manifest | None:
         old = settings_of(output)
     except CheckpointError:
         return read_manifest(output / IMAGES)
-    names = ("data", "seed", *(each.name for each in fields(ImageOptions)))
-    same = all(old.get(name, settings.get(name)) == settings.get(name) for name in names)
-    return read_manifest(output / IMAGES) if same else None
+    is_same = changed_settings(old, settings).keys().isdisjoint(("data", "seed", *names_in("Data")))
+    return read_manifest(output / IMAGES) if is_same else None
 
 
 def factory_of(job: Job) -> str | None:
     """The function that builds a network which is not from `transfer_model`, if the job knows it by name."""
-    by_name = ":" in job.model and not job.model.endswith(IN_PYTHON) and not isinstance(job.network, TransferModel)
+    by_name = ":" in job.model and not isinstance(job.network, TransferModel)
     return job.model if by_name else None
 
 
@@ -326,16 +326,16 @@ def load_images(
 
     Without `divides`, the validation images of a manifest are not divided any more: they have been looked at.
     """
-    images, goal = config.images, config.goal
+    goal = config.goal
     confirms = isinstance(goal, Budget) and goal.is_about_accuracy
     with random_numbers_kept():  # what a dataset draws must not decide on a new classifier
         splits = load_data(
             data,
             size=size,
-            val_fraction=images.val_fraction,
-            test_fraction=images.test_fraction,
-            confirm_fraction=images.confirm_fraction if confirms else 0.0,
-            limit=images.limit,
+            val_fraction=config.val_fraction,
+            test_fraction=config.test_fraction,
+            confirm_fraction=config.confirm_fraction if confirms else 0.0,
+            limit=config.limit,
             seed=config.seed,
             reading=reading,
         )
@@ -343,7 +343,7 @@ def load_images(
         return splits
     # The images of an earlier run, which had none to confirm.
     return set_aside(
-        splits, images.confirm_fraction, config.seed, units(splits, "val", groups_of(splits, images.groups))
+        splits, config.confirm_fraction, config.seed, units(splits, "val", groups_of(splits, config.groups))
     )
 
 

@@ -22,6 +22,7 @@ from basisprune.files import clear_leftovers, digest, locked, read_bytes, set_as
 from basisprune.listener import Listener
 from basisprune.results import Settings
 from basisprune.runs.plain_yaml import yaml_of
+from basisprune.runs.settings import OPTIONS
 from basisprune.runs.validating import differences, parse_settings
 from basisprune.stage_store import CLAIM
 from basisprune.torchkit.processes import Processes
@@ -245,6 +246,11 @@ class OutputFolder:
 
 
 def changed_settings(old: Settings, new: Settings) -> dict[str, str]:
-    """What differs between the settings of two runs and changes their results."""
-    before = {name: value for name, value in old.items() if name != VERSIONS}
-    return {name: change for name, change in differences(before, new).items() if name not in _FREE}
+    """Return what differs between the settings of two runs and changes their results.
+
+    A setting that only one of them notes is ignored if it has its default.
+    """
+    ignored = {VERSIONS, *_FREE}
+    for one, other in ((old, new), (new, old)):
+        ignored |= {name for name in OPTIONS.keys() & one.keys() - other.keys() if one[name] == OPTIONS[name].default}
+    return {name: change for name, change in differences(old, new).items() if name.partition(".")[0] not in ignored}

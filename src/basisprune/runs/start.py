@@ -56,7 +56,7 @@ def check_start(job: Job, output: OutputFolder | None, settings: Settings, liste
     rehearse(job, prunes=prunes, saves=output is not None, listener=hears)
     if prunes:
         refuse_ratio(job)
-    if prunes and job.config.start.is_trained and job.config.task.has_classes:
+    if prunes and job.config.is_trained and job.config.task.has_classes:
         refuse_guessing(job.network, job.splits, prepared=job.config.recipe.train.prepared, listener=hears)
 
 
@@ -64,7 +64,7 @@ def _check_pipeline(job: Job, output: OutputFolder | None) -> None:
     """Raises the error of the pipeline that the run would set up, for its images or what its folder holds."""
     config = job.config
     folder = None if output is None else output.stages
-    is_trained, quiet = config.start.is_trained, Silence()
+    is_trained, quiet = config.is_trained, Silence()
     pipeline = Pipeline(
         job.network, job.splits, config.recipe, folder, listener=quiet, trained=is_trained, task=config.task
     )

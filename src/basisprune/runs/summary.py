@@ -89,7 +89,7 @@ def summarise(job: Job, pipeline: Pipeline, found: Found, command: str) -> RunSu
         changed=shown.changed,
         certificate=found.certificate,
         class_losses=shown.losses,
-        require_certified=job.config.promise.require_certified,
+        require_certified=job.config.require_certified,
         task=job.config.task.name,
         metric=job.config.task.metric_name,
         metric_is_share=job.config.task.is_share,
@@ -135,7 +135,7 @@ def _shown(job: Job, found: Found, pipeline: Pipeline, sides: Sequence[Side]) ->
 
 
 def _class_metric(job: Job) -> ClassMetric:
-    metric = job.config.promise.metric
+    metric = job.config.metric
     return "accuracy" if isinstance(metric, Task) else metric
 
 
@@ -187,7 +187,7 @@ def promised(job: Job, certificate: Certificate) -> str:
 
 def _promised(job: Job) -> str:
     """What a certified result keeps to, in words."""
-    limit, metric = Limit.of(job.config.goal), in_words(job.config.promise.metric)
+    limit, metric = Limit.of(job.config.goal), in_words(job.config.metric)
     value = limit.value or 0.0
     if not job.config.task.is_share:
         most = "a loss of at most" if limit.kind == "max_drop" else "at least"
@@ -285,10 +285,10 @@ def _measured(job: Job, found: Found) -> tuple[str, tuple[float, float], str]:
     tests = () if found.certificate is None else found.certificate.tests
     test = next((test for test in reversed(tests) if test.index == found.chosen), None)
     if test is not None:
-        return in_words(job.config.promise.metric), (test.before, test.after), "the confirming images"
+        return in_words(job.config.metric), (test.before, test.after), "the confirming images"
     first, chosen = found.candidates[0], found.candidates[found.chosen]
     if first.score is not None and chosen.score is not None:
-        return in_words(job.config.promise.metric), (first.score, chosen.score), "the validation images"
+        return in_words(job.config.metric), (first.score, chosen.score), "the validation images"
     return job.config.task.metric_name, (first.accuracy, chosen.accuracy), "the validation images"
 
 

@@ -1,13 +1,14 @@
-"""Settings as plain data: YAML -> dataclasses, with all faults reported at once, and differences between settings."""
+"""Settings as plain data: read YAML, check values with pydantic, report all faults at once, compare settings."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, is_dataclass
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import Literal, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import TypeVar, cast
 
 from pydantic import JsonValue, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
@@ -29,13 +30,14 @@ _KINDS = {
     "bool": "true or false is needed",
     "string": "a string is needed",
     "tuple": "a list is needed",
+    "list": "a list is needed",
     "dataclass": "a mapping of settings is needed",
 }
 T = TypeVar("T")
 
 
 def read_settings(path: str | Path) -> dict[str, JsonValue]:
-    """The settings in a YAML file; raises ConfigError if it cannot be read or is not a mapping of plain values."""
+    """Read the settings in a YAML file; raise ConfigError unless it is a readable mapping of plain values."""
     try:
         content = read_bytes(Path(path), most=_MOST_BYTES)
     except (OSError, ValueError) as error:
@@ -44,7 +46,7 @@ def read_settings(path: str | Path) -> dict[str, JsonValue]:
 
 
 def parse_settings(content: bytes, where: str) -> dict[str, JsonValue]:
-    """The settings in YAML text; raises ConfigError, which names `where`, for what is not a mapping of plain values."""
+    """Parse settings in YAML text; raise ConfigError, which names `where`, unless it is a mapping of plain values."""
     try:
         given = parse_yaml(content.decode())
     except ConfigError as error:
@@ -62,7 +64,7 @@ def parse_settings(content: bytes, where: str) -> dict[str, JsonValue]:
 
 
 def _leaves(name: str, value: JsonValue) -> Iterator[tuple[str, JsonValue]]:
-    """Every value that is no list or mapping, with its dotted name."""
+    """Yield every value that is no list or mapping, with its dotted name."""
     if isinstance(value, dict):
         for key, each in value.items():
             yield from _leaves(f"{name}.{key}".removeprefix("."), each)
@@ -74,7 +76,7 @@ def _leaves(name: str, value: JsonValue) -> Iterator[tuple[str, JsonValue]]:
 
 
 def _leaf_fault(value: JsonValue) -> str:
-    """Why no setting can have this value; empty if one can."""
+    """Return why no setting can have this value; empty if one can."""
     if isinstance(value, float) and not math.isfinite(value):
         return f"{value} given; a finite number is needed"
     if isinstance(value, int) and abs(value) > _LARGEST:
@@ -90,7 +92,7 @@ def _leaf_fault(value: JsonValue) -> str:
 
 
 def recipe_of(given: str | Mapping[str, object] | Recipe) -> Recipe:
-    """The recipe: by name, or by changes to the recipe named under `base` (default: quick).
+    """Find a recipe by name, or change the recipe named under `base` (default: quick).
 
     >>> recipe_of({"base": "paper", "train": {"epochs": 3}}).train.epochs
     3
@@ -113,14 +115,14 @@ def _name(given: object, where: str) -> str:
 
 
 def search_of(given: Mapping[str, object] | SearchConfig | None) -> SearchConfig:
-    """The search settings: those given, and defaults for the others."""
-    return (
-        given if isinstance(given, SearchConfig) else changed(SearchConfig(), {} if given is None else given, "search")
-    )
+    """Return the search settings, with defaults for those not given."""
+    if isinstance(given, SearchConfig):
+        return given
+    return changed(SearchConfig(), {} if given is None else given, "search")
 
 
 def changed(base: T, given: object, where: str) -> T:
-    """The dataclass `base` with the given changes; raises ConfigError that lists all faults at once."""
+    """Return the dataclass `base` with the given changes; raise ConfigError that lists all faults."""
     faults: list[str] = []
     merged = _merged(asdict(base), given, "", faults)  # type: ignore[call-overload]
     result, found = _validated(merged, type(base))
@@ -130,7 +132,7 @@ def changed(base: T, given: object, where: str) -> T:
 
 
 def faults_of(value: object, kind: object, name: str) -> list[str]:
-    """What is wrong with the value for that type; empty if nothing is.
+    """List what is wrong with the value for that type.
 
     >>> faults_of("three", int, "epochs")
     ["epochs: 'three' given; a whole number is needed"]
@@ -139,7 +141,7 @@ def faults_of(value: object, kind: object, name: str) -> list[str]:
 
 
 def _merged(base: dict[str, object], given: object, prefix: str, faults: list[str]) -> dict[str, object]:
-    """The values of `base` overridden by the given ones; unknown names are faults."""
+    """Override the values of `base` by the given ones; unknown names are faults."""
     if not isinstance(given, Mapping):
         faults.append(f"{prefix.rstrip('.')}: {given!r} given; {_KINDS['dataclass']}".removeprefix(": "))
         return base
@@ -156,42 +158,33 @@ def _merged(base: dict[str, object], given: object, prefix: str, faults: list[st
 
 
 def _validated(value: object, kind: type[T], name: str = "") -> tuple[T | None, list[str]]:
-    """The value validated by pydantic; or None, and what is wrong with it."""
+    """Validate the value with pydantic; return None and the faults if it is wrong."""
     try:
         # In JSON mode, a list is accepted for a tuple and an int for a float, but a string is not a number.
         return TypeAdapter(kind).validate_json(json.dumps(value), strict=True), []
     except ValidationError as error:
-        return None, [line for fault in error.errors() for line in _told(fault, kind, name)]
+        return None, [line for fault in error.errors() for line in _told(fault, name)]
     except (TypeError, ValueError, RecursionError) as error:
         return None, [f"{name or 'it'}: only strings, numbers, lists and mappings of settings are allowed ({error})"]
 
 
-def _told(fault: ErrorDetails, kind: object, name: str) -> list[str]:
-    """A fault found by pydantic, in our words; a fault raised by a dataclass, in its own words."""
+def _told(fault: ErrorDetails, name: str) -> list[str]:
+    """Word a fault found by pydantic; a ConfigError of a dataclass keeps its own words."""
     place = [part for part in fault["loc"] if isinstance(part, str)]
     where = ".".join([name] * bool(name) + place)
     own = fault.get("ctx", {}).get("error")
     if isinstance(own, ConfigError):
         return [f"{where}.{each}".removeprefix(".") for each in own.faults]
     if fault["type"] == "literal_error":
-        allowed = [str(each) for each in get_args(_annotation(kind, place))]
+        allowed = re.findall("'(.+?)'", fault["ctx"]["expected"])
         wanted = f"allowed are {', '.join(allowed)}.{nearest(str(fault['input']), allowed)}"
     else:
         wanted = _KINDS.get(fault["type"].rpartition("_")[0], fault["msg"])
     return [f"{where}: {fault['input']!r} given; {wanted}"]
 
 
-def _annotation(kind: object, place: Sequence[str]) -> object:
-    """The Literal at that place in a dataclass, or the Literal itself."""
-    for part in place:
-        if isinstance(kind, type) and is_dataclass(kind):
-            kind = get_type_hints(kind).get(part, kind)
-    options = [kind, *get_args(kind)]
-    return next((each for each in options if get_origin(each) is Literal), kind)
-
-
 def differences(old: Settings, new: Settings) -> dict[str, str]:
-    """The changes from the old settings to the new: for each name, the old and the new value.
+    """Compare two settings: for each dotted name that changed, the old and the new value.
 
     >>> differences({"a": {"b": 1}, "c": 2}, {"a": {"b": 3}, "c": 2})
     {'a.b': '1 -> 3'}

@@ -154,9 +154,7 @@ def start_from(
     backbone: Backbone, model: ModelSource | None, data: Source, config: RunConfig, folder: Path, listener: Listener
 ) -> Job:
     """Prepare the job of a run that starts from the backbone, or from a `model` given in Python under its name."""
-    given = (
-        config if backbone.weights is None else replace(config, start=replace(config.start, weights=backbone.weights))
-    )
+    given = config if backbone.weights is None else replace(config, weights=backbone.weights)
     with _offline() if backbone.cached else nullcontext():
         job = prepare_job(model or backbone.name, data, given, output=folder, listener=listener)
     return replace(job, model=backbone.name, config=config)

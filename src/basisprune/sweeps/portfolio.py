@@ -176,7 +176,7 @@ def check_portfolio(
     found = on_this_machine(portfolio.names, portfolio.source)
     portfolio.set_common_size(portfolio.names)
     config, listener = portfolio.config, portfolio.listener
-    size, reading = config.images.size, Reading(config.images.groups, config.images.strict, listener=listener)
+    size, reading = config.size, Reading(config.groups, config.strict, listener=listener)
     load_images(data, None if size is None else (size, size), config, reading)
     faults = []
     for backbone in filter(None, found.values()):
@@ -245,16 +245,16 @@ class _Portfolio:
         config, running, faults = self.config, self.running, []
         if not config.task.has_classes:
             faults.append(f"task: {config.task_name} given; a portfolio is for classification: pass one model")
-        if config.start.weights is not None:
+        if config.weights is not None:
             faults.append("weights: given, which are those of one model; pass a folder of weights for several")
-        if config.start.keep_head:
+        if config.keep_head:
             faults.append(
                 "keep_head: given, but backbones get a head for these classes; pass one model to keep its own"
             )
         if not isinstance(config.goal, Budget):
             faults.append("basis_ratio or filter_ratio given; pass a budget, by which backbones can be compared")
         if running.jobs > 1 or running.ray_address is not None:
-            metric = config.promise.metric
+            metric = config.metric
             given = [*self.in_memory.models, *(["the images"] if self.in_memory.data is not None else [])]
             given += [] if isinstance(metric, str) else [metric_name(metric)]
             faults += [
@@ -272,8 +272,7 @@ class _Portfolio:
 
     def set_common_size(self, names: Sequence[str]) -> None:
         """Give all backbones images of one size."""
-        images = self.config.images
-        self.config = replace(self.config, images=replace(images, size=common_size(names, images.size)))
+        self.config = replace(self.config, size=common_size(names, self.config.size))
         self.in_memory = replace(self.in_memory, config=self.config)
 
     def stage_run(self, kind: Kind, backbone: Backbone, *, epochs: int = 0, best: Backbone | None = None) -> Run:

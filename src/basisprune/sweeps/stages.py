@@ -185,7 +185,7 @@ class BackboneSearch(Search):
     def __init__(self, pipeline: Pipeline, job: Job, best: State | None = None) -> None:
         config = job.config
         super().__init__(pipeline, config.goal, config.search, reference=best, promise=config.promised)
-        self.metric = config.promise.metric
+        self.metric = config.metric
         self.has_file = has_onnx() if config.onnx is None else config.onnx
 
     def unpruned(self) -> State:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import cast, get_type_hints
+from typing import cast
 
 from pydantic import JsonValue
 
@@ -22,7 +22,7 @@ from basisprune.report.fronts import Front, SweepPage, write_sweep_page
 from basisprune.runs.job import code_of
 from basisprune.runs.options import BUDGETS, RATIOS, Options, configure
 from basisprune.runs.output import refuse_links
-from basisprune.runs.units import AMOUNT, OPTION_UNITS
+from basisprune.runs.settings import AMOUNT, OBJECTS, OPTIONS
 from basisprune.runs.validating import changed, differences, faults_of, read_settings
 from basisprune.sweeps.backbones import AUTO, is_timm
 from basisprune.sweeps.running import (
@@ -47,7 +47,6 @@ CELLS, RESULTS, TABLE, PAGE = "cells", "sweep.json", "sweep.csv", "sweep.html"
 _RECORD = "cells.json"
 _OWN = ("framework", "seed")  # options that the file has lists for
 _PATHS = ("device", "groups", "weights")
-_NO_TYPES = ("recipe", "search", "metric")  # which `configure` checks
 _MOST_CELLS = 10_000
 
 
@@ -231,7 +230,7 @@ def _repeated(names: Iterable[str]) -> dict[str, int]:
 
 def _options(given: Mapping[str, JsonValue] | None, where: str, faults: list[str]) -> dict[str, JsonValue]:
     """Read options of `compress`, their units turned into numbers."""
-    hints = {name: hint for name, hint in get_type_hints(Options).items() if name not in _OWN}
+    hints = {name: each.type for name, each in OPTIONS.items() if name not in _OWN}
     found: dict[str, JsonValue] = {}
     for name, value in (given or {}).items():
         if name in _OWN:
@@ -243,13 +242,13 @@ def _options(given: Mapping[str, JsonValue] | None, where: str, faults: list[str
             faults.append(f"{where}.{name}: no such setting.{hint}")
         else:
             try:
-                if isinstance(value, str) and name in OPTION_UNITS:
-                    value = OPTION_UNITS[name].parse(value)
+                if isinstance(value, str) and (unit := OPTIONS[name].option.unit) is not None:
+                    value = unit.parse(value)
             except ConfigError as error:
                 faults.append(f"{where}.{name}: {error}")
                 continue
             found[name] = absolute(value) if isinstance(value, str) and name in _PATHS else value
-            if name not in _NO_TYPES:
+            if name not in OBJECTS:
                 faults += faults_of(found[name], hints[name], f"{where}.{name}")
     return found
 

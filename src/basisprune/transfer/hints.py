@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Literal, TypeAlias, get_args
+from typing import get_args
 
 import timm.data
 from torch import nn
@@ -13,9 +13,7 @@ from torch import nn
 from basisprune.data.arrays import told_apart
 from basisprune.errors import ConfigError, ModelError
 from basisprune.files import Json, parse_json, read_bytes
-from basisprune.types import InputSpec
-
-Interpolation: TypeAlias = Literal["bilinear", "bicubic", "nearest"]
+from basisprune.types import InputSpec, Interpolation
 
 _PILLOW = {0: "nearest", 2: "bilinear", 3: "bicubic"}  # the numbers of its filters, as Hugging Face writes them
 _CONFIG, _PREPROCESSING = "config.json", "preprocessor_config.json"

@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 import json
-from dataclasses import fields
 
 import pytest
 import typer
 from commands import compress_into, invoke
 from summaries import summary as result_of
 
-from basisprune.cli.compress import compress, finish
-from basisprune.cli.train import train
+from basisprune.cli.compress import finish
 from basisprune.errors import MissingExtraError
 from basisprune.files import unsealed
-from basisprune.runs.options import ImageOptions
-
-
-@pytest.mark.parametrize("command", [compress, train])
-def test_images_are_read_by_default_as_in_python(command):
-    given = inspect.signature(command).parameters
-    options = [each for each in fields(ImageOptions) if each.name in given]
-    assert len(options) >= 6
-    assert {each.name: given[each.name].default for each in options} == {each.name: each.default for each in options}
 
 
 def test_json_is_all_that_stdout_holds(compressed):
@@ -65,6 +53,13 @@ def test_options_on_the_command_line_go_before_the_file(compressed, tmp_path):
     assert plan["goal"] == {"target_params": 1000}
     assert (plan["recipe"]["train"]["epochs"], plan["recipe"]["finetune"]["epochs"]) == (7, 7)
     assert json.loads(invoke(*words).stdout)["goal"] == {"max_drop": 0.02}
+
+
+@pytest.mark.parametrize("more", [(), ("--no-keep-head",)])
+def test_a_flag_of_a_file_is_overridden_by_its_other_form(more, tmp_path):
+    (tmp_path / "mine.yaml").write_text("keep_head: true\ntune_first: true\ndata: nowhere\nmodel: resnet18\n")
+    done = invoke("compress", "--config", tmp_path / "mine.yaml", "--output", tmp_path / "out", *more)
+    assert (done.exit_code, "tune_first: given without keep_head" in done.stderr) == (1, bool(more))
 
 
 def test_a_budget_that_is_only_estimated_to_be_kept_fails_where_a_certificate_is_required(photos, tmp_path):

@@ -39,8 +39,8 @@ def test_the_folder_holds_the_trained_model_and_what_is_known_of_it(tmp_path):
 def test_only_settings_of_training_are_noted(tmp_path):
     found = adapt(job(), tmp_path, Silence())
     assert set(found.config) == {
-        *("model", "data", "size", "val_fraction", "test_fraction", "confirm_fraction", "limit"),
-        *("groups", "strict", "pretrained", "seed", "recipe"),
+        *("model", "data", "val_fraction", "test_fraction", "confirm_fraction", "strict", "pretrained", "keep_head"),
+        *("seed", "recipe"),
     }
     assert set(found.config["recipe"]) == {"train"}
     noted = read_settings(tmp_path / "config.yaml")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tiny import differing, tiny_images, tiny_model, tiny_recipe, tiny_training
 
-from basisprune.budget import Budget, Ratios
+from basisprune.budget import Budget
 from basisprune.budget.certify import Promise
 from basisprune.data import ArrayImages, Splits
 from basisprune.runs.estimate import Estimate, estimate, expected_candidates, most_candidates, searches_twice
@@ -28,8 +28,8 @@ def test_more_is_expected_of_two_kinds_of_pruning_and_of_a_finer_search():
     )
     assert one < two < finer
     assert one == expected_candidates(RunConfig(search=SearchConfig(framework="basis", polish=False))) + 1
-    assert expected_candidates(RunConfig(Ratios(0.5, 0.5))) == 1
-    small = [RunConfig(Budget(target_params=9), search=SearchConfig(framework=name)) for name in ("l1", "basis+l1")]
+    assert expected_candidates(RunConfig(basis_ratio=0.5, filter_ratio=0.5)) == 1
+    small = [RunConfig(target_params=9, search=SearchConfig(framework=name)) for name in ("l1", "basis+l1")]
     assert 2 * expected_candidates(small[0]) == expected_candidates(small[1])
     found = Estimate(reference=10, candidates=3, candidate=5, most=7)
     assert (found.total, found.longest) == (25, 45)
@@ -38,10 +38,10 @@ def test_more_is_expected_of_two_kinds_of_pruning_and_of_a_finer_search():
 @pytest.mark.parametrize("framework", ["basis", "loss+basis", "basis+l1"])
 def test_a_search_that_is_certified_may_go_twice(framework):
     config = RunConfig(search=SearchConfig(framework=framework))
-    once = replace(config, images=replace(config.images, confirm_fraction=0.0))
+    once = replace(config, confirm_fraction=0.0)
     assert expected_candidates(once) <= most_candidates(once) < most_candidates(config)
-    for goal in (Ratios(0.5, 0.5), Budget(target_params=9)):
-        fixed = replace(config, goal=goal)
+    for goal in ({"basis_ratio": 0.5}, {"target_params": 9}):
+        fixed = replace(config, **goal)
         assert most_candidates(fixed) == expected_candidates(fixed)
 
 

@@ -214,7 +214,7 @@ def test_a_network_on_loaders_of_ones_own_gets_the_weights_that_are_named(tmp_pa
 
 
 def test_loaders_of_ones_own_are_taken_as_they_are():
-    with pytest.raises(ConfigError, match=r"(?s)2 faults.*size: 32 given with loaders of your own.*mean: \(0.5,\)"):
+    with pytest.raises(ConfigError, match=r"(?s)2 faults.*size: 32 given with loaders of your own.*mean: \[0.5\]"):
         prepare_job(own_network(), own_loaders(), configure({"size": 32, "mean": [0.5]}))
 
 

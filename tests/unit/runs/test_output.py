@@ -16,7 +16,7 @@ from basisprune.data.manifest import IMAGES
 from basisprune.errors import CheckpointError
 from basisprune.files import digest, locked
 from basisprune.listener import Silence
-from basisprune.runs.output import OutputFolder, is_loadable, is_repeatable, settings_of, versions
+from basisprune.runs.output import OutputFolder, changed_settings, is_loadable, is_repeatable, settings_of, versions
 from basisprune.runs.validating import read_settings
 
 CONFIG = {"model": "resnet18", "recipe": {"train": {"epochs": 3}}, "shape": (1, 2), "rate": 1e-5, "int8": False}
@@ -35,6 +35,14 @@ def test_a_folder_belongs_to_one_configuration(tmp_path):
         folder.claim(CONFIG | {"recipe": {"train": {"epochs": 4}}, "seed": 1}, notes)
     assert error.value.faults == ("recipe.train.epochs: 3 -> 4", "seed: not set -> 1")
     assert (folder.path / "config.yaml").read_text() == before
+
+
+def test_a_setting_that_only_one_run_notes_has_its_default():
+    new = {**CONFIG, "strict": False, "task": "classification"}
+    old = {**CONFIG, "size": None, "versions": versions()}
+    assert changed_settings(old, new) == changed_settings(new, old) == {}
+    assert changed_settings(old, {**new, "strict": True}) == {"strict": "not set -> True"}
+    assert changed_settings({**old, "size": 32}, new) == {"size": "32 -> not set"}
 
 
 @pytest.mark.parametrize("free", ["onnx", "int8"])

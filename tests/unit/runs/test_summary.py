@@ -52,6 +52,12 @@ def trial(right: int, parameters: int, goal: Goal, images: int, unpruned: int) -
     return Trial(candidate, state(right), nn.Identity())
 
 
+def config_of(goal: Goal) -> RunConfig:
+    if isinstance(goal, Budget):
+        return RunConfig(**{goal.kind: vars(goal)[goal.kind]})
+    return RunConfig(basis_ratio=goal.basis, filter_ratio=goal.filters)
+
+
 def case(
     goal: Goal,
     *rights: int,
@@ -65,7 +71,7 @@ def case(
     trials = tuple(trial(right, 1000 // 2**index, goal, images, rights[0]) for index, right in enumerate(rights))
     labels = np.arange(100) % 2 if labels is None else labels
     job = SimpleNamespace(
-        config=RunConfig(goal), splits=SimpleNamespace(val=ArrayImages(np.zeros((len(labels), 1, 1), np.uint8), labels))
+        config=config_of(goal), splits=SimpleNamespace(val=ArrayImages(np.zeros((len(labels), 1, 1), np.uint8), labels))
     )
     return job, Found(trials, chosen, interrupted, certificate=certificate)
 

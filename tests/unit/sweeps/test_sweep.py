@@ -115,9 +115,9 @@ def test_the_papers_63_cells_are_a_file_that_follows_its_protocol():
     assert {cell.framework for cell in sweep.cells} == set(FRAMEWORKS)
     for cell, run in sweep.cells.items():
         config = configure(run.options)
-        assert config.images.size == PAPER_DATASETS[cell.dataset][0]
+        assert config.size == PAPER_DATASETS[cell.dataset][0]
         assert (config.recipe, config.goal) == (full.recipe(cell.dataset), full.budget(cell.dataset))
-        assert (config.images.val_fraction, config.images.confirm_fraction) == (0.1, 0.0)
+        assert (config.val_fraction, config.confirm_fraction) == (0.1, 0.0)
         if run.kind == "compress":
             assert config.framework.name == cell.framework
             assert vars(config.search) | {"framework": None} == vars(full.search)
