@@ -21,20 +21,12 @@ from backbones import MODELS, build, data
 from common import Cells
 from torch import nn
 
-from basisprune import (
-    PreparedBatches,
-    Session,
-    TrainConfig,
-    basis_statistics,
-    decompose,
-    evaluate,
-    fit,
-    measure,
-    plan_basis,
-    prune_basis,
-    taylor_scores,
-)
+from basisprune import PreparedBatches, Session, TrainConfig, decompose, evaluate, fit, measure
+from basisprune.basis.refit import basis_statistics
 from basisprune.data import Augment, LabelledImages, Splits
+from basisprune.importance import taylor_scores
+from basisprune.planning import plan_basis
+from basisprune.pruning import prune_basis
 
 RATIO = 0.8
 METHOD = TrainConfig(

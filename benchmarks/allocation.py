@@ -22,11 +22,13 @@ from backbones import build, data
 from common import Cells
 from torch import nn
 
-from basisprune import RECIPES, PlanConfig, PreparedBatches, evaluate, fit, measure, plan_basis, prune_basis
+from basisprune import RECIPES, PlanConfig, PreparedBatches, evaluate, fit, measure
 from basisprune.data import LabelledImages
 from basisprune.deploy.fold import deploy
 from basisprune.errors import TooMuchError
 from basisprune.importance.basis_loss import BasisLoss, split_by_loss
+from basisprune.planning import plan_basis
+from basisprune.pruning import prune_basis
 from basisprune.transfer.model import spec_of
 from basisprune.types import BasisPlan
 

@@ -17,9 +17,10 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from basisprune import PreparedBatches, Recipe, TransferModel, decompose, fit, load_data, transfer_model
+from basisprune import PreparedBatches, Recipe, decompose, fit, load_data, transfer_model
 from basisprune.data import LabelledImages, Splits, take
 from basisprune.recipes import RECIPES
+from basisprune.transfer.model import TransferModel
 from basisprune.types import InputSpec
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))

@@ -22,8 +22,9 @@ from backbones import build, data
 from common import write_result
 from torch import nn
 
-from basisprune import RECIPES, PreparedBatches, fit, loss_scores
+from basisprune import RECIPES, PreparedBatches, fit
 from basisprune.data import take
+from basisprune.importance import loss_scores
 from basisprune.importance.basis_loss import split_by_loss
 from basisprune.types import Scores
 

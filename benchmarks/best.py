@@ -21,7 +21,7 @@ import torch
 from backbones import build, data
 from common import Cells
 
-from basisprune import RECIPES, Augment, Recipe, Splits, TransferModel, evaluate, measure
+from basisprune import RECIPES, Augment, Recipe, Splits, evaluate, measure
 from basisprune.budget import Ratios
 from basisprune.data import LabelledImages, take
 from basisprune.deploy.fold import deploy
@@ -29,6 +29,7 @@ from basisprune.frameworks import find_framework
 from basisprune.pipeline import Pipeline
 from basisprune.states import State
 from basisprune.training.config import TrainConfig
+from basisprune.transfer.model import TransferModel
 
 IMAGES, VAL_IMAGES, TEST_IMAGES, SIDE, REMOVED = 2000, 1000, 5000, 32, 0.65
 

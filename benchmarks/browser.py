@@ -28,8 +28,10 @@ import torch
 from common import write_result
 from PIL import Image
 
-from basisprune import load_bundle, prepare, save_pretrained, transfer_model
+from basisprune import save_pretrained, transfer_model
+from basisprune.data import prepare
 from basisprune.data.decode import to_pixels
+from basisprune.deploy.bundle import load_bundle
 from basisprune.deploy.bundle.page import page_files
 
 NAMES = ["<img src=x onerror=\"document.title='harm'\">", "red fox", '{{7*7}} & "quotes"']

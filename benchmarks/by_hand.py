@@ -38,10 +38,11 @@ from backbones import DATASETS, build
 from common import Cells, load, table
 from torch import Tensor, nn
 
-from basisprune import TransferModel, fit, load_data, prepare, transfer_model
-from basisprune.data import Splits
+from basisprune import fit, load_data, transfer_model
+from basisprune.data import Splits, prepare
 from basisprune.recipes import RECIPES
 from basisprune.training.config import TrainConfig
+from basisprune.transfer.model import TransferModel
 from basisprune.types import InputSpec
 
 SIDE, TEST_IMAGES = 64, 5000

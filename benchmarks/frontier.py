@@ -32,7 +32,7 @@ from backbones import build, data
 from common import Cells
 from torch import nn
 
-from basisprune import RECIPES, evaluate, measure, plan_basis, prune_basis, transfer_model
+from basisprune import RECIPES, evaluate, measure, transfer_model
 from basisprune.budget import Optimize, Ratios
 from basisprune.budget.planning import CostPlanner, Scored
 from basisprune.deploy.export.runtime import open_session, to_proto
@@ -44,7 +44,8 @@ from basisprune.frameworks import find_framework
 from basisprune.joint_plan import PlanFrontier
 from basisprune.joint_plan.times import TimeTable
 from basisprune.pipeline import Pipeline
-from basisprune.plan import PlanConfig
+from basisprune.planning import PlanConfig, plan_basis
+from basisprune.pruning import prune_basis
 from basisprune.scoring import Statistics
 from basisprune.states import NOT_AT_ALL
 from basisprune.types import InputSpec, Scores

@@ -18,17 +18,11 @@ from backbones import METHOD, trained_network
 from common import Cells
 from torch import nn
 
-from basisprune import (
-    PreparedBatches,
-    evaluate,
-    plan_basis,
-    plan_filters,
-    prune_basis,
-    prune_filters,
-    score_filters,
-    taylor_scores,
-    trace_coupling,
-)
+from basisprune import PreparedBatches, evaluate
+from basisprune.coupling import trace_coupling
+from basisprune.importance import score_filters, taylor_scores
+from basisprune.planning import plan_basis, plan_filters
+from basisprune.pruning import prune_basis, prune_filters
 from basisprune.transfer.model import spec_of
 from basisprune.types import LayerScores, Scores
 

@@ -38,8 +38,9 @@ import torch.nn.functional as F
 from common import Cells
 from PIL import Image
 
-from basisprune import load_data, set_trainable, transfer_model
+from basisprune import load_data, transfer_model
 from basisprune.data import LabelledImages, make_loader, prepare
+from basisprune.training.trainable import set_trainable
 
 SOURCES = ("folder", "shards", "hugging face")
 CLASSES, PICTURES, IN_SHARD = 4, 64, 500

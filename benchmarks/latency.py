@@ -25,23 +25,14 @@ import torch
 from common import Cells
 from torch import nn
 
-from basisprune import (
-    PlanConfig,
-    decompose,
-    measure,
-    plan_basis,
-    plan_filters,
-    prune_basis,
-    prune_filters,
-    save_pretrained,
-    score_filters,
-    taylor_scores,
-    trace_coupling,
-    transfer_model,
-)
+from basisprune import PlanConfig, decompose, measure, save_pretrained, transfer_model
+from basisprune.coupling import trace_coupling
 from basisprune.deploy.fold import fold
 from basisprune.deploy.latency import Backend, measure_latency
 from basisprune.errors import PlanError
+from basisprune.importance import score_filters, taylor_scores
+from basisprune.planning import plan_basis, plan_filters
+from basisprune.pruning import prune_basis, prune_filters
 from basisprune.types import BasisPlan, Scores
 
 SIZE = 128

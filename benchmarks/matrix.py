@@ -30,8 +30,8 @@ from basisprune.deploy.export.onnx import export_onnx
 from basisprune.deploy.fold import fold
 from basisprune.errors import BasisPruneError, ModelError
 from basisprune.importance import score_filters, taylor_scores
-from basisprune.plan import plan_basis, plan_filters
-from basisprune.prune import prune_basis, prune_filters
+from basisprune.planning import plan_basis, plan_filters
+from basisprune.pruning import prune_basis, prune_filters
 from basisprune.torchkit.running import relative_difference, tensors_in
 from basisprune.transfer.backbones import build_backbone
 from basisprune.transfer.model import transfer_model

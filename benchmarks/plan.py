@@ -17,9 +17,11 @@ import torch
 from backbones import DATASETS, MODELS, trained_network
 from common import Cells
 
-from basisprune import PlanConfig, PreparedBatches, evaluate, measure, plan_basis, prune_basis, taylor_scores
+from basisprune import PlanConfig, PreparedBatches, evaluate, measure
 from basisprune.errors import PlanError
-from basisprune.plan import Normalisation
+from basisprune.importance import taylor_scores
+from basisprune.planning import Normalisation, plan_basis
+from basisprune.pruning import prune_basis
 from basisprune.transfer.model import spec_of
 
 Row = dict[str, float | str | None]

@@ -21,9 +21,12 @@ import torch_pruning
 from common import write_result
 from torch import nn
 
-from basisprune import plan_filters, prune_filters, score_filters, trace_coupling
+from basisprune.coupling import trace_coupling
 from basisprune.deploy.latency import interleaved, speedup
+from basisprune.importance import score_filters
 from basisprune.importance.hrank import mean_ranks
+from basisprune.planning import plan_filters
+from basisprune.pruning import prune_filters
 
 
 def ours(model: nn.Module, images: torch.Tensor) -> nn.Module:

@@ -21,8 +21,9 @@ from backbones import DATASETS, METHOD, MODELS, build, data, trained
 from common import Cells
 from sklearn.linear_model import LogisticRegressionCV
 
-from basisprune import PreparedBatches, TransferModel, evaluate
+from basisprune import PreparedBatches, evaluate
 from basisprune.data import LabelledImages
+from basisprune.transfer.model import TransferModel
 
 Array: TypeAlias = npt.NDArray[np.generic]
 

@@ -19,8 +19,11 @@ import torch
 from backbones import DATASETS, MODELS, trained_network
 from common import Cells
 
-from basisprune import PlanConfig, PreparedBatches, basis_statistics, evaluate, measure, plan_basis, taylor_scores
-from basisprune.prune import Compensation, prune_basis
+from basisprune import PlanConfig, PreparedBatches, evaluate, measure
+from basisprune.basis.refit import basis_statistics
+from basisprune.importance import taylor_scores
+from basisprune.planning import plan_basis
+from basisprune.pruning import Compensation, prune_basis
 from basisprune.transfer.model import spec_of
 
 

@@ -28,11 +28,11 @@ import torch.nn.functional as F
 from common import write_result
 from torch import nn
 
-from basisprune import decompose, measure, set_trainable, transfer_model
+from basisprune import decompose, measure, transfer_model
 from basisprune.basis.layers import BasisScalingConv
 from basisprune.deploy.latency import interleaved, speedup
 from basisprune.torchkit.surgery import find_layers
-from basisprune.training.trainable import project_scales
+from basisprune.training.trainable import project_scales, set_trainable
 
 
 def make_step(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> Callable[[], None]:

@@ -1,4 +1,4 @@
-"""Lightning trains, and goes on training what is left: our part are the two lines in the middle of `main`.
+"""Lightning trains, and goes on training what is left: our part is one line in the middle of `main`.
 
     python examples/lightning.py
 
@@ -80,8 +80,7 @@ def main(epochs: int = 8) -> dict[str, dict[str, float]]:
     module = Classifier(network())
     before = fitted(module, train, held_out, epochs)
 
-    split = bp.decompose(module.net, scale_init=1.0)
-    module.net = bp.prune_basis(split, bp.plan_basis(bp.taylor_scores(split, train), 0.5))
+    module.net = bp.prune(module.net, 0.5, train, remove="basis")
 
     after = fitted(module, train, held_out, epochs)
     small = bp.fold(module.net, torch.zeros(1, 1, 8, 8))  # plain layers again, for whatever comes next

@@ -1,4 +1,4 @@
-"""The Trainer of Hugging Face trains, and goes on training what is left: our part are the two lines in `main`.
+"""The Trainer of Hugging Face trains, and goes on training what is left: our part is one line in `main`.
 
     python examples/transformers_trainer.py [FOLDER]
 
@@ -85,8 +85,7 @@ def main(folder: Path, epochs: int = 6) -> dict[str, dict[str, float]]:
     before = measured(model, held_out)
     batches = DataLoader(list(zip(data.images, data.labels, strict=True)), batch_size=50)
 
-    split = bp.decompose(model, scale_init=1.0)
-    small = bp.prune_basis(split, bp.plan_basis(bp.taylor_scores(split, batches, loss=loss), 0.5))
+    small = bp.prune(model, 0.5, batches, remove="basis", loss=loss)
 
     trained(small, data, folder, epochs)
     plain = bp.fold(small, torch.zeros(1, *SHAPE))  # plain layers again, for whatever comes next

@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from basisprune import Augment, PreparedBatches, Session, TrainConfig, decompose, fit, measure, predict, prepare
+from basisprune import Augment, PreparedBatches, Session, TrainConfig, decompose, fit, measure, predict
 from basisprune.budget.proportions import wilson_interval
-from basisprune.data import Splits, load_data, make_loader, take
+from basisprune.data import Splits, load_data, make_loader, prepare, take
 from basisprune.deploy.export.runtime import feed_of, open_session, to_proto
 from basisprune.deploy.fold import deploy
 from basisprune.deploy.latency import interleaved

@@ -12,32 +12,20 @@ import torch
 from field_bench import BASIS_IMAGES, SIDE, START_PASSES, TUNE_PASSES, Bench, split_start
 from torch import nn
 
-from basisprune import (
-    Augment,
-    PlanConfig,
-    PreparedBatches,
-    TrainConfig,
-    basis_loss,
-    basis_statistics,
-    decompose,
-    plan_basis,
-    plan_filters,
-    prune_basis,
-    prune_filters,
-    rebase,
-    score_filters,
-    taylor_scores,
-    trace_coupling,
-)
+from basisprune import Augment, PlanConfig, PreparedBatches, TrainConfig, decompose
 from basisprune.basis.decompose import Basis
+from basisprune.basis.refit import basis_statistics, rebase
 from basisprune.budget.planning import CostPlanner
+from basisprune.coupling import trace_coupling
 from basisprune.frameworks import find_framework
+from basisprune.importance import basis_loss, score_filters, taylor_scores
 from basisprune.importance.basis_loss import BasisLoss, split_by_loss
 from basisprune.importance.filter_loss import filter_loss
 from basisprune.importance.filters import FilterMethod
 from basisprune.joint_plan.times import TimeTable
 from basisprune.pipeline import Pipeline
-from basisprune.prune import Compensation
+from basisprune.planning import plan_basis, plan_filters
+from basisprune.pruning import Compensation, prune_basis, prune_filters
 from basisprune.states import NOT_AT_ALL
 
 DATASETS = ("cifar10", "fashion_mnist", "mnist")

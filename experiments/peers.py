@@ -12,24 +12,17 @@ import torch.nn.functional as F
 import torch_pruning
 from torch import Tensor, nn
 
-from basisprune import (
-    Coupling,
-    FilterPlan,
-    Pipeline,
-    decompose,
-    plan_basis,
-    plan_filters,
-    prune_basis,
-    prune_filters,
-    score_filters,
-    trace_coupling,
-)
+from basisprune import FilterPlan, Pipeline, decompose
 from basisprune.basis.layers import basis_pairs
+from basisprune.coupling import trace_coupling
 from basisprune.frameworks import Framework, Move, Step
+from basisprune.importance import score_filters
+from basisprune.planning import plan_basis, plan_filters
+from basisprune.pruning import prune_basis, prune_filters
 from basisprune.states import FULLY, Plan, State, Tuning
 from basisprune.training.trainable import find_classifiers, set_trainable
 from basisprune.transfer.model import spec_of
-from basisprune.types import LayerScores, Scores
+from basisprune.types import Coupling, LayerScores, Scores
 
 TRUNCATION = Move("basis", "singular values")
 INSIDE_MOVES = {Move("filters", f"{scores} inside blocks"): scores for scores in ("l1", "taylor", "hrank")}

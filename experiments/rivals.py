@@ -12,17 +12,12 @@ import torch.nn.functional as F
 import torch_pruning
 from torch import Tensor, nn
 
-from basisprune import (
-    PlanConfig,
-    decompose,
-    plan_basis,
-    plan_filters,
-    prune_basis,
-    prune_filters,
-    score_filters,
-    trace_coupling,
-)
+from basisprune import PlanConfig, decompose
 from basisprune.basis.layers import basis_pairs
+from basisprune.coupling import trace_coupling
+from basisprune.importance import score_filters
+from basisprune.planning import plan_basis, plan_filters
+from basisprune.pruning import prune_basis, prune_filters
 from basisprune.training.trainable import find_classifiers
 from basisprune.transfer.model import spec_of
 from basisprune.types import LayerScores, Scores

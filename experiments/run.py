@@ -28,12 +28,13 @@ import torch
 from peers import RIVALS, RivalPipeline
 from protocol import FRAMEWORKS, PROTOCOLS, ROWS, START, VARIANTS, Protocol
 
-from basisprune import Recipe, measure, predict, taylor_scores
+from basisprune import Recipe, measure, predict
 from basisprune.basis.layers import basis_pairs
 from basisprune.budget.proportions import Paired, wilson_interval
 from basisprune.data import Splits, load_data, take
 from basisprune.files import write_text
 from basisprune.frameworks import Steps, named
+from basisprune.importance import taylor_scores
 from basisprune.listener import Silence
 from basisprune.search import Search
 from basisprune.search.candidates import Found

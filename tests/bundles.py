@@ -17,8 +17,8 @@ from basisprune.coupling import cut, trace_coupling
 from basisprune.deploy.bundle import from_pretrained
 from basisprune.deploy.fold import fold
 from basisprune.errors import BundleError
-from basisprune.plan import plan_basis
-from basisprune.prune import prune_basis
+from basisprune.planning import plan_basis
+from basisprune.pruning import prune_basis
 from basisprune.types import BasisPlan, LayerScores, Scores
 
 NAMES = ["red", "green", "blue"]

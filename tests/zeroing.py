@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from basisprune.basis.decompose import decompose
 from basisprune.coupling import trace_coupling
 from basisprune.importance import score_filters
-from basisprune.plan import PlanConfig, plan_filters
+from basisprune.planning import PlanConfig, plan_filters
 from basisprune.types import Coupling, FilterPlan
 
 FREE = PlanConfig(normalise="max", min_share=0.0)

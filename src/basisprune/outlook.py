@@ -9,7 +9,7 @@ import numpy as np
 from torch import nn
 
 from basisprune.errors import TooMuchError
-from basisprune.plan import PlanConfig, largest_ratio, unit_scores
+from basisprune.planning import PlanConfig, largest_ratio, unit_scores
 from basisprune.types import BasisPlan, FilterPlan, Scores
 
 _STEP = 0.9

@@ -35,8 +35,8 @@ from basisprune.frameworks import (
 from basisprune.joint_plan import PlanFrontier
 from basisprune.listener import Listener, Silence, counted
 from basisprune.outlook import Outlook, expected_of_all, expected_of_basis, expected_of_filters
-from basisprune.plan import largest_ratio, plan_basis, plan_filters, traced
-from basisprune.prune import prune_basis, prune_filters
+from basisprune.planning import largest_ratio, plan_basis, plan_filters, traced
+from basisprune.pruning import prune_basis, prune_filters
 from basisprune.recipes import Recipe, find_recipe, for_own_inputs, for_task
 from basisprune.scoring import ScoredFilters, Scoring, judging_and_scoring, precision
 from basisprune.stage_store import StageStore, fingerprint

@@ -9,8 +9,8 @@ from basisprune.basis.decompose import Basis, LinearLayers
 from basisprune.data.transforms import Augment
 from basisprune.errors import ConfigError, nearest
 from basisprune.frameworks import FrameworkName, Move
-from basisprune.plan import PlanConfig
-from basisprune.prune import Compensation
+from basisprune.planning import PlanConfig
+from basisprune.pruning import Compensation
 from basisprune.tasks import Task
 from basisprune.training.config import Choices, Precision, TrainConfig
 from basisprune.types import Augmentation, FloatType

@@ -20,7 +20,7 @@ from basisprune.importance import score_filters, taylor_scores
 from basisprune.importance.basis_loss import BasisLoss, basis_loss, split_by_loss
 from basisprune.importance.filter_loss import filter_loss, filter_statistics
 from basisprune.importance.layer_access import first_images
-from basisprune.plan import PlanConfig, traced
+from basisprune.planning import PlanConfig, traced
 from basisprune.recipes import Recipe
 from basisprune.tasks import CLASSIFICATION, Task
 from basisprune.torchkit.moments import OutputStatistics

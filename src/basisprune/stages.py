@@ -20,8 +20,8 @@ from basisprune.importance.filter_loss import filter_loss, filter_statistics, jo
 from basisprune.importance.filters import FilterMethod, score_filters
 from basisprune.importance.layer_access import first_images
 from basisprune.joint_plan import plan_together
-from basisprune.plan import PlanConfig, plan_basis, plan_filters
-from basisprune.prune import Compensation, prune_basis, prune_filters, prune_together
+from basisprune.planning import PlanConfig, plan_basis, plan_filters
+from basisprune.pruning import Compensation, prune_basis, prune_filters, prune_together
 from basisprune.torchkit.moments import OutputStatistics
 from basisprune.torchkit.running import Loss
 from basisprune.torchkit.surgery import find_layers

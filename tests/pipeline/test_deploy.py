@@ -14,25 +14,15 @@ from tiny import tiny_images, tiny_model
 from torch import Tensor, nn
 
 import basisprune
-from basisprune import (
-    PlanConfig,
-    decompose,
-    export_onnx,
-    fold,
-    load_bundle,
-    plan_basis,
-    plan_filters,
-    prune_basis,
-    prune_filters,
-    recompose,
-    save_pretrained,
-    score_filters,
-    trace_coupling,
-    transfer_model,
-)
+from basisprune import PlanConfig, decompose, fold, recompose, save_pretrained, transfer_model
 from basisprune.basis.layers import basis_pairs
-from basisprune.deploy.bundle import loading, saving
+from basisprune.coupling import trace_coupling
+from basisprune.deploy.bundle import load_bundle, loading, saving
+from basisprune.deploy.export import export_onnx
 from basisprune.deploy.export.runtime import open_session, run_session
+from basisprune.importance import score_filters
+from basisprune.planning import plan_basis, plan_filters
+from basisprune.pruning import prune_basis, prune_filters
 from basisprune.types import BasisPlan, FilterPlan, LayerScores, Scores
 
 ROOT = Path(__file__).parents[2]

@@ -11,21 +11,13 @@ from networks import randomise_norms
 from torch import nn
 from zeroing import zeroed
 
-from basisprune import (
-    PlanConfig,
-    TransferModel,
-    decompose,
-    measure,
-    plan_basis,
-    plan_filters,
-    prune_basis,
-    prune_filters,
-    score_filters,
-    taylor_scores,
-    trace_coupling,
-    transfer_model,
-)
+from basisprune import PlanConfig, decompose, measure, transfer_model
 from basisprune.basis.layers import BasisPair
+from basisprune.coupling import trace_coupling
+from basisprune.importance import score_filters, taylor_scores
+from basisprune.planning import plan_basis, plan_filters
+from basisprune.pruning import prune_basis, prune_filters
+from basisprune.transfer.model import TransferModel
 from basisprune.types import BasisPlan, FilterPlan
 
 MODELS = ("vgg16", "densenet121", "resnet50")

@@ -17,7 +17,7 @@ from basisprune.errors import CheckpointError
 from basisprune.frameworks import DECOMPOSED, find_framework
 from basisprune.listener import Silence
 from basisprune.pipeline import Pipeline
-from basisprune.plan import PlanConfig
+from basisprune.planning import PlanConfig
 from basisprune.recipes import Recipe
 from basisprune.runs.compress import compress
 from basisprune.states import Tuning

@@ -49,7 +49,7 @@ def test_the_python_examples_of_the_readme_run_as_written(tmp_path, capsys):
 def test_the_page_on_the_python_api_runs_as_written(tmp_path, capsys):
     names = run_blocks("docs/python.md")
     assert "basis+taylor" in capsys.readouterr().out
-    sizes = [basisprune.measure(names[name]).parameters for name in ("split", "pruned", "smaller")]
+    sizes = [basisprune.measure(names[name]).parameters for name in ("split", "trained", "smaller")]
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[0] > sizes[-1]
     assert {path.name for path in (tmp_path / "out").iterdir()} >= {"report.html", "model", "model.onnx"}

@@ -17,8 +17,8 @@ from basisprune.coupling import trace_coupling
 from basisprune.deploy.export.onnx import export_onnx
 from basisprune.deploy.fold import fold
 from basisprune.importance import basis_loss, score_filters, taylor_scores
-from basisprune.plan import plan_basis, plan_filters
-from basisprune.prune import prune_basis, prune_filters
+from basisprune.planning import plan_basis, plan_filters
+from basisprune.pruning import prune_basis, prune_filters
 from basisprune.types import FilterPlan
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], int]] = {

@@ -14,7 +14,7 @@ from basisprune.basis.decompose import decompose
 from basisprune.basis.layers import basis_pairs
 from basisprune.costs import measure, weight_uses
 from basisprune.errors import ModelError
-from basisprune.prune import prune_basis
+from basisprune.pruning import prune_basis
 from basisprune.types import BasisPlan, LayerPlan
 
 # name: layer, input shape, parameters, multiply-adds

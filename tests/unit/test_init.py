@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import basisprune
+from basisprune.moved import MOVED
 
 
 def run(code: str) -> str:
@@ -47,3 +48,15 @@ def test_an_unknown_name_is_an_attribute_error():
 def test_the_version_is_that_of_the_package():
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     assert basisprune.__version__ == project["version"]
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_what_was_public_still_comes_with_a_warning_that_names_its_place(name):
+    with pytest.warns(DeprecationWarning, match=rf"basisprune\.{name} goes: use basisprune\.{MOVED[name]}\."):
+        value = getattr(basisprune, name)
+    assert getattr(value, "__name__", name) in (name, "export")
+    assert name not in dir(basisprune)
+
+
+def test_the_public_names_are_few():
+    assert len(basisprune.__all__) <= 45

@@ -9,11 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny import tiny_images, tiny_model
 
-from basisprune import PlanConfig, PreparedBatches, decompose, plan_basis, plan_filters, trace_coupling
+from basisprune import PlanConfig, PreparedBatches, decompose
+from basisprune.coupling import trace_coupling
 from basisprune.errors import TooMuchError
 from basisprune.importance.basis_loss import loss_scores
 from basisprune.importance.filter_loss import filter_loss
 from basisprune.outlook import Outlook, expected_of_basis, expected_of_filters
+from basisprune.planning import plan_basis, plan_filters
 from basisprune.types import LayerScores, Scores
 
 scores = st.lists(st.floats(0, 10), min_size=2, max_size=20)

@@ -18,7 +18,7 @@ from basisprune.data import load_data
 from basisprune.errors import TooMuchError
 from basisprune.frameworks import DECOMPOSED, DENSE, FRAMEWORKS, Framework, Move, Step
 from basisprune.pipeline import Pipeline
-from basisprune.plan import PlanConfig
+from basisprune.planning import PlanConfig
 from basisprune.recipes import Recipe
 from basisprune.states import FULLY, NOT_AT_ALL, Stage, State, Tuning
 from basisprune.tasks import Predictions

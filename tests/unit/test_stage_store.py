@@ -16,7 +16,7 @@ from basisprune.errors import CheckpointError
 from basisprune.files import write_checked
 from basisprune.frameworks import DECOMPOSED, DENSE, POLISHED, Step
 from basisprune.joint_plan.times import LayerShape
-from basisprune.plan import plan_basis
+from basisprune.planning import plan_basis
 from basisprune.stage_store import StageStore, fingerprint
 from basisprune.tasks import segmentation
 from basisprune.types import BasisPlan, InputSpec, LayerScores, Scores

@@ -16,8 +16,8 @@ from basisprune.basis.refit import basis_statistics
 from basisprune.coupling import trace_coupling
 from basisprune.errors import ConfigError, PlanError, TooMuchError
 from basisprune.importance import score_filters, taylor_scores
-from basisprune.plan import PlanConfig, plan_basis, plan_filters
-from basisprune.prune import prune_basis, prune_filters
+from basisprune.planning import PlanConfig, plan_basis, plan_filters
+from basisprune.pruning import prune_basis, prune_filters
 from basisprune.stages import score
 from basisprune.types import BasisPlan, FilterPlan, JointPlan
 

@@ -20,8 +20,8 @@ from basisprune.importance.filter_loss import FilterLoss, filter_loss, joint_los
 from basisprune.importance.layer_access import Batches
 from basisprune.joint_plan import Costs, PlanFrontier, plan_frontier
 from basisprune.joint_plan.times import TimeTable
-from basisprune.plan import Per, PlanConfig
-from basisprune.prune import Compensation, prune_filters, prune_together
+from basisprune.planning import Per, PlanConfig
+from basisprune.pruning import Compensation, prune_filters, prune_together
 from basisprune.torchkit.running import Loss
 from basisprune.torchkit.watching import example_input
 from basisprune.transfer.model import spec_of

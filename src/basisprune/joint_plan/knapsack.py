@@ -15,7 +15,7 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 
-from basisprune.plan import Array, Queue
+from basisprune.planning import Array, Queue
 
 Place: TypeAlias = tuple[str, int]
 """An axis of a parameter: its name and the dimension."""

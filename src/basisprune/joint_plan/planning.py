@@ -23,7 +23,7 @@ from basisprune.basis.layers import BasisPair, basis_pairs, half_name
 from basisprune.errors import PlanError, TooMuchError
 from basisprune.joint_plan.knapsack import Lever, Place, Point, explore
 from basisprune.joint_plan.times import NetworkTimes
-from basisprune.plan import Array, PlanConfig, Queue, checked_values, filter_plan, group_parts, traced, unit_scores
+from basisprune.planning import Array, PlanConfig, Queue, checked_values, filter_plan, group_parts, traced, unit_scores
 from basisprune.torchkit.surgery import is_transposed
 from basisprune.types import BasisPlan, Block, Coupling, Group, JointPlan, LayerPlan, Scores
 

@@ -16,7 +16,7 @@ from basisprune.deploy.export.guard import guarded
 from basisprune.deploy.export.interface import Runtime, said_by
 from basisprune.deploy.export.runtimes import RUNTIMES, find_runtime
 from basisprune.deploy.export.speed import PYTORCH, Timed, random_images, time_files
-from basisprune.deploy.export.writing import INT8_STEM, STEM, agreement, as_taken, export_for, make_order, order_input
+from basisprune.deploy.export.writing import INT8_STEM, STEM, agreement, as_taken, export, make_order, order_input
 from basisprune.errors import BundleError, CheckpointError, MissingExtraError, ModelError
 from basisprune.files import file_digest, locked, user_path
 from basisprune.listener import Listener, Silence
@@ -74,7 +74,7 @@ def export_result(
     work = _Work(loaded, chosen, folder, hears)
     with locked(folder) if folder.is_dir() else nullcontext():
         hears.say(f"writing {folder / runtime.files()[0]}")
-        export_for(
+        export(
             loaded.model,
             to,
             folder,

@@ -20,8 +20,8 @@ from basisprune.errors import BasisPruneError, BundleError, LayerError, ModelErr
 from basisprune.frameworks import Framework
 from basisprune.importance import score_filters
 from basisprune.listener import Listener
-from basisprune.plan import plan_basis, plan_filters, traced
-from basisprune.prune import prune_filters
+from basisprune.planning import plan_basis, plan_filters, traced
+from basisprune.pruning import prune_filters
 from basisprune.recipes import Recipe
 from basisprune.runs.job import Job, factory_of
 from basisprune.runs.options import RunConfig

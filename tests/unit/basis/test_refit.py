@@ -15,8 +15,8 @@ from basisprune.basis.layers import BasisPair, BasisScalingConv, basis_pairs
 from basisprune.basis.refit import basis_statistics, least_squares, rebase, refit_scaling
 from basisprune.errors import ConfigError, DataError, ModelError, PlanError
 from basisprune.importance import loss_scores, taylor_scores
-from basisprune.plan import PlanConfig, plan_basis
-from basisprune.prune import prune_basis
+from basisprune.planning import PlanConfig, plan_basis
+from basisprune.pruning import prune_basis
 from basisprune.torchkit.moments import OutputStatistics
 from basisprune.types import BasisPlan, LayerPlan
 

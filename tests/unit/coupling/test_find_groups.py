@@ -19,8 +19,8 @@ from basisprune.coupling import cut, trace_coupling
 from basisprune.errors import ModelError
 from basisprune.importance import score_filters
 from basisprune.importance.filters import FILTER_SCORES
-from basisprune.plan import plan_filters
-from basisprune.prune import prune_basis, prune_filters
+from basisprune.planning import plan_filters
+from basisprune.pruning import prune_basis, prune_filters
 from basisprune.types import BasisPlan, Coupling, LayerPlan
 
 

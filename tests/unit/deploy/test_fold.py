@@ -12,10 +12,12 @@ from networks import NETWORKS, randomise_norms
 from timm.layers import BatchNormAct2d, DropPath
 from torch import Tensor, nn
 
-from basisprune import PlanConfig, decompose, measure, plan_basis, prune_basis, transfer_model
+from basisprune import PlanConfig, decompose, measure, transfer_model
 from basisprune.basis.layers import BasisPair, basis_pairs
 from basisprune.deploy.fold import fold, settle
 from basisprune.errors import ConfigError, LayerError, ModelError
+from basisprune.planning import plan_basis
+from basisprune.pruning import prune_basis
 from basisprune.transfer.norms import NormedConv
 from basisprune.types import LayerScores, Scores
 

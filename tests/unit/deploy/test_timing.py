@@ -26,7 +26,7 @@ from basisprune.deploy.timing import (
     wanted_shapes,
 )
 from basisprune.errors import ConfigError, PlanError
-from basisprune.prune import prune_basis
+from basisprune.pruning import prune_basis
 from basisprune.types import BasisPlan, LayerPlan
 
 

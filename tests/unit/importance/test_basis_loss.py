@@ -18,8 +18,8 @@ from basisprune.basis.refit import basis_statistics, rebase
 from basisprune.errors import DataError, ModelError, TrainingError
 from basisprune.importance import basis_loss, loss_scores, taylor_scores
 from basisprune.importance.basis_loss import BasisLoss, split_by_loss
-from basisprune.plan import plan_basis
-from basisprune.prune import prune_basis
+from basisprune.planning import plan_basis
+from basisprune.pruning import prune_basis
 from basisprune.torchkit.moments import loss_statistics
 from basisprune.torchkit.surgery import find_layers
 from basisprune.types import BasisPlan, LayerPlan, Scores

@@ -15,8 +15,8 @@ from basisprune.basis.decompose import decompose
 from basisprune.coupling import trace_coupling, unit_inputs, unit_outputs
 from basisprune.errors import DataError
 from basisprune.importance import filter_loss, filter_statistics, score_filters
-from basisprune.plan import PlanConfig, plan_filters
-from basisprune.prune import prune_filters
+from basisprune.planning import PlanConfig, plan_filters
+from basisprune.pruning import prune_filters
 from basisprune.types import Coupling, FilterPlan, GroupPlan
 
 Batches = list[tuple[Tensor, Tensor]]

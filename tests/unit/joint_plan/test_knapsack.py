@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from basisprune.joint_plan.knapsack import Lever, Point, explore
-from basisprune.plan import Array, PlanConfig, Queue
+from basisprune.planning import Array, PlanConfig, Queue
 
 
 @dataclass

@@ -22,8 +22,8 @@ from basisprune.errors import PlanError, TooMuchError
 from basisprune.importance import BasisLoss, FilterLoss, filter_loss, joint_loss
 from basisprune.joint_plan import plan_frontier, plan_together
 from basisprune.joint_plan.times import NetworkTimes
-from basisprune.plan import PlanConfig
-from basisprune.prune import prune_filters, prune_together
+from basisprune.planning import PlanConfig
+from basisprune.pruning import prune_filters, prune_together
 from basisprune.torchkit.surgery import find_layers
 from basisprune.types import BasisPlan, Coupling, JointPlan, LayerPlan, LayerScores, Scores
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from basisprune.basis.decompose import decompose
 from basisprune.costs import measure
-from basisprune.prune import prune_basis
+from basisprune.pruning import prune_basis
 from basisprune.report import framework_table, layer_table
 from basisprune.report.text import csv_table, runtime_table, text_table
 from basisprune.states import Pruned, Stage

@@ -3,6 +3,6 @@
 from basisprune.deploy.export.evaluating import evaluate_onnx
 from basisprune.deploy.export.onnx import OnnxReport, export_onnx
 from basisprune.deploy.export.torch_export import export_program
-from basisprune.deploy.export.writing import Exported, export_for
+from basisprune.deploy.export.writing import Exported, export
 
-__all__ = ["Exported", "OnnxReport", "evaluate_onnx", "export_for", "export_onnx", "export_program"]
+__all__ = ["Exported", "OnnxReport", "evaluate_onnx", "export", "export_onnx", "export_program"]

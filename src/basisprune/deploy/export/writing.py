@@ -25,7 +25,7 @@ from basisprune.transfer.model import known_spec
 from basisprune.types import InputSpec
 
 STEM, INT8_STEM = "model", "model.int8"
-_WHERE = "export_for"
+_WHERE = "export"
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Exported:
     agreement: Agreement
 
 
-def export_for(
+def export(
     model: nn.Module,
     to: str,
     folder: str | Path,

@@ -17,8 +17,8 @@ from basisprune.deploy.bundle import from_pretrained, load_bundle, save_pretrain
 from basisprune.deploy.fold import fold
 from basisprune.errors import BundleError, ConfigError, LayerError
 from basisprune.importance import score_filters
-from basisprune.plan import plan_filters
-from basisprune.prune import prune_basis, prune_filters
+from basisprune.planning import plan_filters
+from basisprune.pruning import prune_basis, prune_filters
 from basisprune.transfer.model import transfer_model
 from basisprune.types import BasisPlan, Block, BlockPlan, LayerPlan
 

@@ -13,7 +13,7 @@ from graphs import NAMES
 from tiny import tiny_images, tiny_model
 from torch import nn
 
-from basisprune.deploy.export import export_for
+from basisprune.deploy.export import export
 from basisprune.deploy.export.runtimes import RUNTIMES
 from basisprune.deploy.export.writing import as_taken, make_order
 from basisprune.deploy.fold import fold
@@ -40,7 +40,7 @@ def sharp_model() -> nn.Module:
 def test_a_file_computes_the_same_and_knows_its_classes_and_its_input(name, prepared, tmp_path):
     model, runtime = sharp_model(), RUNTIMES[name]
     given = torch.randn(8, 3, 16, 16) if prepared else images()
-    (found,) = export_for(model, name, tmp_path / "out", images=given, prepared=prepared)
+    (found,) = export(model, name, tmp_path / "out", images=given, prepared=prepared)
     assert (found.agreement.difference <= 1e-4, found.agreement.same, found.agreement.images) == (True, 1, len(given))
     assert set(content(tmp_path / "out")) == set(runtime.files())
     assert found.bytes == sum(map(len, content(tmp_path / "out").values()))
@@ -61,7 +61,7 @@ def test_openvino_reads_labels_and_input_where_it_looks_for_them(tmp_path):
     openvino = pytest.importorskip("openvino")
     model = sharp_model()
     evil = ["red fox", '<b>"x" & y', "a\nb"]
-    (found,) = export_for(model, "openvino", tmp_path, classes=evil)
+    (found,) = export(model, "openvino", tmp_path, classes=evil)
     said = openvino.Core().read_model(found.path)
     assert said.get_rt_info(["model_info", "labels"]).value.split() == ["red_fox", '<b>"x"_&_y', "a_b"]
     assert said.get_rt_info(["model_info", "model_type"]).value == "Classification"
@@ -74,7 +74,7 @@ def test_int8_is_smaller_and_close(name, tmp_path):
     model = transfer_model("test_resnet", 3, input_size=32)
     nn.init.normal_(model.classifier.weight)
     model = fold(model, torch.zeros(1, 3, 32, 32))
-    full, small = export_for(model, name, tmp_path, images=images(32).split(16), int8=True)
+    full, small = export(model, name, tmp_path, images=images(32).split(16), int8=True)
     assert small.path.name.startswith("model.int8.")
     assert small.bytes < 0.5 * full.bytes
     assert small.agreement.same >= 0.8
@@ -96,9 +96,9 @@ def test_wrong_settings_are_refused_and_nothing_is_written(tmp_path):
         ("onnx", {"classes": ["a"]}, "classes: 1 given, the network has 3"),
     ):
         with pytest.raises(ConfigError, match=said):
-            export_for(tiny_model(), name, tmp_path / "out", **options)
+            export(tiny_model(), name, tmp_path / "out", **options)
     with pytest.raises(ModelError, match="does not know its input"):
-        export_for(nn.Linear(2, 2), "torch", tmp_path / "out")
+        export(nn.Linear(2, 2), "torch", tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -106,7 +106,7 @@ def test_wrong_settings_are_refused_and_nothing_is_written(tmp_path):
 def test_a_missing_package_is_named_with_its_extra(name, tmp_path, monkeypatch):
     monkeypatch.setattr("basisprune.deploy.export.interface.find_spec", lambda package: None)
     with pytest.raises(MissingExtraError, match=rf"is needed.*pip install 'basisprune\[{name}\]'"):
-        export_for(tiny_model(), name, tmp_path / "out")
+        export(tiny_model(), name, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -114,17 +114,17 @@ def test_a_file_that_is_there_is_replaced_only_if_asked(tmp_path):
     model = sharp_model()
     (tmp_path / "model.pt2").write_text("mine")
     with pytest.raises(ConfigError, match=r"model\.pt2: is there already; .*--overwrite"):
-        export_for(model, "torch", tmp_path)
+        export(model, "torch", tmp_path)
     assert (tmp_path / "model.pt2").read_text() == "mine"
-    (found,) = export_for(model, "torch", tmp_path, overwrite=True)
+    (found,) = export(model, "torch", tmp_path, overwrite=True)
     assert found.bytes == (tmp_path / "model.pt2").stat().st_size > 1000
     (tmp_path / "model.pt2").unlink()
     (tmp_path / "model.pt2").mkdir()
     with pytest.raises(ConfigError, match="is a link or a folder"):
-        export_for(model, "torch", tmp_path, overwrite=True)
+        export(model, "torch", tmp_path, overwrite=True)
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="is a file; name a folder"):
-        export_for(model, "torch", tmp_path / "file")
+        export(model, "torch", tmp_path / "file")
 
 
 @pytest.mark.parametrize("fault", ["differs", "raises", "quantises"])
@@ -145,5 +145,5 @@ def test_a_runtime_that_fails_leaves_what_was_there(fault, tmp_path, monkeypatch
     said = {"differs": "output differs from PyTorch's", "raises": r"cannot take it \(RuntimeError: out of luck\)"}
     (tmp_path / "model.pt2").write_text("mine")
     with pytest.raises(ModelError, match=said.get(fault, "no")):
-        export_for(sharp_model(), "torch", tmp_path, images=images(), overwrite=True, int8=fault == "quantises")
+        export(sharp_model(), "torch", tmp_path, images=images(), overwrite=True, int8=fault == "quantises")
     assert content(tmp_path) == {"model.pt2": b"mine"}

@@ -20,8 +20,8 @@ from zeroing import FREE, planned_filters
 from basisprune.coupling import trace_coupling
 from basisprune.errors import ConfigError, PlanError
 from basisprune.importance import score_filters
-from basisprune.plan import PlanConfig, count_filters, plan_basis, plan_filters
-from basisprune.prune import prune_filters
+from basisprune.planning import PlanConfig, count_filters, plan_basis, plan_filters
+from basisprune.pruning import prune_filters
 from basisprune.types import BasisPlan, LayerScores, Scores
 
 MANY = settings(max_examples=150, deadline=None)

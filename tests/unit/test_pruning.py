@@ -17,8 +17,8 @@ from basisprune.basis.decompose import decompose, recompose
 from basisprune.basis.layers import BasisPair, basis_pairs
 from basisprune.errors import ConfigError, ModelError, PlanError
 from basisprune.importance import filter_statistics, taylor_scores
-from basisprune.plan import PlanConfig, plan_basis
-from basisprune.prune import prune_basis, prune_filters
+from basisprune.planning import PlanConfig, plan_basis
+from basisprune.pruning import prune_basis, prune_filters
 from basisprune.types import BasisPlan, FilterPlan, LayerPlan, LayerScores
 
 EASY = PlanConfig(min_share=0.0)
