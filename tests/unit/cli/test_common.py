@@ -252,7 +252,7 @@ def test_settings_of_a_stranger_are_read_in_no_time(tmp_path):
         assert time.process_time() - begin < 8
 
 
-def test_what_libraries_log_of_a_file_cannot_steer_the_terminal(capfd):
+def test_what_libraries_log_of_a_file_cannot_steer_the_terminal():
     code = (
         "import logging; from basisprune.cli.common import _escape_logs; _escape_logs(); "
         "logging.getLogger('timm').warning('unexpected keys (%s)', '\\x1b[2J\\x07')"
