@@ -11,6 +11,8 @@ import lazy_loader
 from basisprune.moved import MOVED
 
 _public_name, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_moved_name, _, _ = lazy_loader.attach(__name__, submod_attrs=MOVED)
+_PLACES = {name: place for place, names in MOVED.items() for name in names}
 
 
 def __getattr__(name: str) -> object:
@@ -18,20 +20,16 @@ def __getattr__(name: str) -> object:
         from importlib.metadata import version
 
         return version("basisprune")
-    value = _moved(name) if name in MOVED else _public_name(name)
+    if name in _PLACES:
+        import warnings
+
+        said = f"basisprune.{name} goes: use basisprune.{_PLACES[name]}.{name}"
+        warnings.warn(said, DeprecationWarning, stacklevel=2)
+        return _moved_name(name)
+    value = _public_name(name)
     if name not in __all__ or not isinstance(value, FunctionType):
         return value
     from basisprune.arguments import takes
 
     globals()[name] = takes(value)  # found there the next time
     return globals()[name]
-
-
-def _moved(name: str) -> object:
-    """Return what was public until this release, from its submodule, with a warning that names it."""
-    import warnings
-    from importlib import import_module
-
-    home, new = f"basisprune.{MOVED[name]}", {"export_for": "export"}.get(name, name)
-    warnings.warn(f"basisprune.{name} goes: use {home}.{new}", DeprecationWarning, stacklevel=3)
-    return getattr(import_module(home), new)

@@ -86,7 +86,7 @@ def test_images_that_score_are_set_apart_from_those_that_judge(asked, set_apart)
     assert len(pipeline.scoring.images) == set_apart
     assert judging | scoring == everything
     assert judging & scoring == (everything if asked is None else set())
-    assert len(pipeline.dense().hits) == len(pipeline.val)
+    assert len(pipeline.dense().outcomes.hits) == len(pipeline.val)
 
 
 def test_batches_that_score_mix_the_classes_of_sorted_images():

@@ -51,7 +51,7 @@ def test_the_split_computes_what_the_trained_network_does_and_is_not_trained_aga
     images = torch.randn(8, *pipeline.spec.shape)
     with torch.no_grad():
         assert torch.allclose(split.model.eval()(images), dense.model.eval()(images), atol=1e-5)
-    assert (split.hits == dense.hits).all()
+    assert (split.outcomes.hits == dense.outcomes.hits).all()
     assert split.stages == (*dense.stages, split.stages[-1])
     assert (split.steps, len(basis_pairs(split.model))) == ((DECOMPOSED,), 2)
     assert pipeline.decomposed() is split
