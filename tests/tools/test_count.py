@@ -67,6 +67,14 @@ def test_a_signature_of_the_command_line_is_not_part_of_its_function(package):
     assert broken(package) == []
 
 
+def test_what_a_file_imports_is_counted_through_all_files(package):
+    (package / "a.py").write_text("from basisprune.b import x\nimport os\n")
+    (package / "b.py").write_text("from basisprune import c\n")
+    (package / "c.py").write_text("from basisprune.a import y\n")
+    assert count.reached(count.read(package), "a.py") == {"a.py", "b.py", "c.py", "__init__.py"}
+    assert count.reached(count.read(package), "plan.py") == {"plan.py"}
+
+
 def test_a_longer_word_is_not_any(package):
     (package / "new.py").write_text("AnyOf = Company = 1\n" * 200)
     assert broken(package) == []

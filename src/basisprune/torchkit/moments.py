@@ -194,15 +194,6 @@ def shrunk(covariance: Tensor, count: int) -> Tensor:
     return covariance * (1 - share[..., None, None] * other)
 
 
-def gradient_moments(
-    model: nn.Module, names: Sequence[str], batches: Iterable[object], *, loss: Loss = F.cross_entropy
-) -> dict[str, Tensor]:
-    """The metric of `loss_statistics` alone for each layer named: (groups, c_o / groups, c_o / groups)."""
-    with _watched(model, {name: _GradientMoments(model.get_submodule(name)) for name in names}) as sums:
-        images = _run_backward(model, batches, loss)
-    return {name: moments.result(name, images) for name, moments in sums.items()}
-
-
 def _run(model: nn.Module, batches: Iterable[object]) -> int:
     """The number of images, after all of them have passed all layers."""
     count = 0

@@ -11,8 +11,13 @@ from torch import nn
 from torch.nn import functional as F
 
 from basisprune.errors import DataError, LayerError, ModelError, TrainingError
-from basisprune.torchkit.moments import gradient_moments, input_statistics, loss_statistics, output_statistics
+from basisprune.torchkit.moments import input_statistics, loss_statistics, output_statistics
 from basisprune.torchkit.surgery import TORCH_CONVS, find_layers
+
+
+def gradient_moments(model, names, batches, **options):
+    """The metric of the loss for each layer named."""
+    return {name: found.metric for name, found in loss_statistics(model, names, batches, **options).items()}
 
 
 def outputs_of(model: nn.Module, name: str, batches: list[torch.Tensor]) -> torch.Tensor:
