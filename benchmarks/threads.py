@@ -1,9 +1,9 @@
-"""What a busy program beside it costs the demo, with threads that spin while they wait and with threads that sleep.
+"""The demo's training on one thread, and on all with threads that spin or sleep while they wait, beside a busy program too.
 
     python benchmarks/threads.py [--rounds 3]
 
 Trains the demo's network on 192 digits in a process of its own, alone and beside a busy program, in turns; medians go
-to results/threads.json. `basisprune demo` lets its threads sleep (OMP_WAIT_POLICY=PASSIVE).
+to results/threads.json. `basisprune demo` uses one thread (OMP_NUM_THREADS=1), unless you say otherwise.
 """
 
 from __future__ import annotations
@@ -29,11 +29,16 @@ start = time.perf_counter()
 fit(model, images, None, config, progress=False)
 print(time.perf_counter() - start)
 """
-POLICIES = {"spinning": "ACTIVE", "sleeping": "PASSIVE"}
+WAYS = {
+    "one thread": {"OMP_NUM_THREADS": "1"},
+    "spinning": {"OMP_WAIT_POLICY": "ACTIVE"},
+    "sleeping": {"OMP_WAIT_POLICY": "PASSIVE"},
+}
 
 
-def seconds(policy: str) -> float:
-    environment = os.environ | {"OMP_WAIT_POLICY": policy}
+def seconds(way: str) -> float:
+    others = {name: value for name, value in os.environ.items() if not name.startswith("OMP_")}
+    environment = others | WAYS[way]
     done = subprocess.run([sys.executable, "-c", CODE], env=environment, capture_output=True, text=True, check=True)
     return float(done.stdout)
 
@@ -47,8 +52,8 @@ def main() -> None:
         for beside in ("alone", "beside a busy program"):
             busy = subprocess.Popen([sys.executable, "-c", "while True: pass"]) if beside != "alone" else None
             try:
-                for name, policy in POLICIES.items():
-                    found.setdefault(f"{name}, {beside}", []).append(seconds(policy))
+                for way in WAYS:
+                    found.setdefault(f"{way}, {beside}", []).append(seconds(way))
             finally:
                 if busy is not None:
                     busy.kill()

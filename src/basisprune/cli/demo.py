@@ -30,7 +30,7 @@ def demo(
       basisprune demo --output runs/my-demo
       basisprune predict runs/demo runs/demo/digits
     """
-    _let_waiting_threads_sleep()
+    _use_one_thread()
     with told_errors():
         from basisprune.demo import run_demo
 
@@ -38,10 +38,11 @@ def demo(
     finish(result.summary, output, as_json=as_json, images=output / "digits")
 
 
-def _let_waiting_threads_sleep() -> None:
-    """Threads that wait for one another sleep, unless the user decided otherwise; to be called before torch is loaded.
+def _use_one_thread() -> None:
+    """Have torch compute on one thread, unless the user decided otherwise; call it before torch is loaded.
 
-    By default they spin. Next to another busy program they then use up the time that the thread they all wait for
-    would need, and the demo takes many times as long.
+    Images of 64 pixels are too small to be shared by threads (`benchmarks/threads.py`), and with the same number of threads the demo ends in the same network on every machine of a kind. Threads that wait
+    sleep; by default they spin, which takes the time that the others need.
     """
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
