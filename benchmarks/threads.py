@@ -1,4 +1,4 @@
-"""The demo's training on one thread, and on all with threads that spin or sleep while they wait, beside a busy program too.
+"""The demo's training on one thread, and on all with threads that spin or sleep while they wait.
 
     python benchmarks/threads.py [--rounds 3]
 
