@@ -38,7 +38,7 @@ from basisprune.outlook import Outlook, expected_of_all, expected_of_basis, expe
 from basisprune.planning import largest_ratio, plan_basis, plan_filters, traced
 from basisprune.pruning import prune_basis, prune_filters
 from basisprune.recipes import Recipe, find_recipe, for_own_inputs, for_task
-from basisprune.scoring import ScoredFilters, Scoring, judging_and_scoring, precision
+from basisprune.scoring import ScoredBasis, ScoredFilters, Scoring, judging_and_scoring, precision
 from basisprune.stage_store import StageStore, fingerprint
 from basisprune.states import FULLY, NOT_AT_ALL, Plan, Pruned, Stage, State, Tuning
 from basisprune.tasks import CLASSIFICATION, Outcomes, Task
@@ -77,6 +77,8 @@ class Pipeline:
     task: Task = CLASSIFICATION
     _known: dict[Steps, State] = field(default_factory=dict, init=False, repr=False)
     _last_scored: tuple[Steps, str, ScoredFilters] | None = field(default=None, init=False, repr=False)
+    _last_thinned: tuple[State, str, float, State] | None = field(default=None, init=False, repr=False)
+    _last_basis: tuple[State, ScoredBasis] | None = field(default=None, init=False, repr=False)
     _last_frontier: tuple[Steps, Move, Scored, PlanFrontier] | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -193,8 +195,7 @@ class Pipeline:
         except TooMuchError:
             if filters < ratio:
                 raise
-        thinned = self.prune_filters(state, move.scores, filters, NOT_AT_ALL)
-        _, vectors, _ = self.scoring.basis(thinned.model)
+        _, vectors, _ = self._scored_basis(self._thinned(state, move.scores, filters))
         basis = largest_ratio(ratio, lambda less: plan_basis(vectors, less, self.settings.plan))
         return self.remove(state, move, Ratios(basis, filters), tuning)
 
@@ -204,7 +205,7 @@ class Pipeline:
             return self.prune_basis(state, ratios.basis, tuning)
         if move.axis == "filters" or not ratios.basis:
             return self.prune_filters(state, move.scores, ratios.filters, tuning)
-        thinned = self.prune_filters(state, move.scores, ratios.filters, NOT_AT_ALL) if ratios.filters else state
+        thinned = self._thinned(state, move.scores, ratios.filters) if ratios.filters else state
         return self.prune_basis(thinned, ratios.basis, tuning)
 
     def outlook(self, state: State, move: Move, smallest: float) -> Outlook | None:
@@ -222,7 +223,7 @@ class Pipeline:
         if "filters" in move.axes:
             rises.append(self._filter_outlook(state))
         if "basis" in move.axes:
-            _, scores, _ = self.scoring.basis(state.model)
+            _, scores, _ = self._scored_basis(state)
             rises.append(lambda ratio: expected_of_basis(plan_basis(scores, ratio, self.settings.plan), scores))
         return Outlook.of(partial(expected_of_all, rises), smallest)
 
@@ -277,7 +278,7 @@ class Pipeline:
         known = self._known.get(steps)
         if known is not None and self._is_tuned(known, tuning):
             return known
-        model, scores, statistics = self.scoring.basis(state.model)
+        model, scores, statistics = self._scored_basis(state)
         plan = self.store.plan(steps, plan_basis(scores, ratio, self.settings.plan))
         self.hearer.say(f"removing {plan.removed} of {plan.total} basis vectors")
         pruned = prune_basis(model, plan, compensate=self.settings.compensate, statistics=statistics)
@@ -310,6 +311,23 @@ class Pipeline:
         if self._last_scored is None or self._last_scored[:2] != (state.steps, method):
             self._last_scored = (state.steps, method, self.scoring.filters(state.model, method))
         return self._last_scored[2]
+
+    def _thinned(self, state: State, method: str, ratio: float) -> State:
+        """Return the state without the fraction of its filters, not tuned; the last one is kept."""
+        if (
+            self._last_thinned is None
+            or self._last_thinned[0] is not state
+            or self._last_thinned[1:3] != (method, ratio)
+        ):
+            thinned = self.prune_filters(state, method, ratio, NOT_AT_ALL)
+            self._last_thinned = state, method, ratio, thinned
+        return self._last_thinned[3]
+
+    def _scored_basis(self, state: State) -> ScoredBasis:
+        """Return the network in its scored basis, with scores and statistics; those of the last state are kept."""
+        if self._last_basis is None or self._last_basis[0] is not state:
+            self._last_basis = state, self.scoring.basis(state.model)
+        return self._last_basis[1]
 
     def polish(self, state: State) -> State:
         """The state tuned again, for all fine-tuning epochs of the recipe."""

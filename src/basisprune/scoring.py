@@ -36,6 +36,10 @@ ScoredFilters: TypeAlias = tuple[Coupling, Scores, Statistics]
 """Which filters go together, what they are worth, and statistics if the recipe compensates for removed ones."""
 
 
+ScoredBasis: TypeAlias = tuple[nn.Module, Scores, Statistics]
+"""A network in the basis that is scored, what its vectors are worth, and statistics if the recipe compensates."""
+
+
 @dataclass(frozen=True)
 class Scoring:
     """Scores by a recipe. `images` are those for Taylor scores; basis and loss are computed on training images."""
@@ -102,7 +106,7 @@ class Scoring:
         self.say(said)
         return model, basis_loss(model, self.basis_batches(), loss=self.loss)
 
-    def basis(self, model: nn.Module) -> tuple[nn.Module, Scores, Statistics]:
+    def basis(self, model: nn.Module) -> ScoredBasis:
         """The model in the basis that is scored, its scores, and statistics if the recipe refits."""
         recipe, refits = self.recipe, self.recipe.compensate == "refit"
         if recipe.scores == "loss":

@@ -111,6 +111,22 @@ def test_where_only_one_of_both_can_lose_so_much_the_other_loses_what_it_can():
         given.remove(given.dense(), Move("both", "loss"), Ratios(0.6, 0.6), NOT_AT_ALL)
 
 
+@pytest.mark.usefixtures("one_thread")
+def test_no_network_is_cut_or_scored_twice(monkeypatch):
+    recipe = replace(tiny_recipe(tiny_training(epochs=1)), basis="loss", scores="loss", scale_init=1.0)
+    recipe = replace(recipe, plan=PlanConfig(min_share=0.5))  # the basis cannot lose as much as the filters
+    given = Pipeline(tiny_model(), load_data(tiny_images(60), val_fraction=0.2), recipe)
+    scored, cut = [], []
+    basis, filters = given.scoring.__class__.basis, given.prune_filters
+    monkeypatch.setattr(
+        given.scoring.__class__, "basis", lambda self, model: scored.append(model) or basis(self, model)
+    )
+    monkeypatch.setattr(given, "prune_filters", lambda *asked: cut.append(asked[1:]) or filters(*asked))
+    pruned = given.prune(given.dense(), Move("both", "loss"), 0.55, NOT_AT_ALL)
+    assert pruned.plans[1].fraction_removed < 0.55
+    assert len(scored) == len(cut) == 1
+
+
 def demanding() -> Recipe:
     """A recipe that keeps half of all filters."""
     recipe = replace(tiny_recipe(tiny_training(epochs=1)), basis="loss", scores="loss", scale_init=1.0)
