@@ -9,7 +9,9 @@ from types import FunctionType
 import lazy_loader
 
 from basisprune.moved import MOVED
+from basisprune.torchkit.first_import import import_torch_elsewhere
 
+import_torch_elsewhere()
 _public_name, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 _moved_name, _, _ = lazy_loader.attach(__name__, submod_attrs=MOVED)
 _PLACES = {name: place for place, names in MOVED.items() for name in names}
@@ -25,11 +27,10 @@ def __getattr__(name: str) -> object:
 
         said = f"basisprune.{name} goes: use basisprune.{_PLACES[name]}.{name}"
         warnings.warn(said, DeprecationWarning, stacklevel=2)
-        return _moved_name(name)
-    value = _public_name(name)
-    if name not in __all__ or not isinstance(value, FunctionType):
+    value = _moved_name(name) if name in _PLACES else _public_name(name)
+    if name not in (*__all__, *_PLACES) or not isinstance(value, FunctionType):
         return value
     from basisprune.arguments import takes
 
     globals()[name] = takes(value)  # found there the next time
-    return globals()[name]
+    return globals()[name] if name in __all__ else globals().pop(name)  # which warns again

@@ -100,8 +100,11 @@ def kill_in_the_middle(cells: Path, victim: str, killed: list[int], over: thread
         time.sleep(0.01)
 
 
-def test_a_sweep_on_ray_survives_a_worker_that_is_killed_in_the_middle(colours, tmp_path):
+def test_a_sweep_on_ray_survives_a_worker_that_is_killed_in_the_middle(colours, tmp_path, monkeypatch):
     pytest.importorskip("ray")
+    (tmp_path / "current").mkdir()  # whose files are not taken for installed packages
+    (tmp_path / "current" / "timm.py").write_text("open('imported', 'w'); raise ImportError('of the current folder')")
+    monkeypatch.chdir(tmp_path / "current")
     file, out, notes = written(tmp_path / "sweep.yaml", colours, seeds="0, 1", epochs=20), tmp_path / "out", Notes()
     victim, killed, over = "tiny_backbone-colours-basis-1", [], threading.Event()
     watcher = threading.Thread(target=kill_in_the_middle, args=(out / "cells", victim, killed, over))
@@ -111,6 +114,7 @@ def test_a_sweep_on_ray_survives_a_worker_that_is_killed_in_the_middle(colours, 
     finally:
         over.set()
         watcher.join()
+    assert not (tmp_path / "current" / "imported").exists()
     assert len(killed) == 1
     assert not result.failed
     assert [row.attempts for row in result.rows] == [1, 2]

@@ -152,7 +152,7 @@ def _is_of_loaders(data: object) -> bool:
 def code_of(model: object, data: object, task: object) -> tuple[str, ...]:
     """The references to code among the names of a model, of data and of a task."""
     found = (
-        (model, is_reference(model) and not is_known_name(model)),
+        (model, _names_code(model)),
         (data, _is_of_loaders(data)),
         (task, is_reference(task)),
     )
@@ -199,6 +199,11 @@ def _whole_network(model: ModelSource, shape: tuple[int, ...], config: RunConfig
     network = build_backbone(model, pretrained=pretrained)
     _fill(network, config, listener)
     return with_shape(network, shape)
+
+
+def _names_code(model: object) -> bool:
+    """Whether a model is given as a function that builds it; a folder may have a name that looks like one."""
+    return is_reference(model) and not is_known_name(model) and not _is_folder_of_a_model(Path(str(model)))
 
 
 def _is_folder_of_a_model(path: Path) -> bool:
@@ -315,8 +320,7 @@ def _chosen_before(output: Path, settings: Settings) -> Manifest | None:
 
 def factory_of(job: Job) -> str | None:
     """The function that builds a network which is not from `transfer_model`, if the job knows it by name."""
-    by_name = ":" in job.model and not isinstance(job.network, TransferModel)
-    return job.model if by_name else None
+    return job.model if _names_code(job.model) and not isinstance(job.network, TransferModel) else None
 
 
 def load_images(

@@ -25,6 +25,7 @@ from basisprune.data.load import fetch
 from basisprune.errors import BasisPruneError, ConfigError, DataError, MissingExtraError, ModelError
 from basisprune.files import read_checked, write_checked
 from basisprune.listener import Listener
+from basisprune.torchkit.first_import import in_folder_of_python
 from basisprune.torchkit.processes import Processes
 from basisprune.types import JsonValue
 
@@ -324,11 +325,12 @@ def require_ray() -> ModuleType:
 def _connect(ray: ModuleType, running: Running) -> None:
     quiet = {"log_to_driver": False, "logging_level": "warning"}
     try:
-        if running.ray_address == LOCAL:
-            cpus = running.jobs * running.threads
-            ray.init(num_cpus=cpus, include_dashboard=False, object_store_memory=_SMALL_STORE, **quiet)
-        else:
-            ray.init(address=running.ray_address, **quiet)
+        with in_folder_of_python():  # Ray has workers import modules from the current folder
+            if running.ray_address == LOCAL:
+                cpus = running.jobs * running.threads
+                ray.init(num_cpus=cpus, include_dashboard=False, object_store_memory=_SMALL_STORE, **quiet)
+            else:
+                ray.init(address=running.ray_address, **quiet)
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise ConfigError(
             f"ray_address: {running.ray_address!r} given; no Ray cluster answers there ({error}); start one with "

@@ -1,4 +1,4 @@
-"""How torch is imported by the command line: while no stranger's folder is the current one."""
+"""How torch is imported: while no stranger's folder is the current one."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class _Elsewhere:
             run = spec.loader.exec_module
 
             def run_elsewhere(module: ModuleType) -> None:
-                with _in_folder_of_python():
+                with in_folder_of_python():
                     run(module)
 
             spec.loader.exec_module = run_elsewhere  # type: ignore[method-assign]
@@ -44,7 +44,8 @@ class _Elsewhere:
 
 
 @contextmanager
-def _in_folder_of_python() -> Iterator[None]:
+def in_folder_of_python() -> Iterator[None]:
+    """Have Python's own folder be the current one while the block runs."""
     here = None
     with suppress(OSError):  # the folder may be gone
         here = os.getcwd()

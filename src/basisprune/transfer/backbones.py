@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 
 import timm
 import torchvision
@@ -15,14 +16,17 @@ from torch.nn.modules.module import (
 )
 
 from basisprune.errors import ModelError, nearest
+from basisprune.files import open_file
 from basisprune.torchkit.kinds import refuse_odd
 from basisprune.torchkit.references import called, named_object
 from basisprune.torchkit.weight_norms import copied, plain_weights
 from basisprune.transfer.hints import NO_HINTS, Hints
+from basisprune.transfer.pickles import refuse_bombs
 
 _TIMM, _TORCHVISION = "timm", "torchvision"
 _PLACES = ("hf-hub", "local-dir")  # of networks that timm builds as a config.json there says
 _LISTED = 5
+_PICKLED = (".bin", ".pth", ".pt", ".ckpt")
 _MOST_MODULES, _MOST_NUMBERS = 20_000, 3 * 10**9
 """Bounds for networks that a config.json describes; the largest of timm have 4,000 layers and 2 billion weights."""
 _WEIGHTS_FILE = "pass pretrained=False and weights='file' (on the command line --no-pretrained --weights FILE)"
@@ -128,6 +132,8 @@ def _from_timm(name: str, pretrained: bool, size: tuple[int, int] | None) -> nn.
     # A few models take only an int, and all take one for squares.
     sized = {} if size is None else {"img_size": size[0] if size[0] == size[1] else size}
     try:
+        if pretrained:
+            _measure_weights(name)
         with _refusing_giants(name) if ":" in name else nullcontext():
             try:
                 model: nn.Module = timm.create_model(name, pretrained=pretrained, **sized)
@@ -146,6 +152,17 @@ def _from_timm(name: str, pretrained: bool, size: tuple[int, int] | None) -> nn.
             ) from error
         raise ModelError(f"{name}: timm cannot build it: {cause}") from error
     return model
+
+
+def _measure_weights(name: str) -> None:
+    """Raise an error for pickles in a folder that would become far larger than their files when timm reads them."""
+    source, _, folder = name.partition(":")
+    if source.replace("_", "-") != _PLACES[1]:
+        return
+    for path in Path(folder).iterdir():
+        if path.suffix in _PICKLED:
+            with open_file(path) as file:
+                refuse_bombs(file)
 
 
 @contextmanager

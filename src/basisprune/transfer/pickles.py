@@ -53,6 +53,14 @@ def load_tensors(file: BinaryIO) -> object:
 
     Raises BombError for a file that is larger than it looks, and whatever torch does for a damaged one.
     """
+    refuse_bombs(file)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch, about tensors that are refused later
+        return torch.load(file, map_location="cpu", weights_only=True)
+
+
+def refuse_bombs(file: BinaryIO) -> None:
+    """Raise BombError for what `torch.load` would make far more of than the file holds."""
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
     is_zip = file.read(len(_ZIP)) == _ZIP
@@ -64,9 +72,6 @@ def load_tensors(file: BinaryIO) -> object:
         for _ in range(_PICKLES):
             measure(file)
     file.seek(0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of torch, about tensors that are refused later
-        return torch.load(file, map_location="cpu", weights_only=True)
 
 
 def _pickles_in(file: BinaryIO, size: int) -> Iterator[IO[bytes]]:

@@ -24,7 +24,7 @@ from basisprune.deploy.bundle import save_pretrained
 from basisprune.deploy.fold import deploy
 from basisprune.errors import ConfigError, DataError, ModelError
 from basisprune.listener import Silence
-from basisprune.runs.job import prepare_job
+from basisprune.runs.job import code_of, factory_of, prepare_job
 from basisprune.runs.options import configure
 from basisprune.runs.output import OutputFolder, changed_settings
 
@@ -211,6 +211,18 @@ def test_a_network_on_loaders_of_ones_own_gets_the_weights_that_are_named(tmp_pa
     assert not differing(given, before)
     with pytest.raises(ModelError, match=r"(?s)do not fit.*missing"):
         prepare_job(nn.Sequential(nn.Conv2d(3, 3, 1)), own_loaders(), config)
+
+
+def test_a_folder_whose_name_looks_like_code_is_no_code(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    save_pretrained(tiny_model(), tmp_path / "net:v2")
+    (tmp_path / "net.py").write_text("raise SystemExit('imported')")
+    config = configure({"keep_head": True})
+    job = prepare_job("net:v2", load_data(tiny_images(60), val_fraction=0.3), config)
+    other = replace(job, network=own_network())  # which may need a function to be built again
+    assert factory_of(other) is None
+    assert code_of("net:v2", None, None) == ()
+    assert factory_of(replace(other, model="trained:own_network")) == "trained:own_network"
 
 
 def test_loaders_of_ones_own_are_taken_as_they_are():

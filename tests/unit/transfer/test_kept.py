@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+import zipfile
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -21,7 +22,7 @@ from basisprune.deploy.fold import deploy
 from basisprune.errors import BasisPruneError, ConfigError, ModelError
 from basisprune.training.trainable import classes_of, find_classifiers
 from basisprune.transfer.hints import Hints
-from basisprune.transfer.kept import KeptModel, kept_model
+from basisprune.transfer.kept import kept_model
 from basisprune.transfer.model import transfer_model
 
 IMAGES = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
@@ -83,6 +84,16 @@ def test_a_folder_of_timm_cannot_ask_for_a_giant(asked, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(said))
     with torch.device("meta"), pytest.raises(ModelError, match="asks for too much"):
         transfer_model(f"local-dir:{tmp_path}", 2)
+
+
+def test_weights_in_a_folder_of_timm_are_measured_before_they_are_read(tmp_path):
+    said = {"architecture": "resnet10t", "pretrained_cfg": {"input_size": [3, 32, 32]}}
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    pickled = b"\x80\x02cbuiltins\nbytearray\nJ\x00\x00\x00\x7f\x85R."
+    with zipfile.ZipFile(tmp_path / "pytorch_model.bin", "w") as archive:
+        archive.writestr("archive/data.pkl", pickled)
+    with pytest.raises(ModelError, match="bytearray"):
+        transfer_model(f"local-dir:{tmp_path}", 2, pretrained=True)
 
 
 def test_networks_have_the_same_names_everywhere(monkeypatch):
@@ -169,9 +180,3 @@ def test_networks_by_name_are_saved_by_it_folded_or_not(name, tmp_path):
         save_pretrained(network, tmp_path / form)
         assert torch.equal(load_bundle(tmp_path / form).model.eval()(images), network(images))
     assert classes_of(load_bundle(tmp_path / "folded").model) == 1000
-
-
-def test_it_is_a_public_name():
-    import basisprune
-
-    assert basisprune.KeptModel is KeptModel
