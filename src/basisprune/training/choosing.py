@@ -26,7 +26,6 @@ from basisprune.training.config import Choices, NormStatistics, TrainConfig
 from basisprune.training.evaluation import Data, Evaluation
 from basisprune.training.lessons import Feed
 from basisprune.training.mirroring import may_be_mirrored
-from basisprune.training.trainable import classes_of
 from basisprune.training.trainer import Images, Session, Trainer
 from basisprune.transfer.model import spec_of
 
@@ -42,9 +41,6 @@ _CLEARLY = 0.7
 """Statistics of the batch must leave at most this share of the loss: they learn faster at first, and end worse."""
 _LEARNT, _DIVERGED = 0.95, 2.0
 """Shares of the loss at the start: below the one, a short run has learnt; above the other, it has diverged."""
-_KNOWS_NOTHING, _HEAD_RATE = 0.8, 3e-3
-"""A classifier is new if it has at least this share of the loss of guessing. It learns at this rate of AdamW, whose
-steps are as long as its rate in any network."""
 _RENEWALS, _USUAL_MOMENTUM = 5, 0.1
 """How often a run with statistics of the batch renews them: some norms follow so slowly that they would lag behind."""
 _TIMED_STEPS = 3
@@ -156,7 +152,7 @@ class _Chooser:
         self.asked = config
         self.say = session.log
         self.runs: list[Short] = []
-        self.start, self.head_rate = math.inf, cast("float | None", None)
+        self.start = math.inf
         self.last: tuple[TrainConfig, Evaluation | None] | None = None
         self.statistics = choices.statistics and _has_statistics(model) and config.norm_statistics == "fixed"
         self.crops = choices.augmentation and self._sees_images and config.epochs >= _MANY_EPOCHS
@@ -178,7 +174,6 @@ class _Chooser:
             self._choose_precision()
         start = self._trainer(self.config).evaluated(self.images.held_out)
         self.start = start.loss if start is not None and start.loss > 0 else math.inf
-        self.head_rate = _HEAD_RATE if self._has_new_head else None
         lr, statistics = self._choose_rate()
         settled = replace(self.asked, choices=None, mixed_precision=self.config.mixed_precision)
         settled = _at(settled, lr * _LONGER, statistics, self.total)
@@ -211,24 +206,8 @@ class _Chooser:
 
     def _run(self, lr: float, statistics: NormStatistics) -> Short:
         """Train a copy for a few steps, and judge it."""
-        self.runs.append(Short(lr, statistics, self._reached(self._short(self.config, lr, statistics))))
+        self.runs.append(Short(lr, statistics, self._reached(_at(self.config, lr, statistics, self.steps))))
         return self.runs[-1]
-
-    def _short(self, config: TrainConfig, lr: float, statistics: NormStatistics) -> TrainConfig:
-        """Return the settings of a short run, in which a new classifier has the same rate whatever the others have."""
-        config = _at(config, lr, statistics, self.steps)
-        return config if self.head_rate is None else replace(config, head_lr=self.head_rate / lr)
-
-    @property
-    def _has_new_head(self) -> bool:
-        """Whether there is a classifier that knows nothing yet.
-
-        At ten times the rate of the weights, it learns so much more in a few steps at a high rate that it would hide
-        what that rate does to the weights.
-        """
-        if not self.session.task.has_classes or self.config.optimizer != "adamw":
-            return False
-        return self.start >= _KNOWS_NOTHING * math.log(classes_of(self.model))
 
     def _reached(self, config: TrainConfig) -> Evaluation | None:
         """Return what a copy reached in a short run; None if it diverged."""
@@ -277,7 +256,8 @@ class _Chooser:
             return settings
         if self.crops:
             best, cropped = min(self.runs, key=lambda run: run.loss), replace(settings, crop=_CROP)
-            found = self._reached(self._short(replace(self.config, augmentation=cropped), best.lr, best.statistics))
+            config = _at(replace(self.config, augmentation=cropped), best.lr, best.statistics, self.steps)
+            found = self._reached(config)
             settings = cropped if found is not None and found.loss <= best.loss else settings
         spec, prepared = spec_of(self.model), self.config.prepared
         mirrors = may_be_mirrored(cast("LabelledImages", train), spec, prepared=prepared, seed=self.config.seed)

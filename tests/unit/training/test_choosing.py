@@ -61,7 +61,7 @@ def constant(monkeypatch, **changes) -> list[TrainConfig]:
 # The rate
 
 
-@pytest.mark.parametrize("lr", [1e-7, 300.0])
+@pytest.mark.parametrize("lr", [1e-7, 1e6])
 def test_a_rate_that_is_far_off_is_left_behind(lr):
     chosen = settled(choosy(lr=lr))
     assert chosen.lr / lr >= 3 if lr < 1 else chosen.lr / lr <= 1 / 2
@@ -106,21 +106,6 @@ def test_a_training_too_short_to_tell_anything_takes_its_rate_as_it_is(monkeypat
 def test_all_rates_diverging_leaves_one_below_them(monkeypatch):
     monkeypatch.setattr(Trainer, "sprint", lambda self, steps: False)
     assert settled(choosy()).lr < 1e-3
-
-
-@pytest.mark.parametrize("is_new", [True, False])
-def test_a_new_classifier_learns_at_one_rate_in_all_short_runs(is_new, monkeypatch):
-    model = tiny_model() if is_new else fit(tiny_model(), IMAGES, None, tiny_training(epochs=2)).model
-    rates = []
-    sprint = Trainer.sprint
-    monkeypatch.setattr(
-        Trainer, "sprint", lambda self, n: rates.append((self.config.lr, self.config.head_lr)) or sprint(self, n)
-    )
-    chosen = settled(choosy(epochs=9, lr=1e-3, head_lr=10.0), model=model)
-    heads = {round(lr * head, 6) for lr, head in rates}
-    assert len({lr for lr, _ in rates}) >= 3
-    assert heads == {3e-3} if is_new else len(heads) == len({lr for lr, _ in rates})
-    assert chosen.head_lr == 10.0
 
 
 # Statistics
