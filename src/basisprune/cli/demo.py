@@ -41,9 +41,8 @@ def demo(
 def _use_one_thread() -> None:
     """Have torch compute on one thread, unless the user decided otherwise; call it before torch is loaded.
 
-    Images of 64 pixels are too small to be shared by threads (`benchmarks/threads.py`), and with one thread the demo
-    ends in the same network on every machine of a kind. With more, threads that wait sleep instead of spinning, which
-    would take the time that the others need.
+    With one thread the demo ends in the same network on every machine of a kind. It is as fast as with two that sleep
+    while they wait; two that spin are faster alone, and twice as slow beside a busy program (`benchmarks/threads.py`).
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
