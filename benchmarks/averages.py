@@ -23,9 +23,9 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from basisprune import RECIPES, Session, evaluate, fit
 from basisprune.budget import Ratios
+from basisprune.callback import NullCallback, TrainingStep
 from basisprune.deploy.fold import settle
 from basisprune.frameworks import find_framework
-from basisprune.listener import Silence, TrainingStep
 from basisprune.pipeline import Pipeline
 from basisprune.states import NOT_AT_ALL
 from basisprune.torchkit.watching import example_input
@@ -34,7 +34,7 @@ IMAGES, TEST_IMAGES, SIDE, REMOVED = 2000, 5000, 32, 0.5
 DECAYS = (0.9, 0.98, 0.99, 0.995)
 
 
-class Averages(Silence):
+class Averages(NullCallback):
     """Moving averages of a network's weights while it is trained, one for each decay."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -60,7 +60,7 @@ def averaged(model: str, dataset: str, seed: int, assets: Path) -> dict[str, flo
     pruned = pipeline.remove(pipeline.dense(), move, Ratios(REMOVED, REMOVED), NOT_AT_ALL).model
     tuned = settle(pruned, example_input(pruned, pipeline.spec.shape))
     averages = Averages(tuned)
-    fit(tuned, splits.train, None, training, inplace=True, session=Session(listener=averages))
+    fit(tuned, splits.train, None, training, inplace=True, session=Session(callback=averages))
     found = {"last": evaluate(tuned, test).accuracy}
     return found | {str(decay): evaluate(average.module, test).accuracy for decay, average in averages.by_decay.items()}
 

@@ -60,7 +60,7 @@ GOOD = ("same", "refused")
 Answer = dict[str, object]
 
 
-class Trial:
+class Evaluated:
     """A stage, the answer of an undisturbed run, and what is known of folders that faults have left."""
 
     def __init__(self, stage: Stage, expected: Answer) -> None:
@@ -193,7 +193,7 @@ def run_all(root: Path, kinds: Sequence[str]) -> dict[str, str]:
     stage = Stage(root / "work")
     warm_up(stage)
     assert stage.start(stage.command) == 0, stage.said
-    trial = Trial(stage, stage.answer())
+    trial = Evaluated(stage, stage.answer())
     shutil.copytree(stage.output, root / "finished")
     found = {}
     for scene in SCENES:
@@ -210,7 +210,7 @@ def run_all(root: Path, kinds: Sequence[str]) -> dict[str, str]:
     return dict(cells.results)
 
 
-def strike(trial: Trial, scene: str, faults: Sequence[Fault], cells: Cells) -> None:
+def strike(trial: Evaluated, scene: str, faults: Sequence[Fault], cells: Cells) -> None:
     """Notes what becomes of the faults: of copies of one run, and where none can be made, of runs of their own."""
 
     def judge(fault: Fault, code: int, said: str) -> None:
@@ -225,7 +225,7 @@ def strike(trial: Trial, scene: str, faults: Sequence[Fault], cells: Cells) -> N
             judge(fault, stage.start(stage.command, fault), stage.said)
 
 
-def turn_bits(trial: Trial, words: Sequence[str], cells: Cells) -> None:
+def turn_bits(trial: Evaluated, words: Sequence[str], cells: Cells) -> None:
     """Notes what becomes of bits that are turned over in the files that these words read."""
     chosen = list(flips_of(trial.stage, words))
     assert trial.stage.start(words) == 0, trial.stage.said

@@ -149,7 +149,7 @@ def _writes(event: str, args: tuple[object, ...]) -> bool:
 
 
 class Branches:
-    """Copies of a process at work, each with a fault, made by forking it; `judge` hears what became of each.
+    """Copies of a process at work, each with a fault, made by forking it; `judge` callback what became of each.
 
     A copy works on a copy of the folders, in their place. Where the process has files open that both would move in,
     no copy is made.

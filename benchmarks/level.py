@@ -21,7 +21,7 @@ from common import Cells
 from torch import Tensor
 
 from basisprune.budget import MetricBudget
-from basisprune.budget.certify import Promise
+from basisprune.budget.certify import Guarantee
 from basisprune.budget.metrics import Metric, metric_name, value_of
 from basisprune.tasks import Outcomes, Predictions, Task, multilabel, regression, segmentation
 
@@ -224,7 +224,7 @@ def task_level(case: TaskCase, task: Task, draws: int) -> dict[str, float]:
 def _level(draw: Callable[..., tuple[Outcomes, Outcomes]], metric: Metric, draws: int, exact: int) -> dict[str, float]:
     one, other = draw(np.random.default_rng(0), exact)
     limit = value_of(metric, one) - value_of(metric, other)
-    promise, random = Promise(MetricBudget(max_drop=limit), metric=metric), np.random.default_rng(1)
+    promise, random = Guarantee(MetricBudget(max_drop=limit), metric=metric), np.random.default_rng(1)
     passed = np.mean([promise.keeps(promise.evidence(*draw(random))) for _ in range(draws)])
     error = float(np.sqrt(passed * (1 - passed) / draws))
     return {"limit": limit, "passed": float(passed), "error": error, "draws": draws}

@@ -29,7 +29,7 @@ from basisprune.outlook import Outlook
 from basisprune.pipeline import Pipeline
 from basisprune.recipes import Recipe
 from basisprune.search import Search, SearchConfig
-from basisprune.search.candidates import Trial
+from basisprune.search.candidates import Evaluated
 from basisprune.states import State
 
 IMAGES, VAL_IMAGES, TEST_IMAGES, SIDE, PASSES = 2000, 1000, 5000, 32, 3
@@ -104,7 +104,7 @@ def searched(way: Way, dataset: str, seed: int, assets: Path) -> dict[str, Any]:
     }
 
 
-def _tried(trial: Trial) -> dict[str, Any]:
+def _tried(trial: Evaluated) -> dict[str, Any]:
     """What became of a candidate, and its accuracy before it was tuned and after each pass, if it was."""
     candidate, (*_, before, last) = trial.candidate, trial.state.stages
     untuned = before if last.history else last

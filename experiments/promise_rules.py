@@ -11,7 +11,7 @@ import numpy.typing as npt
 from promise_ladder import Ladder
 
 from basisprune.budget import Budget
-from basisprune.budget.certify import Entry, Promise, Standard, Test, certify, in_order
+from basisprune.budget.certify import AcceptanceRule, Entry, Guarantee, Test, certify, in_order
 from basisprune.budget.proportions import Paired
 from basisprune.tasks import Predictions
 
@@ -72,21 +72,21 @@ def answers(hits: Bools) -> Predictions:
 
 def old_rule(ladder: Ladder, images: npt.NDArray[np.int64], setting: Setting) -> int:
     """The smallest network that is within the budget by the estimate of all validation images."""
-    standard = Standard(Promise(Budget(max_drop=setting.max_drop)))
+    standard = AcceptanceRule(Guarantee(Budget(max_drop=setting.max_drop)))
     return _smallest(ladder, lambda hits: standard.passes(answers(ladder.hits[0, images]), answers(hits[images])))
 
 
 def bound_alone(ladder: Ladder, images: npt.NDArray[np.int64], setting: Setting) -> int:
     """The smallest network whose bound on all validation images is within the budget, as if it were the only one."""
-    promise = Promise(Budget(max_drop=setting.max_drop))
+    promise = Guarantee(Budget(max_drop=setting.max_drop))
     return _smallest(ladder, lambda hits: promise.keeps(Paired.of(ladder.hits[0, images], hits[images])))
 
 
 def certified(ladder: Ladder, images: npt.NDArray[np.int64], setting: Setting) -> int:
     """The network that is certified on half of the images, after a search on the others; 0 if none is."""
     search, confirm = np.split(images, 2)
-    promise = Promise(Budget(max_drop=setting.max_drop))
-    standard, before = Standard(promise, len(confirm)), answers(ladder.hits[0, search])
+    promise = Guarantee(Budget(max_drop=setting.max_drop))
+    standard, before = AcceptanceRule(promise, len(confirm)), answers(ladder.hits[0, search])
     entries = []
     for rung, hits in list(enumerate(ladder.hits))[1:]:
         after = answers(hits[search])

@@ -31,13 +31,13 @@ from protocol import FRAMEWORKS, PROTOCOLS, ROWS, START, VARIANTS, Protocol
 from basisprune import Recipe, measure, predict
 from basisprune.basis.layers import basis_pairs
 from basisprune.budget.proportions import Paired, wilson_interval
+from basisprune.callback import NullCallback
 from basisprune.data import Splits, load_data, take
 from basisprune.files import write_text
 from basisprune.frameworks import Steps, named
 from basisprune.importance import taylor_scores
-from basisprune.listener import Silence
 from basisprune.search import Search
-from basisprune.search.candidates import Found
+from basisprune.search.candidates import SearchResult
 from basisprune.states import State
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
@@ -72,10 +72,10 @@ class Bench:
         network = build(model, options.assets, num_classes=splits.num_classes, input_size=self.protocol.side(dataset))
         recipe = seeded(VARIANTS[variant](self.protocol.recipe(dataset)), seed)
         folder = options.runs / options.preset / f"{model}-{dataset}-{seed}"
-        self.pipeline = RivalPipeline(network, splits, recipe, folder / variant.replace(" ", "-"), listener=Log())
+        self.pipeline = RivalPipeline(network, splits, recipe, folder / variant.replace(" ", "-"), callback=Log())
         for plainer in ("default", "weights"):  # what a variant does not change is trained only once
             shared = seeded(VARIANTS[plainer](self.protocol.recipe(dataset)), seed)
-            start = RivalPipeline(network, splits, shared, folder / plainer, listener=Log())
+            start = RivalPipeline(network, splits, shared, folder / plainer, callback=Log())
             if variant != plainer == "default":
                 self.pipeline.adopt(start.dense())
             if recipe.basis == shared.basis:
@@ -114,7 +114,7 @@ class Bench:
             record["scales"] = self.scales()
         return record | {"seconds": round(time.perf_counter() - start, 1)}
 
-    def outcome(self, found: Found) -> dict[str, Any]:
+    def outcome(self, found: SearchResult) -> dict[str, Any]:
         chosen = found.candidates[found.chosen]
         result = self.compared(found.state, found.reference) | {
             "basis_ratio": chosen.basis_ratio,
@@ -174,10 +174,10 @@ class Bench:
         }
 
 
-class Log(Silence):
+class Log(NullCallback):
     """Writes each line of a run with the time."""
 
-    def say(self, line: str) -> None:
+    def log(self, line: str) -> None:
         log(line)
 
 

@@ -1,4 +1,4 @@
-"""A network and images so small that a test can train on them, and one who listens."""
+"""A network and images small enough to train on in a test, and a callback that remembers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from basisprune.basis.decompose import decompose
+from basisprune.callback import NullCallback
 from basisprune.data import ArrayImages
-from basisprune.listener import Silence
 from basisprune.recipes import RECIPES, Recipe
 from basisprune.training.config import TrainConfig
 from basisprune.transfer.model import TransferModel, transfer_model
@@ -19,13 +19,13 @@ CLASSES = 3
 NAMES = ("r", "g", "b")
 
 
-class Notes(Silence):
-    """Remembers the lines that it hears."""
+class Notes(NullCallback):
+    """Remember the logged lines."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
 
-    def say(self, line: str) -> None:
+    def log(self, line: str) -> None:
         self.lines.append(line)
 
 

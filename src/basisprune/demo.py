@@ -76,7 +76,7 @@ def run_demo(
     job = demo_job(size)
     write(f"this takes about {duration(estimate(job).total)} on this machine")
     with SearchProgress(1 + expected_candidates(job.config), job.config.recipe.finetune.epochs, write) as bar:
-        result = run_job(job, output=output, listener=bar, command=command)
+        result = run_job(job, output=output, callback=bar, command=command)
     save_examples(job.splits, output / "digits")
     return result
 

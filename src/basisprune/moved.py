@@ -25,7 +25,7 @@ MOVED = {
     ],
     "joint_plan": ["plan_frontier", "plan_together"],
     "joint_plan.times": ["NetworkTimes", "TimeTable"],
-    "listener": ["Listener"],
+    "callback": ["Callback"],
     "pipeline": ["run"],
     "planning": ["plan_basis", "plan_filters"],
     "pruning": ["prune_basis", "prune_filters", "prune_together"],

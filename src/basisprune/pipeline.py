@@ -15,6 +15,7 @@ from basisprune.budget import Ratios
 from basisprune.budget.goal import step_ratio
 from basisprune.budget.metrics import value_of
 from basisprune.budget.planning import NO_FILTERS, CostPlanner, Scored
+from basisprune.callback import Callback, NullCallback, counted
 from basisprune.costs import measure
 from basisprune.data import LabelledImages, LoaderPart, Loaders, Splits, load_data
 from basisprune.deploy.fold import settle
@@ -33,7 +34,6 @@ from basisprune.frameworks import (
     named,
 )
 from basisprune.joint_plan import PlanFrontier
-from basisprune.listener import Listener, Silence, counted
 from basisprune.outlook import Outlook, expected_of_all, expected_of_basis, expected_of_filters
 from basisprune.planning import largest_ratio, plan_basis, plan_filters, traced
 from basisprune.pruning import prune_basis, prune_filters
@@ -59,7 +59,7 @@ class Pipeline:
     """Runs frameworks on one model and one dataset, and trains what they share only once.
 
     `model` comes from `transfer_model` and is not modified; `data` is anything that `load_data` takes, or `Loaders`.
-    With `checkpoints`, a folder, a run that was killed resumes where it stopped. `listener` is notified of each step;
+    With `checkpoints`, a folder, a run that was killed resumes where it stopped. `callback` is notified of each step;
     without one, training shows a progress bar, with `progress=None` only in a terminal. With a `planner`, `prune`
     removes a fraction of what that counts, instead of the same fraction of all that the move prunes. A model that is
     `trained` for these classes already is pruned as it is; only what is pruned from it is trained. `task` is what the
@@ -71,7 +71,7 @@ class Pipeline:
     recipe: str | Recipe = "quick"
     checkpoints: str | Path | None = None
     progress: bool | None = None
-    listener: Listener | None = None
+    callback: Callback | None = None
     planner: CostPlanner | None = None
     trained: bool = False
     task: Task = CLASSIFICATION
@@ -83,7 +83,7 @@ class Pipeline:
 
     def __post_init__(self) -> None:
         self.settings = for_task(find_recipe(self.recipe), self.task)
-        self.hearer: Listener = self.listener or Silence()
+        self.notify: Callback = self.callback or NullCallback()
         if isinstance(self.data, Loaders):
             self.data = self.data.splits(self.task)
         if isinstance(self.data, Splits) and isinstance(self.data.train, LoaderPart):
@@ -93,9 +93,9 @@ class Pipeline:
         self.splits = self.data if isinstance(self.data, Splits) else load_data(self.data, size=self.spec.image_size)
         val = validation_images(self.model, self.splits, self.task)
         self.val, scored_on = judging_and_scoring(val, self.splits.train, self.settings)
-        self.scoring = Scoring(self.settings, self.spec, self.splits.train, scored_on, self.hearer.say, self.task)
+        self.scoring = Scoring(self.settings, self.spec, self.splits.train, scored_on, self.notify.log, self.task)
         root = None if self.checkpoints is None else Path(self.checkpoints)
-        self.store = StageStore(root, self.hearer.say) if self.listener is not None else StageStore(root)
+        self.store = StageStore(root, self.notify.log) if self.callback is not None else StageStore(root)
 
     def run(
         self,
@@ -135,7 +135,7 @@ class Pipeline:
             return self._start(DENSE, lambda: self.model)
         steps = (DENSE,)
         if steps not in self._known:
-            self.hearer.say("the network is taken as it is given, without training")
+            self.notify.log("the network is taken as it is given, without training")
             model = copy.deepcopy(self.model)
             stage, said = self._stage(named(steps), model)
             self._known[steps] = State(steps, model, (stage,), outcomes=said)
@@ -250,9 +250,9 @@ class Pipeline:
             thinned = (self.store.plan(state.after(Step(f"{planner.optimize} filters first", ratio)), plan.filters),)
             model, basis = self.scoring.basis_loss(scored.thinned(*thinned, self.settings.filter_compensate))
             scored = Scored(model, traced(model), basis, NO_FILTERS)
-            plan = planner.frontier(scored, self.settings.plan, self.spec, self.hearer.say).plan_within(plan.cost_left)
+            plan = planner.frontier(scored, self.settings.plan, self.spec, self.notify.log).plan_within(plan.cost_left)
         plan = self.store.plan(steps, plan)
-        self.hearer.say(planner.told(plan, *thinned))
+        self.notify.log(planner.told(plan, *thinned))
         plans: tuple[Plan, ...] = (*(thinned or (plan.filters,)), plan.basis)
         pruned = scored.pruned(plan, self.settings.compensate)
         if plan.blocks:
@@ -264,11 +264,11 @@ class Pipeline:
         """The scores of all that the move prunes, and the plans by them; kept for the next candidate."""
         if self._last_frontier is None or self._last_frontier[:2] != (state.steps, move):
             model = self.scoring.in_basis(state.model) if "basis" in move.axes else state.model
-            self.hearer.say("scoring all that can go on the training images")
+            self.notify.log("scoring all that can go on the training images")
             refit = self.settings.filter_compensate == "refit"
             batches, loss = self.scoring.basis_batches(), self.scoring.loss
             scored = Scored.of(model, traced(model), batches, move.axes, refit=refit, loss=loss)
-            frontier = planner.frontier(scored, self.settings.plan, self.spec, self.hearer.say)
+            frontier = planner.frontier(scored, self.settings.plan, self.spec, self.notify.log)
             self._last_frontier = state.steps, move, scored, frontier
         return self._last_frontier[2:]
 
@@ -280,7 +280,7 @@ class Pipeline:
             return known
         model, scores, statistics = self._scored_basis(state)
         plan = self.store.plan(steps, plan_basis(scores, ratio, self.settings.plan))
-        self.hearer.say(f"removing {plan.removed} of {plan.total} basis vectors")
+        self.notify.log(f"removing {plan.removed} of {plan.total} basis vectors")
         pruned = prune_basis(model, plan, compensate=self.settings.compensate, statistics=statistics)
         self._known[steps] = self.tune(state, steps, pruned, plan, tuning=tuning)
         return self._known[steps]
@@ -299,10 +299,10 @@ class Pipeline:
         plan = self.store.plan(
             steps, plan_filters(state.model, scores, ratio, self.scoring.filter_plan(method), coupling=coupling)
         )
-        self.hearer.say(f"removing {plan.removed} of {plan.total} filters")
+        self.notify.log(f"removing {plan.removed} of {plan.total} filters")
         for name, reason in plan.coupling.frozen.items():
             if not name.endswith(".basis") and reason != OUTPUT:
-                self.hearer.say(f"  {name} keeps its filters: {reason}")
+                self.notify.log(f"  {name} keeps its filters: {reason}")
         pruned = prune_filters(state.model, plan, compensate=self.settings.filter_compensate, statistics=statistics)
         return self.tune(state, steps, pruned, plan, tuning=tuning)
 
@@ -358,7 +358,7 @@ class Pipeline:
         checkpoint = self.store.path(state.steps, ".pt")
         resumed = checkpoint is not None and checkpoint.exists()
         doing = "going on from its checkpoint, up to" if resumed else "training for"
-        self.hearer.say(f"{state.name}: {doing} {counted(config.epochs, 'epoch')}")
+        self.notify.log(f"{state.name}: {doing} {counted(config.epochs, 'epoch')}")
 
         def stop(history: Sequence[EpochRecord]) -> bool:
             accuracy = history[-1].val_accuracy
@@ -374,7 +374,7 @@ class Pipeline:
             checkpoint=checkpoint,
             progress=self.progress,
             session=Session(
-                teacher=None if start is None else start.model, stop=stop, listener=self.listener, task=self.task
+                teacher=None if start is None else start.model, stop=stop, callback=self.callback, task=self.task
             ),
         )
         stage, said = self._stage(state.name, result.model, result.history)

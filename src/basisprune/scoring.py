@@ -48,7 +48,7 @@ class Scoring:
     spec: InputSpec
     train: LabelledImages
     images: LabelledImages
-    say: Callable[[str], None]
+    log: Callable[[str], None]
     task: Task = CLASSIFICATION
 
     def split(self, model: nn.Module) -> nn.Module:
@@ -71,10 +71,10 @@ class Scoring:
 
     def _idle(self, model: nn.Module) -> list[str]:
         """The convs that take no part, which stay as they are; says so."""
-        self.say("decomposing every conv")
+        self.log("decomposing every conv")
         idle = idle_convs(model, first_images(model, self.basis_batches()))
         for name in idle:
-            self.say(f"  {name} stays as it is: it takes no part in what the network computes")
+            self.log(f"  {name} stays as it is: it takes no part in what the network computes")
         return idle
 
     def in_basis(self, model: nn.Module) -> nn.Module:
@@ -98,12 +98,12 @@ class Scoring:
         recipe, said = self.recipe, "scoring the basis vectors on the training images"
         if recipe.basis == "loss" and not _is_split(model):
             idle = self._idle(model)
-            self.say(said)
+            self.log(said)
             batches, linear = self.basis_batches(), recipe.linear
             split, found = split_by_loss(model, batches, loss=self.loss, ignored_layers=idle, linear=linear)
             return _surely_split(split), found
         model = self.in_basis(model)
-        self.say(said)
+        self.log(said)
         return model, basis_loss(model, self.basis_batches(), loss=self.loss)
 
     def basis(self, model: nn.Module) -> ScoredBasis:
@@ -113,14 +113,14 @@ class Scoring:
             model, found = self.basis_loss(model)
             return model, found.scores, found.statistics if refits else None
         model = self.in_basis(model)
-        self.say("scoring the basis vectors on the validation images")
+        self.log("scoring the basis vectors on the validation images")
         with precision(model, self.recipe):
             scores = taylor_scores(model, self.batches(), loss=self.loss)
         return model, scores, basis_statistics(model, self.basis_batches()) if refits else None
 
     def filters(self, model: nn.Module, method: str) -> ScoredFilters:
         """The coupling and the scores of all filters, and statistics if the recipe compensates for removed ones."""
-        self.say(f"scoring the filters by {method}")
+        self.log(f"scoring the filters by {method}")
         coupling = traced(model)
         compensates = self.recipe.filter_compensate != "none"
         if method == "loss":

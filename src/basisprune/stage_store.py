@@ -34,7 +34,7 @@ _LONGEST_NAME = 160
 class StageStore:
     """Networks, plans and numbers of a run, stored by the steps that led to them; without a `root`, nothing is stored.
 
-    Each file ends in its checksum. One that is damaged is set aside under another name, which `say` is told, and made
+    Each file ends in its checksum. One that is damaged is set aside under another name, which `log` is told, and made
     again.
 
     >>> from basisprune.frameworks import DECOMPOSED, Step
@@ -43,7 +43,7 @@ class StageStore:
     """
 
     root: Path | None
-    say: Callable[[str], None] = logger.warning
+    log: Callable[[str], None] = logger.warning
 
     def path(self, steps: Steps, suffix: str) -> Path | None:
         """The file for the result of these steps; None if nothing is stored."""
@@ -120,7 +120,7 @@ class StageStore:
         def content() -> bytes:
             if path is None:
                 return text().encode()
-            if sound_or_aside(path, self.say) is None:
+            if sound_or_aside(path, self.log) is None:
                 write_checked(path, text().encode())
             return read_checked(path)
 

@@ -11,11 +11,11 @@ from tiny import Notes, differing, tiny_images, tiny_model, tiny_recipe, tiny_tr
 
 import basisprune.training.trainer
 from basisprune.basis.layers import basis_pairs
+from basisprune.callback import TrainingStep
 from basisprune.costs import measure
 from basisprune.data import Splits, load_data
 from basisprune.errors import CheckpointError, ConfigError, DataError, PlanError
 from basisprune.frameworks import BASIS
-from basisprune.listener import TrainingStep
 from basisprune.pipeline import Pipeline, run
 from basisprune.recipes import RECIPES, Recipe
 from basisprune.states import NOT_AT_ALL, Tuning
@@ -54,7 +54,7 @@ def same_weights(one: torch.nn.Module, other: torch.nn.Module) -> bool:
 def test_basis_pruning_removes_what_was_asked_and_tells_its_story(name):
     model, notes = tiny_model(), TrainingNotes()
     before = copy.deepcopy(model)
-    result = Pipeline(model, data(), recipe(name), listener=notes).run("basis", basis_ratio=0.4)
+    result = Pipeline(model, data(), recipe(name), callback=notes).run("basis", basis_ratio=0.4)
     assert same_weights(model, before)
     (plan,) = result.plans
     assert (plan.removed, plan.total, plan.pruning_ratio) == (8, 20, 0.4)

@@ -19,6 +19,7 @@ from torch import nn
 
 from basisprune.basis.layers import BasisPair
 from basisprune.budget import Budget
+from basisprune.callback import NullCallback
 from basisprune.costs import measure
 from basisprune.data import Splits, load_data
 from basisprune.deploy.bundle import load_bundle
@@ -26,7 +27,6 @@ from basisprune.deploy.export import evaluate_onnx
 from basisprune.deploy.fold import fold
 from basisprune.deploy.folded import FoldedModel
 from basisprune.errors import CheckpointError, ConfigError
-from basisprune.listener import Silence
 from basisprune.recipes import Recipe
 from basisprune.results import Limit, RunSummary
 from basisprune.runs.compress import compress
@@ -157,7 +157,7 @@ def test_a_form_that_cannot_be_written_leaves_no_old_file_and_files_of_others_st
     (tmp_path / "out" / "model" / "notes.txt").write_text("mine")
     monkeypatch.setattr("onnxruntime.quantization.quantize_static", lambda *_given, **_options: 1 / 0)
     notes = Notes()
-    result.save(tmp_path / "out", onnx=True, int8=True, listener=notes)
+    result.save(tmp_path / "out", onnx=True, int8=True, callback=notes)
     left = {"config.yaml", "images.json", "summary.json", "report.html", "model", "model.onnx"}
     assert {path.name for path in (tmp_path / "out").iterdir()} == left
     assert (tmp_path / "out" / "model" / "notes.txt").read_text() == "mine"
@@ -209,12 +209,12 @@ def test_where_nothing_keeps_to_the_budget_the_model_is_unpruned_and_says_so():
 def test_ctrl_c_ends_with_the_best_so_far(result, tmp_path):
     whole = result
 
-    class Impatient(Silence):
+    class Impatient(NullCallback):
         def judged(self, candidate):
             if candidate.basis_ratio > 0:
                 raise KeyboardInterrupt
 
-    result = run(tmp_path / "out", listener=Impatient())
+    result = run(tmp_path / "out", callback=Impatient())
     assert result.summary.interrupted
     assert result.summary.verdict.startswith("Stopped early")
     assert load_bundle(tmp_path / "out" / "model").metrics["verdict"] == result.summary.verdict

@@ -11,12 +11,12 @@ import torch
 from tiny import Notes, differing, tiny_images, tiny_model, tiny_recipe, tiny_training
 
 from basisprune.basis.layers import BasisPair
+from basisprune.callback import Callback, NullCallback, TrainingStep
 from basisprune.costs import measure
 from basisprune.data import Splits, load_data, take
 from basisprune.demo import demo_data, demo_model
 from basisprune.errors import ConfigError, DataError
 from basisprune.frameworks import FRAMEWORKS
-from basisprune.listener import Listener, Silence, TrainingStep
 from basisprune.pipeline import Pipeline
 from basisprune.recipes import Recipe
 from basisprune.report import framework_table
@@ -60,7 +60,7 @@ def test_every_framework_runs_on_the_embedded_default(framework, embedded):
 def test_frameworks_share_their_starting_points():
     notes = Notes()
     data = load_data(tiny_images(90), val_fraction=0.2, test_fraction=0.2)
-    pipeline = Pipeline(tiny_model(), data, recipe(), listener=notes)
+    pipeline = Pipeline(tiny_model(), data, recipe(), callback=notes)
     results = [pipeline.run(framework, basis_ratio=0.3, filter_ratio=0.2) for framework in FRAMEWORKS]
     trainings = [line for line in notes.lines if "training for" in line]
     # dense, four ways to prune its filters, basis, four ways to prune filters on top, filters and basis at once
@@ -118,7 +118,7 @@ class Killed(BaseException):
     pass
 
 
-class Killer(Silence):
+class Killer(NullCallback):
     """Ends the run for good after so many batches of training."""
 
     def __init__(self, batches: int) -> None:
@@ -134,15 +134,15 @@ def test_a_killed_comparison_goes_on_and_ends_in_the_same_weights(tmp_path):
     data = load_data(tiny_images(90), val_fraction=0.2, test_fraction=0.2)
     longer = tiny_recipe(tiny_training(epochs=2))
 
-    def final(folder: Path | None, listener: Listener) -> torch.nn.Module:
-        return Pipeline(tiny_model(), data, longer, checkpoints=folder, listener=listener).run("basis+taylor").model
+    def final(folder: Path | None, callback: Callback) -> torch.nn.Module:
+        return Pipeline(tiny_model(), data, longer, checkpoints=folder, callback=callback).run("basis+taylor").model
 
-    expected = final(None, Silence())
+    expected = final(None, NullCallback())
     batches = 2 * -(-54 // 16)
     for least in (1, batches // 2 + 1, batches):  # in each of three trainings: at once, in the next epoch, in its last
         with pytest.raises(Killed):
             final(tmp_path, Killer(least))
-    assert not differing(final(tmp_path, Silence()), expected)
+    assert not differing(final(tmp_path, NullCallback()), expected)
 
 
 def test_a_misspelt_framework_is_answered_with_the_nearest():

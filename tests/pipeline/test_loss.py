@@ -12,10 +12,10 @@ import basisprune.pipeline
 import basisprune.training.trainer
 from basisprune.basis.layers import basis_pairs
 from basisprune.budget import Ratios
+from basisprune.callback import NullCallback
 from basisprune.data import Splits, load_data
 from basisprune.errors import CheckpointError
 from basisprune.frameworks import DECOMPOSED, find_framework
-from basisprune.listener import Silence
 from basisprune.pipeline import Pipeline
 from basisprune.planning import PlanConfig
 from basisprune.recipes import Recipe
@@ -34,7 +34,7 @@ def data() -> Splits:
     return load_data(tiny_images(120), val_fraction=0.25, test_fraction=0.25)
 
 
-class Impatient(Silence):
+class Impatient(NullCallback):
     """Stops a search with the first candidate that was pruned."""
 
     def judged(self, candidate) -> None:
@@ -88,7 +88,7 @@ def test_a_network_from_which_blocks_remove_nothing_is_not_tuned(tuning):
 def test_a_network_that_was_trained_before_is_said_to_be_resumed(tmp_path):
     for expected in ("dense: training for 2 epochs", "dense: going on from its checkpoint, up to 2 epochs"):
         notes = Notes()
-        Pipeline(tiny_model(), data(), recipe(), checkpoints=tmp_path, listener=notes).dense()
+        Pipeline(tiny_model(), data(), recipe(), checkpoints=tmp_path, callback=notes).dense()
         assert expected in notes.lines
 
 
@@ -109,7 +109,7 @@ def test_a_search_by_the_loss_ends_within_the_budget_and_goes_on_to_the_same_ans
     assert whole.chosen.passed
     assert whole.chosen.parameters < whole.history[0].parameters
     assert whole.summary.importance
-    stopped = search(tmp_path / "stopped", listener=Impatient())
+    stopped = search(tmp_path / "stopped", callback=Impatient())
     assert stopped.summary.interrupted
     resumed = search(tmp_path / "stopped")
     assert resumed.history == whole.history

@@ -41,7 +41,7 @@ def ours(tmp_path_factory):
     network, folder, notes = trained(), tmp_path_factory.mktemp("own") / "out", Notes()
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    result = run(network, output=folder, listener=notes)
+    result = run(network, output=folder, callback=notes)
     torch.set_num_threads(before)
     return network, result, folder, notes.lines
 
@@ -78,7 +78,7 @@ def test_the_same_run_goes_on_and_other_weights_are_refused(ours):
 
 def test_it_is_trained_first_if_that_is_asked_for():
     notes = Notes()
-    result = run(trained((1, 2, 0)), tune_first=True, basis_ratio=0.5, max_drop=None, listener=notes)
+    result = run(trained((1, 2, 0)), tune_first=True, basis_ratio=0.5, max_drop=None, callback=notes)
     assert "dense: training for 1 epoch" in notes.lines
     assert len(result.history) == 2
 

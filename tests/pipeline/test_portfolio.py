@@ -10,10 +10,10 @@ import pytest
 from commands import invoke
 from tiny import CLASSES, Notes, poor_backbone, smaller_backbone, tiny_images, tiny_model, tiny_recipe, tiny_training
 
+from basisprune.callback import NullCallback
 from basisprune.data import load_data
 from basisprune.deploy.bundle import load_bundle
 from basisprune.errors import ConfigError, TrainingError
-from basisprune.listener import Silence
 from basisprune.pipeline import Pipeline
 from basisprune.results import RunSummary
 from basisprune.runs.job import prepare_job
@@ -161,10 +161,10 @@ def test_backbones_go_through_the_runner_of_sweeps_as_runs_that_are_json(finishe
 
     def elsewhere(run):
         kinds.append(run.kind)
-        perform(Run.from_json(run.to_json()), Silence())
+        perform(Run.from_json(run.to_json()), NullCallback())
 
     kinds: list[str] = []
-    pool = lambda running, listener, _: open_pool(Running(), listener, elsewhere)  # noqa: E731
+    pool = lambda running, callback, _: open_pool(Running(), callback, elsewhere)  # noqa: E731
     monkeypatch.setattr("basisprune.sweeps.portfolio.open_pool", pool)
     words = ("--models", ",".join(MODELS[:2]), "--framework", "basis", "--jobs", 2, "--json")
     done = invoke("compress", "--config", settings, *words, "--output", tmp_path / "out")
@@ -181,12 +181,12 @@ def test_other_settings_are_refused(finished, settings):
     assert "belongs to a run with other settings" in refused.stderr
 
 
-def python_run(output: Path, listener: Notes | None = None, **more):
+def python_run(output: Path, callback: Notes | None = None, **more):
     models = [tiny_model(), transfer_model(poor_backbone(), CLASSES, input_size=16)]
     data = load_data(tiny_images(120), val_fraction=0.5, test_fraction=0.1, confirm_fraction=0.5)
     options = {"max_drop": 0.05, "recipe": tiny_recipe(tiny_training(epochs=2)), "onnx": False, "framework": "basis"}
     plan = PortfolioConfig(keep=1)
-    return compress_portfolio(models, data, output=output, plan=plan, listener=listener, **{**options, **more})
+    return compress_portfolio(models, data, output=output, plan=plan, callback=callback, **{**options, **more})
 
 
 def test_the_unpromising_is_dropped_and_the_confirming_images_are_looked_at_last(tmp_path, monkeypatch):
@@ -267,11 +267,11 @@ def let_fail(monkeypatch, name: str, error: BaseException, *, only: str = "") ->
     monkeypatch.setattr(stages, name, fails)
 
 
-def two_run(output: Path, listener: Notes | None = None):
+def two_run(output: Path, callback: Notes | None = None):
     models = [tiny_model(), transfer_model(smaller_backbone(), CLASSES, input_size=16)]
     data = load_data(tiny_images(200), val_fraction=0.5, test_fraction=0.1, confirm_fraction=0.5)
     options = {"max_drop": 0.1, "recipe": tiny_recipe(tiny_training(epochs=2)), "onnx": False, "framework": "basis"}
-    return compress_portfolio(models, data, output=output, running=Running(retries=0), listener=listener, **options)
+    return compress_portfolio(models, data, output=output, running=Running(retries=0), callback=callback, **options)
 
 
 def test_a_backbone_whose_training_failed_may_be_the_best_of_a_run_that_resumes(tmp_path, monkeypatch):

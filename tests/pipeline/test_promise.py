@@ -46,10 +46,10 @@ def shuffled(count: int = 240) -> ArrayImages:
     return ArrayImages(given.images.permute(0, 2, 3, 1).numpy(), np.random.default_rng(0).permutation(given.labels))
 
 
-def run(confirm: LabelledImages | None, output=None, listener=None, **settings) -> Compressed:
+def run(confirm: LabelledImages | None, output=None, callback=None, **settings) -> Compressed:
     recipe = tiny_recipe(tiny_training(epochs=2))
     options = {**OPTIONS, "recipe": recipe, **settings}
-    return compress(tiny_model(), data(confirm), output=output, listener=listener, **options)
+    return compress(tiny_model(), data(confirm), output=output, callback=callback, **options)
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def test_nothing_before_certification_depends_on_the_confirming_images(certified
 def test_they_are_not_even_looked_at():
     notes = Notes()
     with pytest.raises(AssertionError, match="a confirming image was looked at"):
-        run(Untouchable(images(), notes), listener=notes)
+        run(Untouchable(images(), notes), callback=notes)
     assert any(line.startswith("testing on 240 images") for line in notes.lines)
 
 
@@ -97,7 +97,7 @@ def test_they_are_not_even_looked_at():
 )
 def test_without_enough_images_the_best_estimate_is_delivered_and_called_that(confirm, reason, outlook):
     notes = Notes()
-    result = run(confirm, listener=notes, require_certified=True, confirm_fraction=0.0)
+    result = run(confirm, callback=notes, require_certified=True, confirm_fraction=0.0)
     summary = result.summary
     assert (summary.certificate.status, summary.certificate.tests) == ("estimated", ())
     assert reason in summary.certificate.reason

@@ -110,7 +110,7 @@ def test_a_sweep_on_ray_survives_a_worker_that_is_killed_in_the_middle(colours, 
     watcher = threading.Thread(target=kill_in_the_middle, args=(out / "cells", victim, killed, over))
     watcher.start()
     try:
-        result = run_sweep(file, output=out, trust_code=True, jobs=2, ray_address="local", listener=notes)
+        result = run_sweep(file, output=out, trust_code=True, jobs=2, ray_address="local", callback=notes)
     finally:
         over.set()
         watcher.join()

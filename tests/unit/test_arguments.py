@@ -18,9 +18,9 @@ from torch import nn
 
 import basisprune
 from basisprune.arguments import check, fits, fraction, image_size, of_type, takes, whole
+from basisprune.callback import Callback, NullCallback
 from basisprune.data import FolderImages, PreparedBatches, load_data, make_loader, prepare
 from basisprune.errors import BasisPruneError, ConfigError, DataError, ModelError
-from basisprune.listener import Listener, Silence
 from basisprune.types import InputSpec
 
 
@@ -58,8 +58,8 @@ ODD = [object(), b"x", -1, 2.5, [object()], {1: object()}, lambda: None]
         (3, str | Path, False),
         (torch.zeros(2), Iterable[object], True),
         (["x", 3], Iterable[str | nn.Module], False),
-        (Silence(), Listener | None, True),
-        (3, Listener | None, False),
+        (NullCallback(), Callback | None, True),
+        (3, Callback | None, False),
         (print, Callable[[int], int], True),
         (3, Callable[[int], int], False),
     ],

@@ -54,7 +54,7 @@ def test_the_job_is_the_search_for_one_per_cent_by_a_short_recipe():
     assert job.config.goal == Budget(max_drop=0.01)
     assert job.config.recipe == demo_recipe()
     assert job.network.input_spec.size == (32, 32)
-    assert (job.noted()["size"], is_repeatable(job.noted())) == (32, False)
+    assert (job.to_dict()["size"], is_repeatable(job.to_dict())) == (32, False)
 
 
 def test_an_image_of_each_class_that_was_held_out_is_written(tmp_path):

@@ -104,12 +104,12 @@ class Certificate:
 
 
 @dataclass(frozen=True)
-class Promise:
+class Guarantee:
     """What is promised: to keep to the budget, counted in the metric, with this confidence.
 
-    >>> Promise(Budget(max_drop=0.01), confidence=95)
+    >>> Guarantee(Budget(max_drop=0.01), confidence=95)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    basisprune.errors.ConfigError: Promise: confidence: 95 given; it is a fraction, 0.5 <= confidence < 1 (95 % is 0.95)
+    basisprune.errors.ConfigError: Guarantee: confidence: 95 given; ...
     """
 
     budget: Budget
@@ -119,7 +119,7 @@ class Promise:
     def __post_init__(self) -> None:
         faults = check_metric(self.metric) + check_confidence(self.confidence)
         if faults:
-            raise ConfigError.of("Promise", faults)
+            raise ConfigError.of("Guarantee", faults)
 
     @property
     def is_a_drop(self) -> bool:
@@ -196,14 +196,14 @@ def check_confidence(confidence: float) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Standard:
+class AcceptanceRule:
     """How the search judges candidates, on its own images.
 
     With so many `confirming` units of images to come, a candidate passes if it is likely to be certified on them: that
     asks for a margin, the bound and not the estimate. With None it passes by the estimate.
     """
 
-    promise: Promise
+    promise: Guarantee
     confirming: int | None = None
 
     def chance(self, before: Outcomes, after: Outcomes) -> float | None:
@@ -250,7 +250,7 @@ def in_order(entries: Sequence[Entry]) -> list[int]:
     return order[::-1]
 
 
-def certify(promise: Promise, images: int, candidates: Iterable[T], test: Callable[[T], Test]) -> Certificate:
+def certify(promise: Guarantee, images: int, candidates: Iterable[T], test: Callable[[T], Test]) -> Certificate:
     """The tests of the candidates in the given order, until one fails; the last that passed is certified.
 
     `test` is called for each that is tested, once, on so many `images`.
@@ -267,7 +267,7 @@ def certify(promise: Promise, images: int, candidates: Iterable[T], test: Callab
     return replace(certificate, status="estimated", reason=reason)
 
 
-def failure(promise: Promise, test: Test, images: int) -> str:
+def failure(promise: Guarantee, test: Test, images: int) -> str:
     """Why a test did not pass, in a clause."""
     what, sure = in_words(promise.metric), f"{100 * promise.confidence:.3g} % confidence"
     on = f"on the {images:,} confirming {promise.examples}"

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional, get_args, get_type_h
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from basisprune.callback import NullCallback
 from basisprune.errors import BasisPruneError, ConfigError, ModelError, is_about_memory, nearest, printable
-from basisprune.listener import Silence
 from basisprune.runs.settings import OBJECTS, OPTIONS, Declared, Panel, numbers
 
 if TYPE_CHECKING:
@@ -201,10 +201,10 @@ def show(*lines: str) -> None:
         typer.echo(printable(line))
 
 
-class Teller(Silence):
+class Teller(NullCallback):
     """Prints each message of a run on stderr."""
 
-    def say(self, line: str) -> None:
+    def log(self, line: str) -> None:
         """Prints the message."""
         tell(line)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from basisprune.callback import NullCallback
 from basisprune.cli.common import (
     INTERRUPTED,
     NOT_KEPT,
@@ -36,7 +37,6 @@ from basisprune.cli.portfolio import (
     show_portfolio,
 )
 from basisprune.cli.sweep import Jobs, RayAddress
-from basisprune.listener import Silence
 from basisprune.runs.settings import BUDGETS, OPTIONS, RATIOS, Options
 
 if TYPE_CHECKING:
@@ -113,13 +113,13 @@ def compress(
         if dry_run:
             from basisprune.cli.dry_run import show_plan
 
-            show_plan(prepare_job(str(model), data, config, output=output, listener=Teller()), output, as_json=as_json)
+            show_plan(prepare_job(str(model), data, config, output=output, callback=Teller()), output, as_json=as_json)
             return
         is_main = Processes.joined().is_main
         progress = SearchProgress(1 + expected_candidates(config), config.recipe.finetune.epochs, tell)
-        with progress if is_main else nullcontext(Silence()) as bar:
-            job = prepare_job(str(model), data, config, output=output, listener=bar)
-            result = run_job(job, output=output, listener=bar, command=command_line())
+        with progress if is_main else nullcontext(NullCallback()) as bar:
+            job = prepare_job(str(model), data, config, output=output, callback=bar)
+            result = run_job(job, output=output, callback=bar, command=command_line())
     if is_main:
         finish(result.summary, output, as_json=as_json)
 

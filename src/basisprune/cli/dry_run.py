@@ -7,12 +7,12 @@ from pathlib import Path
 
 from basisprune.budget import Budget, Goal
 from basisprune.budget.metrics import Metric, in_points, in_words
+from basisprune.callback import counted
 from basisprune.cli.common import show, show_json
 from basisprune.costs import measure
 from basisprune.data import LabelledImages, LoaderPart
 from basisprune.deploy.fold import deploy
 from basisprune.files import user_path
-from basisprune.listener import counted
 from basisprune.runs.certifying import certifiable_here
 from basisprune.runs.estimate import Estimate, estimate
 from basisprune.runs.job import Job
@@ -26,12 +26,12 @@ from basisprune.transfer.model import spec_of
 
 def show_plan(job: Job, output: Path, *, as_json: bool) -> None:
     """Prints the plan and the expected time, measured on a few training steps; writes nothing."""
-    check_start(job, OutputFolder(user_path(output, "output")), job.noted())
+    check_start(job, OutputFolder(user_path(output, "output")), job.to_dict())
     data, recipe, search, goal = job.splits, job.config.recipe, job.config.search, job.config.goal
     spec = spec_of(job.network)
     size = measure(deploy(job.network, spec, data.classes))
     time = estimate(job)
-    limits = {name: value for name, value in job.config.noted().items() if name in (*BUDGETS, *RATIOS)}
+    limits = {name: value for name, value in job.config.to_dict().items() if name in (*BUDGETS, *RATIOS)}
     promise = job.config.promised
     certifiable = None if promise is None else certifiable_here(promise, data)
     if as_json:

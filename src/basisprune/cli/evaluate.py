@@ -36,7 +36,7 @@ def evaluate(
         from basisprune.runs.accuracy import accuracy_on
         from basisprune.runs.load import load_any
 
-        found = accuracy_on(load_any(result, trust_remote_code=trust_code), data, part, listener=Teller())
+        found = accuracy_on(load_any(result, trust_remote_code=trust_code), data, part, callback=Teller())
     if as_json:
         show_json({"result": str(result), **asdict(found)})
         return

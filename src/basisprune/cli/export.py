@@ -42,7 +42,7 @@ def export(
         from basisprune.runs.export import ExportOptions, export_result
 
         options = ExportOptions(data, output, int8, overwrite, trust_code)
-        rows = export_result(result, to, options, listener=Teller())
+        rows = export_result(result, to, options, callback=Teller())
     if as_json:
         show_json([asdict(row) for row in rows])
         return

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from basisprune.callback import counted
 from basisprune.cli.common import Teller, show, show_json, typed_here
-from basisprune.listener import counted
 
 if TYPE_CHECKING:
     from basisprune.results import Portfolio, RunSummary
@@ -87,11 +87,11 @@ def choose(
     from basisprune.sweeps.running import Running
 
     models, plan = chosen
-    running, listener = Running(*where), Teller()
+    running, callback = Running(*where), Teller()
     if dry_run:
-        check_portfolio(models, data, output=output, plan=plan, running=running, listener=listener, **options)
+        check_portfolio(models, data, output=output, plan=plan, running=running, callback=callback, **options)
         return None
-    result = compress_portfolio(models, data, output=output, plan=plan, running=running, listener=listener, **options)
+    result = compress_portfolio(models, data, output=output, plan=plan, running=running, callback=callback, **options)
     return result.summary
 
 

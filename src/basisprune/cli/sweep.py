@@ -55,7 +55,7 @@ def sweep(
         if dry_run:
             _show_cells(plan, as_json=as_json)
             return
-        result = run_sweep(plan, jobs=jobs, ray_address=ray_address, listener=Teller())
+        result = run_sweep(plan, jobs=jobs, ray_address=ray_address, callback=Teller())
     if as_json:
         show_json(rows_as_json(result.rows))
     else:
@@ -69,7 +69,7 @@ def sweep(
 
 def _show_cells(plan: Sweep, *, as_json: bool) -> None:
     """List the cells, and report what the unfinished ones would fail at, once for all their seeds."""
-    from basisprune.listener import Silence
+    from basisprune.callback import NullCallback
     from basisprune.sweeps.worker import check_run, is_done
 
     done = {cell.name: is_done(run) for cell, run in plan.cells.items()}
@@ -85,7 +85,7 @@ def _show_cells(plan: Sweep, *, as_json: bool) -> None:
     failed = False
     for run in waiting.values():
         try:
-            check_run(run, Silence())
+            check_run(run, NullCallback())
         except BasisPruneError as error:
             tell(f"error: {run.name}: {error.text(indented)}")
             failed = True

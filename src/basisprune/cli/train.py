@@ -49,7 +49,7 @@ def train(
         from basisprune.torchkit.processes import Processes
 
         config = configure(cast("Options", options))
-        job = prepare_job(model, data, config, output=output, listener=Teller())
+        job = prepare_job(model, data, config, output=output, callback=Teller())
         summary = adapt(job, output, Teller(), command=command_line())
         if not Processes.here().is_main:
             return

@@ -18,15 +18,15 @@ import numpy.typing as npt
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
+from basisprune.callback import Callback, NullCallback
 from basisprune.data.arrays import Labels
 from basisprune.data.datasets import LabelledImages, base_of
 from basisprune.data.decode import COLOUR_SIDE, SIDE, Look, random_numbers_kept
-from basisprune.listener import Listener, Silence
 
 Numbers = npt.NDArray[np.float32]
 Thumbnails = npt.NDArray[np.uint8]
 Pairs = npt.NDArray[np.int64]
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 OPENED_AT_ONCE = 256
 """How many images are opened between two reports of progress."""
 _MOST_THREADS = 16
@@ -41,7 +41,7 @@ _CELL, _PROBES, _NEAREST = 1024, 3, 8
 _BLOCK = 2048
 
 
-def look_at(parts: Iterable[LabelledImages], listener: Listener | None = None) -> None:
+def look_at(parts: Iterable[LabelledImages], callback: Callback | None = None) -> None:
     """Open all images of the parts that were not opened before; their datasets keep what they show."""
     todo: dict[int, tuple[LabelledImages, set[int]]] = {}
     for part in parts:
@@ -54,7 +54,7 @@ def look_at(parts: Iterable[LabelledImages], listener: Listener | None = None) -
             base.looks[index] = found
             done += 1
             if done % OPENED_AT_ONCE == 0 or done == total:
-                (listener or Silence()).opened(done, total)
+                (callback or NullCallback()).opened(done, total)
 
 
 def looks_of(part: LabelledImages) -> list[Look]:
@@ -63,7 +63,9 @@ def looks_of(part: LabelledImages) -> list[Look]:
     return [base.looks[index] for index in indices.tolist()]
 
 
-def for_each(base: LabelledImages, indices: Sequence[int], work: Callable[[int], Found]) -> Iterator[tuple[int, Found]]:
+def for_each(
+    base: LabelledImages, indices: Sequence[int], work: Callable[[int], Result]
+) -> Iterator[tuple[int, Result]]:
     """Yield each index with its result, on several threads where the dataset allows it; random states are restored."""
     with random_numbers_kept(), ThreadPoolExecutor(min(os.cpu_count() or 1, _MOST_THREADS)) as pool:
         for start in range(0, len(indices), OPENED_AT_ONCE):

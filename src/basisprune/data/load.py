@@ -14,6 +14,7 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from basisprune.arguments import LARGEST_SEED, check, fraction, image_size, of_type, whole
+from basisprune.callback import Callback, NullCallback
 from basisprune.data import hub, shards
 from basisprune.data.arrays import as_indices, as_labels, declared_classes, read_arrays
 from basisprune.data.copies import look_at, looks_of, note_near_copies
@@ -35,7 +36,6 @@ from basisprune.data.split import (
 )
 from basisprune.errors import ConfigError, DataError
 from basisprune.files import user_path
-from basisprune.listener import Listener, Silence
 from basisprune.types import TEST_FRACTION, VAL_FRACTION
 
 DEFAULT_SIZE = (224, 224)
@@ -55,13 +55,13 @@ class Reading:
 
     `groups` is a CSV file of image names and groups: images of one group stay in one part. With `strict`, damaged
     images and images that the data has in several parts are refused; otherwise they are reported and left out. With a
-    `manifest`, exactly its images are used. Without a `listener`, reports are Python warnings.
+    `manifest`, exactly its images are used. Without a `callback`, reports are Python warnings.
     """
 
     groups: str | os.PathLike[str] | None = None
     strict: bool = False
     manifest: Manifest | None = None
-    listener: Listener | None = None
+    callback: Callback | None = None
 
     def report(self, what: str, found: Sequence[str]) -> None:
         """Report what was found, the first ten by name; raise DataError instead if `strict`."""
@@ -69,8 +69,8 @@ class Reading:
             raise DataError.of(what, found)
         rest = [f"and {len(found) - _MOST_SHOWN} more"] if len(found) > _MOST_SHOWN else []
         line = "\n  - ".join([what, *found[:_MOST_SHOWN], *rest])
-        if self.listener is not None:
-            self.listener.say(line)
+        if self.callback is not None:
+            self.callback.log(line)
         else:
             warnings.warn(line, UserWarning, stacklevel=4)
 
@@ -106,7 +106,7 @@ def load_data(
         confirm_fraction: Fraction of the validation images to set aside for confirming a result.
         seed: Decides which images are drawn.
         limit: The most training images to keep.
-        reading: Groups, strictness, a manifest of earlier parts, and who hears of progress.
+        reading: Groups, strictness, a manifest of earlier parts, and who callback of progress.
 
     Raises:
         ConfigError: For arguments out of range.
@@ -173,7 +173,7 @@ def recall(
     path = user_path(source, "load_data") if _is_path(source) else None
     is_folder = path is not None and path.is_dir() and not (hub.holds_dataset(path) or shards.holds_shards(path))
     given = path if path is not None and is_folder else _parts(source, size)[0]
-    return recalled(given, manifest, size or DEFAULT_SIZE, roles=roles, listener=reading.listener)
+    return recalled(given, manifest, size or DEFAULT_SIZE, roles=roles, callback=reading.callback)
 
 
 def _read(source: object, size: tuple[int, int] | None) -> tuple[Splits, str]:
@@ -282,9 +282,9 @@ def _opened(splits: Splits, where: str, reading: Reading) -> Splits:
 
     Raises DataError if a class loses all its images and for deep images of several kinds.
     """
-    listener = reading.listener or Silence()
-    listener.say(f"{where}: opening {sum(map(len, splits.parts.values())):,} images")
-    look_at(splits.parts.values(), listener)
+    callback = reading.callback or NullCallback()
+    callback.log(f"{where}: opening {sum(map(len, splits.parts.values())):,} images")
+    look_at(splits.parts.values(), callback)
     note_near_copies(splits.parts.values())
     looks = {name: looks_of(part) for name, part in splits.parts.items()}
     faults = list(dict.fromkeys(look.fault for each in looks.values() for look in each if look.fault))
@@ -297,7 +297,7 @@ def _opened(splits: Splits, where: str, reading: Reading) -> Splits:
     white = _white([look.depth for each in looks.values() for look in each], where)
     if white is None:
         return splits
-    listener.say(f"{where}: has images of more than 8 bits, in which {white} is taken as white")
+    callback.log(f"{where}: has images of more than 8 bits, in which {white} is taken as white")
     return reread(splits, white=white)
 
 

@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple, TypeAlias, cast, get_args
 
 import numpy as np
 
+from basisprune.callback import Callback, NullCallback
 from basisprune.data.copies import OPENED_AT_ONCE, for_each, look_at, looks_of
 from basisprune.data.datasets import LabelledImages, base_of, in_units, take
 from basisprune.data.decode import Look
@@ -18,7 +19,6 @@ from basisprune.data.folders import FolderImages
 from basisprune.data.split import Splits, names_of, white_of
 from basisprune.errors import CheckpointError, ConfigError, DataError, PlanError
 from basisprune.files import read_bytes, write_text
-from basisprune.listener import Listener, Silence
 from basisprune.types import JsonValue
 
 IMAGES = "images.json"
@@ -142,9 +142,9 @@ def changes(old: Manifest, new: Manifest) -> list[str]:
     return found or [f"the order or number of the images ({counts[0]} -> {counts[1]})"]
 
 
-def manifest_of(splits: Splits, listener: Listener | None = None) -> Manifest:
+def manifest_of(splits: Splits, callback: Callback | None = None) -> Manifest:
     """Return which images are in which part; opens those that were not opened yet."""
-    look_at(splits.parts.values(), listener)
+    look_at(splits.parts.values(), callback)
     names = names_of(splits)
     parts: dict[Role, tuple[Entry, ...]] = {}
     units: dict[Role, tuple[int, ...]] = {}
@@ -162,9 +162,9 @@ def manifest_of(splits: Splits, listener: Listener | None = None) -> Manifest:
     return Manifest(splits.classes, parts, white_of(splits), tuple(left_out.values()), units)
 
 
-def keep_images(folder: Path, splits: Splits, listener: Listener | None = None) -> None:
+def keep_images(folder: Path, splits: Splits, callback: Callback | None = None) -> None:
     """Write the manifest of the splits into a run's folder; raise CheckpointError if it has that of other images."""
-    path, found = folder / IMAGES, manifest_of(splits, listener)
+    path, found = folder / IMAGES, manifest_of(splits, callback)
     if not path.exists():
         write_manifest(path, found)
         return
@@ -179,7 +179,7 @@ def recalled(
     size: tuple[int, int],
     *,
     roles: Sequence[Role] = ROLES,
-    listener: Listener | None = None,
+    callback: Callback | None = None,
 ) -> dict[Role, LabelledImages]:
     """Return the images that a manifest lists for these roles: files of a folder, or images among the parts given.
 
@@ -193,7 +193,9 @@ def recalled(
     else:
         where, parts = "the data", _among(given, manifest, wanted, faults)
     if not faults:
-        faults = [each for role, part in parts.items() for each in _changed(part, wanted[role], listener or Silence())]
+        faults = [
+            each for role, part in parts.items() for each in _changed(part, wanted[role], callback or NullCallback())
+        ]
     if faults:
         raise DataError.of(f"{where}: is not as it was when the run started; {_PUT_BACK}", faults)
     units = {role: np.array(numbers, dtype=np.int64) for role, numbers in manifest.units.items()}
@@ -235,7 +237,7 @@ def _among(
     return found
 
 
-def _changed(part: LabelledImages, entries: Sequence[Entry], listener: Listener) -> list[str]:
+def _changed(part: LabelledImages, entries: Sequence[Entry], callback: Callback) -> list[str]:
     """Return the images whose content is not what the manifest says; the others count as opened."""
     base, indices = base_of(part)
     expected = dict(zip(indices.tolist(), entries, strict=True))
@@ -256,5 +258,5 @@ def _changed(part: LabelledImages, entries: Sequence[Entry], listener: Listener)
         else:
             base.looks[index] = Look(found)
         if done % OPENED_AT_ONCE == 0 or done == len(expected):
-            listener.opened(done, len(expected))
+            callback.opened(done, len(expected))
     return faults

@@ -11,13 +11,13 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 from numpy.typing import NDArray
 
+from basisprune.callback import counted
 from basisprune.data.arrays import Labels, refuse_alike
 from basisprune.data.copies import looks_of, units_of
 from basisprune.data.datasets import LabelledImages, base_of, in_units, take
 from basisprune.data.decode import readable
 from basisprune.errors import ConfigError, DataError
 from basisprune.files import read_bytes, user_path
-from basisprune.listener import counted
 
 JUDGES = frozenset({"val", "confirm"})
 _HEADER = ["file", "group"]

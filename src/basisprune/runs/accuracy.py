@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from basisprune.budget.proportions import wilson_interval
+from basisprune.callback import Callback
 from basisprune.data import LabelledImages
 from basisprune.data.load import FETCHED, Reading, Source, read_parts, recall
 from basisprune.data.manifest import IMAGES, Role, read_manifest
 from basisprune.errors import ConfigError, DataError
-from basisprune.listener import Listener
 from basisprune.results import Interval
 from basisprune.runs.load import Loaded, refuse_other_tasks
 from basisprune.runs.output import is_loadable, refuse_link, same_data
@@ -42,13 +42,13 @@ class Judgement:
 
 
 def accuracy_on(
-    loaded: Loaded, data: Source | None = None, part: Part | None = None, *, listener: Listener | None = None
+    loaded: Loaded, data: Source | None = None, part: Part | None = None, *, callback: Callback | None = None
 ) -> Judgement:
     """The accuracy of the network on labelled images.
 
     Without `data`, or with the data of the run, the parts are exactly the images that the run wrote down, and the test
     part is used by default. For any other data, all images are used, or a part that the data itself defines; damaged
-    ones are left out, which the listener hears of. Classes are matched by name, so the data may lack some. Raises
+    ones are left out, as the callback is told. Classes are matched by name, so the data may lack some. Raises
     ConfigError for an unknown part, and DataError for a class that the network does not know, and for images of the run
     that are missing or replaced.
     """
@@ -56,7 +56,7 @@ def accuracy_on(
     own = loaded.settings.get("data")
     source = data if data is not None else _own_data(own)
     wanted: Part = part or ("test" if same_data(source, own) else "all")
-    parts = parts_of(loaded, source, wanted, Reading(listener=listener))
+    parts = parts_of(loaded, source, wanted, Reading(callback=callback))
     hits, labels = zip(*(_hits(loaded, images) for images in parts), strict=True)
     right, labels_all = np.concatenate(hits), np.concatenate(labels)
     classes = {

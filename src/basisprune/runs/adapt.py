@@ -10,12 +10,12 @@ from pydantic import JsonValue, TypeAdapter
 from torch import nn
 
 from basisprune.budget.evidence import interval_of
+from basisprune.callback import Callback, NullCallback, counted
 from basisprune.costs import measure
 from basisprune.data import LabelledImages
 from basisprune.data.manifest import keep_images
 from basisprune.deploy.bundle import save_pretrained
 from basisprune.files import sealed, user_path, write_text
-from basisprune.listener import Listener, Silence, counted
 from basisprune.results import Accuracy, Settings
 from basisprune.runs.job import Job
 from basisprune.runs.output import BUNDLE, SUMMARY, OutputFolder, versions
@@ -50,7 +50,7 @@ class TrainSummary:
         return TypeAdapter(TrainSummary).dump_json(self).decode()
 
 
-def adapt(job: Job, output: Path, listener: Listener, *, command: str = "") -> TrainSummary:
+def adapt(job: Job, output: Path, callback: Callback, *, command: str = "") -> TrainSummary:
     """The results of training the job's model; the output folder gets them and the model.
 
     A run that was killed resumes. Raises CheckpointError if the output belongs to a run with other settings, weights
@@ -58,29 +58,29 @@ def adapt(job: Job, output: Path, listener: Listener, *, command: str = "") -> T
     """
     config = _noted(job)
     processes = Processes.joined()
-    listener = listener if processes.is_main else Silence()
+    callback = callback if processes.is_main else NullCallback()
     folder = OutputFolder(user_path(output, "output"), _COMMAND)
-    processes.on_main(lambda: check_adapting(job, output, listener))
+    processes.on_main(lambda: check_adapting(job, output, callback))
     processes.agree(job.network)
-    with folder.held(config, listener):
-        return _run(job, folder.path, config, listener, command)
+    with folder.held(config, callback):
+        return _run(job, folder.path, config, callback, command)
 
 
-def check_adapting(job: Job, output: Path, listener: Listener) -> None:
+def check_adapting(job: Job, output: Path, callback: Callback) -> None:
     """Raise the error that `adapt` would end with, as far as it can be known; writes nothing."""
-    check_start(job, OutputFolder(user_path(output, "output"), _COMMAND), _noted(job), listener)
+    check_start(job, OutputFolder(user_path(output, "output"), _COMMAND), _noted(job), callback)
 
 
-def _run(job: Job, output: Path, config: Settings, listener: Listener, command: str) -> TrainSummary:
+def _run(job: Job, output: Path, config: Settings, callback: Callback, command: str) -> TrainSummary:
     training, splits = job.config.recipe.train, job.splits
     processes = Processes.here()
-    processes.on_main(lambda: keep_images(output, splits, listener))
-    store = StageStore(output, listener.say)
+    processes.on_main(lambda: keep_images(output, splits, callback))
+    store = StageStore(output, callback.log)
     store.claim(
         fingerprint(job.network, splits, with_head=job.config.keep_head)
     )  # the same names may refer to other weights or images
-    listener.say(splits.describe())
-    listener.say(f"training for {counted(training.epochs, 'epoch')}")
+    callback.log(splits.describe())
+    callback.log(f"training for {counted(training.epochs, 'epoch')}")
     trained = fit(job.network, splits.train, splits.val, training, checkpoint=output / "training.pt")
     size = measure(trained.model)
     validation, test = (_accuracy(trained.model, part, training.prepared) for part in (splits.val, splits.test))
@@ -108,7 +108,7 @@ def _run(job: Job, output: Path, config: Settings, listener: Listener, command: 
 
 def _noted(job: Job) -> dict[str, JsonValue]:
     """The settings that affect training: all except those of pruning."""
-    noted = {name: value for name, value in job.noted().items() if name in ("model", "data", *TRAIN_OPTIONS)}
+    noted = {name: value for name, value in job.to_dict().items() if name in ("model", "data", *TRAIN_OPTIONS)}
     return {**noted, "recipe": {"train": asdict(job.config.recipe.train)}}
 
 

@@ -14,20 +14,20 @@ from torch import nn
 from basisprune.budget.certify import (
     EQUAL,
     TYPICAL,
+    AcceptanceRule,
     Certificate,
-    Promise,
-    Standard,
+    Guarantee,
     Test,
     certifiable,
     certify,
     images_needed,
 )
 from basisprune.budget.metrics import in_words, metric_name
+from basisprune.callback import Callback
 from basisprune.data import LabelledImages, Splits
 from basisprune.data.manifest import manifest_of
 from basisprune.errors import BasisPruneError, CheckpointError
 from basisprune.files import file_digest
-from basisprune.listener import Listener
 from basisprune.runs.exporting import Exporter, Int8Export
 from basisprune.runs.output import INT8, ONNX
 from basisprune.runs.tested import (
@@ -39,7 +39,7 @@ from basisprune.runs.tested import (
     read_tested,
     write_tested,
 )
-from basisprune.search.candidates import Found
+from basisprune.search.candidates import SearchResult
 from basisprune.tasks import Outcomes, Task
 
 _LIMITS = "a task needs limits (Task(limits=...), regression(limits=...)) for that"
@@ -68,7 +68,7 @@ NO_FILES = Files()
 class Certified:
     """The search with the network to deliver chosen, its certificate inside, and its files."""
 
-    found: Found
+    found: SearchResult
     files: Files = NO_FILES
 
 
@@ -79,15 +79,15 @@ class Certifier:
     What is tested is written down in `folder`, and what was tested by an earlier start of the run is not tested again.
     """
 
-    promise: Promise
+    promise: Guarantee
     data: Splits
     exporter: Exporter
-    listener: Listener
+    callback: Callback
     onnx: bool = False
     int8: bool = False
     folder: Path | None = None
 
-    def run(self, found: Found) -> Certified:
+    def run(self, found: SearchResult) -> Certified:
         """The search with its certificate, and with the last candidate that passed as the chosen one.
 
         If none is certified, what the search chose by its own images is delivered, as an estimate; unless the
@@ -105,7 +105,7 @@ class Certifier:
                 return self._estimated(found, "the record of what was tested on the confirming images is missing")
             tested = tested or self._planned(found, names, promise)
         except CheckpointError as error:
-            self.listener.say(f"{error}; nothing more is tested")
+            self.callback.log(f"{error}; nothing more is tested")
             return self._estimated(found, "the record of what was tested on the confirming images is damaged")
         if tested.promised != promise:
             return self._estimated(found, "an earlier start of the run tested another promise on the confirming images")
@@ -120,7 +120,7 @@ class Certifier:
             found = _concluded(found, certificate, self.promise)
             return Certified(found, self._files(found, certificate, tests))
 
-    def _planned(self, found: Found, names: list[str], promise: str) -> Tested:
+    def _planned(self, found: SearchResult, names: list[str], promise: str) -> Tested:
         """What is to be tested, in order, written down before anything is.
 
         An int8 file is made of what the search chose, so that with one nothing comes behind that.
@@ -133,7 +133,7 @@ class Certifier:
         write_tested(self.folder, tested)
         return tested
 
-    def _files(self, found: Found, certificate: Certificate, tests: _Tests) -> Files:
+    def _files(self, found: SearchResult, certificate: Certificate, tests: _Tests) -> Files:
         """The files of the chosen network; each that was not tested as a network is next, if no test has failed."""
         source = tests.exported(found.trials[found.chosen].deployed, str(found.chosen)) if self.onnx else None
         if source is None:
@@ -145,23 +145,23 @@ class Certifier:
         files = Files(source.read_bytes(), onnx_test=tests.of_file(ONNX), certified=frozenset([ONNX] if kept else []))
         if not self.int8:
             return files
-        target, standard = source.with_name(INT8), Standard(self.promise, tests.images.independent)
+        target, standard = source.with_name(INT8), AcceptanceRule(self.promise, tests.images.independent)
         try:
             made = self.exporter.quantise(source, target, found.trials[0].deployed, standard)
         except BasisPruneError as error:
-            self.listener.say(f"the int8 file is not made: {error}")
+            self.callback.log(f"the int8 file is not made: {error}")
             return files
         if certificate.certified and tests.passes(INT8, target, found.chosen):
             files = replace(files, certified=files.certified | {INT8})
         return replace(files, int8=target.read_bytes(), made=made, int8_test=tests.of_file(INT8))
 
-    def _estimated(self, found: Found, reason: str) -> Certified:
+    def _estimated(self, found: SearchResult, reason: str) -> Certified:
         confirm = self.data.confirm
         images, name = 0 if confirm is None else len(confirm), metric_name(self.promise.metric)
         certificate = Certificate("estimated", self.promise.confidence, name, images, reason, units=_units(confirm))
         return Certified(replace(found, certificate=certificate))
 
-    def _why_not(self, found: Found, confirm: LabelledImages | None) -> str:
+    def _why_not(self, found: SearchResult, confirm: LabelledImages | None) -> str:
         """Why nothing is tested, in a clause."""
         if confirm is None:
             return "no images were set aside to confirm it"
@@ -176,7 +176,7 @@ class Certifier:
         return f"no candidate is likely to pass the test on {_independent(confirm)}"
 
 
-def _is_bounded(promise: Promise) -> bool:
+def _is_bounded(promise: Guarantee) -> bool:
     return not isinstance(promise.metric, Task) or promise.metric.is_bounded
 
 
@@ -197,7 +197,7 @@ class _Tests:
     Networks run in PyTorch from the first on that cannot be exported.
     """
 
-    def __init__(self, certifier: Certifier, found: Found, tested: Tested, scratch: Path) -> None:
+    def __init__(self, certifier: Certifier, found: SearchResult, tested: Tested, scratch: Path) -> None:
         self.certifier, self.found, self.tested, self.scratch = certifier, found, tested, scratch
         self.images = cast("LabelledImages", certifier.data.confirm)
         self._known: tuple[str, Outcomes] | None = None
@@ -256,14 +256,14 @@ class _Tests:
         try:
             return path if path.exists() else self.certifier.exporter.export(model, path).path
         except BasisPruneError as error:
-            self.certifier.listener.say(f"the network cannot be exported, and is tested in PyTorch: {error}")
+            self.certifier.callback.log(f"the network cannot be exported, and is tested in PyTorch: {error}")
             return None
 
     def _test(self, index: int, name: str, outcomes: Callable[[], Outcomes]) -> Test:
         if self._known is None:
             count, is_first = f"{len(self.images):,}", not self.tested.tests
             where = f"on {count} images that nothing has seen" if is_first else f"what is new on {count} images"
-            self.certifier.listener.say(f"testing {where}")
+            self.certifier.callback.log(f"testing {where}")
         _ = self._reference  # first, because all run in PyTorch if it cannot be exported
         said = outcomes()
         return self.certifier.promise.test(index, name, self._reference, said)
@@ -281,7 +281,7 @@ class _Tests:
         self.tested = tested
 
 
-def _concluded(found: Found, certificate: Certificate, promise: Promise) -> Found:
+def _concluded(found: SearchResult, certificate: Certificate, promise: Guarantee) -> SearchResult:
     """The search with what came of the tests: its choice, and which of the tested candidates passed."""
     chosen = _chosen(found, certificate, promise)
     passed = {test.index: test.passed or test.index == chosen for test in certificate.tests}
@@ -292,7 +292,7 @@ def _concluded(found: Found, certificate: Certificate, promise: Promise) -> Foun
     return replace(found, trials=trials, chosen=chosen, certificate=certificate)
 
 
-def _chosen(found: Found, certificate: Certificate, promise: Promise) -> int:
+def _chosen(found: SearchResult, certificate: Certificate, promise: Guarantee) -> int:
     """The place of the network to deliver.
 
     Where the first test failed, that is the candidate that was tested if it keeps to the budget by the estimate of the
@@ -306,7 +306,7 @@ def _chosen(found: Found, certificate: Certificate, promise: Promise) -> int:
     return tested.index if tested.after >= promise.budget.least_accuracy(tested.before) - EQUAL else 0
 
 
-def certifiable_here(promise: Promise, data: Splits) -> str:
+def certifiable_here(promise: Guarantee, data: Splits) -> str:
     """What can be certified with these images, and what to do if that is not enough, in a few sentences."""
     confirm, sure = data.confirm, f"{100 * promise.confidence:.3g} %"
     if confirm is None:
@@ -339,7 +339,7 @@ def certifiable_here(promise: Promise, data: Splits) -> str:
     return f"{said}; {points} {enough}. To have more certified: {_remedies(promise)}."
 
 
-def _remedies(promise: Promise) -> str:
+def _remedies(promise: Guarantee) -> str:
     """What helps where images are too few."""
     looser = "" if promise.confidence <= 0.8 else ", --confidence 80%"
     return f"more images, a larger share for validation (--val-fraction), a looser budget{looser}"

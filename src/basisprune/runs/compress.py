@@ -10,15 +10,15 @@ from typing import Unpack, cast
 from torch import nn
 
 from basisprune.budget import Budget
-from basisprune.budget.certify import Promise, Standard
+from basisprune.budget.certify import AcceptanceRule, Guarantee
 from basisprune.budget.planning import CostPlanner
+from basisprune.callback import Callback, NullCallback
 from basisprune.data import Loaders, Splits
 from basisprune.data.load import Source
 from basisprune.data.manifest import keep_images
 from basisprune.deploy.export.runtime import has_onnx
 from basisprune.errors import BundleError, ConfigError
 from basisprune.files import user_path
-from basisprune.listener import Listener, Silence
 from basisprune.pipeline import Pipeline
 from basisprune.report.html import write_report
 from basisprune.results import RunSummary
@@ -31,7 +31,7 @@ from basisprune.runs.output import OutputFolder
 from basisprune.runs.start import check_start
 from basisprune.runs.summary import summarise
 from basisprune.search import Search
-from basisprune.search.candidates import Candidate, Found
+from basisprune.search.candidates import Candidate, SearchResult
 from basisprune.stage_store import StageStore
 from basisprune.states import State
 from basisprune.tasks import CLASSIFICATION, Task
@@ -43,11 +43,11 @@ class Compressed:
     """The smallest model found, in plain layers and ready to use; `summary` has all results."""
 
     summary: RunSummary
-    found: Found
+    found: SearchResult
     data: Splits
     prepared: bool
     files: Files = NO_FILES
-    promise: Promise | None = None
+    promise: Guarantee | None = None
     task: Task = CLASSIFICATION
     factory: str | None = None
 
@@ -86,7 +86,7 @@ class Compressed:
         return write_report(self.summary, path)
 
     def save(
-        self, folder: str | Path, *, onnx: bool | None = None, int8: bool = False, listener: Listener | None = None
+        self, folder: str | Path, *, onnx: bool | None = None, int8: bool = False, callback: Callback | None = None
     ) -> Path:
         """Writes the result into a folder: summary, report, and the model as a bundle and as ONNX.
 
@@ -94,20 +94,20 @@ class Compressed:
         CheckpointError if the folder contains another result, and BundleError, after summary and report are written,
         if the network could be written in no form that can be used.
         """
-        hears, path = listener or Silence(), user_path(folder, "save")
-        OutputFolder(path).claim(self.summary.config, hears)
-        keep_images(path, self.data, hears)
-        told = deliver(self.summary, self._delivery(onnx=onnx, int8=int8), path, hears)
+        callback, path = callback or NullCallback(), user_path(folder, "save")
+        OutputFolder(path).claim(self.summary.config, callback)
+        keep_images(path, self.data, callback)
+        told = deliver(self.summary, self._delivery(onnx=onnx, int8=int8), path, callback)
         if told.is_undelivered:
             raise BundleError(f"{path}: {told.verdict}")
         return path
 
-    def delivered(self, folder: Path, *, onnx: bool | None, int8: bool, listener: Listener) -> Compressed:
+    def delivered(self, folder: Path, *, onnx: bool | None, int8: bool, callback: Callback) -> Compressed:
         """The same result, with its files written to the folder and described in its summary."""
-        return replace(self, summary=deliver(self.summary, self._delivery(onnx=onnx, int8=int8), folder, listener))
+        return replace(self, summary=deliver(self.summary, self._delivery(onnx=onnx, int8=int8), folder, callback))
 
     def _delivery(self, *, onnx: bool | None, int8: bool) -> Delivery:
-        standard = None if self.promise is None else Standard(self.promise)
+        standard = None if self.promise is None else AcceptanceRule(self.promise)
         return Delivery(
             self.model,
             self.original,
@@ -130,7 +130,7 @@ def compress(
     budget: Budget | None = None,
     *,
     output: str | Path | None = None,
-    listener: Listener | None = None,
+    callback: Callback | None = None,
     **options: Unpack[Options],
 ) -> Compressed:
     """The smallest model within the budget, by default 1 % accuracy (`max_drop=0.01`).
@@ -149,7 +149,7 @@ def compress(
 
     With `output`, a folder, every candidate is saved there, and a run that was killed resumes and gives the same
     result; at the end the folder contains everything that `Compressed.save` writes. What it lacks is in
-    `summary.not_written`, and `summary.is_undelivered` says whether that is every form of the network. `listener` is
+    `summary.not_written`, and `summary.is_undelivered` says whether that is every form of the network. `callback` is
     notified of each step.
 
     Raises ConfigError that lists all invalid options, and CheckpointError, with the differences, if `output` belongs
@@ -160,44 +160,44 @@ def compress(
             raise ConfigError(f"compress: budget and {budget.kind} given; pass one of them")
         options = cast("Options", {**options, budget.kind: vars(budget)[budget.kind]})
     folder = None if output is None else user_path(output, "output")
-    job = prepare_job(model, data, configure(options), output=folder, listener=listener)
-    return run_job(job, output=folder, listener=listener or Silence())
+    job = prepare_job(model, data, configure(options), output=folder, callback=callback)
+    return run_job(job, output=folder, callback=callback or NullCallback())
 
 
-def run_job(job: Job, *, output: Path | None, listener: Listener, command: str = "") -> Compressed:
+def run_job(job: Job, *, output: Path | None, callback: Callback, command: str = "") -> Compressed:
     """The result of a job, for both `compress` and the command line; `command` is recorded in it.
 
     Under `accelerate launch` or `torchrun`, all processes call it and get the same result. They train and score
     together; the main one alone certifies and writes.
     """
     processes = Processes.joined()
-    listener = listener if processes.is_main else Silence()
+    callback = callback if processes.is_main else NullCallback()
     folder = None if output is None else OutputFolder(user_path(output, "output"))
-    processes.on_main(lambda: check_start(job, folder, job.noted(), listener))
+    processes.on_main(lambda: check_start(job, folder, job.to_dict(), callback))
     processes.agree(job.network)
-    with nullcontext() if folder is None else folder.held(job.noted(), listener):
-        return _run(job, folder, listener, command)
+    with nullcontext() if folder is None else folder.held(job.to_dict(), callback):
+        return _run(job, folder, callback, command)
 
 
-def _run(job: Job, folder: OutputFolder | None, listener: Listener, command: str) -> Compressed:
+def _run(job: Job, folder: OutputFolder | None, callback: Callback, command: str) -> Compressed:
     processes = Processes.here()
     if folder is not None:
         path = folder.path
-        processes.on_main(lambda: keep_images(path, job.splits, listener))
-    listener.say(job.splits.describe())
+        processes.on_main(lambda: keep_images(path, job.splits, callback))
+    callback.log(job.splits.describe())
     config, promise = job.config, job.config.promised
     if promise is not None:
-        listener.say(certifiable_here(promise, job.splits))
+        callback.log(certifiable_here(promise, job.splits))
     stages = None if folder is None else folder.stages
     device = None if config.device is None else user_path(config.device, "device")
-    keep = StageStore(stages, listener.say).times
-    planner = CostPlanner.of(config.optimize, device, job.network, listener.say, keep)
+    keep = StageStore(stages, callback.log).times
+    planner = CostPlanner.of(config.optimize, device, job.network, callback.log, keep)
     pipeline = Pipeline(
         job.network,
         job.splits,
         config.recipe,
         checkpoints=stages,
-        listener=listener,
+        callback=callback,
         planner=planner,
         trained=config.is_trained,
         task=config.task,
@@ -213,14 +213,16 @@ def _run(job: Job, folder: OutputFolder | None, listener: Listener, command: str
     return mine[0] if mine else _as_told(RunSummary.from_json(told), job, found)
 
 
-def _concluded(job: Job, pipeline: Pipeline, found: Found, folder: OutputFolder | None, command: str) -> Compressed:
+def _concluded(
+    job: Job, pipeline: Pipeline, found: SearchResult, folder: OutputFolder | None, command: str
+) -> Compressed:
     """The result of the search: certified, measured and, with a folder, written."""
-    config, promise, listener = job.config, job.config.promised, pipeline.hearer
+    config, promise, callback = job.config, job.config.promised, pipeline.notify
     certified = Certified(found)
     if promise is not None:
-        certified = certify_job(job, found, promise, listener, folder=None if folder is None else folder.path)
+        certified = certify_job(job, found, promise, callback, folder=None if folder is None else folder.path)
     found = certified.found
-    listener.say("measuring the result")
+    callback.log("measuring the result")
     summary = summarise(job, pipeline, found, command)
     result = Compressed(
         summary,
@@ -234,10 +236,10 @@ def _concluded(job: Job, pipeline: Pipeline, found: Found, folder: OutputFolder 
     )
     if folder is None:
         return result
-    return result.delivered(folder.path, onnx=config.onnx, int8=config.int8, listener=listener)
+    return result.delivered(folder.path, onnx=config.onnx, int8=config.int8, callback=callback)
 
 
-def _as_told(summary: RunSummary, job: Job, found: Found) -> Compressed:
+def _as_told(summary: RunSummary, job: Job, found: SearchResult) -> Compressed:
     """The result that the main process came to, with the networks that this one has too."""
     rows = list(zip(found.trials, summary.candidates, strict=True))
     trials = tuple(replace(trial, candidate=replace(trial.candidate, passed=row.passed)) for trial, row in rows)
@@ -256,11 +258,11 @@ def _as_told(summary: RunSummary, job: Job, found: Found) -> Compressed:
 
 
 def certify_job(
-    job: Job, found: Found, promise: Promise, listener: Listener, *, folder: Path | None = None
+    job: Job, found: SearchResult, promise: Guarantee, callback: Callback, *, folder: Path | None = None
 ) -> Certified:
     """The search with its certificate; by ONNX Runtime if the run writes an ONNX file."""
     config = job.config
     onnx = folder is not None and (has_onnx() if config.onnx is None else config.onnx)
     exporter = Exporter(job.splits, config.recipe.train.prepared, config.task)
-    certifier = Certifier(promise, job.splits, exporter, listener, onnx, onnx and config.int8, folder)
+    certifier = Certifier(promise, job.splits, exporter, callback, onnx, onnx and config.int8, folder)
     return certifier.run(found)

@@ -14,8 +14,9 @@ from typing import TypeVar
 from pydantic import JsonValue
 from torch import Tensor, nn
 
-from basisprune.budget.certify import Standard
+from basisprune.budget.certify import AcceptanceRule
 from basisprune.budget.evidence import interval_of
+from basisprune.callback import Callback
 from basisprune.data import Splits
 from basisprune.data.decode import random_numbers_kept
 from basisprune.deploy.bundle import save_pretrained
@@ -28,7 +29,6 @@ from basisprune.deploy.export.writing import INT8_STEM, STEM
 from basisprune.deploy.latency import LatencyReport, measure_latency
 from basisprune.errors import BasisPruneError, BundleError, CheckpointError, LayerError, MissingExtraError
 from basisprune.files import atomic, file_digest
-from basisprune.listener import Listener
 from basisprune.report.html import write_report
 from basisprune.results import DeliveredFile, RunSummary
 from basisprune.runs.certifying import NO_FILES, Files
@@ -74,7 +74,7 @@ class Delivery:
     onnx: bool | None = None
     int8: bool = False
     files: Files = NO_FILES
-    standard: Standard | None = None
+    standard: AcceptanceRule | None = None
     interrupted: bool = False
     task: Task = CLASSIFICATION
     factory: str | None = None
@@ -97,38 +97,38 @@ class Delivery:
         return has_onnx() if self.onnx is None else self.onnx
 
 
-def deliver(summary: RunSummary, delivery: Delivery, folder: Path, listener: Listener) -> RunSummary:
+def deliver(summary: RunSummary, delivery: Delivery, folder: Path, callback: Callback) -> RunSummary:
     """The summary, with the files that were written and the latency; it is written last.
 
-    A format that the model does not support is skipped, and the reason goes to the listener. Each file of an earlier
+    A format that the model does not support is skipped, and the reason goes to the callback. Each file of an earlier
     start of the run stays until the new one is complete; files that are not ours are never touched.
     """
     refused: dict[str, str] = {}
     if not delivery.with_onnx:
         refused[ONNX] = "it is not asked for" if has_onnx() else str(MissingExtraError("onnx", extra="onnx"))
     if delivery.onnx is None and not has_onnx():
-        listener.say(f"{ONNX} is not written: {refused[ONNX]}")
+        callback.log(f"{ONNX} is not written: {refused[ONNX]}")
     if delivery.int8 and not delivery.with_onnx:
-        listener.say(f"{INT8} is not written, because it is made from {ONNX}")
+        callback.log(f"{INT8} is not written, because it is made from {ONNX}")
     if not Processes.here().is_main:
         return summary
     folder.mkdir(parents=True, exist_ok=True)
     earlier = _Earlier.of(folder)
     (folder / SUMMARY).unlink(missing_ok=True)  # its presence means that the others are complete
-    writer = _Writer(listener, refused)
+    writer = _Writer(callback, refused)
     summary = with_promises(replace(summary, files=_describe_onnx(summary, delivery, folder, writer)))
     summary = _with_bundle(summary, delivery, folder, writer)
     written, summary = set(summary.files), with_promises(earlier.exports_for(summary, folder))
-    _remove_stale(folder, summary.files, listener)
+    _remove_stale(folder, summary.files, callback)
     if (summary.files.keys() - written) & set(ONNX_FILES):  # the bundle tells of those that stay too
         summary = _with_bundle(summary, delivery, folder, writer)
     summary = with_missing(replace(summary, not_written=refused), _remedies(delivery))
-    summary = replace(summary, latency=_latency(delivery, folder, listener))
+    summary = replace(summary, latency=_latency(delivery, folder, callback))
     try:
         write_report(summary, folder / REPORT)
     except MissingExtraError as error:
         (folder / REPORT).unlink(missing_ok=True)
-        listener.say(f"{REPORT} is not written: {error}; its contents are in {SUMMARY}")
+        callback.log(f"{REPORT} is not written: {error}; its contents are in {SUMMARY}")
     summary.write(folder / SUMMARY)
     return summary
 
@@ -137,18 +137,18 @@ def deliver(summary: RunSummary, delivery: Delivery, folder: Path, listener: Lis
 class _Writer:
     """Writes one form of the model after the other, and keeps why those that it does not support are `refused`."""
 
-    listener: Listener
+    callback: Callback
     refused: dict[str, str]
 
     def written(self, name: str, write: Callable[[], T]) -> T | None:
         """The result of `write`, or None if the model does not support that format."""
-        self.listener.say(f"writing {name}")
+        self.callback.log(f"writing {name}")
         self.refused.pop(name, None)
         try:
             return write()
         except BasisPruneError as error:
             self.refused[name] = str(error)
-            self.listener.say(f"{name} is not written: {error}")
+            self.callback.log(f"{name} is not written: {error}")
             return None
 
 
@@ -168,7 +168,7 @@ def _describe_onnx(summary: RunSummary, delivery: Delivery, folder: Path, writer
         promise = promise_of(name, summary, certified=name in delivery.files.certified)
         files[name] = replace(about, sha256=file_digest(folder / name), promise=promise)
         if about.fault:
-            writer.listener.say(f"{name}: {about.fault}")
+            writer.callback.log(f"{name}: {about.fault}")
     return files
 
 
@@ -242,13 +242,13 @@ def _described(path: Path, summary: RunSummary) -> DeliveredFile:
     )
 
 
-def _remove_stale(folder: Path, files: Mapping[str, DeliveredFile], listener: Listener) -> None:
+def _remove_stale(folder: Path, files: Mapping[str, DeliveredFile], callback: Callback) -> None:
     """Removes files of an earlier start of the run that this one did not rewrite, and says so."""
     stale = [name for name in _EXPORTED if name not in files and (folder / name).is_file()]
     for name in stale:
         (folder / name).unlink()
     if stale:
-        listener.say(f"removed {', '.join(stale)}: of an earlier start, and not asked for now or of another network")
+        callback.log(f"removed {', '.join(stale)}: of an earlier start, and not asked for now or of another network")
 
 
 def _save_bundle(summary: RunSummary, delivery: Delivery, folder: Path, sums: Mapping[str, str]) -> Path:
@@ -318,9 +318,9 @@ def _int8_file(delivery: Delivery, source: Path) -> DeliveredFile:
     return DeliveredFile(size, made.what, found.value, interval_of(found), test=files.int8_test, fault=fault)
 
 
-def _latency(delivery: Delivery, folder: Path, listener: Listener) -> LatencyReport:
+def _latency(delivery: Delivery, folder: Path, callback: Callback) -> LatencyReport:
     """The latency of the unpruned and of the chosen model, in turns: of the delivered file first, then in PyTorch."""
-    listener.say("measuring the latency of the unpruned and the pruned model")
+    callback.log("measuring the latency of the unpruned and the pruned model")
     models = {"before": delivery.original, "after": delivery.model}
     shape = spec_of(delivery.model).shape
     has_file = delivery.with_onnx and (folder / ONNX).is_file()
@@ -334,6 +334,6 @@ def _latency(delivery: Delivery, folder: Path, listener: Listener) -> LatencyRep
             files = {"before": before, "after": folder / ONNX}
             in_file = measure_files(files, ONNX_RUNTIME, batch_sizes=_BATCHES, repeats=repeats)
     except BasisPruneError as error:  # a network that torch's exporter does not support
-        listener.say(f"ONNX Runtime's latency could not be measured: {error}")
+        callback.log(f"ONNX Runtime's latency could not be measured: {error}")
         return eager
     return replace(eager, rows=(*in_file, *eager.rows))

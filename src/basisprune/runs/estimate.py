@@ -10,7 +10,7 @@ from torch import nn
 
 from basisprune.basis.decompose import decompose
 from basisprune.budget import Budget
-from basisprune.budget.certify import Promise, certifiable
+from basisprune.budget.certify import Guarantee, certifiable
 from basisprune.data import LabelledImages, LoaderPart, PreparedBatches, Splits, take
 from basisprune.frameworks import DECOMPOSED
 from basisprune.importance.gradients import mean_square_products
@@ -98,7 +98,7 @@ def _narrowing(search: SearchConfig) -> int:
     return math.ceil(math.log2(max(math.log(search.step) / math.log(1 - search.tolerance), 1)))
 
 
-def searches_twice(promise: Promise | None, data: Splits) -> bool:
+def searches_twice(promise: Guarantee | None, data: Splits) -> bool:
     """Whether a search is likely to find nothing that could be certified, and then to start again by the estimate."""
     if promise is None or promise.metric != "accuracy" or promise.budget.max_drop is None or data.confirm is None:
         return False

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from basisprune.callback import Callback, NullCallback
 from basisprune.data import LabelledImages
 from basisprune.data.load import Reading, Source, read_parts
 from basisprune.data.manifest import IMAGES, Role, read_manifest
@@ -19,7 +20,6 @@ from basisprune.deploy.export.speed import PYTORCH, Timed, random_images, time_f
 from basisprune.deploy.export.writing import INT8_STEM, STEM, agreement, as_taken, export, make_order, order_input
 from basisprune.errors import BundleError, CheckpointError, MissingExtraError, ModelError
 from basisprune.files import file_digest, locked, user_path
-from basisprune.listener import Listener, Silence
 from basisprune.report.html import write_report
 from basisprune.results import DeliveredFile, RunSummary, RuntimeRow
 from basisprune.runs.accuracy import Judgement, accuracy_on, is_own, is_prepared, parts_of
@@ -46,7 +46,7 @@ class ExportOptions:
 
 
 def export_result(
-    result: str | Path, to: str, options: ExportOptions | None = None, *, listener: Listener | None = None
+    result: str | Path, to: str, options: ExportOptions | None = None, *, callback: Callback | None = None
 ) -> tuple[RuntimeRow, ...]:
     """The network of a result in every runtime that its folder has files for, the one asked for now among them.
 
@@ -60,7 +60,7 @@ def export_result(
     there already; MissingExtraError without the packages; BundleError for what is not a result; ModelError if the
     network cannot be exported or its outputs differ.
     """
-    chosen, hears = options or ExportOptions(), listener or Silence()
+    chosen, callback = options or ExportOptions(), callback or NullCallback()
     runtime = find_runtime(to)
     runtime.require()
     loaded = load_any(result, trust_remote_code=chosen.trust_remote_code)
@@ -71,9 +71,9 @@ def export_result(
     folder = _folder(Path(result), loaded, chosen.output)
     if (folder / CONFIG).exists():
         refuse_links(folder)
-    work = _Work(loaded, chosen, folder, hears)
+    work = _Work(loaded, chosen, folder, callback)
     with locked(folder) if folder.is_dir() else nullcontext():
-        hears.say(f"writing {folder / runtime.files()[0]}")
+        callback.log(f"writing {folder / runtime.files()[0]}")
         export(
             loaded.model,
             to,
@@ -85,17 +85,17 @@ def export_result(
             overwrite=chosen.overwrite,
         )
         rows = work.rows(runtime)
-        _note(folder, rows, hears)
+        _note(folder, rows, callback)
     return rows
 
 
 class _Work:
     """What exporting one result needs to know: its images, and what all of its files do with them."""
 
-    def __init__(self, loaded: Loaded, options: ExportOptions, folder: Path, listener: Listener) -> None:
-        self.loaded, self.options, self.folder, self.listener = loaded, options, folder, listener
+    def __init__(self, loaded: Loaded, options: ExportOptions, folder: Path, callback: Callback) -> None:
+        self.loaded, self.options, self.folder, self.callback = loaded, options, folder, callback
         self.prepared = is_prepared(loaded)
-        self.reading = Reading(listener=listener)
+        self.reading = Reading(callback=callback)
         self.own = is_own(loaded, options.data)
         own_source = str(loaded.settings["data"]) if self.own else None
         self.source: Source | None = own_source if options.data is None else options.data
@@ -107,7 +107,7 @@ class _Work:
         self.checks = self.calibration[: _CHECKED // BATCH]
         self.in_pytorch = self._accuracy(loaded)  # before anything is written: images may not fit
         if self.source is None:
-            listener.say(
+            callback.log(
                 "the images of this result are not there, so it is compared on random ones, and no accuracy is "
                 "measured; pass labelled images by --data"
             )
@@ -124,7 +124,7 @@ class _Work:
                 is_new = runtime is wanted and (stem == STEM or self.options.int8)
                 if path.is_file() and (is_new or self._runs(path, runtime)):
                     files[path.name] = runtime, path
-        self.listener.say(f"measuring {', '.join([PYTORCH, *files])}")
+        self.callback.log(f"measuring {', '.join([PYTORCH, *files])}")
         times = time_files(files, self.loaded.model)
         found = [self._row(runtime, path, times[name]) for name, (runtime, path) in files.items()]
         return (*found, self._pytorch(times[PYTORCH]))
@@ -138,7 +138,7 @@ class _Work:
             image = random_images(bounded.facts(path).input, 1)
             said_by(runtime.title, path, lambda: bounded.open(path, 1)(image))
         except ModelError as error:
-            self.listener.say(f"not measured: {error}")
+            self.callback.log(f"not measured: {error}")
             return False
         return True
 
@@ -173,7 +173,7 @@ class _Work:
     def _accuracy(self, loaded: Loaded) -> Judgement | None:
         if self.source is None:
             return None
-        return accuracy_on(loaded, self.source, self.judged, listener=self.listener)
+        return accuracy_on(loaded, self.source, self.judged, callback=self.callback)
 
     def _known_parts(self, source: Source) -> Collection[str]:
         """The parts that the run wrote down, or that the data has itself; none if it is not divided."""
@@ -221,14 +221,14 @@ def _folder(result: Path, loaded: Loaded, output: Path | None) -> Path:
     return (loaded.folder or result.resolve().parent) if loaded.settings else result
 
 
-def _note(folder: Path, rows: tuple[RuntimeRow, ...], listener: Listener) -> None:
+def _note(folder: Path, rows: tuple[RuntimeRow, ...], callback: Callback) -> None:
     """Writes the rows into the summary and the report of the folder, if it is that of a finished run."""
     if not (folder / SUMMARY).is_file():
         return
     try:
         summary = RunSummary.read(folder / SUMMARY)
     except CheckpointError as error:
-        listener.say(f"the rows are not noted: {error}")
+        callback.log(f"the rows are not noted: {error}")
         return
     measured = {row.name for row in rows}
     others = tuple(row for row in summary.runtimes if row.name not in measured and (folder / row.file).is_file())
@@ -237,7 +237,7 @@ def _note(folder: Path, rows: tuple[RuntimeRow, ...], listener: Listener) -> Non
     try:
         write_report(summary, folder / REPORT)
     except MissingExtraError as error:
-        listener.say(f"{REPORT} is not written anew: {error}")
+        callback.log(f"{REPORT} is not written anew: {error}")
     summary.write(folder / SUMMARY)
 
 

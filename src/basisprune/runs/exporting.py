@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from basisprune.budget.certify import Standard
+from basisprune.budget.certify import AcceptanceRule
 from basisprune.budget.metrics import in_words, shown_as, value_of
 from basisprune.data import LabelledImages, LoaderPart, Splits, make_loader, prepare
 from basisprune.deploy.export import OnnxReport, export_onnx
@@ -73,7 +73,7 @@ class Exporter:
             input_spec=spec,
         )
 
-    def quantise(self, source: Path, target: Path, reference: nn.Module, standard: Standard | None) -> Int8Export:
+    def quantise(self, source: Path, target: Path, reference: nn.Module, standard: AcceptanceRule | None) -> Int8Export:
         """Write the int8 file of a float one, within the standard on the validation images if possible.
 
         `reference` is the unpruned network. Without a standard, any int8 file will do.

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 from torch import nn
 
+from basisprune.callback import Callback
 from basisprune.data import LabelledImages, LoaderPart, Splits, take
 from basisprune.errors import ModelError
-from basisprune.listener import Listener
 from basisprune.tasks import Predictions
 from basisprune.training.evaluation import predict
 from basisprune.training.trainable import classes_of
@@ -27,11 +27,11 @@ _PREPARED = (
 )
 
 
-def check_classes(network: nn.Module, splits: Splits, names: Sequence[str] | None, listener: Listener) -> None:
+def check_classes(network: nn.Module, splits: Splits, names: Sequence[str] | None, callback: Callback) -> None:
     """Raises ModelError unless a network that keeps its head has the classes of the data.
 
-    `names` are what the network calls them, if it is known. Where they are others, the listener hears what was made of
-    them; where they are those of the data in another order, that is refused.
+    `names` are what the network calls them, if it is known. Where they are others, the callback is told what was made
+    of them; where they are those of the data in another order, that is refused.
     """
     found, wanted = classes_of(network), splits.num_classes
     if found != wanted:
@@ -47,14 +47,14 @@ def check_classes(network: nn.Module, splits: Splits, names: Sequence[str] | Non
             f"{_listed(splits.classes)}, which is that of sorted folder names; reorder the rows of its last layer, or "
             "name the folders so that they sort as the network has them"
         )
-    listener.say(f"the network's classes {_listed(names)} are taken for {_listed(splits.classes)}, in this order")
+    callback.log(f"the network's classes {_listed(names)} are taken for {_listed(splits.classes)}, in this order")
 
 
-def refuse_guessing(network: nn.Module, splits: Splits, *, prepared: bool, listener: Listener) -> None:
+def refuse_guessing(network: nn.Module, splits: Splits, *, prepared: bool, callback: Callback) -> None:
     """Raises ModelError if a network that is given as trained knows nothing of the validation images.
 
     It then most likely has its classes in another order, or wants its images prepared in another way. If another order
-    would suit its answers much better, but it is above guessing, the listener hears of it.
+    would suit its answers much better, but it is above guessing, the callback is told.
     """
     images = _some(splits.val or splits.train)
     outcome = Outcome.of(predict(network, images, prepared=prepared), splits.num_classes)
@@ -65,7 +65,7 @@ def refuse_guessing(network: nn.Module, splits: Splits, *, prepared: bool, liste
             "to train it on your images before it is pruned"
         )
     if outcome.fits_another_order:
-        listener.say(
+        callback.log(
             f"warning: the network gets {outcome.accuracy:.1%} of the validation images right, and would get "
             f"{outcome.reordered:.1%} with its classes in another order; check that it has them as the data: "
             f"{_listed(splits.classes)}"

@@ -16,6 +16,7 @@ from pydantic import JsonValue
 from torch import nn
 
 from basisprune.budget import Budget
+from basisprune.callback import Callback, NullCallback
 from basisprune.data import LoaderPart, Loaders, Splits, load_data
 from basisprune.data.decode import random_numbers_kept
 from basisprune.data.load import PREFIXES, Reading, Source, fetch
@@ -26,7 +27,6 @@ from basisprune.deploy.folded import FoldedModel
 from basisprune.deploy.timing import table_digest
 from basisprune.errors import CheckpointError, ConfigError, DataError, ModelError
 from basisprune.files import user_path
-from basisprune.listener import Listener, Silence
 from basisprune.recipes import for_own_inputs
 from basisprune.results import Settings
 from basisprune.runs.given import check_classes
@@ -63,11 +63,11 @@ class Job:
     model: str
     data: str
 
-    def noted(self) -> dict[str, JsonValue]:
+    def to_dict(self) -> dict[str, JsonValue]:
         """All settings as JSON values, as in config.yaml, and which content the file of the device has."""
         device = self.config.device
         content = {} if device is None else {DEVICE_DIGEST: table_digest(user_path(device, "device"))}
-        return {"model": self.model, "data": self.data, **self.config.noted(), **content}
+        return {"model": self.model, "data": self.data, **self.config.to_dict(), **content}
 
 
 def prepare_job(
@@ -76,7 +76,7 @@ def prepare_job(
     config: RunConfig,
     *,
     output: Path | None = None,
-    listener: Listener | None = None,
+    callback: Callback | None = None,
 ) -> Job:
     """The network to start from, with its classes, and the images at its input size, all of which were opened.
 
@@ -90,7 +90,7 @@ def prepare_job(
     refuse_code(code_of(model, data, None))
     processes = Processes.joined()
     if not processes.is_main:
-        listener = Silence()
+        callback = NullCallback()
     if processes.count > 1 and isinstance(data, str):
         name = data
         processes.on_main(lambda: fetch(name))  # so that they do not all download it at once
@@ -98,20 +98,20 @@ def prepare_job(
     names = _called(model), _called(data)
     loaders = loaders_of(data)
     if loaders is not None:
-        return own_job(model, loaders, config, names, listener)
+        return own_job(model, loaders, config, names, callback)
     folder = None if output is None else user_path(output, "output")
-    chosen = None if folder is None else _chosen_before(folder, {"data": names[1], **config.noted()})
+    chosen = None if folder is None else _chosen_before(folder, {"data": names[1], **config.to_dict()})
     of_model = _manifest_of_model(model, names[1])
     manifest = chosen or of_model
     if of_model is not None:
-        (listener or Silence()).say("the images have the roles that they had when the model was trained")
-    reading = Reading(groups=config.groups, strict=config.strict, manifest=manifest, listener=listener)
+        (callback or NullCallback()).log("the images have the roles that they had when the model was trained")
+    reading = Reading(groups=config.groups, strict=config.strict, manifest=manifest, callback=callback)
     read = partial(load_images, cast("Source", data), config=config, reading=reading, divides=of_model is None)
     model = _opened(model, config)
     if config.keep_head:
-        network, splits = _kept_network(model, read, config, listener or Silence())
+        network, splits = _kept_network(model, read, config, callback or NullCallback())
     elif isinstance(model, nn.Module) and hasattr(model, "input_spec"):
-        network, splits = _known_network(_with_weights(model, config, listener or Silence()), read, config)
+        network, splits = _known_network(_with_weights(model, config, callback or NullCallback()), read, config)
     else:
         network, splits = _new_network(model, read, config)
     return Job(network, splits, config, *names)
@@ -160,16 +160,16 @@ def code_of(model: object, data: object, task: object) -> tuple[str, ...]:
 
 
 def own_job(
-    model: ModelSource, loaders: Loaders, config: RunConfig, names: tuple[str, str], listener: Listener | None = None
+    model: ModelSource, loaders: Loaders, config: RunConfig, names: tuple[str, str], callback: Callback | None = None
 ) -> Job:
     """The job of a network of the user's own, which stays whole, on loaders of their own."""
     config = replace(config, recipe=for_own_inputs(config.recipe))
     if loaders.val is None:
         raise DataError("Loaders: val is missing, which networks are judged on; pass val=...")
     _refuse_changes(config)
-    splits = loaders.splits(config.task, Reading(strict=config.strict, listener=listener))
+    splits = loaders.splits(config.task, Reading(strict=config.strict, callback=callback))
     shape = cast("LoaderPart", splits.train).shape
-    network = _whole_network(model, shape, config, listener or Silence())
+    network = _whole_network(model, shape, config, callback or NullCallback())
     return Job(network, splits, config, *names)
 
 
@@ -184,7 +184,7 @@ def _refuse_changes(config: RunConfig) -> None:
         raise ConfigError.of("compress", faults)
 
 
-def _whole_network(model: ModelSource, shape: tuple[int, ...], config: RunConfig, listener: Listener) -> nn.Module:
+def _whole_network(model: ModelSource, shape: tuple[int, ...], config: RunConfig, callback: Callback) -> nn.Module:
     """The network as it is, with its head, which knows the shape of its inputs; a copy of the one that is given."""
     if isinstance(model, os.PathLike):
         model = str(model)
@@ -197,7 +197,7 @@ def _whole_network(model: ModelSource, shape: tuple[int, ...], config: RunConfig
         )
     pretrained = config.pretrained and config.weights is None and is_known_name(model)
     network = build_backbone(model, pretrained=pretrained)
-    _fill(network, config, listener)
+    _fill(network, config, callback)
     return with_shape(network, shape)
 
 
@@ -224,12 +224,12 @@ def _known_network(model: nn.Module, read: _Read, config: RunConfig) -> tuple[nn
 
 
 def _kept_network(
-    model: str | nn.Module, read: _Read, config: RunConfig, listener: Listener
+    model: str | nn.Module, read: _Read, config: RunConfig, callback: Callback
 ) -> tuple[nn.Module, Splits]:
     """A network that is trained for the classes of the data, with its own head, and its images."""
     names: Sequence[str] | None = getattr(model, "classes", None)
     if isinstance(model, TransferModel | KeptModel):
-        network, splits = _known_network(_with_weights(model, config, listener), read, config)
+        network, splits = _known_network(_with_weights(model, config, callback), read, config)
     else:
         network, facts = kept_with_facts(
             model,
@@ -239,21 +239,21 @@ def _kept_network(
             input_hints=config.hints(config.size),
         )
         for line in facts.said:
-            listener.say(line)
+            callback.log(line)
         names = facts.classes
         splits = read(network.input_spec.image_size)
         white = network.input_spec.white
         splits = splits if white is None else reread(splits, white=white)
         network = _with_white(network, splits)
-    check_classes(network, splits, names, listener)
+    check_classes(network, splits, names, callback)
     return network, splits
 
 
-def _with_weights(model: nn.Module, config: RunConfig, listener: Listener) -> nn.Module:
+def _with_weights(model: nn.Module, config: RunConfig, callback: Callback) -> nn.Module:
     """The network, with the weights and the preparation that the settings name; the one given is not changed."""
     if config.weights is not None:
         model = copy.deepcopy(model)
-        _fill(model, config, listener)
+        _fill(model, config, callback)
     given, spec = config.hints(None), spec_of(model)
     if given == NO_HINTS:
         return model
@@ -263,12 +263,12 @@ def _with_weights(model: nn.Module, config: RunConfig, listener: Listener) -> nn
     return other
 
 
-def _fill(network: nn.Module, config: RunConfig, listener: Listener) -> None:
+def _fill(network: nn.Module, config: RunConfig, callback: Callback) -> None:
     """Gives the network the weights that the settings name, if any, in place."""
     if config.weights is not None:
         found = read_checkpoint(config.weights, key=config.weights_key)
         for line in told(found, fill(network, found)):
-            listener.say(line)
+            callback.log(line)
 
 
 def _new_network(model: str | nn.Module, read: _Read, config: RunConfig) -> tuple[nn.Module, Splits]:
@@ -279,7 +279,7 @@ def _new_network(model: str | nn.Module, read: _Read, config: RunConfig) -> tupl
     network: nn.Module = transfer_model(
         model, splits.num_classes, pretrained=pretrained, weights=weights, input_size=side
     )
-    network = _with_weights(network, replace(config, weights=None), Silence())
+    network = _with_weights(network, replace(config, weights=None), NullCallback())
     return _with_white(network, splits), reread(splits, size=spec_of(network).image_size)
 
 

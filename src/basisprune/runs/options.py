@@ -12,7 +12,7 @@ from pydantic import JsonValue
 from basisprune.arguments import LARGEST_SEED as LARGEST_LIMIT
 from basisprune.arguments import LARGEST_SIDE, whole
 from basisprune.budget import Budget, Goal, MetricBudget, Optimize, Ratios
-from basisprune.budget.certify import Promise, check_confidence
+from basisprune.budget.certify import Guarantee, check_confidence
 from basisprune.budget.metrics import Metric, check_metric, metric_name
 from basisprune.deploy.export.runtime import has_onnx
 from basisprune.errors import ConfigError, nearest
@@ -64,11 +64,11 @@ class RunConfig(RunOptions):
         return find_framework(self.search.framework or self.recipe.framework)
 
     @property
-    def promised(self) -> Promise | None:
+    def promised(self) -> Guarantee | None:
         """The budget of accuracy to certify; None if the goal is not about accuracy."""
         goal = self.goal
         is_promise = isinstance(goal, Budget) and goal.is_about_accuracy
-        return Promise(cast("Budget", goal), self.confidence, self.metric) if is_promise else None
+        return Guarantee(cast("Budget", goal), self.confidence, self.metric) if is_promise else None
 
     @property
     def is_trained(self) -> bool:
@@ -80,7 +80,7 @@ class RunConfig(RunOptions):
         mean, std = (None if each is None else tuple(each) for each in (self.mean, self.std))
         return Hints(None if size is None else (size, size), mean, std, self.interpolation)
 
-    def noted(self) -> dict[str, JsonValue]:
+    def to_dict(self) -> dict[str, JsonValue]:
         """Return all settings that are not None as JSON values for config.yaml; `configure` reads them back."""
         goal = self.goal
         own = {each.name: getattr(self, each.name) for each in fields(RunOptions) if each.name != "trust_code"}

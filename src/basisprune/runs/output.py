@@ -15,11 +15,11 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
+from basisprune.callback import Callback
 from basisprune.data.load import PREFIXES
 from basisprune.data.manifest import IMAGES
 from basisprune.errors import CheckpointError
 from basisprune.files import clear_leftovers, digest, locked, read_bytes, set_aside, write_text
-from basisprune.listener import Listener
 from basisprune.results import Settings
 from basisprune.runs.plain_yaml import yaml_of
 from basisprune.runs.settings import OPTIONS
@@ -147,7 +147,7 @@ class OutputFolder:
         self._refuse_changes(old, json.loads(json.dumps(config)))
 
     @contextmanager
-    def held(self, config: Settings, listener: Listener) -> Iterator[None]:
+    def held(self, config: Settings, callback: Callback) -> Iterator[None]:
         """The folder is this run's, and nobody else's, while the block runs.
 
         What killed writers left in it is cleared up. If the block fails before anything is stored, the folder is as it
@@ -155,11 +155,11 @@ class OutputFolder:
         a distributed run, the main one holds it for all.
         """
         with ExitStack() as stack:
-            Processes.joined().on_main(lambda: stack.enter_context(self._held_here(config, listener)))
+            Processes.joined().on_main(lambda: stack.enter_context(self._held_here(config, callback)))
             yield
 
     @contextmanager
-    def _held_here(self, config: Settings, listener: Listener) -> Iterator[None]:
+    def _held_here(self, config: Settings, callback: Callback) -> Iterator[None]:
         self.check(config)
         refuse_links(self.path)
         is_new, had_folder = not (self.path / CONFIG).exists(), self.path.exists()
@@ -169,7 +169,7 @@ class OutputFolder:
                 for place in (self.path, self.stages, self.path / BUNDLE):
                     clear_leftovers(place)
                 try:
-                    self.claim(config, listener)
+                    self.claim(config, callback)
                     yield
                 except BaseException:
                     if is_new:
@@ -180,17 +180,17 @@ class OutputFolder:
                 with suppress(OSError):  # there is something in it, which is as it should be
                     self.path.rmdir()
 
-    def claim(self, config: Settings, listener: Listener) -> None:
+    def claim(self, config: Settings, callback: Callback) -> None:
         """Writes the configuration to a new folder; reports changed versions for an existing one.
 
         Raises CheckpointError if the folder belongs to another configuration, or contains other files. A folder in
         which nothing has been stored yet belongs to nobody.
         """
         now = versions()
-        for name, change in self._claimed(config, now, listener).items():
-            listener.say(f"{self.path} was started with another version of {name}: {change}")
+        for name, change in self._claimed(config, now, callback).items():
+            callback.log(f"{self.path} was started with another version of {name}: {change}")
 
-    def _claimed(self, config: Settings, now: Mapping[str, str], listener: Listener) -> dict[str, str]:
+    def _claimed(self, config: Settings, now: Mapping[str, str], callback: Callback) -> dict[str, str]:
         plain = json.loads(json.dumps(config))
         file = self.path / CONFIG
         then: Mapping[str, str] = now
@@ -199,7 +199,7 @@ class OutputFolder:
             try:
                 old = settings_of(self.path)
             except CheckpointError as error:
-                listener.say(f"{error} (it is now {set_aside(file).name}, and is made again)")
+                callback.log(f"{error} (it is now {set_aside(file).name}, and is made again)")
             else:
                 then = old.get(VERSIONS, {})  # type: ignore[assignment]
                 self._refuse_changes(old, plain)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from basisprune.basis.decompose import check_layers, choose_layers
 from basisprune.budget import Ratios
+from basisprune.callback import Callback
 from basisprune.data.decode import random_numbers_kept
 from basisprune.deploy.bundle import refuse_unsaveable
 from basisprune.deploy.export.runtime import has_onnx, to_proto
@@ -19,7 +20,6 @@ from basisprune.deploy.fold import deploy
 from basisprune.errors import BasisPruneError, BundleError, LayerError, ModelError, pass_on
 from basisprune.frameworks import Framework
 from basisprune.importance import score_filters
-from basisprune.listener import Listener
 from basisprune.planning import plan_basis, plan_filters, traced
 from basisprune.pruning import prune_filters
 from basisprune.recipes import Recipe
@@ -68,10 +68,10 @@ class Sample:
         return cls(ReadBatch(example, labels), F.cross_entropy)
 
 
-def rehearse(job: Job, *, prunes: bool, saves: bool, listener: Listener) -> None:
+def rehearse(job: Job, *, prunes: bool, saves: bool, callback: Callback) -> None:
     """Raises the error that the job's network would cause later: when it is trained, split, pruned, folded or saved.
 
-    The network is not changed. With `prunes`, it is what `compress` does with it; with `saves`, the listener hears if
+    The network is not changed. With `prunes`, it is what `compress` does with it; with `saves`, the callback is told if
     it cannot be written as a bundle.
     """
     network = job.network
@@ -88,7 +88,7 @@ def rehearse(job: Job, *, prunes: bool, saves: bool, listener: Listener) -> None
         refuse_unprunable(network, job.config.recipe, job.config.framework, ratios, sample)
         deployed = deploy(network, spec_of(network), job.splits.classes)
     if prunes and saves:
-        _check_onnx(deployed, job.config, listener)
+        _check_onnx(deployed, job.config, callback)
     if saves:
         try:
             if prunes:
@@ -96,10 +96,10 @@ def rehearse(job: Job, *, prunes: bool, saves: bool, listener: Listener) -> None
             else:
                 refuse_unsaveable(network)
         except (BundleError, LayerError) as error:
-            listener.say(f"model/ cannot be written for this network, only other formats can: {error}")
+            callback.log(f"model/ cannot be written for this network, only other formats can: {error}")
 
 
-def _check_onnx(deployed: nn.Module, config: RunConfig, listener: Listener) -> None:
+def _check_onnx(deployed: nn.Module, config: RunConfig, callback: Callback) -> None:
     """Raises ModelError if an ONNX file is asked for and cannot be; says so where it is only usual."""
     asked = bool(config.onnx or config.int8)
     if config.onnx is False or not has_onnx():
@@ -111,7 +111,7 @@ def _check_onnx(deployed: nn.Module, config: RunConfig, listener: Listener) -> N
     except ModelError as error:
         if asked:
             raise
-        listener.say(f"model.onnx cannot be written for this network, only other formats can: {error}")
+        callback.log(f"model.onnx cannot be written for this network, only other formats can: {error}")
 
 
 def _refuse_unsaveable(deployed: nn.Module, factory: str | None) -> None:

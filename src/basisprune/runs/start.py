@@ -9,12 +9,12 @@ from pathlib import Path
 
 from torch import nn
 
+from basisprune.callback import Callback, NullCallback
 from basisprune.deploy.bundle import check_folder
 from basisprune.deploy.export.runtime import require_onnx
 from basisprune.deploy.timing import read_table, refuse_other_table
 from basisprune.errors import CheckpointError, ConfigError, DataError
 from basisprune.files import user_path
-from basisprune.listener import Listener, Silence
 from basisprune.pipeline import Pipeline
 from basisprune.results import Settings
 from basisprune.runs.estimate import expected_candidates
@@ -35,10 +35,10 @@ from basisprune.types import dotted
 _CHECKPOINT, _RESULTS = 3, 4
 
 
-def check_start(job: Job, output: OutputFolder | None, settings: Settings, listener: Listener | None = None) -> None:
+def check_start(job: Job, output: OutputFolder | None, settings: Settings, callback: Callback | None = None) -> None:
     """Raises the error that the run of this job would end with, as far as it can be known; writes nothing.
 
-    `settings` are what the folder would note. The listener hears if the disk may become full.
+    `settings` are what the folder would note. The callback is told if the disk may become full.
     """
     command = "compress" if output is None else output.command
     refuse_untrainable(job.network, command)
@@ -46,32 +46,32 @@ def check_start(job: Job, output: OutputFolder | None, settings: Settings, liste
     _check_names(job, settings)
     _check_device(job)
     if output is not None:
-        _check_output(job, output, settings, listener)
-    hears, prunes = listener or Silence(), command == "compress"
+        _check_output(job, output, settings, callback)
+    callback, prunes = callback or NullCallback(), command == "compress"
     for config in (job.config.recipe.train, job.config.recipe.finetune) if prunes else (job.config.recipe.train,):
         require_tracker(config)
         check_patience(config, job.splits.val)
     if prunes:
         _check_pipeline(job, output)
-    rehearse(job, prunes=prunes, saves=output is not None, listener=hears)
+    rehearse(job, prunes=prunes, saves=output is not None, callback=callback)
     if prunes:
         refuse_ratio(job)
     if prunes and job.config.is_trained and job.config.task.has_classes:
-        refuse_guessing(job.network, job.splits, prepared=job.config.recipe.train.prepared, listener=hears)
+        refuse_guessing(job.network, job.splits, prepared=job.config.recipe.train.prepared, callback=callback)
 
 
 def _check_pipeline(job: Job, output: OutputFolder | None) -> None:
     """Raises the error of the pipeline that the run would set up, for its images or what its folder holds."""
     config = job.config
     folder = None if output is None else output.stages
-    is_trained, quiet = config.is_trained, Silence()
+    is_trained, quiet = config.is_trained, NullCallback()
     pipeline = Pipeline(
-        job.network, job.splits, config.recipe, folder, listener=quiet, trained=is_trained, task=config.task
+        job.network, job.splits, config.recipe, folder, callback=quiet, trained=is_trained, task=config.task
     )
     pipeline.check_folder()
 
 
-def _check_output(job: Job, output: OutputFolder, settings: Settings, listener: Listener | None) -> None:
+def _check_output(job: Job, output: OutputFolder, settings: Settings, callback: Callback | None) -> None:
     """Raises the error that the folder, or what is to be written into it, would cause."""
     _check_place(output.path, job.data)
     output.check(settings)
@@ -81,7 +81,7 @@ def _check_output(job: Job, output: OutputFolder, settings: Settings, listener: 
     refuse_links(output.path)
     if not (output.path / CONFIG).exists():
         candidates = expected_candidates(job.config) if output.command == "compress" else 0
-        _check_space(job.network, candidates, output.path, listener or Silence())
+        _check_space(job.network, candidates, output.path, callback or NullCallback())
 
 
 def check_packages(config: RunConfig) -> None:
@@ -152,7 +152,7 @@ def _nearest(path: Path) -> Path:
     return next(place for place in (path, *path.absolute().parents) if place.exists())
 
 
-def _check_space(network: nn.Module, candidates: int, output: Path, listener: Listener) -> None:
+def _check_space(network: nn.Module, candidates: int, output: Path, callback: Callback) -> None:
     """Raises ConfigError if the disk cannot hold even one candidate; says so if it may become full."""
     size = sum(tensor.nbytes for _, tensor in named_tensors(network))
     free = shutil.disk_usage(_nearest(output)).free
@@ -163,4 +163,4 @@ def _check_space(network: nn.Module, candidates: int, output: Path, listener: Li
             "or use a folder on another disk"
         )
     if free < most:
-        listener.say(f"the disk of {output} has {free:,} bytes left, and this run may need up to {most:,}")
+        callback.log(f"the disk of {output} has {free:,} bytes left, and this run may need up to {most:,}")

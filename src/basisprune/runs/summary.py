@@ -42,7 +42,7 @@ from basisprune.runs.certifying import ONNX_RUNTIME, PYTORCH
 from basisprune.runs.job import Job
 from basisprune.runs.output import versions
 from basisprune.runs.shown import picture_url, shown_errors, shown_masks
-from basisprune.search.candidates import Found, share
+from basisprune.search.candidates import SearchResult, share
 from basisprune.tasks import Predictions, Task
 from basisprune.tasks.classification import Bools
 from basisprune.torchkit.surgery import find_layers
@@ -52,7 +52,7 @@ _FIGURE_LAYERS = 6
 _SECONDS = 10.0  # time limit for measuring the latency of all candidates
 
 
-def summarise(job: Job, pipeline: Pipeline, found: Found, command: str) -> RunSummary:
+def summarise(job: Job, pipeline: Pipeline, found: SearchResult, command: str) -> RunSummary:
     """All results of a search; the test images are used here, once."""
     latencies = _latencies(found, pipeline)
     rows = tuple(
@@ -68,7 +68,7 @@ def summarise(job: Job, pipeline: Pipeline, found: Found, command: str) -> RunSu
     return RunSummary(
         title=f"{job.model}, {job.data}",
         command=command,
-        config=job.noted(),
+        config=job.to_dict(),
         seed=job.config.seed,
         versions=versions(),
         device=f"{platform.machine()}, {torch.get_num_threads()} threads",
@@ -110,7 +110,7 @@ class Shown:
     errors: Errors | None = None
 
 
-def _shown(job: Job, found: Found, pipeline: Pipeline, sides: Sequence[Side]) -> Shown:
+def _shown(job: Job, found: SearchResult, pipeline: Pipeline, sides: Sequence[Side]) -> Shown:
     part, images = _held_out(found, pipeline)
     networks = [found.trials[index].deployed for index in (0, found.chosen)]
     before, after = (pipeline.outcomes(network, images) for network in networks)
@@ -139,7 +139,7 @@ def _class_metric(job: Job) -> ClassMetric:
     return "accuracy" if isinstance(metric, Task) else metric
 
 
-def kept_to_budget(job: Job, found: Found) -> bool:
+def kept_to_budget(job: Job, found: SearchResult) -> bool:
     """Whether the chosen network meets the goal: it is pruned, or already small enough."""
     goal = job.config.goal
     if not isinstance(goal, Budget):
@@ -147,7 +147,7 @@ def kept_to_budget(job: Job, found: Found) -> bool:
     return found.candidates[found.chosen].passed and (found.chosen > 0 or not goal.is_about_accuracy)
 
 
-def verdict(job: Job, found: Found) -> str:
+def verdict(job: Job, found: SearchResult) -> str:
     """The result in one or two plain sentences."""
     first, chosen = found.candidates[0], found.candidates[found.chosen]
     early = "Stopped early; this is the best result so far. " if found.interrupted else ""
@@ -217,7 +217,7 @@ class HeldOut:
     after: Predictions
 
 
-def _held_out(found: Found, pipeline: Pipeline) -> tuple[str, LabelledImages]:
+def _held_out(found: SearchResult, pipeline: Pipeline) -> tuple[str, LabelledImages]:
     """The test images, with the name of their part; without any, the confirming ones or those that searched.
 
     Of a run that was stopped, only the last: it may go on, and the others are looked at once, at its end.
@@ -264,7 +264,7 @@ def warnings(losses: ClassLosses | None) -> list[str]:
     return [f"Warning: classes lose more than the whole may: {some}{rest}; see metric=worst-class or balanced."]
 
 
-def headline(job: Job, found: Found) -> str:
+def headline(job: Job, found: SearchResult) -> str:
     """The result, as briefly as possible."""
     chosen = found.candidates[found.chosen]
     if found.chosen == 0:
@@ -280,7 +280,7 @@ def headline(job: Job, found: Found) -> str:
     return f"{early}{_saved(found)} removed {price}{large}"
 
 
-def _measured(job: Job, found: Found) -> tuple[str, tuple[float, float], str]:
+def _measured(job: Job, found: SearchResult) -> tuple[str, tuple[float, float], str]:
     """The metric, its values before and after, and the images they are from: the confirming ones if any judged."""
     tests = () if found.certificate is None else found.certificate.tests
     test = next((test for test in reversed(tests) if test.index == found.chosen), None)
@@ -292,7 +292,7 @@ def _measured(job: Job, found: Found) -> tuple[str, tuple[float, float], str]:
     return job.config.task.metric_name, (first.accuracy, chosen.accuracy), "the validation images"
 
 
-def _saved(found: Found) -> str:
+def _saved(found: SearchResult) -> str:
     first, chosen = found.candidates[0], found.candidates[found.chosen]
     saved, fewer = 1 - chosen.parameters / first.parameters, 1 - chosen.macs / first.macs
     return f"{share(saved)} of the parameters and {share(fewer)} of the multiply-adds"
@@ -302,7 +302,7 @@ def _side(row: CandidateRow, deployed: nn.Module) -> Side:
     return Side(row.accuracy, row.interval, row.parameters, row.macs, row.latency_ms, weight_bytes(deployed))
 
 
-def _latencies(found: Found, pipeline: Pipeline) -> list[float]:
+def _latencies(found: SearchResult, pipeline: Pipeline) -> list[float]:
     """The milliseconds per image of each candidate; those from the search if it measured them."""
     known = [candidate.latency_ms for candidate in found.candidates]
     if all(value is not None for value in known):
@@ -314,7 +314,7 @@ def _latencies(found: Found, pipeline: Pipeline) -> list[float]:
     return [1000 * row.seconds for row in report.rows]
 
 
-def latency_by(found: Found, planner: CostPlanner | None) -> str:
+def latency_by(found: SearchResult, planner: CostPlanner | None) -> str:
     """What the latencies of the candidates are of: a program on this machine, or another device."""
     if any(candidate.latency_ms is None for candidate in found.candidates):
         return PYTORCH

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from basisprune.budget.certify import Promise, Test
+from basisprune.budget.certify import Guarantee, Test
 from basisprune.budget.metrics import metric_name, value_of
 from basisprune.deploy.bundle.files import holds_bundle, read_folder
 from basisprune.errors import BasisPruneError, CheckpointError, PlanError
@@ -20,7 +20,7 @@ from basisprune.files import read_checked, write_checked
 from basisprune.frameworks import named
 from basisprune.results import RunSummary
 from basisprune.runs.output import BUNDLE, SUMMARY
-from basisprune.search.candidates import Trial
+from basisprune.search.candidates import Evaluated
 from basisprune.tasks import Outcomes
 from basisprune.torchkit.processes import Processes
 from basisprune.types import JsonValue
@@ -75,7 +75,7 @@ class Tested(JsonValue):
         return replace(self, files={**self.files, name: made})
 
 
-def identity(trial: Trial) -> str:
+def identity(trial: Evaluated) -> str:
     """A name for a network that no other has: how it came about, and the checksum of its weights as deployed."""
     found = hashlib.sha256()
     for name, tensor in sorted(trial.deployed.state_dict().items()):
@@ -84,7 +84,7 @@ def identity(trial: Trial) -> str:
     return f"{named(trial.state.steps)}, sha256 {found.hexdigest()}"
 
 
-def promised(promise: Promise, reference: Outcomes, images: str) -> str:
+def promised(promise: Guarantee, reference: Outcomes, images: str) -> str:
     """A name for a promise on these confirming images, which `images` is the digest of.
 
     Functions have no content to compare, so that a metric is also known by its value for the unpruned network, whose
@@ -132,6 +132,6 @@ def has_been_tested(folder: Path | None) -> bool:
 
 
 def write_tested(folder: Path | None, tested: Tested) -> None:
-    """Writes it down before anybody hears of it; whole or not at all."""
+    """Writes it down before anybody callback of it; whole or not at all."""
     if folder is not None and Processes.here().is_main:
         write_checked(folder / TESTS, tested.to_json().encode())

@@ -9,7 +9,7 @@ from typing import TypeAlias
 from torch import nn
 
 from basisprune.budget import Budget, Optimize
-from basisprune.budget.certify import Certificate, Standard
+from basisprune.budget.certify import AcceptanceRule, Certificate
 from basisprune.budget.evidence import Evidence, interval_of, loss_of
 from basisprune.budget.metrics import value_of
 from basisprune.deploy.latency import Backend
@@ -93,7 +93,7 @@ class Candidate:
         """The candidate judged by a budget of size or time."""
         return replace(self, passed=budget.allows(self.parameters, self.macs, self.latency_ms))
 
-    def judged_by(self, standard: Standard, state: State, reference: State) -> Candidate:
+    def judged_by(self, standard: AcceptanceRule, state: State, reference: State) -> Candidate:
         """The candidate judged by a budget of accuracy; `reference` is the unpruned network."""
         promise, before, after = standard.promise, reference.outcomes, state.outcomes
         evidence = promise.evidence(before, after)
@@ -141,7 +141,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Trial:
+class Evaluated:
     """A candidate with its network, as trained and as deployed."""
 
     candidate: Candidate
@@ -150,7 +150,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """The result of a search: all trials, starting with the unpruned network, and the index of the chosen one.
 
     `interrupted` means that Ctrl-C ended it early, with the best result so far. `to_test` are the places of the
@@ -158,7 +158,7 @@ class Found:
     the program that the latencies of the candidates are of, if they were measured here.
     """
 
-    trials: tuple[Trial, ...]
+    trials: tuple[Evaluated, ...]
     chosen: int
     interrupted: bool = False
     to_test: tuple[int, ...] = ()

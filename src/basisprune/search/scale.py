@@ -66,6 +66,6 @@ class Scale:
             onnx_session(deployed, self.pipeline.spec.shape, threads=1)
         except Exception as error:  # torch's exporter can raise anything for an unsupported network
             said = f"measuring latency in PyTorch, because ONNX Runtime cannot run the network: {error}"
-            self.pipeline.hearer.say(said)
+            self.pipeline.notify.log(said)
             return "eager"
         return "onnxruntime"

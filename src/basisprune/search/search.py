@@ -7,12 +7,12 @@ import math
 from dataclasses import replace
 
 from basisprune.budget import Budget, Goal, Optimize, Ratios
-from basisprune.budget.certify import EQUAL, SURE, Entry, Promise, Standard, in_order
+from basisprune.budget.certify import EQUAL, SURE, AcceptanceRule, Entry, Guarantee, in_order
 from basisprune.budget.metrics import value_of
 from basisprune.errors import TooMuchError
 from basisprune.frameworks import DECOMPOSED, Framework, Move, find_framework
 from basisprune.pipeline import Pipeline
-from basisprune.search.candidates import ALL, Candidate, Found, Shares, Trial
+from basisprune.search.candidates import ALL, Candidate, Evaluated, SearchResult, Shares
 from basisprune.search.config import SearchConfig
 from basisprune.search.scale import Scale
 from basisprune.search.stepping import Attempt, Stepping, axes_of
@@ -51,18 +51,18 @@ class Search:
         *,
         framework: Framework | None = None,
         reference: State | None = None,
-        promise: Promise | None = None,
+        promise: Guarantee | None = None,
     ) -> None:
         self.pipeline, self.goal, self.config = pipeline, goal, config or SearchConfig()
         self.framework = framework or find_framework(self.config.framework or pipeline.settings.framework)
         self.reference = reference
         self.standard = self._standard(promise)
-        self.trials: list[Trial] = []
+        self.trials: list[Evaluated] = []
         self._unsure: list[float] = []  # shares of the first move whose networks may well not be certified
         timed = isinstance(goal, Budget) and goal.target_latency is not None
         self.scale = Scale(pipeline, timed=timed, foreign=reference)
 
-    def run(self) -> Found:
+    def run(self) -> SearchResult:
         """The smallest network within the budget; the unpruned one if there is none.
 
         Ctrl-C ends the search with the best result so far, once the unpruned network is trained; in a distributed run,
@@ -78,7 +78,9 @@ class Search:
             if Processes.here().count > 1:
                 raise  # each was somewhere else, so that they have no common result
             interrupted = True
-        return Found(tuple(self.trials), self._best(), interrupted, self._to_test(), timed_in=self.scale.timed_in)
+        return SearchResult(
+            tuple(self.trials), self._best(), interrupted, self._to_test(), timed_in=self.scale.timed_in
+        )
 
     def _unpruned(self, start: State) -> State:
         """The network that would be deployed without pruning: plainly trained, or as it was given if that is better.
@@ -95,16 +97,16 @@ class Search:
             return value_of(self.pipeline.task.budget_metric, state.outcomes)
         return value_of(self.standard.promise.metric, state.outcomes)
 
-    def _standard(self, promise: Promise | None) -> Standard | None:
+    def _standard(self, promise: Guarantee | None) -> AcceptanceRule | None:
         """How candidates are judged; None for goals that are not about accuracy."""
         if not isinstance(self.goal, Budget) or not self.goal.is_about_accuracy:
             return None
         if promise is None:
-            return Standard(Promise(self.goal, metric=self.pipeline.task.budget_metric))
+            return AcceptanceRule(Guarantee(self.goal, metric=self.pipeline.task.budget_metric))
         confirm = self.pipeline.splits.confirm
         if confirm is None or not promise.reachable(confirm.labels, confirm.units):
-            return Standard(promise)
-        return Standard(promise, confirm.independent)
+            return AcceptanceRule(promise)
+        return AcceptanceRule(promise, confirm.independent)
 
     def _try_candidates(self, start: State) -> None:
         if isinstance(self.goal, Ratios):
@@ -146,7 +148,7 @@ class Search:
             if any((trial.candidate.chance or 0.0) >= SURE for trial in self.trials[1:]):
                 return
             share = share**_LARGER
-            self.pipeline.hearer.say("trying a larger network, to fall back on if the smaller ones are not certified")
+            self.pipeline.notify.log("trying a larger network, to fall back on if the smaller ones are not certified")
             tried = self.pipeline.prune(start, move, round(1 - share, 4), self._tuning(budget))
             if _removes_nothing(tried, start):
                 return
@@ -163,7 +165,7 @@ class Search:
         """Whether candidates are judged by the estimate from now on, because none is likely to be certified."""
         if self.standard is None or self.standard.confirming is None:
             return False
-        self.pipeline.hearer.say(
+        self.pipeline.notify.log(
             f"no candidate is likely to be certified on {self.standard.confirming:,} images; searching by the estimate"
         )
         self.standard = replace(self.standard, confirming=None)
@@ -186,7 +188,7 @@ class Search:
             try:
                 tried = self.pipeline.prune(source, move, round(1 - share / done, 4), tuning)
             except TooMuchError:
-                self.pipeline.hearer.say(f"{1 - share / done:.0%} cannot be removed; trying less")
+                self.pipeline.notify.log(f"{1 - share / done:.0%} cannot be removed; trying less")
                 impossible.append(Attempt(share, math.inf, passed=False))
                 continue
             if _removes_nothing(tried, source):  # so that more must go at once
@@ -289,8 +291,8 @@ class Search:
             candidate = judged if self.trials else replace(judged, passed=True, undecided=False, chance=None)
         elif isinstance(self.goal, Budget):
             candidate = candidate.judged(self.goal)
-        self.trials.append(Trial(candidate, state, self.scale.deployed(state)))
-        self.pipeline.hearer.judged(candidate)
+        self.trials.append(Evaluated(candidate, state, self.scale.deployed(state)))
+        self.pipeline.notify.judged(candidate)
         return candidate
 
     def _to_test(self) -> tuple[int, ...]:

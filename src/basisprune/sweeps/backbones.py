@@ -14,9 +14,9 @@ import torch
 from huggingface_hub import constants
 from timm.models import get_pretrained_cfg
 
+from basisprune.callback import Callback
 from basisprune.data.load import Source
 from basisprune.errors import BasisPruneError, ConfigError, ModelError, nearest
-from basisprune.listener import Listener
 from basisprune.runs.job import Job, ModelSource, prepare_job
 from basisprune.runs.options import RunConfig
 from basisprune.sweeps.running import Backbone
@@ -59,7 +59,7 @@ class Available(JsonValue):
     missing: dict[str, str]
 
 
-def available(names: Sequence[str], source: BackboneSource, listener: Listener) -> Available:
+def available(names: Sequence[str], source: BackboneSource, callback: Callback) -> Available:
     """Return the backbones that can be used; fetch weights that are not on this machine.
 
     For a timm name, weights are taken from a file in the folder of weights (`resnet50.safetensors`, or .pth, .pt,
@@ -72,10 +72,10 @@ def available(names: Sequence[str], source: BackboneSource, listener: Listener) 
     for name, backbone in on_this_machine(names, source).items():
         if backbone is None:
             unreachable = _why_unreachable() if unreachable is None else unreachable
-            why = f"its weights are not on this machine, and {unreachable}" if unreachable else _fetch(name, listener)
+            why = f"its weights are not on this machine, and {unreachable}" if unreachable else _fetch(name, callback)
             if why:
                 missing[name] = why
-                listener.say(f"{name} is not available: {why}")
+                callback.log(f"{name} is not available: {why}")
                 continue
             backbone = Backbone(name, cached=True)
         found.append(backbone)
@@ -151,12 +151,12 @@ def common_size(names: Sequence[str], side: int | None) -> int | None:
 
 
 def start_from(
-    backbone: Backbone, model: ModelSource | None, data: Source, config: RunConfig, folder: Path, listener: Listener
+    backbone: Backbone, model: ModelSource | None, data: Source, config: RunConfig, folder: Path, callback: Callback
 ) -> Job:
     """Prepare the job of a run that starts from the backbone, or from a `model` given in Python under its name."""
     given = config if backbone.weights is None else replace(config, weights=backbone.weights)
     with _offline() if backbone.cached else nullcontext():
-        job = prepare_job(model or backbone.name, data, given, output=folder, listener=listener)
+        job = prepare_job(model or backbone.name, data, given, output=folder, callback=callback)
     return replace(job, model=backbone.name, config=config)
 
 
@@ -171,9 +171,9 @@ def _offline() -> Iterator[None]:
         constants.HF_HUB_OFFLINE = before
 
 
-def _fetch(name: str, listener: Listener) -> str:
+def _fetch(name: str, callback: Callback) -> str:
     """Download weights into the cache; return the error, or an empty text."""
-    listener.say(f"fetching the weights of {name}")
+    callback.log(f"fetching the weights of {name}")
     try:
         build_backbone(name, pretrained=True)
     except BasisPruneError as error:

@@ -15,11 +15,11 @@ from torch import nn
 
 from basisprune.budget import Budget
 from basisprune.budget.metrics import metric_name
+from basisprune.callback import Callback, NullCallback, counted
 from basisprune.data.load import Reading, Source
 from basisprune.deploy.bundle import load_bundle
 from basisprune.errors import BasisPruneError, CheckpointError, ConfigError, TrainingError
 from basisprune.files import user_path
-from basisprune.listener import Listener, Silence, counted
 from basisprune.results import BackboneRow, Portfolio, RunSummary
 from basisprune.runs.job import ModelSource, code_of, load_images
 from basisprune.runs.options import Options, configure
@@ -116,7 +116,7 @@ def compress_portfolio(
     output: str | Path,
     plan: PortfolioConfig | None = None,
     running: Running | None = None,
-    listener: Listener | None = None,
+    callback: Callback | None = None,
     **options: Unpack[Options],
 ) -> Recommended:
     """Find the smallest model within the budget, whichever of several backbones it comes from.
@@ -133,7 +133,7 @@ def compress_portfolio(
         output: The folder for all results.
         plan: How many backbones are kept, and how long they train first.
         running: Processes or a Ray cluster; by default everything is done in this process.
-        listener: Receives the progress.
+        callback: Receives the progress.
         options: Those of `compress`.
 
     Returns:
@@ -151,8 +151,8 @@ def compress_portfolio(
         if options.get(budget.kind) is not None:
             raise ConfigError(f"compress_portfolio: budget and {budget.kind} given; pass one of them")
         options = cast("Options", {**options, budget.kind: vars(budget)[budget.kind]})
-    portfolio = _Portfolio(models, data, output, plan, running, listener, options)
-    with portfolio.folder.held(portfolio.settings, portfolio.listener):
+    portfolio = _Portfolio(models, data, output, plan, running, callback, options)
+    with portfolio.folder.held(portfolio.settings, portfolio.callback):
         return Recommended(portfolio.run(), portfolio.root)
 
 
@@ -163,27 +163,27 @@ def check_portfolio(
     output: str | Path,
     plan: PortfolioConfig | None = None,
     running: Running | None = None,
-    listener: Listener | None = None,
+    callback: Callback | None = None,
     **options: Unpack[Options],
 ) -> None:
     """Raise the error that `compress_portfolio` would end with, as far as it can be known; write and fetch nothing.
 
     If the weights of all backbones must be fetched, this checks only the settings, the folder and the images.
     """
-    portfolio = _Portfolio(models, data, output, plan, running, listener, options)
+    portfolio = _Portfolio(models, data, output, plan, running, callback, options)
     portfolio.folder.check(portfolio.settings)
     refuse_links(portfolio.root)
     found = on_this_machine(portfolio.names, portfolio.source)
     portfolio.set_common_size(portfolio.names)
-    config, listener = portfolio.config, portfolio.listener
-    size, reading = config.size, Reading(config.groups, config.strict, listener=listener)
+    config, callback = portfolio.config, portfolio.callback
+    size, reading = config.size, Reading(config.groups, config.strict, callback=callback)
     load_images(data, None if size is None else (size, size), config, reading)
     faults = []
     for backbone in filter(None, found.values()):
         run = portfolio.stage_run("start", backbone)
         try:
-            job = job_of(run, listener, portfolio.in_memory)
-            check_start(job, OutputFolder(run.folder), job.noted())
+            job = job_of(run, callback, portfolio.in_memory)
+            check_start(job, OutputFolder(run.folder), job.to_dict())
             return  # one that can be trained is enough
         except BasisPruneError as error:
             faults.append(f"{backbone.name}: {error}")
@@ -210,11 +210,11 @@ class _Portfolio:
         output: str | Path,
         plan: PortfolioConfig | None,
         running: Running | None,
-        listener: Listener | None,
+        callback: Callback | None,
         options: Options,
     ) -> None:
         self.config, self.plan = configure(options), plan or PortfolioConfig()
-        self.running, self.listener = running or Running(), listener or Silence()
+        self.running, self.callback = running or Running(), callback or NullCallback()
         listed = PORTFOLIO if models == AUTO else [models] if isinstance(models, str) else models
         self.names = [
             str(model) if _is_named(model) else f"{type(model).__name__} {n}" for n, model in enumerate(listed, 1)
@@ -236,7 +236,7 @@ class _Portfolio:
             "probe_epochs": self.plan.probe_epochs,
             "weights_folder": None if weights is None else str(weights),
             "data": self.data,
-            **self.config.noted(),
+            **self.config.to_dict(),
         }
         self.rows: dict[str, BackboneRow] = {}
         self.images: set[str] = set()
@@ -277,7 +277,7 @@ class _Portfolio:
 
     def stage_run(self, kind: Kind, backbone: Backbone, *, epochs: int = 0, best: Backbone | None = None) -> Run:
         """Return a stage for one backbone."""
-        options: dict[str, pydantic.JsonValue] = {**self.config.noted(), "trust_code": self.config.trust_code}
+        options: dict[str, pydantic.JsonValue] = {**self.config.to_dict(), "trust_code": self.config.trust_code}
         code = tuple(each for one in (backbone, best) if one for each in code_of(one.name, self.data, None))
         folder, data = self.root / FOLDER / slug(backbone.name), absolute(self.data)
         return Run(backbone.name, kind, folder, backbone, data, options, self.root, epochs, best, code)
@@ -291,7 +291,7 @@ class _Portfolio:
             left = [replace(each, cached=False) for each in left]
         by_name = {each.name: each for each in left}
         self.set_common_size(list(by_name))
-        with open_pool(self.running, self.listener, lambda run: do_stage(run, self.listener, self.in_memory)) as pool:
+        with open_pool(self.running, self.callback, lambda run: do_stage(run, self.callback, self.in_memory)) as pool:
             for epochs, count in self.plan.rounds(len(left)):
                 left = self._halve(left, epochs, count, pool)
             trained = self._stage("start", left, Trained, pool)
@@ -305,7 +305,7 @@ class _Portfolio:
                 write_value(self.root / PORTFOLIO_FILE, PortfolioFile(portfolio))
                 reference = self._reference(by_name[portfolio.reference])
                 run = self.stage_run("deliver", by_name[portfolio.recommended], best=reference)
-                (ended,) = run_all([run], pool, self.running.retries, self.listener)
+                (ended,) = run_all([run], pool, self.running.retries, self.callback)
                 if ended.failure is not None:
                     raise TrainingError(f"the result could not be delivered: {ended.failure.error}")
         return RunSummary.read(self.root / SUMMARY)
@@ -314,7 +314,7 @@ class _Portfolio:
         """Return the backbones that were available when the run was first started."""
         path = self.root / _AVAILABLE
         if not path.exists():
-            found = available(self.names, self.source, self.listener)
+            found = available(self.names, self.source, self.callback)
             (self.root / FOLDER).mkdir(parents=True, exist_ok=True)
             write_value(path, found)
             return found
@@ -337,7 +337,7 @@ class _Portfolio:
         runs = [self.stage_run(kind, each, epochs=epochs, best=best) for each in backbones]
         found: dict[Backbone, T] = {}
         is_done = lambda run: read_if_sound(run.result, result) is not None  # noqa: E731
-        for ended in run_all(runs, pool, self.running.retries, self.listener, is_done):
+        for ended in run_all(runs, pool, self.running.retries, self.callback, is_done):
             name = ended.run.name
             if ended.failure is None:
                 found[ended.run.backbone] = read_value(ended.run.result, result)
@@ -361,7 +361,7 @@ class _Portfolio:
         for backbone, about in found.items():
             self._record(backbone, about, epochs, is_dropped=backbone not in kept)
             how = "kept" if backbone in kept else "dropped"
-            self.listener.say(f"{backbone.name}: {about.accuracy:.1%} after {counted(epochs, 'epoch')}, {how}")
+            self.callback.log(f"{backbone.name}: {about.accuracy:.1%} after {counted(epochs, 'epoch')}, {how}")
         return [backbone for backbone in found if backbone in kept]
 
     def _record(self, backbone: Backbone, about: Trained, epochs: int, *, is_dropped: bool = False) -> None:
@@ -406,7 +406,7 @@ class _Portfolio:
         before = self._portfolio_before() if (self.root / TESTS).exists() else None
         if before is None or (before.recommended, before.reference) == (portfolio.recommended, portfolio.reference):
             return portfolio
-        self.listener.say(
+        self.callback.log(
             f"{portfolio.recommended} would be recommended now, but the confirming images have been used for "
             f"{before.recommended}, which stays; use another folder for a new choice"
         )

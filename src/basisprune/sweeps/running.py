@@ -21,10 +21,10 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import pydantic
 from joblib import Parallel, delayed
 
+from basisprune.callback import Callback
 from basisprune.data.load import fetch
 from basisprune.errors import BasisPruneError, ConfigError, DataError, MissingExtraError, ModelError
 from basisprune.files import read_checked, write_checked
-from basisprune.listener import Listener
 from basisprune.torchkit.first_import import in_folder_of_python
 from basisprune.torchkit.processes import Processes
 from basisprune.types import JsonValue
@@ -158,7 +158,7 @@ def run_all(
     runs: Sequence[Run],
     pool: Pool,
     retries: int,
-    listener: Listener,
+    callback: Callback,
     done: Callable[[Run], bool] = lambda _: False,
 ) -> list[RunResult]:
     """Return how each run ended, in their order; skip those that are `done`.
@@ -168,23 +168,23 @@ def run_all(
     results = {run.name: RunResult(run, attempts=0) for run in runs if done(run)}
     waiting = [run for run in runs if run.name not in results]
     if results and waiting:
-        listener.say(f"{len(results)} of {len(runs)} are done already")
+        callback.log(f"{len(results)} of {len(runs)} are done already")
     for attempt in range(1, retries + 2):
         failed = []
         for run, failure in pool(waiting):
             if failure is not None and not failure.final and attempt <= retries:
-                listener.say(f"{run.name}: attempt {attempt} of {retries + 1} failed: {failure.error}")
+                callback.log(f"{run.name}: attempt {attempt} of {retries + 1} failed: {failure.error}")
                 failed.append(run)
                 continue
             results[run.name] = RunResult(run, failure, attempt)
             how = "done" if failure is None else f"failed: {failure.error}"
-            listener.say(f"{run.name}: {how} ({len(results)} of {len(runs)})")
+            callback.log(f"{run.name}: {how} ({len(results)} of {len(runs)})")
         waiting = failed
     return [results[run.name] for run in runs]
 
 
 @contextmanager
-def open_pool(running: Running, listener: Listener, in_process: Callable[[Run], None] | None = None) -> Iterator[Pool]:
+def open_pool(running: Running, callback: Callback, in_process: Callable[[Run], None] | None = None) -> Iterator[Pool]:
     """Yield the pool for these settings, and end what it still does at the end of the block.
 
     With one job, runs are done by `in_process` in this process, if it is given.
@@ -193,14 +193,14 @@ def open_pool(running: Running, listener: Listener, in_process: Callable[[Run], 
         with _ray_pool(running) as pool:
             yield pool
     elif in_process is not None and running.jobs == 1:
-        yield partial(_parallel, 1, partial(_attempt, in_process), listener)
+        yield partial(_parallel, 1, partial(_attempt, in_process), callback)
     else:
         with closing(Subprocesses(running.threads)) as subprocesses:
-            yield partial(_parallel, running.jobs, subprocesses.do, listener)
+            yield partial(_parallel, running.jobs, subprocesses.do, callback)
 
 
 def _parallel(
-    jobs: int, do: Callable[[Run], Failure | None], listener: Listener, runs: Sequence[Run]
+    jobs: int, do: Callable[[Run], Failure | None], callback: Callback, runs: Sequence[Run]
 ) -> Iterator[tuple[Run, Failure | None]]:
     if jobs > 1:  # or two processes would download the same images
         for data in {run.data for run in runs}:
@@ -208,7 +208,7 @@ def _parallel(
                 fetch(data)
 
     def job(run: Run) -> tuple[Run, Failure | None]:
-        listener.say(f"{run.name}: {run.kind}")
+        callback.log(f"{run.name}: {run.kind}")
         return run, do(run)
 
     parallel = Parallel(n_jobs=jobs, backend="threading", return_as="generator_unordered")

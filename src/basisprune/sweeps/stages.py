@@ -16,11 +16,11 @@ from basisprune.budget import Budget
 from basisprune.budget.certify import EQUAL
 from basisprune.budget.metrics import value_of
 from basisprune.budget.planning import CostPlanner
+from basisprune.callback import Callback
 from basisprune.data.load import Source
 from basisprune.data.manifest import keep_images, manifest_of
 from basisprune.deploy.export.runtime import has_onnx
 from basisprune.files import user_path
-from basisprune.listener import Listener
 from basisprune.pipeline import Pipeline
 from basisprune.results import FrontPoint, Portfolio, RunSummary
 from basisprune.runs.certifying import ONNX_RUNTIME, PYTORCH, Certified
@@ -31,7 +31,7 @@ from basisprune.runs.output import OutputFolder
 from basisprune.runs.start import check_start
 from basisprune.runs.summary import summarise
 from basisprune.search import Search
-from basisprune.search.candidates import ALL, Found
+from basisprune.search.candidates import ALL, SearchResult
 from basisprune.stage_store import StageStore
 from basisprune.states import State
 from basisprune.sweeps.backbones import start_from
@@ -87,68 +87,68 @@ class PortfolioFile(JsonValue):
     portfolio: Portfolio
 
 
-def do_stage(run: Run, listener: Listener, in_memory: InMemory | None = None) -> None:
+def do_stage(run: Run, callback: Callback, in_memory: InMemory | None = None) -> None:
     """Do one stage of a portfolio, from where it was stopped."""
     stages = {"probe": probe, "start": start, "search": search, "deliver": deliver}
-    stages[run.kind](run, listener, in_memory or InMemory())
+    stages[run.kind](run, callback, in_memory or InMemory())
 
 
-def job_of(run: Run, listener: Listener, in_memory: InMemory | None = None) -> Job:
+def job_of(run: Run, callback: Callback, in_memory: InMemory | None = None) -> Job:
     """Prepare the network, images and settings of a run."""
     given = in_memory or InMemory()
     config = given.config or configure(cast("Options", run.options))
     data = run.data if given.data is None else given.data
-    return start_from(run.backbone, given.models.get(run.backbone.name), data, config, run.folder, listener)
+    return start_from(run.backbone, given.models.get(run.backbone.name), data, config, run.folder, callback)
 
 
-def probe(run: Run, listener: Listener, in_memory: InMemory) -> None:
+def probe(run: Run, callback: Callback, in_memory: InMemory) -> None:
     """Train a backbone for a few epochs and write how good it is; remove its checkpoints."""
-    job = job_of(run, listener, in_memory)
+    job = job_of(run, callback, in_memory)
     recipe = job.config.recipe
     short = replace(recipe, train=replace(recipe.train, epochs=run.epochs))
     folder = run.root / "probes" / f"{run.folder.name}-{run.epochs}"
-    pipeline = Pipeline(job.network, job.splits, short, checkpoints=folder, listener=listener)
+    pipeline = Pipeline(job.network, job.splits, short, checkpoints=folder, callback=callback)
     write_value(run.result, BackboneSearch(pipeline, job).trained(pipeline.dense()))
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def start(run: Run, listener: Listener, in_memory: InMemory) -> None:
+def start(run: Run, callback: Callback, in_memory: InMemory) -> None:
     """Train a backbone by the whole recipe, in the folder of its search, and write how good it is."""
-    with _prepared(run, listener, in_memory) as (job, pipeline):
+    with _prepared(run, callback, in_memory) as (job, pipeline):
         found = BackboneSearch(pipeline, job)
         write_value(run.result, found.trained(found.unpruned()))
 
 
-def search(run: Run, listener: Listener, in_memory: InMemory) -> None:
+def search(run: Run, callback: Callback, in_memory: InMemory) -> None:
     """Search for the smallest networks that start from a backbone, and write them.
 
     A loss of accuracy is relative to the best backbone. A backbone that exceeds the budget unpruned is compressed
     relative to itself: its networks may be on the Pareto front, but are not recommended.
     """
-    with _prepared(run, listener, in_memory) as (job, pipeline):
-        own = _searched(run, job, pipeline, listener, in_memory)
+    with _prepared(run, callback, in_memory) as (job, pipeline):
+        own = _searched(run, job, pipeline, callback, in_memory)
         write_value(run.result, own.searched(own.run(), run.backbone.name))
 
 
-def deliver(run: Run, listener: Listener, in_memory: InMemory) -> None:
+def deliver(run: Run, callback: Callback, in_memory: InMemory) -> None:
     """Certify the networks of the recommended backbone, and write the result to the root.
 
     No other stage uses the confirming images.
     """
     portfolio = read_value(run.root / PORTFOLIO, PortfolioFile).portfolio
-    with _prepared(run, listener, in_memory) as (job, pipeline):
-        keep_images(run.root, job.splits, listener)
-        own = _searched(run, job, pipeline, listener, in_memory)
+    with _prepared(run, callback, in_memory) as (job, pipeline):
+        keep_images(run.root, job.splits, callback)
+        own = _searched(run, job, pipeline, callback, in_memory)
         config, promise, certified = job.config, job.config.promised, Certified(own.run())
         if promise is not None:
-            certified = certify_job(job, certified.found, promise, listener, folder=run.root)
+            certified = certify_job(job, certified.found, promise, callback, folder=run.root)
         found = certified.found
-        listener.say("measuring the result")
+        callback.log("measuring the result")
         summary = summarise(job, pipeline, found, "")
         summary = _with_portfolio(summary, portfolio, found.chosen, is_compared=own.reference is not None)
         prepared = config.recipe.train.prepared
         result = Compressed(summary, found, job.splits, prepared, certified.files, promise, factory=factory_of(job))
-        result.delivered(run.root, onnx=config.onnx, int8=config.int8, listener=listener)
+        result.delivered(run.root, onnx=config.onnx, int8=config.int8, callback=callback)
 
 
 def _with_portfolio(summary: RunSummary, portfolio: Portfolio, chosen: int, *, is_compared: bool) -> RunSummary:
@@ -193,14 +193,14 @@ class BackboneSearch(Search):
         self.pipeline.claim_folder()
         return self._unpruned(self.pipeline.start(self.framework))
 
-    def run(self) -> Found:
+    def run(self) -> SearchResult:
         """Try the best backbone's network first, then this one's, unpruned, then those made from it."""
         own = self.unpruned()
         self._judge(self.reference or own, ALL)
         if self.reference is not None:
             self._judge(own, ALL)
         self._try_candidates(self.pipeline.start(self.framework))
-        return Found(tuple(self.trials), self._best(), False, self._to_test(), timed_in=self.scale.timed_in)
+        return SearchResult(tuple(self.trials), self._best(), False, self._to_test(), timed_in=self.scale.timed_in)
 
     def is_within(self, state: State, best: State) -> bool:
         """Whether a network is estimated to be within the budget, relative to the best one."""
@@ -213,7 +213,7 @@ class BackboneSearch(Search):
         accuracy, value = state.outcomes.value, value_of(self.metric, state.outcomes)
         return Trained(accuracy, value, size.parameters, float(sizes[self._optimize]), self._images)
 
-    def searched(self, found: Found, name: str) -> Searched:
+    def searched(self, found: SearchResult, name: str) -> Searched:
         """Return the networks of this backbone as points, and the best one."""
         own = found.trials[0 if self.reference is None else 1 :]
         points, orders = [], {}
@@ -247,17 +247,17 @@ class BackboneSearch(Search):
         return manifest_of(self.pipeline.splits).digest
 
 
-def _searched(run: Run, job: Job, pipeline: Pipeline, listener: Listener, in_memory: InMemory) -> BackboneSearch:
+def _searched(run: Run, job: Job, pipeline: Pipeline, callback: Callback, in_memory: InMemory) -> BackboneSearch:
     """Prepare the search from the run's backbone, relative to the best one if it may be recommended."""
     best, own = run.best, BackboneSearch(pipeline, job)
     if best is None or best.name == run.backbone.name:
         return own
     other = replace(run, backbone=best, folder=reference_folder(run.root, best))
-    other_job = job_of(other, listener, in_memory)
-    reference = BackboneSearch(_pipeline(other_job, OutputFolder(other.folder), listener), other_job).unpruned()
+    other_job = job_of(other, callback, in_memory)
+    reference = BackboneSearch(_pipeline(other_job, OutputFolder(other.folder), callback), other_job).unpruned()
     if own.is_within(own.unpruned(), reference):
         return BackboneSearch(pipeline, job, reference)
-    listener.say(f"{run.backbone.name} exceeds the budget itself, and is compressed for the Pareto front only")
+    callback.log(f"{run.backbone.name} exceeds the budget itself, and is compressed for the Pareto front only")
     own.eligible = False
     return own
 
@@ -268,18 +268,18 @@ def reference_folder(root: Path, best: Backbone) -> Path:
 
 
 @contextmanager
-def _prepared(run: Run, listener: Listener, in_memory: InMemory) -> Iterator[tuple[Job, Pipeline]]:
+def _prepared(run: Run, callback: Callback, in_memory: InMemory) -> Iterator[tuple[Job, Pipeline]]:
     """Yield the job and its pipeline, and lock the folder of the backbone."""
-    job, folder = job_of(run, listener, in_memory), OutputFolder(run.folder)
-    check_start(job, folder, job.noted(), listener)
-    with folder.held(job.noted(), listener):
-        keep_images(folder.path, job.splits, listener)
-        yield job, _pipeline(job, folder, listener)
+    job, folder = job_of(run, callback, in_memory), OutputFolder(run.folder)
+    check_start(job, folder, job.to_dict(), callback)
+    with folder.held(job.to_dict(), callback):
+        keep_images(folder.path, job.splits, callback)
+        yield job, _pipeline(job, folder, callback)
 
 
-def _pipeline(job: Job, folder: OutputFolder, listener: Listener) -> Pipeline:
+def _pipeline(job: Job, folder: OutputFolder, callback: Callback) -> Pipeline:
     config, stages = job.config, folder.stages
     device = None if config.device is None else user_path(config.device, "device")
-    keep = StageStore(stages, listener.say).times
-    planner = CostPlanner.of(config.optimize, device, job.network, listener.say, keep)
-    return Pipeline(job.network, job.splits, config.recipe, checkpoints=stages, listener=listener, planner=planner)
+    keep = StageStore(stages, callback.log).times
+    planner = CostPlanner.of(config.optimize, device, job.network, callback.log, keep)
+    return Pipeline(job.network, job.splits, config.recipe, checkpoints=stages, callback=callback, planner=planner)

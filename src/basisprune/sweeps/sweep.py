@@ -14,10 +14,10 @@ from typing import cast
 
 from pydantic import JsonValue
 
+from basisprune.callback import Callback, NullCallback
 from basisprune.errors import CheckpointError, ConfigError, MissingExtraError, nearest
 from basisprune.files import locked, sealed, write_text
 from basisprune.frameworks import FrameworkName
-from basisprune.listener import Listener, Silence
 from basisprune.report.fronts import Front, SweepPage, write_sweep_page
 from basisprune.runs.job import code_of
 from basisprune.runs.options import BUDGETS, RATIOS, Options, configure
@@ -111,7 +111,7 @@ def run_sweep(
     jobs: int = 1,
     ray_address: str | None = None,
     trust_code: bool = False,
-    listener: Listener | None = None,
+    callback: Callback | None = None,
 ) -> SweepResult:
     """Run a sweep over models, datasets, frameworks and seeds, which a YAML file describes.
 
@@ -126,7 +126,7 @@ def run_sweep(
         jobs: The number of processes on this machine.
         ray_address: A Ray cluster: its address, "auto", or "local" to start one on this machine.
         trust_code: Import the code that the file or its models name.
-        listener: Receives the progress.
+        callback: Receives the progress.
 
     Returns:
         One row for each cell.
@@ -139,16 +139,16 @@ def run_sweep(
     """
     sweep = file if isinstance(file, Sweep) else read_sweep(file, output, trust_code=trust_code)
     refuse_launcher("run_sweep")
-    listener, folder = listener or Silence(), sweep.output
+    callback, folder = callback or NullCallback(), sweep.output
     running = Running(jobs, ray_address, sweep.resources, sweep.retries)
     (folder / CELLS).mkdir(parents=True, exist_ok=True)
     runs = list(sweep.cells.values())
     with locked(folder):
         _claim(folder, runs)
-        with open_pool(running, listener) as pool:
-            results = run_all(runs, pool, running.retries, listener, done=is_done)
+        with open_pool(running, callback) as pool:
+            results = run_all(runs, pool, running.retries, callback, done=is_done)
         rows = tuple(row_of(cell, result) for cell, result in zip(sweep.cells, results, strict=True))
-        _write(folder, rows, listener)
+        _write(folder, rows, callback)
     return SweepResult(rows, folder)
 
 
@@ -321,7 +321,7 @@ def _claim(folder: Path, runs: Sequence[Run]) -> None:
     write_value(path, _Record({**known, **settings}))
 
 
-def _write(folder: Path, rows: Sequence[SweepRow], listener: Listener) -> None:
+def _write(folder: Path, rows: Sequence[SweepRow], callback: Callback) -> None:
     """Write the results; the page only if its packages are installed."""
     fronts = fronts_of(rows)
     on_front: dict[str, JsonValue] = {
@@ -337,4 +337,4 @@ def _write(folder: Path, rows: Sequence[SweepRow], listener: Listener) -> None:
     try:
         write_sweep_page(page, folder / PAGE)
     except MissingExtraError as error:
-        listener.say(f"{PAGE} is not written: {error}; its contents are in {RESULTS}")
+        callback.log(f"{PAGE} is not written: {error}; its contents are in {RESULTS}")

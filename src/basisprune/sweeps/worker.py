@@ -13,9 +13,9 @@ from typing import TextIO, cast
 
 import torch
 
+from basisprune.callback import Callback, NullCallback, Tried
 from basisprune.errors import BasisPruneError, printable
 from basisprune.files import unsealed
-from basisprune.listener import Listener, Silence, Tried
 from basisprune.results import RunSummary
 from basisprune.runs.adapt import adapt, check_adapting
 from basisprune.runs.compress import run_job
@@ -29,45 +29,45 @@ from basisprune.sweeps.stages import do_stage, job_of
 from basisprune.torchkit.references import only_code
 
 
-class Log(Silence):
+class Log(NullCallback):
     """Writes messages, with the time, to a file."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
 
-    def say(self, line: str) -> None:
+    def log(self, line: str) -> None:
         """Write the line."""
         self._file.write(f"{time.strftime('%H:%M:%S')} {printable(line)}\n")
         self._file.flush()
 
     def judged(self, candidate: Tried) -> None:
         """Write the outcome."""
-        self.say(candidate.summary)
+        self.log(candidate.summary)
 
 
-def perform(run: Run, listener: Listener) -> None:
+def perform(run: Run, callback: Callback) -> None:
     """Do the run in its folder, from where it was stopped; raise whatever goes wrong."""
     if run.kind == "train":
-        adapt(job_of(run, listener), run.folder, listener)
+        adapt(job_of(run, callback), run.folder, callback)
     elif run.kind != "compress":
-        do_stage(run, listener)
+        do_stage(run, callback)
     elif run.backbone.name == AUTO:
         options = cast("Options", run.options)
-        compress_portfolio(AUTO, run.data, output=run.folder, listener=listener, **options)
-    elif run_job(job_of(run, listener), output=run.folder, listener=listener).summary.interrupted:
+        compress_portfolio(AUTO, run.data, output=run.folder, callback=callback, **options)
+    elif run_job(job_of(run, callback), output=run.folder, callback=callback).summary.interrupted:
         raise KeyboardInterrupt
 
 
-def check_run(run: Run, listener: Listener) -> None:
+def check_run(run: Run, callback: Callback) -> None:
     """Raise the error that the run would end with, as far as it can be known; write nothing."""
     if run.backbone.name == AUTO:
         options = cast("Options", run.options)
-        check_portfolio(AUTO, run.data, output=run.folder, listener=listener, **options)
+        check_portfolio(AUTO, run.data, output=run.folder, callback=callback, **options)
     elif run.kind == "train":
-        check_adapting(job_of(run, listener), run.folder, listener)
+        check_adapting(job_of(run, callback), run.folder, callback)
     else:
-        job = job_of(run, listener)
-        check_start(job, OutputFolder(run.folder), job.noted(), listener)
+        job = job_of(run, callback)
+        check_start(job, OutputFolder(run.folder), job.to_dict(), callback)
 
 
 def is_done(run: Run) -> bool:
@@ -85,7 +85,7 @@ def perform_logged(run: Run, threads: int) -> None:
     run.log.parent.mkdir(parents=True, exist_ok=True)
     with open(run.log, "a", encoding="utf-8") as file:
         log = Log(file)
-        log.say(f"process {os.getpid()} on {platform.node()}, {threads} threads")
+        log.log(f"process {os.getpid()} on {platform.node()}, {threads} threads")
         with only_code(None if run.options.get("trust_code") else run.code):
             perform(run, log)
 

@@ -150,7 +150,7 @@ class _Chooser:
         self.model, self.images, self.choices, self.session = model, images, choices, session
         self.config = replace(config, choices=None, tracker=None)
         self.asked = config
-        self.say = session.log
+        self.log = session.log
         self.runs: list[Short] = []
         self.start = math.inf
         self.last: tuple[TrainConfig, Evaluation | None] | None = None
@@ -265,7 +265,7 @@ class _Chooser:
 
     def _report(self, settled: TrainConfig) -> None:
         share = (len(self.runs) + self.crops) * self.steps / self.total
-        self.say(
+        self.log(
             f"learning rate {settled.lr:.2g}, {_named(settled.norm_statistics)}: "
             f"the best of {len(self.runs)} short runs ({share:.0%} of a training)"
         )

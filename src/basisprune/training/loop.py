@@ -138,11 +138,11 @@ def _fitted(
     """Train for all epochs; raise DivergedError once the model is worse than `before`."""
     accelerator = session.accelerator or make_accelerator(config, path)
     trainer = Trainer(model, images, config, accelerator, session)
-    say = logger.warning if session.listener is None else session.listener.say
+    say = logger.warning if session.callback is None else session.callback.log
     past = Past() if path is None else trainer.resume(path, say)
     show = progress if accelerator.is_main_process else False
-    with trainer.tracked(), hearing(session.listener if accelerator.is_main_process else None, show=show) as hearer:
-        clock = TrainingClock(config.epochs, trainer.steps, hearer)
+    with trainer.tracked(), hearing(session.callback if accelerator.is_main_process else None, show=show) as callback:
+        clock = TrainingClock(config.epochs, trainer.steps, callback)
         while not session.ends(past, config):
             record = trainer.epoch(len(past.history), clock)
             if before is not None and has_diverged(record, before, is_share=session.task.is_share):

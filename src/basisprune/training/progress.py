@@ -11,8 +11,8 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
+from basisprune.callback import Callback, NullCallback, TrainingStep, Tried
 from basisprune.errors import printable
-from basisprune.listener import Listener, Silence, TrainingStep, Tried
 
 _Clock = Callable[[], float]
 
@@ -50,7 +50,7 @@ def duration(seconds: float) -> str:
 class SearchProgress:
     """How far a search is: about `candidates` networks, each tuned for at most `passes` over the images.
 
-    A listener that draws bars in a terminal; elsewhere it writes lines by `write`. The time left is what the last
+    A callback that draws bars in a terminal; elsewhere it writes lines by `write`. The time left is what the last
     candidates took, times those that are still expected.
     """
 
@@ -79,7 +79,7 @@ class SearchProgress:
     def __exit__(self, *_: object) -> None:
         self.progress.stop()
 
-    def say(self, line: str) -> None:
+    def log(self, line: str) -> None:
         """Shows a line about what happens now."""
         if self.visible:
             lines = [printable(part) for part in line.split("\n")]
@@ -103,7 +103,7 @@ class SearchProgress:
         self.bar.remove()
         self.expected = max(self.expected, len(self.took))
         left = self.left()
-        self.say(f"{candidate.summary}; about {duration(left)} left" if left else candidate.summary)
+        self.log(f"{candidate.summary}; about {duration(left)} left" if left else candidate.summary)
         self.progress.update(self.task, completed=len(self.took), total=self.expected, left=_left(left))
 
     def trained(self, step: TrainingStep) -> None:
@@ -155,8 +155,8 @@ class _Bar:
         self.task = None
 
 
-class TrainingBar(Silence):
-    """A listener that draws the bar of a training."""
+class TrainingBar(NullCallback):
+    """A callback that draws the bar of a training."""
 
     def __init__(self, progress: Progress) -> None:
         self.bar = _Bar(progress)
@@ -167,21 +167,21 @@ class TrainingBar(Silence):
 
 
 @contextmanager
-def hearing(listener: Listener | None, *, show: bool | None) -> Iterator[Listener]:
-    """Who hears of a training: the listener; without one a bar, with `show=None` in a terminal only."""
+def hearing(callback: Callback | None, *, show: bool | None) -> Iterator[Callback]:
+    """Who callback of a training: the callback; without one a bar, with `show=None` in a terminal only."""
     visible = _is_terminal() if show is None else show
-    if listener is not None or not visible:
-        yield listener or Silence()
+    if callback is not None or not visible:
+        yield callback or NullCallback()
         return
     with _bars(visible=True) as progress:
         yield TrainingBar(progress)
 
 
 class TrainingClock:
-    """Counts the steps of a training, and tells the listener of each."""
+    """Counts the steps of a training, and tells the callback of each."""
 
-    def __init__(self, epochs: int, steps: int, listener: Listener, *, clock: _Clock = time.monotonic) -> None:
-        self.epochs, self.steps, self.listener, self.clock = epochs, steps, listener, clock
+    def __init__(self, epochs: int, steps: int, callback: Callback, *, clock: _Clock = time.monotonic) -> None:
+        self.epochs, self.steps, self.callback, self.clock = epochs, steps, callback, clock
         self.done = self.images = 0
         self.start = clock()
 
@@ -191,7 +191,7 @@ class TrainingClock:
         self.images += images
         total = self.epochs * self.steps
         before = epoch * self.steps + (self.done - 1) % self.steps + 1 - self.done  # by a run that was killed
-        self.listener.trained(
+        self.callback.trained(
             TrainingStep(
                 epoch=epoch,
                 epochs=self.epochs,

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torchmetrics import MeanMetric
 from torchvision.ops import DropBlock2d, StochasticDepth
 
+from basisprune.callback import Callback
 from basisprune.errors import ConfigError, DataError, TrainingError
-from basisprune.listener import Listener
 from basisprune.tasks import CLASSIFICATION, Task
 from basisprune.torchkit.processes import Processes
 from basisprune.torchkit.running import mode
@@ -44,22 +44,22 @@ class Session:
 
     `teacher` is another network for the same images and classes, `stop` is asked after each epoch, with the
     records so far, whether to end early, and `accelerator` is the one that carries the training (None: a new
-    one by the configuration). `listener` hears of each step; without one, `fit` draws a bar. `task` is what is
+    one by the configuration). `callback` callback of each step; without one, `fit` draws a bar. `task` is what is
     trained for, by default classes of images.
     """
 
     teacher: nn.Module | None = None
     stop: Stop | None = None
     accelerator: Accelerator | None = None
-    listener: Listener | None = None
+    callback: Callback | None = None
     task: Task = CLASSIFICATION
 
     def log(self, line: str) -> None:
-        """Pass a line on to the listener, or to the log without one."""
-        if self.listener is None:
+        """Pass a line on to the callback, or to the log without one."""
+        if self.callback is None:
             logger.info(line)
         else:
-            self.listener.say(line)
+            self.callback.log(line)
 
     def ends(self, past: Past, config: TrainConfig) -> bool:
         """Whether the training is over after the epochs in the past."""

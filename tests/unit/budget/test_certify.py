@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from basisprune.budget import Budget
 from basisprune.budget.certify import (
     LIKELY,
+    AcceptanceRule,
     Entry,
-    Promise,
-    Standard,
+    Guarantee,
     Test,
     certifiable,
     certify,
@@ -27,7 +27,7 @@ from basisprune.errors import ConfigError
 from basisprune.tasks import Predictions
 
 IMAGES = 1000
-DROP = Promise(Budget(max_drop=0.01))
+DROP = Guarantee(Budget(max_drop=0.01))
 
 
 def answers(right: int, images: int = IMAGES, labels=None) -> Predictions:
@@ -37,7 +37,7 @@ def answers(right: int, images: int = IMAGES, labels=None) -> Predictions:
     return Predictions(np.where(hits, labels, labels + 1), np.ones(len(labels)), labels)
 
 
-def certificate_of(promise: Promise, before: int, rights: dict[int, int]):
+def certificate_of(promise: Guarantee, before: int, rights: dict[int, int]):
     """The certificate of candidates with so many images right, and which of them were asked for their answers."""
     asked: list[int] = []
 
@@ -79,7 +79,7 @@ def test_nothing_to_test_is_nothing_certified():
 
 
 def test_a_least_accuracy_is_certified_by_the_exact_test():
-    promise = Promise(Budget(min_accuracy=0.9))
+    promise = Guarantee(Budget(min_accuracy=0.9))
     certificate, _ = certificate_of(promise, 1000, {1: 960, 2: 921, 3: 910})
     assert [test.passed for test in certificate.tests] == [True, True, False]
     assert certificate.tests[1].bound == pytest.approx(0.9055, abs=1e-3)
@@ -90,7 +90,7 @@ def test_a_least_accuracy_is_certified_by_the_exact_test():
 @settings(deadline=None, max_examples=50)
 @given(st.integers(0, 60), st.integers(0, 60), st.floats(0.5, 0.99), st.floats(0.001, 0.1))
 def test_a_test_passes_where_its_bound_is_within_the_budget(lost, won, confidence, drop):
-    promise, pair = Promise(Budget(max_drop=drop), confidence), Paired(lost, won, 800)
+    promise, pair = Guarantee(Budget(max_drop=drop), confidence), Paired(lost, won, 800)
     bound = pair.upper(confidence)
     if abs(bound - drop) > 1e-9:
         assert promise.keeps(pair) == (bound <= drop)
@@ -100,9 +100,9 @@ def test_a_rare_class_that_is_never_named_breaks_what_is_counted_by_class():
     labels = np.array([0] * 950 + [1] * 50)
     perfect, blind = answers(1000, labels=labels), answers(950, labels=labels)
     budget = Budget(max_drop=0.07)
-    assert Promise(budget).keeps(Promise(budget).evidence(perfect, blind))
+    assert Guarantee(budget).keeps(Guarantee(budget).evidence(perfect, blind))
     for metric in ("balanced", "macro-f1", "worst-class"):
-        promise = Promise(budget, metric=metric)
+        promise = Guarantee(budget, metric=metric)
         test = promise.test(1, "blind", perfect, blind)
         assert not test.passed
         assert (test.lost, test.won) == (50, 0)
@@ -124,7 +124,7 @@ def test_the_order_is_from_large_to_small_and_from_likely_to_unlikely(given_entr
 
 def test_the_chance_is_one_half_where_the_bound_on_as_many_images_is_the_budget():
     pair = Paired(10, 6, 1000)
-    promise = Promise(Budget(max_drop=pair.upper(0.95)))
+    promise = Guarantee(Budget(max_drop=pair.upper(0.95)))
     assert promise.chance(pair, 1000, 1000) == pytest.approx(0.5, abs=1e-6)
     assert promise.chance(pair, 1000, 4000) > 0.5 > promise.chance(pair, 1000, 300)
 
@@ -144,12 +144,12 @@ def test_the_chance_is_what_happens():
 
 def test_the_search_asks_for_a_margin_where_images_confirm_and_for_the_estimate_where_none_do():
     before, close = answers(900), answers(892)
-    assert Standard(DROP).passes(before, close)
-    assert Standard(DROP).chance(before, close) is None
-    assert not Standard(DROP, 1000).passes(before, close)
-    assert Standard(DROP, 1000).within(before, close)
-    assert Standard(DROP, 1000).passes(before, answers(899))
-    assert Standard(DROP, 1000).chance(before, answers(899)) > LIKELY
+    assert AcceptanceRule(DROP).passes(before, close)
+    assert AcceptanceRule(DROP).chance(before, close) is None
+    assert not AcceptanceRule(DROP, 1000).passes(before, close)
+    assert AcceptanceRule(DROP, 1000).within(before, close)
+    assert AcceptanceRule(DROP, 1000).passes(before, answers(899))
+    assert AcceptanceRule(DROP, 1000).chance(before, answers(899)) > LIKELY
 
 
 @pytest.mark.parametrize(
@@ -157,12 +157,12 @@ def test_the_search_asks_for_a_margin_where_images_confirm_and_for_the_estimate_
     [
         (DROP, 267, False),
         (DROP, 269, True),
-        (Promise(Budget(max_drop=0.01), 0.8), 100, True),
-        (Promise(Budget(max_drop=0.0)), 100_000, False),
-        (Promise(Budget(min_accuracy=0.99)), 200, False),
-        (Promise(Budget(min_accuracy=0.99)), 400, True),
-        (Promise(Budget(max_drop=0.05), metric="balanced"), 20, False),
-        (Promise(Budget(max_drop=0.05), metric="balanced"), 600, True),
+        (Guarantee(Budget(max_drop=0.01), 0.8), 100, True),
+        (Guarantee(Budget(max_drop=0.0)), 100_000, False),
+        (Guarantee(Budget(min_accuracy=0.99)), 200, False),
+        (Guarantee(Budget(min_accuracy=0.99)), 400, True),
+        (Guarantee(Budget(max_drop=0.05), metric="balanced"), 20, False),
+        (Guarantee(Budget(max_drop=0.05), metric="balanced"), 600, True),
     ],
 )
 def test_too_few_images_are_too_few_for_any_network(promise, images, reachable):
@@ -170,7 +170,7 @@ def test_too_few_images_are_too_few_for_any_network(promise, images, reachable):
 
 
 def test_a_function_that_is_not_made_for_perfect_answers_does_not_stand_in_the_way():
-    promise = Promise(Budget(max_drop=0.05), metric=lambda labels, answers: math.nan)
+    promise = Guarantee(Budget(max_drop=0.05), metric=lambda labels, answers: math.nan)
     assert promise.reachable(np.arange(10) % 2)
 
 
@@ -191,4 +191,4 @@ def test_the_images_needed_certify_the_loss(drop, differing):
 
 def test_faults_are_listed_all_at_once():
     with pytest.raises(ConfigError, match="2 faults"):
-        Promise(Budget(max_drop=0.01), confidence=0.2, metric="f1")
+        Guarantee(Budget(max_drop=0.01), confidence=0.2, metric="f1")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import r2_score
 
 from basisprune.budget import Budget, MetricBudget
-from basisprune.budget.certify import Promise, Standard
+from basisprune.budget.certify import AcceptanceRule, Guarantee
 from basisprune.budget.evidence import interval_of, loss_of
 from basisprune.budget.means import BoundedMean, PairedValues, chance_above_zero
 from basisprune.budget.proportions import lower_accuracy, tail
@@ -160,7 +160,7 @@ def test_of_equal_networks_the_p_values_are_uniform():
 
 def test_of_networks_at_the_limit_the_test_passes_at_most_one_in_twenty_or_so():
     random, passed = np.random.default_rng(1), 0
-    promise = Promise(Budget(max_drop=0.02), metric=MEAN)
+    promise = Guarantee(Budget(max_drop=0.02), metric=MEAN)
     for _ in range(400):
         before = random.beta(20, 2, 150)
         hurt = (random.random(150) < 0.1) * random.uniform(0, 0.4, 150)  # 2 points in the mean
@@ -186,13 +186,13 @@ def test_a_promise_of_a_task_is_in_units_of_its_metric():
     task = regression("mae")
     before = Outcomes(task, -np.abs(np.random.default_rng(0).normal(10, 1, (300, 1))))
     after = Outcomes(task, before.rows - 0.5)
-    loose, tight = (Standard(Promise(MetricBudget(max_drop=drop), metric=task)) for drop in (2.5, 0.1))
+    loose, tight = (AcceptanceRule(Guarantee(MetricBudget(max_drop=drop), metric=task)) for drop in (2.5, 0.1))
     assert loose.passes(before, after)
     assert not tight.passes(before, after)
     test = loose.promise.test(1, "half", before, after)
     assert (test.passed, test.lost, test.won) == (True, 300, 0)
     assert test.bound == pytest.approx(0.5, abs=0.1)
-    least = Promise(MetricBudget(min_accuracy=-11.0), metric=task)
+    least = Guarantee(MetricBudget(min_accuracy=-11.0), metric=task)
     assert least.test(1, "half", before, after).passed
 
 
@@ -218,19 +218,19 @@ def rare(task: Task, seed: int, count: int = 200) -> tuple[Outcomes, Outcomes]:
 
 @pytest.mark.parametrize(("metric", "drop"), [("mae", 0.5), ("r2", 0.03)])
 def test_rare_and_large_losses_do_not_pass_more_often_than_promised(metric, drop):
-    promise = Promise(MetricBudget(max_drop=drop), metric=regression(metric, limits=(0, 100)))
+    promise = Guarantee(MetricBudget(max_drop=drop), metric=regression(metric, limits=(0, 100)))
     passed = sum(promise.keeps(promise.evidence(*rare(promise.metric, seed))) for seed in range(200))
     assert passed / 200 <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / 200)
-    enough = Promise(MetricBudget(max_drop=5.0 if metric == "mae" else 0.3), metric=promise.metric)
+    enough = Guarantee(MetricBudget(max_drop=5.0 if metric == "mae" else 0.3), metric=promise.metric)
     assert enough.test(1, "x", *rare(promise.metric, 0)).passed
 
 
 @pytest.mark.parametrize("metric", ["mae", "mse", "r2"])
 def test_without_limits_nothing_can_be_certified(metric):
     labels = np.zeros(10_000, dtype=np.int64)
-    assert not Promise(MetricBudget(max_drop=0.5), metric=regression(metric)).reachable(labels)
-    assert Promise(MetricBudget(max_drop=0.5), metric=regression(metric, limits=(0, 10))).reachable(labels)
-    assert not Promise(MetricBudget(max_drop=0.5), metric=regression("mae", limits=(0, 1e9))).reachable(labels)
+    assert not Guarantee(MetricBudget(max_drop=0.5), metric=regression(metric)).reachable(labels)
+    assert Guarantee(MetricBudget(max_drop=0.5), metric=regression(metric, limits=(0, 10))).reachable(labels)
+    assert not Guarantee(MetricBudget(max_drop=0.5), metric=regression("mae", limits=(0, 1e9))).reachable(labels)
 
 
 def test_copies_of_examples_change_nothing():

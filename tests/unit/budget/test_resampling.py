@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from basisprune.budget import Budget
-from basisprune.budget.certify import Promise
+from basisprune.budget.certify import Guarantee
 from basisprune.budget.metrics import MetricName, value_of
 from basisprune.budget.proportions import Paired
 from basisprune.budget.resampling import resample
@@ -110,7 +110,7 @@ def repeated(images: int, copies: int, seed: int = 0, lost: float = 0.1, won: fl
 
 @pytest.mark.parametrize("metric", METRICS)
 def test_how_many_copies_an_image_has_changes_nothing(metric):
-    promise = Promise(Budget(max_drop=0.2), metric=metric)
+    promise = Guarantee(Budget(max_drop=0.2), metric=metric)
     two, many = (promise.test(1, "x", *repeated(40, copies)) for copies in (2, 30))
     assert two.p_value == pytest.approx(many.p_value, abs=1e-9)
     assert (two.before, two.after, two.bound) == pytest.approx((many.before, many.after, many.bound), abs=1e-6)
@@ -120,7 +120,7 @@ def test_how_many_copies_an_image_has_changes_nothing(metric):
 @pytest.mark.parametrize("is_drop", [True, False])
 def test_copies_promise_no_more_than_the_images_without_them(metric, is_drop):
     budget = Budget(max_drop=0.05) if is_drop else Budget(min_accuracy=0.8)
-    promise = Promise(budget, metric=metric)
+    promise = Guarantee(budget, metric=metric)
     before, after = repeated(12, 60, lost=0.0, won=0.0)
     test = promise.test(1, "x", before, after)
     assert not test.passed
@@ -132,7 +132,7 @@ def test_copies_promise_no_more_than_the_images_without_them(metric, is_drop):
 @pytest.mark.parametrize(("images", "copies"), [(40, 10), (20, 20), (10, 40)])
 @pytest.mark.parametrize("metric", ["accuracy", "worst-class"])
 def test_a_network_at_the_limit_passes_at_most_one_in_twenty(metric, images, copies):
-    promise, draws = Promise(Budget(max_drop=0.05), metric=metric), 200
+    promise, draws = Guarantee(Budget(max_drop=0.05), metric=metric), 200
     passed = sum(promise.keeps(promise.evidence(*repeated(images, copies, seed))) for seed in range(draws))
     assert passed / draws <= 0.05 + 2 * (0.05 * 0.95 / draws) ** 0.5
 
@@ -142,16 +142,16 @@ def test_each_group_counts_the_same_however_many_images_it_has():
     before, after = pair(kinds, np.zeros(8, dtype=np.int64), units)
     assert value_of("accuracy", after) == pytest.approx(2 / 3)
     assert value_of(trust, after) == pytest.approx(4 / 9)
-    assert Promise(Budget(max_drop=0.1)).evidence(before, after).drop == pytest.approx(1 / 3)
+    assert Guarantee(Budget(max_drop=0.1)).evidence(before, after).drop == pytest.approx(1 / 3)
 
 
 def test_a_part_of_a_group_is_a_part_of_a_loss():
     labels, units = np.arange(400) % 3, np.arange(400) // 4
     kinds = np.where(np.arange(400) % 4 == 0, 1, 2)  # one of each four is lost
-    even = Promise(Budget(max_drop=0.3)).test(1, "x", *pair(kinds, labels, units))
+    even = Guarantee(Budget(max_drop=0.3)).test(1, "x", *pair(kinds, labels, units))
     assert even.after == pytest.approx(0.75)
     assert even.passed  # each group says the same
-    whole = Promise(Budget(max_drop=0.3)).test(1, "x", *pair(np.where(units % 4 == 0, 1, 2), labels, units))
+    whole = Guarantee(Budget(max_drop=0.3)).test(1, "x", *pair(np.where(units % 4 == 0, 1, 2), labels, units))
     assert whole.after == pytest.approx(0.75)
     assert whole.p_value > even.p_value
     assert not whole.passed
@@ -159,7 +159,7 @@ def test_a_part_of_a_group_is_a_part_of_a_loss():
 
 @pytest.mark.parametrize("metric", METRICS)
 def test_enough_units_certify_a_network_that_loses_nothing(metric):
-    promise = Promise(Budget(max_drop=0.1), metric=metric)
+    promise = Guarantee(Budget(max_drop=0.1), metric=metric)
     test = promise.test(1, "x", *repeated(400, 3, lost=0.01, won=0.01))
     assert test.passed
     low, high = promise.evidence(*repeated(400, 3, lost=0.01, won=0.01)).interval()

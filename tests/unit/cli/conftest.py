@@ -45,7 +45,7 @@ def tiny_quick() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def ctrl_c():
-    """Ctrl-C, which a stopped command no longer hears, stops the tests as before."""
+    """Ctrl-C, which a stopped command no longer callback, stops the tests as before."""
     before = signal.getsignal(signal.SIGINT)
     yield
     signal.signal(signal.SIGINT, before)

@@ -160,7 +160,7 @@ app()
 def words(*given: str, shell: str = "", folder: Path) -> subprocess.CompletedProcess[str]:
     """What a process does that has the commands of IMPATIENT, its streams as a shell has them.
 
-    It hears Ctrl-C even where the tests run in the background of a shell, which makes programs deaf to it.
+    It callback Ctrl-C even where the tests run in the background of a shell, which makes programs deaf to it.
     """
     (folder / "program.py").write_text(IMPATIENT.replace("\\\\", "\\"))
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(basisprune.__file__).parents[1]), *sys.path])}

@@ -30,7 +30,7 @@ def file(photos, tmp_path):
 @pytest.fixture
 def in_this_process(monkeypatch):
     """Cells run here, as a worker runs them, because a process takes seconds to start."""
-    pool = lambda _, listener: open_pool(Running(), listener, lambda run: perform_logged(run, 1))  # noqa: E731
+    pool = lambda _, callback: open_pool(Running(), callback, lambda run: perform_logged(run, 1))  # noqa: E731
     monkeypatch.setattr("basisprune.sweeps.sweep.open_pool", pool)
 
 

@@ -131,7 +131,7 @@ def test_a_damaged_image_is_left_out_and_told(tmp_path):
     (tmp_path / "ant" / "3.png").write_bytes((tmp_path / "ant" / "3.png").read_bytes()[:60])
     (tmp_path / "bee" / "notes.jpg").write_text("no image")
     notes = OpeningNotes()
-    splits = load_data(tmp_path, reading=Reading(listener=notes))
+    splits = load_data(tmp_path, reading=Reading(callback=notes))
     assert sum(sizes(splits).values()) == 19
     assert all(len(part[index][0]) == 3 for part in splits.parts.values() for index in range(len(part)))
     first, line = notes.lines
@@ -154,7 +154,7 @@ def test_a_class_without_a_sound_image_is_refused(tmp_path):
     for number in range(2):
         (tmp_path / "ant" / f"{number}.png").write_bytes(b"")
     with pytest.raises(DataError, match=r"train: no image of ant can be used(?s:.*)0\.png(?s:.*)1\.png"):
-        load_data(tmp_path, reading=Reading(listener=OpeningNotes()))
+        load_data(tmp_path, reading=Reading(callback=OpeningNotes()))
 
 
 def test_a_file_whose_name_is_no_utf8_is_left_out(tmp_path):
@@ -162,7 +162,7 @@ def test_a_file_whose_name_is_no_utf8_is_left_out(tmp_path):
     odd = os.fsencode(tmp_path / "ant") + b"/\xff.png"
     os.rename(tmp_path / "ant" / "0.png", odd)
     notes = OpeningNotes()
-    assert sum(sizes(load_data(tmp_path, reading=Reading(listener=notes))).values()) == 9
+    assert sum(sizes(load_data(tmp_path, reading=Reading(callback=notes))).values()) == 9
     assert r"\xff.png: the name of the file is not valid UTF-8" in notes.lines[1]
 
 
@@ -183,7 +183,7 @@ def test_all_deep_images_of_a_dataset_are_scaled_by_one_white_which_is_said(tmp_
         for number in range(4):
             grey(tmp_path / name / f"{number}.{suffix}", value, dtype)
     notes = OpeningNotes()
-    splits = load_data(tmp_path, size=(4, 4), val_fraction=0, test_fraction=0, reading=Reading(listener=notes))
+    splits = load_data(tmp_path, size=(4, 4), val_fraction=0, test_fraction=0, reading=Reading(callback=notes))
     for image, label in splits.train:
         assert abs(image[0, 0, 0].item() - values[label] * 255 / white) <= 0.5
     assert white_of(splits) == white

@@ -16,6 +16,7 @@ from sources import arrays, sizes, write_images, write_npz
 from tiny import Notes
 from torch.utils.data import Dataset, TensorDataset
 
+from basisprune.callback import NullCallback
 from basisprune.data import ArrayImages, load_data, take
 from basisprune.data.load import Reading
 from basisprune.data.manifest import (
@@ -30,7 +31,6 @@ from basisprune.data.manifest import (
 )
 from basisprune.data.split import names_of
 from basisprune.errors import CheckpointError, ConfigError, DataError
-from basisprune.listener import Silence
 
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=9)
 entries = st.lists(st.builds(Entry, names, st.integers(0, 1), names), min_size=1, max_size=4).map(tuple)
@@ -192,7 +192,7 @@ def test_near_copies_that_the_data_has_in_several_parts_are_left_out(tmp_path):
     with Image.open(tmp_path / "train" / "ant" / "3.png") as image:
         image.resize((50, 50)).save(tmp_path / "val" / "bee" / "new.jpg")
     notes = Notes()
-    splits = load_data(tmp_path, reading=Reading(listener=notes), test_fraction=0)
+    splits = load_data(tmp_path, reading=Reading(callback=notes), test_fraction=0)
     assert sizes(splits) == {"train": 12, "val": 12}
     assert any("1 of 13 images of val are near copies of images of train" in line for line in notes.lines)
 
@@ -215,7 +215,7 @@ def test_images_that_the_data_has_in_several_parts_are_left_out_and_refused_with
         write_images(tmp_path / part, {"ant": 5, "bee": 5})
     shutil.copy(tmp_path / "train" / "ant" / "1.png", tmp_path / "test" / "bee" / "9.png")
     notes = Notes()
-    splits = load_data(tmp_path, reading=Reading(listener=notes))
+    splits = load_data(tmp_path, reading=Reading(callback=notes))
     assert sizes(splits) == {"train": 10, "val": 10, "test": 10}
     assert "test/bee/9.png" not in names_of(splits)["test"]
     _, line = notes.lines
@@ -226,7 +226,7 @@ def test_images_that_the_data_has_in_several_parts_are_left_out_and_refused_with
     shutil.rmtree(tmp_path / "val")
     shutil.copytree(tmp_path / "train", tmp_path / "val")
     with pytest.raises(DataError, match="all images of val are also in another part"):
-        load_data(tmp_path, reading=Reading(listener=notes))
+        load_data(tmp_path, reading=Reading(callback=notes))
 
 
 def test_images_of_one_group_stay_in_one_part(photos, tmp_path):
@@ -301,7 +301,7 @@ def test_images_are_not_decoded_again(photos, monkeypatch):
 
 def test_what_was_left_out_is_in_the_manifest(photos):
     (photos / "ant" / "4.png").write_bytes(b"")
-    manifest = manifest_of(load_data(photos, reading=Reading(listener=Silence())))
+    manifest = manifest_of(load_data(photos, reading=Reading(callback=NullCallback())))
     assert [(each.name, "not an image" in each.reason) for each in manifest.left_out] == [("ant/4.png", True)]
     (photos / "ant" / "4.png").unlink()
     again(photos, manifest)

@@ -13,23 +13,23 @@ from tiny import NAMES, tiny_images, tiny_model
 from torch import nn
 
 from basisprune.budget import Budget
-from basisprune.budget.certify import Promise
+from basisprune.budget.certify import Guarantee
+from basisprune.callback import NullCallback
 from basisprune.data import ArrayImages, Splits
 from basisprune.data.datasets import in_units
 from basisprune.deploy.bundle import save_pretrained
 from basisprune.deploy.export.quantise import Quantised
 from basisprune.errors import ModelError
 from basisprune.frameworks import DENSE, Step
-from basisprune.listener import Silence
 from basisprune.runs import exporting
 from basisprune.runs.certifying import Certified, Certifier, certifiable_here
 from basisprune.runs.exporting import Exporter, Int8Export
 from basisprune.runs.tested import MADE, read_tested
-from basisprune.search.candidates import Candidate, Found, Size, Trial
+from basisprune.search.candidates import Candidate, Evaluated, SearchResult, Size
 from basisprune.states import Stage, State
 from basisprune.tasks import Predictions
 
-PROMISE = Promise(Budget(max_drop=0.01))
+PROMISE = Guarantee(Budget(max_drop=0.01))
 
 
 def splits(confirming: int | None) -> Splits:
@@ -50,11 +50,11 @@ def splits(confirming: int | None) -> Splits:
         ),
         (PROMISE, 400, ["--val-fraction", "a looser budget, --confidence 80%"]),
         (PROMISE, 4000, ["a loss of 0.6 points can be certified with 95 % confidence."]),
-        (Promise(Budget(max_drop=0.0)), 400, ["0 points cannot be certified with any number"]),
-        (Promise(Budget(max_drop=0.01), 0.8), 100, ["with 80 % confidence", "a looser budget."]),
-        (Promise(Budget(min_accuracy=0.9)), 400, ["tested with 95 % confidence on 400 images"]),
-        (Promise(Budget(min_accuracy=0.9)), 20, ["20 confirming images are too few"]),
-        (Promise(Budget(max_drop=0.01), metric="worst-class"), 100, ["100 confirming images are too few"]),
+        (Guarantee(Budget(max_drop=0.0)), 400, ["0 points cannot be certified with any number"]),
+        (Guarantee(Budget(max_drop=0.01), 0.8), 100, ["with 80 % confidence", "a looser budget."]),
+        (Guarantee(Budget(min_accuracy=0.9)), 400, ["tested with 95 % confidence on 400 images"]),
+        (Guarantee(Budget(min_accuracy=0.9)), 20, ["20 confirming images are too few"]),
+        (Guarantee(Budget(max_drop=0.01), metric="worst-class"), 100, ["100 confirming images are too few"]),
     ],
 )
 def test_the_outlook_says_what_can_be_certified_and_what_to_do(promise, confirming, said):
@@ -63,7 +63,7 @@ def test_the_outlook_says_what_can_be_certified_and_what_to_do(promise, confirmi
         assert words in told
 
 
-def found(*sizes: int, to_test: tuple[int, ...], chosen: int) -> Found:
+def found(*sizes: int, to_test: tuple[int, ...], chosen: int) -> SearchResult:
     """A search that tried networks of these sizes, the first being unpruned."""
     trials = []
     for index, size in enumerate(sizes):
@@ -72,12 +72,14 @@ def found(*sizes: int, to_test: tuple[int, ...], chosen: int) -> Found:
         network = nn.Identity()
         network.index = index
         trials.append(
-            Trial(replace(Candidate.of(state, state, Size(size, size)), passed=index == chosen), state, network)
+            Evaluated(replace(Candidate.of(state, state, Size(size, size)), passed=index == chosen), state, network)
         )
-    return Found(tuple(trials), chosen, to_test=to_test)
+    return SearchResult(tuple(trials), chosen, to_test=to_test)
 
 
-def certified(monkeypatch, search: Found, lost: dict[int, int], confirming: int | None = 1000, **options) -> Found:
+def certified(
+    monkeypatch, search: SearchResult, lost: dict[int, int], confirming: int | None = 1000, **options
+) -> SearchResult:
     """What is delivered if the networks lose so many of the confirming images."""
 
     def predict(network, images, _task, **_settings) -> Predictions:
@@ -87,7 +89,7 @@ def certified(monkeypatch, search: Found, lost: dict[int, int], confirming: int 
 
     monkeypatch.setattr(exporting, "judge", predict)
     data = splits(confirming)
-    return Certifier(PROMISE, data, Exporter(data, prepared=False), Silence(), **options).run(search).found
+    return Certifier(PROMISE, data, Exporter(data, prepared=False), NullCallback(), **options).run(search).found
 
 
 def test_the_last_that_passed_is_delivered_and_counts_as_passed(monkeypatch):
@@ -167,9 +169,11 @@ class Run:
         answers[: self.lost.get(name, 0)] += 1
         return Predictions(answers, np.ones(len(answers)), images.labels)
 
-    def start(self, search: Found, *, onnx: bool = True, int8: bool = False, promise: Promise = PROMISE) -> Certified:
+    def start(
+        self, search: SearchResult, *, onnx: bool = True, int8: bool = False, promise: Guarantee = PROMISE
+    ) -> Certified:
         self.looks.clear()
-        return Certifier(promise, splits(1000), Onnx(), Silence(), onnx, int8, self.folder).run(search)
+        return Certifier(promise, splits(1000), Onnx(), NullCallback(), onnx, int8, self.folder).run(search)
 
 
 SEARCH = {"to_test": (1, 2, 3), "chosen": 2}
@@ -344,6 +348,8 @@ def test_a_certificate_says_how_many_images_are_independent(monkeypatch):
     data = splits(1000)
     for together, certified in ((2, True), (20, False)):
         given = replace(data, confirm=in_units(data.confirm, np.arange(1000) // together))
-        result = Certifier(PROMISE, given, Exporter(given, prepared=False), Silence()).run(search).found.certificate
+        result = (
+            Certifier(PROMISE, given, Exporter(given, prepared=False), NullCallback()).run(search).found.certificate
+        )
         assert (result.images, result.units, result.certified) == (1000, 1000 // together, certified)
     assert "50 independent units of 1,000 confirming images" in certifiable_here(PROMISE, given)

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 import basisprune.runs.deliver
 from basisprune.budget import Budget
-from basisprune.budget.certify import Certificate, Promise, Standard
+from basisprune.budget.certify import AcceptanceRule, Certificate, Guarantee
+from basisprune.callback import NullCallback
 from basisprune.data import Splits, load_data
 from basisprune.deploy.bundle import load_bundle
 from basisprune.deploy.comparing import difference
@@ -20,7 +21,6 @@ from basisprune.deploy.export.quantise import Quantised
 from basisprune.deploy.fold import deploy
 from basisprune.errors import MissingExtraError, ModelError
 from basisprune.files import digest
-from basisprune.listener import Silence
 from basisprune.results import DeliveredFile, RunSummary, RuntimeRow
 from basisprune.runs.certifying import Files
 from basisprune.runs.deliver import Delivery, deliver
@@ -55,7 +55,7 @@ def without_onnx(monkeypatch):
 
 
 def test_the_folder_holds_the_files_of_the_summary_and_the_summary_itself(tmp_path):
-    found = deliver(FOUND, delivery(onnx=True, int8=True), tmp_path / "deep" / "out", Silence())
+    found = deliver(FOUND, delivery(onnx=True, int8=True), tmp_path / "deep" / "out", NullCallback())
     folder = tmp_path / "deep" / "out"
     assert names(folder) == {*found.files, "report.html", "summary.json"}
     assert list(found.files) == ["model", "model.onnx", "model.int8.onnx"]
@@ -96,10 +96,10 @@ def test_a_report_that_needs_an_extra_is_left_out_and_the_summary_is_written(tmp
 
 @pytest.mark.usefixtures("without_onnx")
 def test_the_summary_vouches_for_the_rest_and_is_written_last(tmp_path, monkeypatch):
-    deliver(FOUND, delivery(onnx=False), tmp_path, Silence())
+    deliver(FOUND, delivery(onnx=False), tmp_path, NullCallback())
     monkeypatch.setattr(basisprune.runs.deliver, "write_report", lambda *_given: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        deliver(FOUND, delivery(onnx=False), tmp_path, Silence())
+        deliver(FOUND, delivery(onnx=False), tmp_path, NullCallback())
     assert names(tmp_path) == {"model", "report.html"}  # the old page stays until there is a new one
 
 
@@ -124,7 +124,7 @@ def test_onnx_is_written_where_it_is_asked_for_or_installed(asked, installed, wr
 
 
 def test_a_damaged_onnx_file_is_noticed_by_the_summary_and_by_the_bundle(tmp_path):
-    found = deliver(FOUND, delivery(onnx=True), tmp_path, Silence())
+    found = deliver(FOUND, delivery(onnx=True), tmp_path, NullCallback())
     path = tmp_path / "model.onnx"
     whole, sums = path.read_bytes(), load_bundle(tmp_path / "model").metrics["sha256"]
     assert found.files["model.onnx"].sha256 == sums["model.onnx"] == digest(whole)
@@ -141,13 +141,13 @@ def test_a_damaged_onnx_file_is_noticed_by_the_summary_and_by_the_bundle(tmp_pat
 
 
 def test_exports_stay_when_the_same_network_is_delivered_again_and_go_with_another(tmp_path):
-    deliver(FOUND, delivery(onnx=False), tmp_path, Silence())
+    deliver(FOUND, delivery(onnx=False), tmp_path, NullCallback())
     (tmp_path / "model.pt2").write_text("exported")
     known = RunSummary.read(tmp_path / "summary.json")
     rows = [RuntimeRow("torch", "torch.export", "model.pt2", 8, 1.0, 0.1, 1), RuntimeRow("eager", "", "", 8, 1, 0.1, 1)]
     files = {**known.files, "model.pt2": DeliveredFile(8, "for torch")}
     replace(known, runtimes=tuple(rows), files=files).write(tmp_path / "summary.json")
-    again = deliver(FOUND, delivery(onnx=False), tmp_path, Silence())
+    again = deliver(FOUND, delivery(onnx=False), tmp_path, NullCallback())
     assert (list(again.files), again.runtimes) == (["model", "model.pt2"], tuple(rows))
     assert (tmp_path / "model.pt2").read_text() == "exported"
     other = delivery(onnx=False)
@@ -161,7 +161,7 @@ def test_exports_stay_when_the_same_network_is_delivered_again_and_go_with_anoth
 
 @pytest.mark.parametrize(("same", "fails"), [(True, "_latency"), (False, "save_pretrained"), (False, "_latency")])
 def test_exports_outlive_a_start_that_is_killed_while_it_delivers(tmp_path, monkeypatch, same, fails):
-    deliver(FOUND, delivery(onnx=False), tmp_path, Silence())
+    deliver(FOUND, delivery(onnx=False), tmp_path, NullCallback())
     for name in ("model.pt2", "model.int8.onnx"):
         (tmp_path / name).write_text("exported")
     known = RunSummary.read(tmp_path / "summary.json")
@@ -173,9 +173,9 @@ def test_exports_outlive_a_start_that_is_killed_while_it_delivers(tmp_path, monk
     with monkeypatch.context() as patched:
         patched.setattr(basisprune.runs.deliver, fails, lambda *_given, **_options: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            deliver(FOUND, given, tmp_path, Silence())
+            deliver(FOUND, given, tmp_path, NullCallback())
     assert not (tmp_path / "summary.json").exists()
-    found = deliver(FOUND, given, tmp_path, Silence())
+    found = deliver(FOUND, given, tmp_path, NullCallback())
     assert sorted(found.files) == (["model", "model.int8.onnx", "model.pt2"] if same else ["model"])
     assert names(tmp_path) == {*found.files, "report.html", "summary.json"}
     if same:
@@ -186,7 +186,7 @@ def test_an_int8_file_that_was_exported_stays_and_one_of_the_run_goes_if_it_is_n
     found = replace(FOUND, certificate=certificate())
     certified = delivery(onnx=False, files=Files(certified=frozenset(["model.onnx"])))
     for exported in (True, False):
-        known = deliver(found, certified, tmp_path, Silence())
+        known = deliver(found, certified, tmp_path, NullCallback())
         (tmp_path / "model.int8.onnx").write_text("small")
         small = DeliveredFile(5, "small", sha256=digest(b"small"), promise="estimated", exported=exported)
         replace(known, files={**known.files, "model.int8.onnx": small}).write(tmp_path / "summary.json")
@@ -204,12 +204,12 @@ def test_latency_is_that_of_the_delivered_file_first(tmp_path, monkeypatch):
     timed = []
     real = basisprune.runs.deliver.measure_files
 
-    def noted(files, *given, **options):
+    def recorded(files, *given, **options):
         timed.append((tmp_path / "model.onnx").samefile(files["after"]))
         return real(files, *given, **options)
 
-    monkeypatch.setattr(basisprune.runs.deliver, "measure_files", noted)
-    found = deliver(FOUND, delivery(onnx=True), tmp_path, Silence())
+    monkeypatch.setattr(basisprune.runs.deliver, "measure_files", recorded)
+    found = deliver(FOUND, delivery(onnx=True), tmp_path, NullCallback())
     assert timed == [True]
     assert [row.backend for row in found.latency.rows] == ["onnxruntime"] * 4 + ["eager"] * 4
     assert {row.batch_size for row in found.latency.rows} == {1, 32}
@@ -227,7 +227,7 @@ def broken() -> Int8Export:
 @pytest.mark.parametrize("tested", [True, False])
 def test_an_int8_file_that_breaks_the_budget_is_told_everywhere(tmp_path, tested, monkeypatch):
     """Whether it was made for the tests or, where nothing confirms, only now."""
-    given = delivery(onnx=True, int8=True, standard=Standard(Promise(Budget(max_drop=0.01))))
+    given = delivery(onnx=True, int8=True, standard=AcceptanceRule(Guarantee(Budget(max_drop=0.01))))
     quantise = Exporter.quantise
 
     def spoilt(self: Exporter, source, target, reference, _standard) -> Int8Export:
@@ -277,7 +277,7 @@ def asking(asks, **options) -> Delivery:
 
 def test_the_bundle_is_the_network_that_was_delivered_whatever_its_code_asks(tmp_path):
     given = asking(lambda x: isinstance(x, Tensor))
-    assert deliver(FOUND, given, tmp_path, Silence()).files.keys() == {"model"}
+    assert deliver(FOUND, given, tmp_path, NullCallback()).files.keys() == {"model"}
     assert difference(given.model, load_bundle(tmp_path / "model").model, (3, 16, 16)) is None
 
 
@@ -299,7 +299,7 @@ def test_a_network_that_could_be_written_in_no_form_is_told_of_first_and_everywh
 
 
 def test_a_bundle_alone_that_is_missing_is_told_of_and_the_run_gave_what_was_asked_for(tmp_path):
-    found = deliver(FOUND, replace(asking(lambda x: x.numel() > 0), onnx=True), tmp_path, Silence())
+    found = deliver(FOUND, replace(asking(lambda x: x.numel() > 0), onnx=True), tmp_path, NullCallback())
     assert (found.files.keys(), found.is_undelivered, found.fulfilled) == ({"model.onnx"}, False, True)
     assert found.verdict.startswith(FOUND.verdict)
     assert "There is no bundle (model/) of this network: " in found.verdict
@@ -307,5 +307,5 @@ def test_a_bundle_alone_that_is_missing_is_told_of_and_the_run_gave_what_was_ask
 
 @pytest.mark.parametrize("onnx", [True, False])
 def test_nothing_is_said_of_what_is_missing_where_there_is_a_bundle(tmp_path, onnx):
-    found = deliver(FOUND, delivery(onnx=onnx), tmp_path, Silence())
+    found = deliver(FOUND, delivery(onnx=onnx), tmp_path, NullCallback())
     assert (found.verdict, found.is_undelivered, found.fulfilled) == (FOUND.verdict, False, True)

@@ -9,7 +9,7 @@ import pytest
 from tiny import differing, tiny_images, tiny_model, tiny_recipe, tiny_training
 
 from basisprune.budget import Budget
-from basisprune.budget.certify import Promise
+from basisprune.budget.certify import Guarantee
 from basisprune.data import ArrayImages, Splits
 from basisprune.runs.estimate import Estimate, estimate, expected_candidates, most_candidates, searches_twice
 from basisprune.runs.job import prepare_job
@@ -51,8 +51,8 @@ def test_a_search_goes_twice_where_no_candidate_is_likely_to_be_certified(confir
     if confirming is not None:
         confirm = ArrayImages(np.zeros((confirming, 1, 1), np.uint8), np.arange(confirming) % 2)
     data = Splits(tiny_images(), tiny_images(), None, ("a", "b"), confirm)
-    assert searches_twice(Promise(Budget(max_drop=0.01)), data) == twice
-    assert not searches_twice(Promise(Budget(min_accuracy=0.5)), data)
+    assert searches_twice(Guarantee(Budget(max_drop=0.01)), data) == twice
+    assert not searches_twice(Guarantee(Budget(min_accuracy=0.5)), data)
     assert not searches_twice(None, data)
 
 

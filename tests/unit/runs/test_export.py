@@ -12,10 +12,10 @@ from summaries import summary
 from tiny import NAMES, Notes, tiny_model
 
 from basisprune.budget.certify import Certificate, Test
+from basisprune.callback import NullCallback
 from basisprune.deploy.bundle import save_pretrained
 from basisprune.deploy.export.runtimes import RUNTIMES
 from basisprune.files import digest
-from basisprune.listener import Silence
 from basisprune.results import DeliveredFile, RunSummary, RuntimeRow
 from basisprune.runs.export import ExportOptions, _may_judge, _note, _Work
 from basisprune.runs.load import load_any
@@ -49,7 +49,7 @@ def test_a_file_written_over_a_tested_one_is_estimated_and_keeps_its_fault(tmp_p
     assert found.fulfilled
     found.write(tmp_path / "summary.json")
     (tmp_path / name).write_bytes(b"new" if changed else b"old")
-    _note(tmp_path, (RuntimeRow("onnx", "ONNX", name, 3, 1.0, 0.1, 1), PYTORCH), Silence())
+    _note(tmp_path, (RuntimeRow("onnx", "ONNX", name, 3, 1.0, 0.1, 1), PYTORCH), NullCallback())
     noted = RunSummary.read(tmp_path / "summary.json")
     if not changed:
         assert (noted.files, noted.verdict, noted.headline) == (found.files, found.verdict, found.headline)
@@ -61,7 +61,7 @@ def test_a_file_written_over_a_tested_one_is_estimated_and_keeps_its_fault(tmp_p
     assert noted.headline in (tmp_path / "report.html").read_text()
     faulty = replace(found, files={name: replace(old, promise="estimated", fault="it is bad")}, require_certified=False)
     faulty.write(tmp_path / "summary.json")
-    _note(tmp_path, (RuntimeRow("onnx", "ONNX", name, 3, 1.0, 0.1, 1), PYTORCH), Silence())
+    _note(tmp_path, (RuntimeRow("onnx", "ONNX", name, 3, 1.0, 0.1, 1), PYTORCH), NullCallback())
     noted = RunSummary.read(tmp_path / "summary.json")
     assert (noted.files[name].fault, noted.fulfilled) == ("it is bad", False)
 
@@ -69,7 +69,7 @@ def test_a_file_written_over_a_tested_one_is_estimated_and_keeps_its_fault(tmp_p
 def test_files_for_other_runtimes_promise_nothing(tmp_path):
     replace(FOUND, certificate=CERTIFIED, require_certified=True).write(tmp_path / "summary.json")
     (tmp_path / "model.pt2").write_bytes(b"new")
-    _note(tmp_path, (RuntimeRow("torch", "torch.export", "model.pt2", 3, 1.0, 0.1, 1), PYTORCH), Silence())
+    _note(tmp_path, (RuntimeRow("torch", "torch.export", "model.pt2", 3, 1.0, 0.1, 1), PYTORCH), NullCallback())
     noted = RunSummary.read(tmp_path / "summary.json")
     assert (noted.files["model.pt2"].promise, noted.fulfilled, noted.verdict) == (None, True, FOUND.verdict)
 

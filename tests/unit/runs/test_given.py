@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from tiny import NAMES, Notes, tiny_images
 from trained import HINTS, SPEC, trained
 
+from basisprune.callback import NullCallback
 from basisprune.data import Loaders, PreparedBatches, Splits, load_data
 from basisprune.errors import ModelError
-from basisprune.listener import Silence
 from basisprune.runs.given import Outcome, check_classes, refuse_guessing
 from basisprune.tasks import CLASSIFICATION, Predictions
 from basisprune.transfer.hints import Hints
@@ -31,7 +31,7 @@ def network(order=(0, 1, 2), hints: Hints = HINTS) -> KeptModel:
 
 def judged(model: KeptModel) -> list[str]:
     notes = Notes()
-    refuse_guessing(model, splits(), prepared=False, listener=notes)
+    refuse_guessing(model, splits(), prepared=False, callback=notes)
     return notes.lines
 
 
@@ -57,7 +57,7 @@ def test_the_number_of_classes_must_be_that_of_the_data():
     with pytest.raises(
         ModelError, match=r"distinguishes 3 classes, and the data has 2 \(a, b\); pass the data.*new head"
     ):
-        check_classes(network(), odd, None, Silence())
+        check_classes(network(), odd, None, NullCallback())
 
 
 def test_names_that_are_known_are_compared():
@@ -116,5 +116,5 @@ def test_a_loader_of_ones_own_is_gone_through_as_it_is(monkeypatch):
     len(data.val)
     monkeypatch.setattr("basisprune.runs.given.MOST_IMAGES", 10)
     Counted.passes = 0
-    refuse_guessing(network(), data, prepared=True, listener=Notes())
+    refuse_guessing(network(), data, prepared=True, callback=Notes())
     assert Counted.passes == 1

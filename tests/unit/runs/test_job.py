@@ -17,13 +17,13 @@ from torchvision.datasets import ImageFolder
 from trained import own_network, trained
 
 import basisprune.runs.job
+from basisprune.callback import NullCallback
 from basisprune.data import Loaders, load_data
 from basisprune.data.manifest import keep_images
 from basisprune.data.split import names_of
 from basisprune.deploy.bundle import save_pretrained
 from basisprune.deploy.fold import deploy
 from basisprune.errors import ConfigError, DataError, ModelError
-from basisprune.listener import Silence
 from basisprune.runs.job import code_of, factory_of, prepare_job
 from basisprune.runs.options import configure
 from basisprune.runs.output import OutputFolder, changed_settings
@@ -40,7 +40,7 @@ def test_a_model_that_knows_its_images_is_taken_as_it_is(photos):
     assert job.network is model
     assert job.splits.train[0][0].shape == (3, 16, 16)
     assert (job.model, job.data) == ("a TransferModel given in Python", str(photos))
-    assert job.noted() == {"model": job.model, "data": job.data, **job.config.noted()}
+    assert job.to_dict() == {"model": job.model, "data": job.data, **job.config.to_dict()}
     with pytest.raises(ConfigError, match="size: 32 given, but the model takes 16x16 images"):
         prepare_job(model, str(photos), configure({"size": 32}))
     assert prepare_job(model, photos, configure({"size": 16})).data == str(photos)
@@ -89,7 +89,7 @@ def test_images_confirm_where_the_budget_is_about_accuracy(goal):
 def test_a_run_goes_on_with_the_images_that_it_has_chosen(photos, tmp_path):
     config, output = configure({"seed": 3}), tmp_path / "out"
     job = prepare_job(tiny_model(), photos, config, output=output)
-    OutputFolder(output).claim(job.noted(), Silence())
+    OutputFolder(output).claim(job.to_dict(), NullCallback())
     keep_images(output, job.splits)
     write_images(photos, {"ant": 30})
     assert names_of(prepare_job(tiny_model(), photos, config, output=output).splits) == names_of(job.splits)
@@ -103,8 +103,8 @@ def test_a_run_goes_on_with_the_images_that_it_has_chosen(photos, tmp_path):
 def test_images_of_other_settings_are_not_taken_over_and_those_beside_damaged_settings_are(photos, tmp_path):
     folder = OutputFolder(tmp_path / "out")
     job = prepare_job(tiny_model(), photos, configure({}), output=folder.path)
-    folder.claim(job.noted(), Silence())
-    keep_images(folder.path, job.splits, Silence())
+    folder.claim(job.to_dict(), NullCallback())
+    keep_images(folder.path, job.splits, NullCallback())
     other = prepare_job(tiny_model(), photos, configure({"val_fraction": 0.4, "seed": 3}), output=folder.path)
     assert len(other.splits.train) < len(job.splits.train)
     settings = folder.path / "config.yaml"
@@ -117,8 +117,8 @@ def test_images_of_other_settings_are_not_taken_over_and_those_beside_damaged_se
 def test_a_network_is_not_judged_by_what_trained_it_nor_confirmed_by_what_judged_it(share, photos, tmp_path):
     run = OutputFolder(tmp_path / "trained", "train")
     job = prepare_job(tiny_model(), photos, configure({"confirm_fraction": share}), output=run.path)
-    run.claim(job.noted(), Silence())
-    keep_images(run.path, job.splits, Silence())
+    run.claim(job.to_dict(), NullCallback())
+    keep_images(run.path, job.splits, NullCallback())
     save_pretrained(job.network, run.path / "model", classes=list(job.splits.classes))
     for data in (photos, photos / ".." / photos.name):  # however the path is written
         later = prepare_job(run.path / "model", str(data), configure({"seed": 7}), output=tmp_path / "small")
@@ -155,12 +155,12 @@ def test_the_network_of_deep_images_knows_what_is_white(tmp_path, model):
         folder = tmp_path / ("ant", "bee", "cat")[number % 3]
         folder.mkdir(exist_ok=True)
         Image.fromarray(np.full((16, 16), 3000 + number, dtype=np.uint16)).save(folder / f"{number}.png")
-    job = prepare_job(model, tmp_path, configure({"val_fraction": 0.3}), listener=Silence())
+    job = prepare_job(model, tmp_path, configure({"val_fraction": 0.3}), callback=NullCallback())
     assert job.network.input_spec.white == 4095
     assert job.splits.train[0][0].max().item() in range(186, 189)
     if isinstance(model, nn.Module):
         assert model.input_spec.white is None
-    bright = prepare_job(_with(job.network, 65535), tmp_path, configure({}), listener=Silence())
+    bright = prepare_job(_with(job.network, 65535), tmp_path, configure({}), callback=NullCallback())
     assert bright.splits.train[0][0].max().item() == 12  # as the network has learnt to see
 
 
@@ -186,12 +186,12 @@ def test_the_content_of_a_device_file_is_noted(tmp_path):
     noted = []
     for text in ("one", "one", "other"):
         path.write_text(text)
-        noted.append(given.noted())
+        noted.append(given.to_dict())
     assert noted[0] == noted[1]
     assert changed_settings(noted[0], noted[2]).keys() == {"device_sha256"}
     path.unlink()
     with pytest.raises(ConfigError, match="cannot be read"):
-        given.noted()
+        given.to_dict()
 
 
 def own_loaders() -> Loaders:

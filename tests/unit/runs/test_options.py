@@ -51,11 +51,11 @@ others = st.fixed_dictionaries(
 @given(goals, others)
 def test_what_is_noted_brings_all_settings_back_from_yaml(goal, options):
     config = configure({**goal, **options})
-    noted = config.noted()
+    noted = config.to_dict()
     assert set(noted) <= set(OPTIONS)
     again = configure(yaml.safe_load(yaml.safe_dump(json.loads(json.dumps(noted)))))
     assert again == replace(config, **{name: noted.get(name) for name in (*BUDGETS, *RATIOS)})
-    assert (again.goal, again.noted()) == (config.goal, noted)
+    assert (again.goal, again.to_dict()) == (config.goal, noted)
 
 
 def test_nothing_given_is_one_per_cent_by_the_quick_recipe():
@@ -134,7 +134,7 @@ def test_all_faults_are_told_at_once_by_the_names_of_the_settings(options, fault
 
 def test_the_ratios_are_those_of_the_goal():
     assert RATIOS == ("basis_ratio", "filter_ratio")
-    assert {name: configure({"basis_ratio": 0.3, "filter_ratio": 0.2}).noted()[name] for name in RATIOS} == {
+    assert {name: configure({"basis_ratio": 0.3, "filter_ratio": 0.2}).to_dict()[name] for name in RATIOS} == {
         "basis_ratio": 0.3,
         "filter_ratio": 0.2,
     }
@@ -154,11 +154,11 @@ def test_a_budget_of_time_is_planned_by_time_where_scores_and_packages_allow_it(
 
 
 def test_what_a_run_starts_from_is_noted_where_it_is_set():
-    assert not {"weights", "mean"} & configure({}).noted().keys()
+    assert not {"weights", "mean"} & configure({}).to_dict().keys()
     start = {"keep_head": True, "weights": "my.ckpt", "mean": [0.5], "std": [0.2, 0.3, 0.4], "interpolation": "bicubic"}
     config = configure(start)
-    assert start.items() <= config.noted().items()
-    assert configure(config.noted()) == replace(config, max_drop=0.01)
+    assert start.items() <= config.to_dict().items()
+    assert configure(config.to_dict()) == replace(config, max_drop=0.01)
     assert config.is_trained
     assert not configure({**start, "tune_first": True}).is_trained
     assert config.hints(32) == Hints((32, 32), (0.5,), (0.2, 0.3, 0.4), "bicubic")

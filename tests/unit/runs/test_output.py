@@ -12,10 +12,10 @@ import pytest
 import yaml
 from tiny import Notes
 
+from basisprune.callback import NullCallback
 from basisprune.data.manifest import IMAGES
 from basisprune.errors import CheckpointError
 from basisprune.files import digest, locked
-from basisprune.listener import Silence
 from basisprune.runs.output import OutputFolder, changed_settings, is_loadable, is_repeatable, settings_of, versions
 from basisprune.runs.validating import read_settings
 
@@ -48,8 +48,8 @@ def test_a_setting_that_only_one_run_notes_has_its_default():
 @pytest.mark.parametrize("free", ["onnx", "int8"])
 def test_what_is_written_at_the_end_may_change(free, tmp_path):
     folder = OutputFolder(tmp_path / "out")
-    folder.claim(CONFIG, Silence())
-    folder.claim(CONFIG | {free: True}, Silence())
+    folder.claim(CONFIG, NullCallback())
+    folder.claim(CONFIG | {free: True}, NullCallback())
     assert read_settings(folder.path / "config.yaml")[free] is True
 
 
@@ -80,7 +80,7 @@ def test_other_versions_are_told_once(tmp_path):
 )
 def test_a_command_that_repeats_the_run_is_named_only_where_it_can(model, data, repeatable, tmp_path):
     config = {"model": model, "data": data}
-    OutputFolder(tmp_path / "out", "train").claim(config, Silence())
+    OutputFolder(tmp_path / "out", "train").claim(config, NullCallback())
     assert is_repeatable(config) == repeatable
     first = (tmp_path / "out" / "config.yaml").read_text().splitlines()[0]
     assert (first == "# Repeat this run: basisprune train --config config.yaml --output another") == repeatable
@@ -95,15 +95,15 @@ def test_data_is_loadable_by_a_name_or_a_path_that_is_there(tmp_path):
 def test_a_file_or_a_folder_of_other_things_is_not_taken(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="is a file"):
-        OutputFolder(tmp_path / "file").claim({}, Silence())
+        OutputFolder(tmp_path / "file").claim({}, NullCallback())
     with pytest.raises(CheckpointError, match="contains file but no"):
-        OutputFolder(tmp_path).claim({}, Silence())
+        OutputFolder(tmp_path).claim({}, NullCallback())
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_an_empty_folder_or_one_of_hidden_files_is_taken(tmp_path):
     (tmp_path / ".gitkeep").write_text("")
-    OutputFolder(tmp_path).claim(CONFIG, Silence())
+    OutputFolder(tmp_path).claim(CONFIG, NullCallback())
     assert (tmp_path / "config.yaml").exists()
     assert OutputFolder(tmp_path).stages.parent == tmp_path
 
@@ -117,14 +117,14 @@ def names(folder: Path) -> list[str]:
 
 def test_a_claim_without_anything_stored_is_none(tmp_path):
     folder = OutputFolder(tmp_path / "out")
-    folder.claim(CONFIG, Silence())
+    folder.claim(CONFIG, NullCallback())
     folder.check(CONFIG | {"seed": 1})
-    folder.claim(CONFIG | {"seed": 1}, Silence())
+    folder.claim(CONFIG | {"seed": 1}, NullCallback())
     assert settings_of(folder.path)["seed"] == 1
 
 
 def fail(folder: OutputFolder, error: type[BaseException], *, stored: bool = False) -> None:
-    with folder.held(CONFIG, Silence()):
+    with folder.held(CONFIG, NullCallback()):
         folder.stages.mkdir()
         (folder.stages / "run.json").write_text("{}")
         (folder.path / IMAGES).write_text("{}")
@@ -172,11 +172,11 @@ def test_leftovers_of_killed_writers_are_cleared_when_a_run_starts(tmp_path):
     folder = OutputFolder(tmp_path / "out")
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
-    folder.claim(CONFIG, Silence())
+    folder.claim(CONFIG, NullCallback())
     for place in (folder.path, folder.stages, folder.path / "model"):
         place.mkdir(exist_ok=True)
         (place / f".partial-{dead.pid}-0123abcd.pt").write_bytes(b"half")
-    with folder.held(CONFIG, Silence()):
+    with folder.held(CONFIG, NullCallback()):
         assert not list(folder.path.rglob(".partial*"))
 
 
@@ -193,18 +193,21 @@ with locked(Path(sys.argv[1])):
 
 def test_a_second_run_in_a_folder_is_refused_until_the_first_one_is_dead(tmp_path):
     folder = OutputFolder(tmp_path / "out")
-    folder.claim(CONFIG, Silence())
+    folder.claim(CONFIG, NullCallback())
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     first = subprocess.Popen(
         [sys.executable, "-c", HOLDS, folder.path], env=environment, stdout=subprocess.PIPE, text=True
     )
     try:
         assert first.stdout.readline() == "held\n"
-        with pytest.raises(CheckpointError, match="another run works in this folder"), folder.held(CONFIG, Silence()):
+        with (
+            pytest.raises(CheckpointError, match="another run works in this folder"),
+            folder.held(CONFIG, NullCallback()),
+        ):
             pytest.fail("both are in")
     finally:
         first.kill()
         first.communicate()
-    with folder.held(CONFIG, Silence()), pytest.raises(CheckpointError, match="another run"), locked(folder.path):
+    with folder.held(CONFIG, NullCallback()), pytest.raises(CheckpointError, match="another run"), locked(folder.path):
         pytest.fail("both are in")
     assert names(folder.path) == ["config.yaml"]

@@ -12,10 +12,10 @@ from tiny import differing, tiny_images, tiny_model, tiny_recipe, tiny_training
 from torch import Tensor, nn
 from trained import PREPARED, Own, trained
 
+from basisprune.callback import NullCallback
 from basisprune.data import Loaders
 from basisprune.errors import BasisPruneError, DataError, LayerError, ModelError, TooMuchError
 from basisprune.frameworks import find_framework
-from basisprune.listener import Silence
 from basisprune.recipes import RECIPES
 from basisprune.runs import rehearsal
 from basisprune.runs.compress import compress
@@ -37,7 +37,7 @@ def refused(network: nn.Module, message: str, kind: type[BasisPruneError] = Mode
     given = job(network, **options)
     before = copy.deepcopy(given.network.state_dict())
     with pytest.raises(kind, match=message):
-        rehearse(given, prunes=True, saves=True, listener=Silence())
+        rehearse(given, prunes=True, saves=True, callback=NullCallback())
     assert all(torch.equal(value, before[name]) for name, value in given.network.state_dict().items())
 
 
@@ -83,7 +83,7 @@ def test_a_network_for_another_number_of_classes_is_refused_by_both_numbers():
     network = transfer_model(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()), 10, input_size=16)
     given = prepare_job(network, tiny_images(60), configure({"recipe": tiny_recipe(tiny_training(epochs=1))}))
     with pytest.raises(ModelError, match="distinguishes 10 classes, and the data has 3; build it for 3 classes"):
-        rehearse(given, prunes=True, saves=True, listener=Silence())
+        rehearse(given, prunes=True, saves=True, callback=NullCallback())
 
 
 def test_weights_that_are_no_numbers_are_refused_by_name():
@@ -93,7 +93,7 @@ def test_weights_that_are_no_numbers_are_refused_by_name():
     given = job(trained())
     given.network.network.norm.bias.data[3] = float("nan")
     with pytest.raises(LayerError, match=r"network\.norm\.bias: holds NaN or infinite values"):
-        rehearse(given, prunes=True, saves=False, listener=Silence())
+        rehearse(given, prunes=True, saves=False, callback=NullCallback())
 
 
 def test_a_network_that_answers_at_random_is_refused():
@@ -140,8 +140,8 @@ def test_a_network_with_nothing_to_prune_is_refused():
 def test_ratios_ask_for_all_that_they_name_and_a_search_for_what_can_go():
     network = nn.Sequential(nn.Conv2d(3, 3, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     refused(network, "no filters can go", filter_ratio=0.3)
-    rehearse(job(network), prunes=True, saves=False, listener=Silence())
-    rehearse(job(network, basis_ratio=0.3), prunes=True, saves=False, listener=Silence())
+    rehearse(job(network), prunes=True, saves=False, callback=NullCallback())
+    rehearse(job(network, basis_ratio=0.3), prunes=True, saves=False, callback=NullCallback())
 
 
 def test_frameworks_are_asked_only_for_what_they_prune():
@@ -191,15 +191,15 @@ def test_layers_that_take_no_part_and_computed_weights_are_no_hindrance():
     network.spare = nn.Conv2d(3, 40, 3)
     nn.utils.parametrizations.weight_norm(network.middle)
     said: list[str] = []
-    listener = Silence()
-    listener.say = said.append
+    callback = NullCallback()
+    callback.log = said.append
     options = {
         "recipe": tiny_recipe(tiny_training(epochs=1)),
         "keep_head": True,
         "basis_ratio": 0.3,
         "filter_ratio": 0.2,
     }
-    result = compress(network, tiny_images(60), **options, **PREPARED, onnx=False, listener=listener)
+    result = compress(network, tiny_images(60), **options, **PREPARED, onnx=False, callback=callback)
     assert "  network.spare stays as it is: it takes no part in what the network computes" in said
     assert 0 < result.chosen.basis_ratio <= 0.3
 
@@ -214,23 +214,23 @@ class Branching(Own):
 def test_a_network_that_cannot_be_exported_is_refused_if_that_is_asked_for_and_told_otherwise(monkeypatch):
     refused(Branching(), "cannot be exported", onnx=True)
     said: list[str] = []
-    listener = Silence()
-    listener.say = said.append
+    callback = NullCallback()
+    callback.log = said.append
     monkeypatch.setattr(rehearsal, "_LONG", 0)
-    rehearse(job(Branching()), prunes=True, saves=True, listener=listener)
+    rehearse(job(Branching()), prunes=True, saves=True, callback=callback)
     assert "model.onnx cannot be written for this network" in said[0]
-    rehearse(job(Branching(), onnx=False), prunes=True, saves=True, listener=listener)
+    rehearse(job(Branching(), onnx=False), prunes=True, saves=True, callback=callback)
     assert not any("model.onnx" in line for line in said[1:])
 
 
 def test_a_network_that_no_bundle_can_hold_is_told():
     said: list[str] = []
-    listener = Silence()
-    listener.say = said.append
-    rehearse(job(Branching()), prunes=True, saves=True, listener=listener)
+    callback = NullCallback()
+    callback.log = said.append
+    rehearse(job(Branching()), prunes=True, saves=True, callback=callback)
     assert len(said) == 1
     assert "model/ cannot be written for this network" in said[0]
-    rehearse(job(trained()), prunes=True, saves=True, listener=listener)
+    rehearse(job(trained()), prunes=True, saves=True, callback=callback)
     assert len(said) == 1
 
 
@@ -243,7 +243,7 @@ def test_compress_refuses_before_anything_is_written(tmp_path):
 def test_the_network_stays_as_it_was():
     given = job(trained())
     twin = copy.deepcopy(given.network)
-    rehearse(given, prunes=True, saves=True, listener=Silence())
+    rehearse(given, prunes=True, saves=True, callback=NullCallback())
     assert not differing(given.network, twin)
     assert [p.requires_grad for p in given.network.parameters()] == [p.requires_grad for p in twin.parameters()]
 
@@ -264,16 +264,16 @@ def test_a_network_of_another_task_is_tried_on_a_batch_of_its_own():
     given = segmenting(Segmenter(), basis_ratio=0.3)
     before = copy.deepcopy(given.network.state_dict())
     said: list[str] = []
-    listener = Silence()
-    listener.say = said.append
-    rehearse(given, prunes=True, saves=True, listener=listener)
+    callback = NullCallback()
+    callback.log = said.append
+    rehearse(given, prunes=True, saves=True, callback=callback)
     assert said == []  # it can be written as a graph, without its class
     assert all(torch.equal(value, before[name]) for name, value in given.network.state_dict().items())
     with pytest.raises(DataError, match="task segmentation: class 2 in a mask"):
-        rehearse(segmenting(Segmenter(), largest=2), prunes=True, saves=False, listener=Silence())
+        rehearse(segmenting(Segmenter(), largest=2), prunes=True, saves=False, callback=NullCallback())
     with pytest.raises(DataError, match="task segmentation: the network outputs shape"):
         rehearse(
-            segmenting(nn.Sequential(nn.Flatten(), nn.Linear(64, 2))), prunes=True, saves=False, listener=Silence()
+            segmenting(nn.Sequential(nn.Flatten(), nn.Linear(64, 2))), prunes=True, saves=False, callback=NullCallback()
         )
 
 
@@ -287,7 +287,7 @@ def test_a_task_that_fails_on_the_network_is_refused_by_its_name():
     ):
         task = replace(segmentation(), name="mine", **changes)
         with pytest.raises(ModelError, match=said):
-            rehearse(segmenting(Segmenter(), task=task), prunes=True, saves=False, listener=Silence())
+            rehearse(segmenting(Segmenter(), task=task), prunes=True, saves=False, callback=NullCallback())
 
 
 def test_a_network_of_another_task_that_is_trained_is_not_compared_with_guessing():

@@ -14,6 +14,7 @@ from tables import invented
 from tiny import NAMES, tiny_images, tiny_model, tiny_recipe, tiny_training
 
 import basisprune.deploy.export.runtime
+from basisprune.callback import NullCallback
 from basisprune.data import Splits
 from basisprune.deploy.timing import wanted_shapes
 from basisprune.errors import (
@@ -26,7 +27,6 @@ from basisprune.errors import (
     PlanError,
 )
 from basisprune.errors import ModelError as NoModel
-from basisprune.listener import Silence
 from basisprune.runs.job import Job, prepare_job
 from basisprune.runs.options import configure
 from basisprune.runs.output import OutputFolder
@@ -41,13 +41,13 @@ def job(data=None, **options) -> Job:
 def refused(given: Job, output: Path, kind: type[BasisPruneError], message: str) -> None:
     before = sorted(output.parent.rglob("*")) if output.parent.exists() else []
     with pytest.raises(kind, match=message):
-        check_start(given, OutputFolder(output), given.noted())
+        check_start(given, OutputFolder(output), given.to_dict())
     assert (sorted(output.parent.rglob("*")) if output.parent.exists() else []) == before
 
 
 def test_a_sound_start_says_nothing_and_writes_nothing(tmp_path):
-    check_start(job(), OutputFolder(tmp_path / "deep" / "out"), job().noted())
-    check_start(job(), None, job().noted())
+    check_start(job(), OutputFolder(tmp_path / "deep" / "out"), job().to_dict())
+    check_start(job(), None, job().to_dict())
     assert list(tmp_path.iterdir()) == []
 
 
@@ -60,7 +60,7 @@ def test_an_output_in_the_folder_of_the_images_is_refused(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "photos")
     for place in ("photos", "photos/out", "photos/a/out", "link/out", "photos/../photos/out"):
         refused(given, tmp_path / place, ConfigError, "lies in the folder of the images")
-    check_start(given, OutputFolder(tmp_path / "photos-out"), given.noted())
+    check_start(given, OutputFolder(tmp_path / "photos-out"), given.to_dict())
 
 
 def test_packages_that_are_asked_for_and_not_installed_are_named_first(tmp_path, monkeypatch):
@@ -68,8 +68,8 @@ def test_packages_that_are_asked_for_and_not_installed_are_named_first(tmp_path,
     refused(job(onnx=True), tmp_path / "out", MissingExtraError, r"basisprune\[onnx\]")
     refused(job(int8=True), tmp_path / "out", MissingExtraError, r"basisprune\[onnx\]")
     for given in (job(), job(int8=True, onnx=False)):
-        check_start(given, OutputFolder(tmp_path / "out"), given.noted())
-    check_start(job(), OutputFolder(tmp_path / "out"), job().noted())
+        check_start(given, OutputFolder(tmp_path / "out"), given.to_dict())
+    check_start(job(), OutputFolder(tmp_path / "out"), job().to_dict())
 
 
 def test_names_that_are_not_utf_8_are_refused(tmp_path):
@@ -96,14 +96,14 @@ def test_a_place_that_cannot_be_written_to_is_refused(tmp_path, monkeypatch):
 
 def test_a_disk_without_space_is_refused_and_one_with_little_is_told(tmp_path, monkeypatch):
     said: list[str] = []
-    listener = Silence()
-    listener.say = said.append
+    callback = NullCallback()
+    callback.log = said.append
     usage = namedtuple("usage", "free")
     weights = sum(value.nbytes for value in tiny_model().state_dict().values())
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage(5 * weights))
     refused(job(), tmp_path / "out", ConfigError, "bytes left, and this run needs at least")
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage(12 * weights))
-    check_start(job(), OutputFolder(tmp_path / "out"), job().noted(), listener)
+    check_start(job(), OutputFolder(tmp_path / "out"), job().to_dict(), callback)
     assert "may need up to" in said[0]
 
 
@@ -131,11 +131,11 @@ def test_a_device_file_for_another_network_is_refused_at_once(tmp_path):
     path.write_text(invented(wanted_shapes(tiny_model(), (3, 16, 16)), block=2).to_json())
     given = job(device=str(path))
     for output in (None, OutputFolder(tmp_path / "out")):
-        check_start(given, output, given.noted())
+        check_start(given, output, given.to_dict())
     path.write_text(invented(wanted_shapes(tiny_model(), (3, 24, 24)), block=2).to_json())
     refused(given, tmp_path / "out", PlanError, "profile it again")
     with pytest.raises(PlanError, match="profile it again"):
-        check_start(given, None, given.noted())
+        check_start(given, None, given.to_dict())
     path.write_text("{}")
     refused(given, tmp_path / "out", ConfigError, "not a table of times")
     path.unlink()

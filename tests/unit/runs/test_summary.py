@@ -12,7 +12,7 @@ from tiny import tiny_images
 from torch import nn
 
 from basisprune.budget import Budget, Goal, Ratios
-from basisprune.budget.certify import Certificate, Promise, Standard, Test
+from basisprune.budget.certify import AcceptanceRule, Certificate, Guarantee, Test
 from basisprune.budget.planning import CostPlanner
 from basisprune.data import ArrayImages, Splits
 from basisprune.frameworks import DECOMPOSED
@@ -32,7 +32,7 @@ from basisprune.runs.summary import (
     verdict,
     warnings,
 )
-from basisprune.search.candidates import Candidate, Found, Size, Trial
+from basisprune.search.candidates import Candidate, Evaluated, SearchResult, Size
 from basisprune.states import Stage, State
 from basisprune.tasks import Predictions
 
@@ -40,16 +40,16 @@ SIDE = Side(0.5, (0.4, 0.6), 10, 10)
 DROP, PARAMS, FIXED = Budget(max_drop=0.01), Budget(target_params=300), Ratios(0.5)
 
 
-def trial(right: int, parameters: int, goal: Goal, images: int, unpruned: int) -> Trial:
+def trial(right: int, parameters: int, goal: Goal, images: int, unpruned: int) -> Evaluated:
     def state(count: int) -> State:
         said = Predictions.of_hits(np.arange(images) < count)
         return State((DECOMPOSED,), nn.Identity(), (Stage("s", 0, 1, 1, 1),), outcomes=said)
 
     candidate = Candidate.of(state(right), state(unpruned), Size(parameters, 2 * parameters))
     if isinstance(goal, Budget):
-        by = Standard(Promise(goal)) if goal.is_about_accuracy else None
+        by = AcceptanceRule(Guarantee(goal)) if goal.is_about_accuracy else None
         candidate = candidate.judged(goal) if by is None else candidate.judged_by(by, state(right), state(unpruned))
-    return Trial(candidate, state(right), nn.Identity())
+    return Evaluated(candidate, state(right), nn.Identity())
 
 
 def config_of(goal: Goal) -> RunConfig:
@@ -73,7 +73,7 @@ def case(
     job = SimpleNamespace(
         config=config_of(goal), splits=SimpleNamespace(val=ArrayImages(np.zeros((len(labels), 1, 1), np.uint8), labels))
     )
-    return job, Found(trials, chosen, interrupted, certificate=certificate)
+    return job, SearchResult(trials, chosen, interrupted, certificate=certificate)
 
 
 KEEPS = "The model is already within the budget. It is unpruned."

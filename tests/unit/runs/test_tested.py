@@ -12,7 +12,7 @@ from basisprune.budget.certify import Test
 from basisprune.errors import CheckpointError, PlanError
 from basisprune.frameworks import DENSE, Step
 from basisprune.runs.tested import TESTS, FileTest, Tested, identity, read_tested, write_tested
-from basisprune.search.candidates import Candidate, Size, Trial
+from basisprune.search.candidates import Candidate, Evaluated, Size
 from basisprune.states import Stage, State
 from basisprune.tasks import Predictions
 
@@ -20,12 +20,12 @@ PASSED = Test(1, "half", 0.95, 0.94, 0.009, 0.02, 9, 7, passed=True)
 FAILED = replace(PASSED, passed=False, bound=0.02)
 
 
-def trial(weight: float, ratio: float = 0.5) -> Trial:
+def trial(weight: float, ratio: float = 0.5) -> Evaluated:
     said = Predictions.of_hits(np.ones(3, dtype=bool))
     state = State((DENSE, Step("basis", ratio)), nn.Identity(), (Stage("s", 1, 1, 1, 1),), outcomes=said)
     network = nn.Linear(1, 1, bias=False)
     nn.init.constant_(network.weight, weight)
-    return Trial(Candidate.of(state, state, Size(1, 1)), state, network)
+    return Evaluated(Candidate.of(state, state, Size(1, 1)), state, network)
 
 
 def test_what_was_written_is_read_and_nothing_is_written_without_a_folder(tmp_path):

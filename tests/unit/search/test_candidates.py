@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from basisprune.budget import Budget
-from basisprune.budget.certify import Promise, Standard
+from basisprune.budget.certify import AcceptanceRule, Guarantee
 from basisprune.frameworks import DECOMPOSED, POLISHED, Step
-from basisprune.search.candidates import ALL, Candidate, Found, Size, Trial, really_kept, share
+from basisprune.search.candidates import ALL, Candidate, Evaluated, SearchResult, Size, really_kept, share
 from basisprune.states import Stage, State
 from basisprune.tasks import Predictions
 from basisprune.training.history import EpochRecord
@@ -58,7 +58,7 @@ def test_an_accuracy_budget_passes_what_has_the_least_accuracy(right, reference,
     found, network = candidate(right, reference), state(right)
     for budget in (Budget(max_drop=limit), Budget(min_accuracy=limit)):
         least = budget.least_accuracy(reference / IMAGES)
-        judged = found.judged_by(Standard(Promise(budget)), network, state(reference))
+        judged = found.judged_by(AcceptanceRule(Guarantee(budget)), network, state(reference))
         assert judged.passed == (right / IMAGES >= least - 1e-6)
 
 
@@ -67,14 +67,14 @@ def test_a_candidate_is_undecided_where_the_limit_is_within_the_interval_of_its_
     found, budget, before = candidate(right, reference), Budget(max_drop=0.0205), reference / IMAGES
     low, high = found.drop_interval
     within = low <= before - budget.least_accuracy(before) <= high
-    judged = found.judged_by(Standard(Promise(budget)), state(right), state(reference))
+    judged = found.judged_by(AcceptanceRule(Guarantee(budget)), state(right), state(reference))
     assert judged.undecided == within
 
 
 def test_few_images_leave_it_undecided_and_many_do_not():
     few, many = (
         candidate(int(0.88 * images), int(0.9 * images), images=images).judged_by(
-            Standard(Promise(Budget(max_drop=0.01))),
+            AcceptanceRule(Guarantee(Budget(max_drop=0.01))),
             state(int(0.88 * images), images),
             state(int(0.9 * images), images),
         )
@@ -146,7 +146,7 @@ def test_whole_branches_that_went_are_said(plan, blocks, label):
 
 
 def test_a_failure_is_said():
-    standard = Standard(Promise(Budget(max_drop=0.01)))
+    standard = AcceptanceRule(Guarantee(Budget(max_drop=0.01)))
     assert candidate(500).judged_by(standard, state(500), state(900)).summary.endswith(", failed")
 
 
@@ -157,10 +157,10 @@ def test_what_is_to_be_certified_is_judged_by_the_chance_of_that_and_says_so():
 
 def test_what_was_found_is_by_its_trials():
     trials = tuple(
-        Trial(candidate(right, steps=(step,)), state(right, steps=(step,)), nn.Identity())
+        Evaluated(candidate(right, steps=(step,)), state(right, steps=(step,)), nn.Identity())
         for right, step in ((900, DECOMPOSED), (890, POLISHED))
     )
-    found = Found(trials, chosen=1)
+    found = SearchResult(trials, chosen=1)
     assert found.candidates == (trials[0].candidate, trials[1].candidate)
     assert (found.reference, found.state) == (trials[0].state, trials[1].state)
 

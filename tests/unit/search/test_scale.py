@@ -26,7 +26,7 @@ def test_a_network_that_cannot_be_exported_is_timed_in_pytorch(monkeypatch):
     monkeypatch.setattr("basisprune.search.scale.has_onnx", lambda: True)
     notes = Notes()
     spec = SimpleNamespace(shape=(3, 8, 8))
-    pipeline = SimpleNamespace(spec=spec, hearer=notes, planner=None, store=StageStore(None))
+    pipeline = SimpleNamespace(spec=spec, notify=notes, planner=None, store=StageStore(None))
     scale = Scale(pipeline, timed=True)
     for steps in ((DENSE,), (DECOMPOSED,)):
         assert scale.milliseconds(State(steps, nn.Identity()), nn.Identity()) == 250

@@ -13,12 +13,12 @@ from tiny import Notes
 from torch import nn
 
 from basisprune.budget import Budget, Ratios
-from basisprune.budget.certify import LIKELY, SURE, Promise
+from basisprune.budget.certify import LIKELY, SURE, Guarantee
 from basisprune.budget.metrics import value_of
 from basisprune.budget.planning import CostPlanner
+from basisprune.callback import NullCallback
 from basisprune.errors import TooMuchError
 from basisprune.frameworks import POLISHED, Framework, Move, Step
-from basisprune.listener import Silence
 from basisprune.outlook import Outlook
 from basisprune.recipes import RECIPES, Recipe
 from basisprune.search import Search, SearchConfig, search
@@ -41,7 +41,7 @@ class FakePipeline:
     tuned: list[tuple[float, float]] = field(default_factory=list)
     interrupt_at: int = 1000
     least: float = 0.0
-    hearer: Silence = field(default_factory=Silence)
+    notify: NullCallback = field(default_factory=NullCallback)
     settings: Recipe = field(default_factory=lambda: RECIPES["paper"])
     claimed: int = 0
     tunings: list[Tuning] = field(default_factory=list)
@@ -230,7 +230,7 @@ def test_steps_follow_the_metric_of_the_budget(monkeypatch):
     by_accuracy = seen.pop()
     pipeline = OneSided(0.5, 0.5)
     pipeline.splits = SimpleNamespace(confirm=None)
-    Search(pipeline, budget, SearchConfig(polish=False), promise=Promise(budget, metric="worst-class")).run()
+    Search(pipeline, budget, SearchConfig(polish=False), promise=Guarantee(budget, metric="worst-class")).run()
     reference = OneSided.said(0.95)
     assert seen[-1] == pytest.approx(value_of("worst-class", reference) - 0.85)
     assert by_accuracy == pytest.approx(value_of("accuracy", reference) - 0.85)
@@ -293,7 +293,7 @@ class CandidateNotes(Notes):
 
 def test_each_candidate_is_told_as_it_is_judged():
     notes = CandidateNotes()
-    found = Search(FakePipeline(0.5, 0.5, hearer=notes), Budget(max_drop=0.01)).run()
+    found = Search(FakePipeline(0.5, 0.5, notify=notes), Budget(max_drop=0.01)).run()
     assert tuple(notes.candidates) == found.candidates
 
 
@@ -394,7 +394,7 @@ def test_a_candidate_has_a_fifth_of_its_epochs_and_two_before_it_is_hopeless(epo
 def test_candidates_that_are_to_be_certified_are_tuned_for_all_epochs_unless_hopeless():
     pipeline, budget = FakePipeline(0.5, 0.5), Budget(max_drop=0.01)
     pipeline.splits = SimpleNamespace(confirm=Confirming())
-    Search(pipeline, budget, SearchConfig(give_up_margin=0.1), promise=Promise(budget)).run()
+    Search(pipeline, budget, SearchConfig(give_up_margin=0.1), promise=Guarantee(budget)).run()
     (tuning,) = set(pipeline.tunings)
     assert not tuning.may_end(tuning.grace, 1.0)
     assert tuning.may_end(tuning.grace, 0.80)
@@ -480,7 +480,7 @@ class Wavering(FakePipeline):
 def test_a_network_that_may_well_fail_on_the_confirming_images_is_not_the_only_one(pipeline, tried):
     made, budget = pipeline(0.3, 0.0), Budget(max_drop=0.01)
     made.splits = SimpleNamespace(confirm=Confirming())
-    found = Search(made, budget, SearchConfig(framework="basis", polish=False), promise=Promise(budget)).run()
+    found = Search(made, budget, SearchConfig(framework="basis", polish=False), promise=Guarantee(budget)).run()
     smallest = found.candidates[found.chosen]
     assert smallest.chance >= LIKELY
     assert (smallest.chance < SURE) == bool(tried)
@@ -509,7 +509,7 @@ def test_the_network_to_fall_back_on_is_larger_where_shares_are_of_time(monkeypa
     made, budget = ByTime(0.3, 0.0), Budget(max_drop=0.01)
     made.kept, made.splits = [], SimpleNamespace(confirm=Confirming())
     config = SearchConfig(framework="basis", polish=False, warm_start=False)
-    found = Search(made, budget, config, promise=Promise(budget)).run()
+    found = Search(made, budget, config, promise=Guarantee(budget)).run()
     smallest, safe = found.candidates[found.chosen], found.candidates[-1]
     best = made.kept[found.chosen - 1]
     assert smallest.chance < SURE <= safe.chance

@@ -11,9 +11,9 @@ from huggingface_hub import constants
 from safetensors.torch import save_file
 from tiny import Notes, tiny_images
 
+from basisprune.callback import NullCallback
 from basisprune.data import load_data
 from basisprune.errors import ConfigError, ModelError
-from basisprune.listener import Silence
 from basisprune.runs.options import configure
 from basisprune.sweeps import backbones
 from basisprune.sweeps.backbones import BackboneSource, available, common_size, is_cached, start_from
@@ -55,10 +55,10 @@ def test_weights_in_the_cache_of_the_hub_are_found_and_loaded_without_it(empty_c
     assert is_cached(NAME)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(backbones, "_why_unreachable", lambda: pytest.fail("the hub was asked"))
-    (found,) = available([NAME], BackboneSource(), Silence()).backbones
+    (found,) = available([NAME], BackboneSource(), NullCallback()).backbones
     assert found.cached
     data = load_data(tiny_images(30), val_fraction=0.3)
-    job = start_from(found, None, data, configure({"size": 32}), tmp_path / "out", Silence())
+    job = start_from(found, None, data, configure({"size": 32}), tmp_path / "out", NullCallback())
     assert torch.equal(first_weights(job.network.backbone), first_weights(network))
     assert job.model == NAME
     assert constants.HF_HUB_OFFLINE is False
@@ -66,10 +66,10 @@ def test_weights_in_the_cache_of_the_hub_are_found_and_loaded_without_it(empty_c
 
 def test_weights_in_a_folder_are_taken_by_name(network, tmp_path):
     save_file(network.state_dict(), tmp_path / "test_resnet.safetensors")
-    (found,) = available([NAME], BackboneSource(tmp_path), Silence()).backbones
+    (found,) = available([NAME], BackboneSource(tmp_path), NullCallback()).backbones
     assert found.weights == str(tmp_path / "test_resnet.safetensors")
     data = load_data(tiny_images(30), val_fraction=0.3)
-    job = start_from(found, None, data, configure({"size": 32}), tmp_path / "out", Silence())
+    job = start_from(found, None, data, configure({"size": 32}), tmp_path / "out", NullCallback())
     assert torch.equal(first_weights(job.network.backbone), first_weights(network))
     assert job.network.input_spec.size == (32, 32)
     assert job.config.pretrained
@@ -87,7 +87,7 @@ def test_what_cannot_be_had_is_told_and_the_others_are_taken(empty_cache, networ
 
 def test_it_is_an_error_if_nothing_can_be_had(tmp_path):
     with pytest.raises(ModelError) as caught:
-        available([NAME, OTHER], BackboneSource(), Silence())
+        available([NAME, OTHER], BackboneSource(), NullCallback())
     assert len(caught.value.faults) == 2
 
 
@@ -104,7 +104,7 @@ def test_a_hub_that_never_answers_is_asked_once_and_not_waited_for(tmp_path, mon
     monkeypatch.setattr(backbones.huggingface_hub, "get_session", Session)
     try:
         with pytest.raises(ModelError, match="the hub does not answer"):
-            available([NAME, OTHER], BackboneSource(), Silence())
+            available([NAME, OTHER], BackboneSource(), NullCallback())
     finally:
         never.set()
     assert len(asked) == 1
@@ -112,13 +112,13 @@ def test_a_hub_that_never_answers_is_asked_once_and_not_waited_for(tmp_path, mon
 
 def test_without_pretrained_weights_nothing_is_missing(tmp_path):
     source = BackboneSource(pretrained=False)
-    found = available([NAME, "tiny:tiny_backbone"], source, Silence())
+    found = available([NAME, "tiny:tiny_backbone"], source, NullCallback())
     assert ([each.name for each in found.backbones], found.missing) == ([NAME, "tiny:tiny_backbone"], {})
 
 
 def test_unknown_names_and_names_given_twice_are_refused(tmp_path):
     with pytest.raises(ConfigError) as caught:
-        available(["resnet5000", "resnet18", "resnet18"], BackboneSource(), Silence())
+        available(["resnet5000", "resnet18", "resnet18"], BackboneSource(), NullCallback())
     assert len(caught.value.faults) == 2
     assert "Did you mean" in str(caught.value)
 

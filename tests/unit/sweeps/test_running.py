@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from basisprune.callback import NullCallback
 from basisprune.errors import ConfigError, DataError, MissingExtraError, TrainingError
-from basisprune.listener import Silence
 from basisprune.sweeps.running import (
     Backbone,
     Failure,
@@ -76,9 +76,9 @@ class Work:
 
 
 def ran(work: Work, *names: str, retries: int = 2, done: tuple[str, ...] = ()):
-    with open_pool(Running(), Silence(), work) as pool:
+    with open_pool(Running(), NullCallback(), work) as pool:
         runs = [run("folder", name) for name in names]
-        return run_all(runs, pool, retries, Silence(), done=lambda one: one.name in done)
+        return run_all(runs, pool, retries, NullCallback(), done=lambda one: one.name in done)
 
 
 def test_what_is_done_is_not_run():
@@ -164,7 +164,7 @@ def test_a_process_that_ends_well_has_done_its_run(worker, tmp_path):
 @needs_shell
 def test_a_process_that_is_killed_has_failed_and_ends_no_other(worker, tmp_path):
     worker('case "$3" in *b.run) kill -9 $$;; *) sleep 1;; esac')
-    with open_pool(Running(jobs=2), Silence()) as pool:
+    with open_pool(Running(jobs=2), NullCallback()) as pool:
         failures = {one.name: failure for one, failure in pool([run(tmp_path, name) for name in "abc"])}
     assert (failures["a"], failures["c"]) == (None, None)
     assert "was killed by signal 9" in failures["b"].error
@@ -193,7 +193,7 @@ def started(pool, runs: list[Run]) -> threading.Thread:
 @needs_shell
 def test_processes_end_with_their_pool_and_no_more_are_started(worker, tmp_path):
     worker("echo begun; exec sleep 600")
-    with open_pool(Running(jobs=2), Silence()) as pool:
+    with open_pool(Running(jobs=2), NullCallback()) as pool:
         thread = started(pool, [run(tmp_path, "a"), run(tmp_path, "b")])
     thread.join(60)
     assert not thread.is_alive()
@@ -225,7 +225,7 @@ def test_images_are_fetched_once_before_two_processes_want_them(worker, tmp_path
         raise DataError("not available")
 
     monkeypatch.setattr("basisprune.sweeps.running.fetch", fetch)
-    with open_pool(Running(jobs=2), Silence()) as pool:
+    with open_pool(Running(jobs=2), NullCallback()) as pool:
         assert [failure for _, failure in pool([run(tmp_path, "a"), run(tmp_path, "b")])] == [None, None]
     assert fetched == ["data"]
 
@@ -245,6 +245,6 @@ def test_an_address_without_a_cluster_is_refused(monkeypatch):
     monkeypatch.setattr(ray, "init", nobody)
     with (
         pytest.raises(ConfigError, match="ray_address: 'auto' given; no Ray cluster answers there"),
-        open_pool(Running(ray_address="auto"), Silence()),
+        open_pool(Running(ray_address="auto"), NullCallback()),
     ):
         pass

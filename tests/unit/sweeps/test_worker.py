@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from summaries import summary
 
+from basisprune.callback import NullCallback
 from basisprune.files import sealed
-from basisprune.listener import Silence
 from basisprune.sweeps.running import Backbone, Run
 from basisprune.sweeps.worker import is_done, perform
 
@@ -19,7 +19,7 @@ def test_a_run_that_starts_from_auto_chooses_its_backbone(tmp_path, monkeypatch)
     calls = []
     chosen = lambda *args, **more: calls.append((args, more))  # noqa: E731
     monkeypatch.setattr("basisprune.sweeps.worker.compress_portfolio", chosen)
-    perform(run(tmp_path, "auto"), Silence())
+    perform(run(tmp_path, "auto"), NullCallback())
     ((args, more),) = calls
     assert args == ("auto", "photos")
     assert (more["output"], more["max_drop"], more["seed"]) == (tmp_path, 0.02, 3)

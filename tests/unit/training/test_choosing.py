@@ -222,7 +222,7 @@ def test_a_training_that_diverges_starts_again_at_a_third_of_its_rate_and_says_s
     constant(monkeypatch, lr=0.9)
     diverging(monkeypatch, above=0.2)
     notes = Notes()
-    result = fitted(choosy(epochs=2), session=Session(listener=notes))
+    result = fitted(choosy(epochs=2), session=Session(callback=notes))
     restarts = [line for line in notes.lines if "diverged" in line]
     assert len(restarts) == 2
     assert result.config.lr == pytest.approx(0.1)
@@ -255,7 +255,7 @@ def test_a_loss_that_is_never_finite_ends_in_an_error(monkeypatch):
 def test_a_training_that_is_slow_to_learn_is_left_alone(monkeypatch):
     constant(monkeypatch, lr=1e-7)
     notes = Notes()
-    result = fitted(choosy(epochs=2), session=Session(listener=notes))
+    result = fitted(choosy(epochs=2), session=Session(callback=notes))
     assert result.config.lr == 1e-7
     assert not notes.lines
 
@@ -284,7 +284,7 @@ def test_a_run_that_resumes_after_a_restart_keeps_the_slower_rate(tmp_path, monk
     stop = Session(stop=lambda history: len(history) == 1)
     first = fitted(choosy(epochs=2), checkpoint=tmp_path / "state.pt", session=stop)
     notes = Notes()
-    resumed = fitted(choosy(epochs=2), checkpoint=tmp_path / "state.pt", session=Session(listener=notes))
+    resumed = fitted(choosy(epochs=2), checkpoint=tmp_path / "state.pt", session=Session(callback=notes))
     assert resumed.config.lr == first.config.lr == pytest.approx(0.3)
     assert not notes.lines
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from basisprune.listener import Silence, TrainingStep
+from basisprune.callback import NullCallback, TrainingStep
 from basisprune.training.progress import SearchProgress, TrainingClock, duration, hearing
 
 
@@ -17,7 +17,7 @@ class Clock:
         return self.now
 
 
-class Notes(Silence):
+class Notes(NullCallback):
     def __init__(self) -> None:
         self.steps: list[TrainingStep] = []
 
@@ -63,7 +63,7 @@ def test_more_candidates_than_expected_leave_nothing():
 
 def test_in_a_terminal_lines_and_bars_are_drawn(capsys):
     with SearchProgress(2, 1, lambda _: pytest.fail("not a line"), show=True) as search:
-        search.say("scoring [brackets]")
+        search.log("scoring [brackets]")
         for _ in range(2):  # the bar of one training follows that of the other
             TrainingClock(1, 1, search).step(0, 8, 0.5, 0.5)
         assert len(search.progress.tasks) == 2
@@ -88,10 +88,10 @@ def test_the_bar_of_images_that_are_opened_goes_when_all_are():
 
 def test_a_listener_hears_of_a_training_instead_of_a_bar():
     notes = Notes()
-    with hearing(notes, show=True) as hearer:
-        assert hearer is notes
-    with hearing(None, show=False) as hearer:
-        assert type(hearer) is Silence
+    with hearing(notes, show=True) as callback:
+        assert callback is notes
+    with hearing(None, show=False) as callback:
+        assert type(callback) is NullCallback
 
 
 def test_a_training_that_was_resumed_counts_on_from_where_it_was():

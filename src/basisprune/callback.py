@@ -1,4 +1,4 @@
-"""Progress of a run, as reported to a listener."""
+"""Progress of a run, as reported to a callback."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TrainingStep:
 
 
 class Tried(Protocol):
-    """The part of a search candidate that a listener needs."""
+    """The part of a search candidate that a callback needs."""
 
     @property
     def summary(self) -> str:
@@ -35,10 +35,10 @@ class Tried(Protocol):
         ...
 
 
-class Listener(Protocol):
-    """Receives the progress of a run; inherit from `Silence` and override what you need."""
+class Callback(Protocol):
+    """Receives the progress of a run; inherit from `NullCallback` and override what you need."""
 
-    def say(self, line: str) -> None:
+    def log(self, line: str) -> None:
         """Called with a message about what is happening."""
 
     def opened(self, done: int, total: int) -> None:
@@ -51,10 +51,10 @@ class Listener(Protocol):
         """Called after each training batch."""
 
 
-class Silence:
-    """The listener that ignores everything."""
+class NullCallback:
+    """The callback that ignores everything."""
 
-    def say(self, line: str) -> None:
+    def log(self, line: str) -> None:
         """Does nothing."""
 
     def opened(self, done: int, total: int) -> None:
