@@ -26,7 +26,7 @@ from basisprune import RECIPES, PlanConfig, PreparedBatches, evaluate, fit, meas
 from basisprune.data import LabelledImages
 from basisprune.deploy.fold import deploy
 from basisprune.errors import TooMuchError
-from basisprune.importance.basis_loss import BasisLoss, split_by_loss
+from basisprune.importance.loss import BasisLoss, split_by_loss
 from basisprune.planning import plan_basis
 from basisprune.pruning import prune_basis
 from basisprune.transfer.model import spec_of

@@ -25,7 +25,7 @@ from torch import nn
 from basisprune import RECIPES, PreparedBatches, fit
 from basisprune.data import take
 from basisprune.importance import loss_scores
-from basisprune.importance.basis_loss import split_by_loss
+from basisprune.importance.loss import split_by_loss
 from basisprune.types import Scores
 
 MODEL, DATASET, SIDE, IMAGES, PASSES, SEED = "efficientnet_lite0", "cifar10", 64, 4096, 3, 0

@@ -19,9 +19,8 @@ from basisprune.budget.planning import CostPlanner
 from basisprune.coupling import trace_coupling
 from basisprune.frameworks import find_framework
 from basisprune.importance import basis_loss, score_filters, taylor_scores
-from basisprune.importance.basis_loss import BasisLoss, split_by_loss
-from basisprune.importance.filter_loss import filter_loss
 from basisprune.importance.filters import FilterMethod
+from basisprune.importance.loss import BasisLoss, filter_loss, split_by_loss
 from basisprune.joint_plan.times import TimeTable
 from basisprune.pipeline import Pipeline
 from basisprune.planning import plan_basis, plan_filters

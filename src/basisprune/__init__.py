@@ -9,7 +9,7 @@ from types import FunctionType
 import lazy_loader
 
 from basisprune.moved import MOVED
-from basisprune.torchkit.first_import import import_torch_elsewhere
+from basisprune.torchkit.imports import import_torch_elsewhere
 
 import_torch_elsewhere()
 _public_name, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -17,9 +17,8 @@ from basisprune.basis.refit import Axes, basis_statistics, rebase
 from basisprune.data import LabelledImages, LoaderPart, PreparedBatches, take
 from basisprune.errors import DataError, TooMuchError
 from basisprune.importance import score_filters, taylor_scores
-from basisprune.importance.basis_loss import BasisLoss, basis_loss, split_by_loss
-from basisprune.importance.filter_loss import filter_loss, filter_statistics
 from basisprune.importance.layer_access import first_images
+from basisprune.importance.loss import BasisLoss, basis_loss, filter_loss, filter_statistics, split_by_loss
 from basisprune.planning import PlanConfig, traced
 from basisprune.recipes import Recipe
 from basisprune.tasks import CLASSIFICATION, Task

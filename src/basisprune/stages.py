@@ -14,11 +14,10 @@ from basisprune.basis.refit import basis_statistics
 from basisprune.costs import weight_uses
 from basisprune.coupling import trace_coupling
 from basisprune.errors import ConfigError, PlanError
-from basisprune.importance.basis_loss import basis_loss, split_by_loss
-from basisprune.importance.basis_taylor import taylor_scores
-from basisprune.importance.filter_loss import filter_loss, filter_statistics, joint_loss
 from basisprune.importance.filters import FilterMethod, score_filters
 from basisprune.importance.layer_access import first_images
+from basisprune.importance.loss import basis_loss, filter_loss, filter_statistics, joint_loss, split_by_loss
+from basisprune.importance.taylor import taylor_scores
 from basisprune.joint_plan import plan_together
 from basisprune.planning import PlanConfig, plan_basis, plan_filters
 from basisprune.pruning import Compensation, prune_basis, prune_filters, prune_together

@@ -10,9 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from basisprune.basis.decompose import to_matrix, with_matrix
+from basisprune.basis.decompose import balanced, metric_roots, to_matrix, with_matrix
 from basisprune.basis.layers import BasisPair, BasisScalingConv, basis_pairs, half_name
-from basisprune.basis.loss_basis import balanced, metric_roots
 from basisprune.errors import ConfigError
 from basisprune.torchkit.moments import LossStatistics, OutputStatistics, loss_statistics, output_statistics
 from basisprune.torchkit.running import Loss

@@ -15,9 +15,8 @@ from basisprune.costs import weight_uses
 from basisprune.coupling.blocks import find_blocks
 from basisprune.deploy.timing import measured_table, read_table, time_network, wanted_shapes
 from basisprune.frameworks import Move, Step
-from basisprune.importance.basis_loss import BasisLoss, basis_loss
-from basisprune.importance.filter_loss import FilterLoss, filter_loss, joint_loss
 from basisprune.importance.layer_access import Batches
+from basisprune.importance.loss import BasisLoss, FilterLoss, basis_loss, filter_loss, joint_loss
 from basisprune.joint_plan import Costs, PlanFrontier, plan_frontier
 from basisprune.joint_plan.times import TimeTable
 from basisprune.planning import Per, PlanConfig

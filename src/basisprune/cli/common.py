@@ -130,7 +130,7 @@ class Command(TyperCommand):
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
         """What the subcommand gives."""
         _escape_logs()
-        from basisprune.torchkit.references import only_code
+        from basisprune.torchkit.imports import only_code
 
         typed = [value for name, value in ctx.params.items() if typed_here(ctx, name)]
         listed = [each for value in typed for each in (value if isinstance(value, list) else [value])]

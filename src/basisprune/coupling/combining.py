@@ -1,4 +1,4 @@
-"""How labels pass through operations that combine or reduce values."""
+"""How labels pass through operations that combine values: element-wise, reductions, norms and products."""
 
 from __future__ import annotations
 
@@ -6,10 +6,22 @@ from collections.abc import Sequence
 
 import numpy as np
 from torch import Tensor
+from torch._ops import OpOverload
 
-from basisprune.coupling.labels import Labels, join, reduce, support, useful, vector
+from basisprune.coupling.labels import (
+    Labels,
+    Operation,
+    RuleTable,
+    all_dims,
+    join,
+    reduce,
+    squash,
+    support,
+    useful,
+    vector,
+)
 from basisprune.coupling.ledger import Ids
-from basisprune.coupling.rules import Operation, RuleTable, all_dims
+from basisprune.torchkit.running import tensors_in
 
 COMBINING = RuleTable()
 
@@ -132,3 +144,150 @@ def _layer_norm(call: Operation) -> Labels:
     for ids in labels.fields:
         call.ledger.hint(call.module, ids, ids.ndim - 1)
     return labels
+
+
+PRODUCTS = RuleTable()
+Operand = tuple[Labels, tuple[int, ...]]
+
+
+def _contract(call: Operation, left: Operand, right: Operand) -> Labels:
+    """Labels of (b, n, k) @ (b, k, m); the channels along k meet and vanish."""
+    (a, a_shape), (b, b_shape) = left, right
+    rows = [ids.reshape(*ids.shape, 1) for ids in a.fields]
+    columns = [ids.reshape(ids.shape[0], 1, *ids.shape[1:]) for ids in b.fields]
+    inner_rows = [ids for ids in rows if ids.shape[2] > 1]
+    inner_columns = [ids for ids in columns if ids.shape[2] > 1]
+    for ids in inner_rows:
+        for other in inner_columns:
+            call.ledger.unite(squash(call.ledger, ids, (0, 2)), squash(call.ledger, other, (0, 2)))
+    if not (inner_rows and inner_columns):
+        for ids in (*inner_rows, *inner_columns):
+            call.ledger.freeze(ids, "it is multiplied with data that is not a channel")
+    outer_rows = [ids[:, :, 0, :] for ids in rows if ids.shape[2] == 1 and support(ids)]
+    outer_columns = [ids[:, :, 0, :] for ids in columns if ids.shape[2] == 1 and support(ids)]
+    if a.active and not b.active:
+        call.ledger.produced.extend(outer_columns)
+    elif b.active and not a.active:
+        call.ledger.produced.extend(outer_rows)
+    operands = [
+        (Labels(tuple(outer_rows), a.active), (*a_shape[:2], 1)),
+        (Labels(tuple(outer_columns), b.active), (b_shape[0], 1, b_shape[2])),
+    ]
+    return join(call.ledger, operands, 3)
+
+
+def _batched(call: Operation, tensor: Tensor) -> Operand:
+    labels = call.labels_of(tensor)
+    if tensor.ndim == 3:
+        return labels, tuple(tensor.shape)
+    return Labels(tuple(ids[None] for ids in labels.fields), labels.active), (1, *tensor.shape)
+
+
+def _product(call: Operation, left: Tensor, right: Tensor) -> Labels:
+    labels = _contract(call, _batched(call, left), _batched(call, right))
+    if left.ndim == 3:
+        return labels
+    return Labels(tuple(ids[0] for ids in labels.fields), labels.active)
+
+
+@PRODUCTS.rule("mm", "bmm")
+def _mm(call: Operation) -> Labels:
+    return _product(call, call.tensor(0), call.tensor(1))
+
+
+@PRODUCTS.rule("addmm", "baddbmm")
+def _addmm(call: Operation) -> Labels:
+    bias, left, right = (call.tensor(place) for place in range(3))
+    result = (_product(call, left, right), tuple(call.result.shape))
+    return join(call.ledger, [result, (call.labels_of(bias), tuple(bias.shape))], call.result.ndim)
+
+
+def _vector_along(call: Operation, labels: Labels, dim: int, size: int, *, apart_from: int = 0) -> Ids:
+    """The ids of the channels along one axis (zeros where there are none); other axes are united.
+
+    Fields that depend on the axis `apart_from`, too, belong to that one.
+    """
+    found = [
+        squash(call.ledger, ids, (dim,)).ravel()
+        for ids in labels.fields
+        if ids.shape[dim] > 1 and (apart_from == 0 or ids.shape[apart_from] == 1)
+    ]
+    for other in found[1:]:
+        call.ledger.unite(found[0], other)
+    return found[0] if found else np.zeros(size, np.int64)
+
+
+@PRODUCTS.rule("convolution")
+def _convolution(call: Operation) -> Labels:
+    """Input channels meet the weight's, filters become channels; groups must be cut evenly."""
+    x, weight, bias = call.tensor(0), call.tensor(1), call.args[2]
+    transposed, groups = bool(call.args[6]), call.number(8)
+    labels, kernel = call.labels_of(x), call.labels_of(weight)
+    channels, filters = x.shape[1], call.result.shape[1]
+    inputs = _vector_along(call, labels, 1, channels).reshape(groups, -1)
+    if transposed:
+        by_group = _vector_along(call, kernel, 0, channels, apart_from=1).reshape(groups, -1)
+        call.ledger.unite(inputs, by_group)
+        consumed = by_group
+        outputs = np.tile(_vector_along(call, kernel, 1, filters // groups), groups)
+    else:
+        consumed = _vector_along(call, kernel, 1, channels // groups)
+        outputs = _vector_along(call, kernel, 0, filters, apart_from=1)
+    # all inputs alike: a grouped conv that was cut to one channel per group is not a depthwise one
+    depthwise = groups > 1 and channels == groups and call.module not in call.ledger.mixing
+    if depthwise and (inputs != inputs[0]).any():
+        if not transposed:
+            _depthwise(call, inputs, outputs.reshape(groups, -1))
+        outputs = np.repeat(inputs.ravel(), filters // groups) if transposed else outputs
+    else:
+        call.ledger.unite(inputs, consumed)
+        if not transposed and groups > 1:
+            call.ledger.split(outputs.reshape(groups, -1), hard=True)
+        if transposed and groups > 1:
+            call.ledger.split(inputs, hard=True)
+    _fix_lonely(call, inputs, consumed)
+    call.ledger.hint(call.module, inputs.ravel(), 0)
+    call.ledger.hint(call.module, outputs, 0)
+    call.ledger.produced.append(outputs)
+    if isinstance(bias, Tensor):
+        for ids in call.labels_of(bias).fields:
+            call.ledger.unite(ids, outputs)
+    fields = [vector(outputs, 1, x.ndim), *_along_space(call, x, labels)]
+    return useful(call.ledger, fields, labels.active or kernel.active)
+
+
+def _depthwise(call: Operation, inputs: Ids, outputs: Ids) -> None:
+    """One group per input channel: it goes with its filters."""
+    call.ledger.unite(inputs, outputs)
+    if not inputs.all():
+        call.ledger.freeze(outputs, "it reads an axis that is not a channel")
+
+
+def _fix_lonely(call: Operation, inputs: Ids, consumed: Ids) -> None:
+    if not inputs.any():
+        call.ledger.freeze(consumed, "it reads data that is not a channel")
+    elif not inputs.all():
+        call.ledger.freeze(np.where(inputs == 0, consumed, 0), "it reads data that is not a channel")
+    if consumed.size > 1 and not consumed.any():
+        call.ledger.freeze(inputs, "it is multiplied with data that is not a channel")
+
+
+def _along_space(call: Operation, x: Tensor, labels: Labels) -> list[Ids]:
+    """Fields of channels that lie along a spatial axis: they stay if the conv keeps the axis as it is."""
+    kept = []
+    for ids in labels.fields:
+        if ids.shape[1] > 1 or not support(ids):
+            continue
+        if all(x.shape[dim] == call.result.shape[dim] for dim in support(ids)):
+            kept.append(ids)
+        else:
+            call.ledger.freeze(ids, "a convolution mixes its channels")
+    return kept
+
+
+def shape_only(func: OpOverload[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> Tensor:
+    """A tensor of zeros with the shape that the product would have; nothing is multiplied."""
+    meta = [item.to("meta") if isinstance(item, Tensor) else item for item in args]
+    like = next(item for item in args if isinstance(item, Tensor))
+    (result,) = tensors_in(func(*meta, **kwargs))
+    return like.new_zeros(result.shape)

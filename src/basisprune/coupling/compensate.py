@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from basisprune.basis.layers import BasisPair, BasisScalingConv, half_name
 from basisprune.basis.refit import least_squares
-from basisprune.coupling.cutting import dropped
-from basisprune.coupling.units import unit_inputs, unit_outputs
+from basisprune.coupling.cutting import dropped, unit_inputs, unit_outputs
 from basisprune.errors import PlanError
 from basisprune.torchkit.moments import OutputStatistics
 from basisprune.torchkit.surgery import Layer, is_plain, is_transposed

@@ -12,12 +12,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from basisprune.coupling.combining import COMBINING, elementwise
-from basisprune.coupling.labels import CONSTANT, Labels, attach, attached, support, vector
+from basisprune.coupling.combining import COMBINING, PRODUCTS, elementwise, shape_only
+from basisprune.coupling.labels import CONSTANT, Labels, Operation, Rule, attach, attached, support, vector
 from basisprune.coupling.ledger import Ledger
-from basisprune.coupling.products import PRODUCTS, shape_only
 from basisprune.coupling.rearranging import REARRANGING
-from basisprune.coupling.rules import Operation, Rule
 from basisprune.torchkit.running import hooked, mode, tensors_in
 from basisprune.types import OUTPUT
 

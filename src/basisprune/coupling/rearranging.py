@@ -10,9 +10,21 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from basisprune.coupling.combining import elementwise
-from basisprune.coupling.labels import CONSTANT, Labels, attach, join, narrow, reshape, support, useful
+from basisprune.coupling.labels import (
+    CONSTANT,
+    Labels,
+    Operation,
+    RuleTable,
+    all_dims,
+    attach,
+    join,
+    listed,
+    narrow,
+    reshape,
+    support,
+    useful,
+)
 from basisprune.coupling.ledger import Ids
-from basisprune.coupling.rules import Operation, RuleTable, all_dims, listed
 
 REARRANGING = RuleTable()
 

@@ -34,11 +34,10 @@ from basisprune.deploy.latency import Backend, LayerTimer, in_channels_last, int
 from basisprune.deploy.shifts import merge_shifts
 from basisprune.errors import ConfigError, LayerError, ModelError
 from basisprune.joint_plan.times import TimeTable
-from basisprune.torchkit.dataflow import Dataflow, LayerCall, dataflow_of
 from basisprune.torchkit.kinds import refuse_lazy
 from basisprune.torchkit.running import hooked, mode, relative_difference, tensors_in
 from basisprune.torchkit.surgery import Layer, find_layers, output_channels, refuse_hooks, replace_module
-from basisprune.torchkit.watching import example_input
+from basisprune.torchkit.watching import Dataflow, LayerCall, dataflow_of, example_input
 from basisprune.transfer.kept import KeptModel
 from basisprune.transfer.model import TransferModel
 from basisprune.transfer.norms import NormedConv

@@ -8,8 +8,8 @@ from torch import nn
 
 from basisprune.deploy.forms import plain_layers
 from basisprune.joint_plan.times import LayerShape, Sides, TimeTable
-from basisprune.torchkit.dataflow import Dataflow
 from basisprune.torchkit.surgery import is_depthwise, output_channels
+from basisprune.torchkit.watching import Dataflow
 
 
 def conv_shape(conv: nn.Conv2d, size: Sides) -> LayerShape:

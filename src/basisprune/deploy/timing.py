@@ -25,9 +25,8 @@ from basisprune.deploy.layer_models import Wanted, channel_axes, write_layer_mod
 from basisprune.errors import ConfigError, ModelError, PlanError
 from basisprune.files import digest, read_bytes, sound_or_aside, write_checked
 from basisprune.joint_plan.times import LayerShape, NetworkTimes, Sides, TimeTable
-from basisprune.torchkit.dataflow import Dataflow, dataflow_of
 from basisprune.torchkit.surgery import find_layers
-from basisprune.torchkit.watching import example_input
+from basisprune.torchkit.watching import Dataflow, dataflow_of, example_input
 
 logger = logging.getLogger(__name__)
 _LARGEST_FILE = 64 << 20

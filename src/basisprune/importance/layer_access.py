@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from basisprune.basis.layers import BasisScalingConv
 from basisprune.coupling import unit_outputs
 from basisprune.errors import DataError, LayerError
-from basisprune.torchkit.dataflow import dataflow_of
 from basisprune.torchkit.running import images_of, placed
 from basisprune.torchkit.surgery import is_norm
+from basisprune.torchkit.watching import dataflow_of
 from basisprune.types import Coupling
 
 Batches: TypeAlias = Iterable[object]

@@ -41,8 +41,8 @@ from basisprune.runs.output import (
     settings_of,
 )
 from basisprune.runs.settings import names_in
+from basisprune.torchkit.imports import called, is_reference, named_object, refuse_code
 from basisprune.torchkit.processes import Processes
-from basisprune.torchkit.references import called, is_reference, named_object, refuse_code
 from basisprune.transfer.backbones import build_backbone, is_known_name
 from basisprune.transfer.checkpoints import fill, read_checkpoint, told
 from basisprune.transfer.hints import NO_HINTS, Hints

@@ -54,7 +54,7 @@ from basisprune.sweeps.running import (
 from basisprune.sweeps.stages import PORTFOLIO as PORTFOLIO_FILE
 from basisprune.sweeps.stages import InMemory, PortfolioFile, Searched, Trained, do_stage, job_of, reference_folder
 from basisprune.sweeps.table import pareto_front
-from basisprune.torchkit.references import refuse_code
+from basisprune.torchkit.imports import refuse_code
 
 FOLDER = "backbones"
 _AVAILABLE = "backbones.json"

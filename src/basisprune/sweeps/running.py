@@ -25,7 +25,7 @@ from basisprune.callback import Callback
 from basisprune.data.load import fetch
 from basisprune.errors import BasisPruneError, ConfigError, DataError, MissingExtraError, ModelError
 from basisprune.files import read_checked, write_checked
-from basisprune.torchkit.first_import import in_folder_of_python
+from basisprune.torchkit.imports import in_folder_of_python
 from basisprune.torchkit.processes import Processes
 from basisprune.types import JsonValue
 

@@ -26,7 +26,7 @@ from basisprune.sweeps.backbones import AUTO
 from basisprune.sweeps.portfolio import check_portfolio, compress_portfolio
 from basisprune.sweeps.running import Failure, Run, read_value, write_value
 from basisprune.sweeps.stages import do_stage, job_of
-from basisprune.torchkit.references import only_code
+from basisprune.torchkit.imports import only_code
 
 
 class Log(NullCallback):

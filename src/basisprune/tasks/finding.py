@@ -11,7 +11,7 @@ from basisprune.tasks.classification import classification
 from basisprune.tasks.multilabel import multilabel
 from basisprune.tasks.regression import regression
 from basisprune.tasks.segmentation import segmentation
-from basisprune.torchkit.references import called, named_object
+from basisprune.torchkit.imports import called, named_object
 
 
 @dataclass(frozen=True)

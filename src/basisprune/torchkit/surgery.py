@@ -385,3 +385,16 @@ def _compiled_graph() -> fx.GraphModule:
     graph = fx.Graph()
     graph.output(graph.placeholder("x"))
     return fx.GraphModule(nn.Module(), graph)
+
+
+def model_heads(model: nn.Module) -> list[nn.Module]:
+    """What the model names as its classifier: its `classifier`, or what timm's `get_classifier` gives; else nothing.
+
+    >>> model_heads(nn.Sequential(nn.Linear(3, 2)))
+    []
+    """
+    found = getattr(model, "classifier", None)
+    if not isinstance(found, nn.Module) and callable(named := getattr(model, "get_classifier", None)):
+        found = named()
+    several = found if isinstance(found, tuple | list) else [found]  # networks that learn from a teacher have two
+    return [head for head in several if isinstance(head, nn.Module)]

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 
 from basisprune.errors import CheckpointError, ConfigError
 from basisprune.files import sound_or_aside, write_checked
-from basisprune.torchkit.kinds import refuse_untrainable
+from basisprune.torchkit.kinds import copied, refuse_untrainable
 from basisprune.torchkit.processes import Processes, answering
-from basisprune.torchkit.weight_norms import copied
 from basisprune.training.accelerating import make_accelerator
 from basisprune.training.checkpoint import Past, refuse_other_run, save_checkpoint
 from basisprune.training.choosing import choose, divide

@@ -9,8 +9,7 @@ from torch import nn
 
 from basisprune.basis.layers import BasisPair, BasisScalingConv
 from basisprune.errors import ModelError
-from basisprune.torchkit.heads import model_heads
-from basisprune.torchkit.surgery import find_layers, is_norm
+from basisprune.torchkit.surgery import find_layers, is_norm, model_heads
 from basisprune.training.config import TrainConfig, Trained
 from basisprune.transfer.kept import KeptModel
 

@@ -17,9 +17,8 @@ from torch.nn.modules.module import (
 
 from basisprune.errors import ModelError, nearest
 from basisprune.files import open_file
-from basisprune.torchkit.kinds import refuse_odd
-from basisprune.torchkit.references import called, named_object
-from basisprune.torchkit.weight_norms import copied, plain_weights
+from basisprune.torchkit.imports import called, named_object
+from basisprune.torchkit.kinds import copied, plain_weights, refuse_odd
 from basisprune.transfer.hints import NO_HINTS, Hints
 from basisprune.transfer.pickles import refuse_bombs
 

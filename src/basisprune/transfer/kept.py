@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from basisprune.errors import ConfigError, ModelError, pass_on
-from basisprune.torchkit.heads import model_heads
+from basisprune.torchkit.kinds import bake_parametrizations
+from basisprune.torchkit.surgery import model_heads
 from basisprune.torchkit.watching import example_input
-from basisprune.torchkit.weight_norms import bake_parametrizations
 from basisprune.transfer.backbones import architecture_name, build_backbone, hints_of_name
 from basisprune.transfer.body import silence_auxiliary_heads
 from basisprune.transfer.checkpoints import fill, read_checkpoint, told

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from basisprune.errors import ConfigError, TrainingError
+from basisprune.torchkit.kinds import copied
 from basisprune.torchkit.watching import Shape, example_input, features_of, watch_run
-from basisprune.torchkit.weight_norms import copied
 from basisprune.transfer.backbones import architecture_name, build_backbone, hints_of_name
 from basisprune.transfer.body import extract_body
 from basisprune.transfer.checkpoints import Checkpoint, load_weights

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from basisprune.basis.decompose import output_basis
-from basisprune.basis.loss_basis import RIDGE, balanced, loss_basis, metric_roots, with_ridge
+from basisprune.basis.decompose import RIDGE, balanced, loss_basis, metric_roots, output_basis, with_ridge
 
 FEW = settings(max_examples=40, deadline=None)
 

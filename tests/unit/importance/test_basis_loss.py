@@ -11,13 +11,12 @@ from networks import NETWORKS
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from basisprune.basis.decompose import decompose
+from basisprune.basis.decompose import decompose, metric_roots, with_ridge
 from basisprune.basis.layers import BasisPair, basis_pairs
-from basisprune.basis.loss_basis import metric_roots, with_ridge
 from basisprune.basis.refit import basis_statistics, rebase
 from basisprune.errors import DataError, ModelError, TrainingError
 from basisprune.importance import basis_loss, loss_scores, taylor_scores
-from basisprune.importance.basis_loss import BasisLoss, split_by_loss
+from basisprune.importance.loss import BasisLoss, split_by_loss
 from basisprune.planning import plan_basis
 from basisprune.pruning import prune_basis
 from basisprune.torchkit.moments import loss_statistics

@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 
 import pytest
+import timm
 import torch
 from networks import NETWORKS
 from timm.layers import Conv2dSame, ScaledStdConv2d, ScaledStdConv2dSame, StdConv2d, StdConv2dSame
+from tiny import tiny_model
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
@@ -23,6 +25,7 @@ from basisprune.torchkit.surgery import (
     is_norm,
     make_linear,
     match_layers,
+    model_heads,
     plain_conv,
     plain_linear,
     replace_module,
@@ -289,3 +292,16 @@ def test_a_linear_layer_is_made_of_copies_of_its_weights(bias):
     with torch.no_grad():
         made.weight.zero_()
     assert layer.weight.abs().sum() > 0
+
+
+def test_heads_are_what_the_network_names():
+    model = tiny_model()
+    assert model_heads(model) == [model.classifier]
+    assert model_heads(nn.Sequential(nn.Linear(3, 2))) == []
+    vit = timm.create_model("test_vit", num_classes=3)
+    assert model_heads(vit) == [vit.head]
+
+
+def test_a_network_with_two_heads_names_both():
+    model = timm.create_model("efficientformer_l1", depths=(1, 1, 1, 1), embed_dims=(8, 8, 8, 8), num_classes=3)
+    assert model_heads(model) == [model.head, model.head_dist]
