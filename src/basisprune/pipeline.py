@@ -391,11 +391,11 @@ class Pipeline:
         return Stage(name, accuracy, report.parameters, report.trainable, report.macs, history), said
 
     def _accuracy(self, model: nn.Module, data: LabelledImages) -> float:
-        return evaluate(model, data, prepared=self.settings.train.prepared, task=self.task).accuracy
+        return evaluate(model, data, task=self.task).accuracy
 
     def outcomes(self, model: nn.Module, data: LabelledImages) -> Outcomes:
         """What the model says of each example."""
-        return judge(model, data, self.task, prepared=self.settings.train.prepared)
+        return judge(model, data, self.task)
 
     def claim_folder(self) -> None:
         """Records the common settings of runs in the folder; raises CheckpointError if they differ."""

@@ -215,7 +215,7 @@ def for_own_inputs(recipe: Recipe) -> Recipe:
 
     def changed(config: TrainConfig) -> TrainConfig:
         blends = Augment(mixup=config.augmentation.mixup, cutmix=config.augmentation.cutmix)
-        return replace(config, augmentation=blends, prepared=True)
+        return replace(config, augmentation=blends)
 
     return replace(recipe, train=changed(recipe.train), finetune=changed(recipe.finetune))
 

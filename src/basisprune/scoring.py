@@ -151,8 +151,7 @@ class Scoring:
         return self._prepared(self.images, batch_size=self.recipe.score_batch)
 
     def _prepared(self, data: LabelledImages, **options: Any) -> PreparedBatches:
-        prepared = self.recipe.train.prepared
-        return PreparedBatches(data, self.spec, prepared=prepared, shuffle=True, shared=True, **options)
+        return PreparedBatches(data, self.spec, shuffle=True, shared=True, **options)
 
 
 def judging_and_scoring(

@@ -249,7 +249,7 @@ def test_a_loss_and_a_metric_of_ones_own_work_on_images_that_are_read_here(tmp_p
     found = compress(tiny_model(), data, task=task, output=tmp_path / "out", **options)
     assert (found.summary.metric, found.summary.classes) == ("trust", ("0", "1", "2"))
     assert 0 < found.summary.test.after.accuracy < 1
-    exporter = Exporter(data, prepared=False, task=task)
+    exporter = Exporter(data, task=task)
     in_torch = exporter.outcomes(found.model, data.test)
     in_file = exporter.file_outcomes(tmp_path / "out" / "model.onnx", found.model, data.test)
     assert in_file.rows == pytest.approx(in_torch.rows, abs=0.02)  # pixels are rounded for the file

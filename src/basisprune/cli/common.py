@@ -47,7 +47,7 @@ _ADVICE = {
     errno.ENAMETOOLONG: "use a shorter name",
 }
 _FROM_WORKER = re.compile(r"Error: \[Errno (\d+)\] (.+)\s*$")  # the last line of what PyTorch makes of its error
-_IGNORED = frozenset({"versions", "device_sha256"})
+_IGNORED = frozenset({"versions", "device_sha256", "prepared"})
 _ONLY_TYPED = {  # what would let a file run code
     "trust_code": "a file cannot vouch for itself; if you trust its author, pass --trust-code on the command line",
     "ray_address": "a cluster runs code here and there; pass --ray-address on the command line",

@@ -11,7 +11,7 @@ transforms, loaders     pixels -> what a network reads; batches, ours and the us
 
 from __future__ import annotations
 
-from basisprune.data.datasets import ArrayImages, LabelledImages, WrappedDataset, take
+from basisprune.data.datasets import ArrayImages, LabelledImages, WrappedDataset, is_prepared, take
 from basisprune.data.folders import FolderImages, image_files
 from basisprune.data.load import Reading, load_data
 from basisprune.data.loaders import LoaderPart, Loaders, PreparedBatches, make_loader, own_part
@@ -33,6 +33,7 @@ __all__ = [
     "blend",
     "hold_out",
     "image_files",
+    "is_prepared",
     "load_data",
     "make_loader",
     "own_part",

@@ -62,6 +62,8 @@ class LabelledImages(Dataset[Item]):
     groups: tuple[str, ...] | None = None
     units: Labels | None = None
     """For each image the number of its unit, shared by all that belong together; None if none do."""
+    prepared: bool = False
+    """Whether images are what the network reads, normalised floats of the right size, rather than pixels."""
     in_parallel: bool = True
     """Whether several threads may look at its images at once."""
 
@@ -201,7 +203,7 @@ class Selection(LabelledImages):
         self.dataset = dataset
         self.indices = indices
         self.labels = read_only(dataset.labels[indices])
-        self.classes = dataset.classes
+        self.classes, self.prepared = dataset.classes, dataset.prepared
         self.groups = None if dataset.groups is None else tuple(dataset.groups[index] for index in indices.tolist())
 
     def __getitem__(self, index: int) -> Item:
@@ -242,6 +244,14 @@ def base_of(dataset: LabelledImages) -> tuple[LabelledImages, NDArray[np.int64]]
     return dataset, np.arange(len(dataset))
 
 
+def is_prepared(data: object) -> bool:
+    """Return whether a dataset, or the one within a DataLoader or Subset, says by `prepared = True` that it is."""
+    if getattr(data, "prepared", False) is True:
+        return True
+    inner = getattr(data, "dataset", None)
+    return inner is not None and is_prepared(inner)
+
+
 # ------------------------------------------------------------------------------------------- PyTorch datasets
 
 
@@ -266,11 +276,13 @@ class WrappedDataset(LabelledImages):
         *,
         size: tuple[int, int] | None = None,
         name: str = "dataset",
+        prepared: bool = False,
     ) -> None:
         map_style = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
         if not map_style or isinstance(dataset, IterableDataset):
             raise DataError(f"{name}: {type(dataset).__name__} given, a map-style dataset is needed")
         self.dataset, self.size, self.name = dataset, size, name
+        self.prepared = prepared or is_prepared(dataset)
         if classes is not None:
             self.classes = tuple(classes)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -85,6 +86,7 @@ def load_data(
     seed: int = 0,
     limit: int | None = None,
     reading: Reading | None = None,
+    prepared: bool = False,
 ) -> Splits:
     """Return the training, validation and test parts of `source`.
 
@@ -107,6 +109,7 @@ def load_data(
         seed: Decides which images are drawn.
         limit: The most training images to keep.
         reading: Groups, strictness, a manifest of earlier parts, and who callback of progress.
+        prepared: PyTorch datasets yield normalised floats of the right size, which the network reads as they are.
 
     Raises:
         ConfigError: For arguments out of range.
@@ -138,6 +141,8 @@ def load_data(
         found = recall(source, size, wanted.manifest, ROLES, wanted)
         return Splits.of({str(role): part for role, part in found.items()}, wanted.manifest.classes)
     given, where = _read(source, size)
+    if prepared:
+        given = _as_prepared(given, where)
     groups = groups_of(given, wanted.groups)
     splits = _without_shared(_opened(given, where, wanted), groups, wanted, where)
     if not isinstance(source, Splits):
@@ -147,6 +152,16 @@ def load_data(
         splits = set_aside(splits, confirm_fraction, seed, units(splits, "val", groups))
     splits = related(splits, groups)
     return splits if isinstance(source, Splits) else limited(splits, limit, seed)
+
+
+def _as_prepared(splits: Splits, where: str) -> Splits:
+    """Return the splits with parts that say that their images are normalised."""
+    parts = {name: copy(part) for name, part in splits.parts.items()}
+    for part in parts.values():
+        if not isinstance(part, WrappedDataset):
+            raise ConfigError(f"prepared: True given with {where}; it is for PyTorch datasets", where="load_data")
+        part.prepared = True
+    return splits.with_parts(parts)
 
 
 def fetch(source: str) -> None:

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from basisprune.arguments import LARGEST_SEED, check, image_size, of_type, whole
 from basisprune.data.arrays import Labels, as_groups, as_labels, numbered_classes, read_only
 from basisprune.data.copies import look_at, looks_of, note_near_copies, units_of
-from basisprune.data.datasets import Item, LabelledImages, WrappedDataset
+from basisprune.data.datasets import Item, LabelledImages, WrappedDataset, is_prepared
 from basisprune.data.decode import Look, image_hash, random_numbers_kept, thumbnail
 from basisprune.data.load import Reading
 from basisprune.data.split import Splits
@@ -115,9 +115,8 @@ class PreparedBatches:
     """Batches of prepared images and their labels, in a fixed order; can be iterated many times.
 
     `limit` stops after the first batches that hold that many images; `shuffle` draws them from all of the data by
-    `seed`, so that a limit sees every class. `prepared` images are normalised floats already. `shared` divides the
-    batches among the processes of a distributed run, except those of a loader that was given; `copies` is how many
-    processes go through each.
+    `seed`, so that a limit sees every class. `shared` divides the batches among the processes of a
+    distributed run, except those of a loader that was given; `copies` is how many processes go through each.
 
     >>> from basisprune.data import ArrayImages
     >>> images = ArrayImages(np.zeros((3, 4, 4), dtype=np.uint8), [0, 1, 2])
@@ -134,14 +133,13 @@ class PreparedBatches:
         limit: int | None = None,
         shuffle: bool = False,
         seed: int = 0,
-        prepared: bool = False,
         shared: bool = False,
     ) -> None:
         of_limit = None if limit is None else whole("limit", limit, 1, _MOST_IMAGES)
         check("PreparedBatches", (of_type("spec", spec, InputSpec, "an InputSpec"), of_limit))
         size = None if isinstance(data, LoaderPart) else spec.image_size
         self.loader = make_loader(data, batch_size, shuffle=shuffle, seed=seed, size=size)
-        self.spec, self.prepared, self.limit = spec, prepared, math.inf if limit is None else limit
+        self.spec, self.prepared, self.limit = spec, is_prepared(data), math.inf if limit is None else limit
         self._spans: list[range] | None = None
         self.copies = Processes.here().count
         if shared and self.loader is not data:
@@ -301,7 +299,7 @@ class LoaderPart(LabelledImages):
     A `fixed` part raises DataError as soon as it does not yield the same inputs in the same order.
     """
 
-    in_parallel = False
+    in_parallel, prepared = False, True
 
     def __init__(
         self,

@@ -91,7 +91,7 @@ def _unit_pixels(images: Tensor) -> Tensor:
         if not (low >= -ROUNDING and high <= 1 + ROUNDING):  # this way round, NaN fails too
             raise DataError(
                 f"images: floats from {low:.4g} to {high:.4g} found, pixels in [0, 1] (or uint8 in 0..255) are "
-                "needed; pass prepared=True if the images are normalised already"
+                "needed; if they are normalised already, pass prepared=True to load_data or have the dataset say it"
             )
     return images.float()
 

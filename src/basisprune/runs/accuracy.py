@@ -18,7 +18,7 @@ from basisprune.results import Interval
 from basisprune.runs.load import Loaded, refuse_other_tasks
 from basisprune.runs.output import is_loadable, refuse_link, same_data
 from basisprune.training.evaluation import predict
-from basisprune.types import Part, dotted
+from basisprune.types import Part
 
 
 @dataclass(frozen=True)
@@ -123,11 +123,6 @@ def _hits(loaded: Loaded, images: LabelledImages) -> tuple[npt.NDArray[np.bool_]
             f"the data has the class {unknown[0]!r}, which the model does not know; its classes are "
             f"{', '.join(loaded.classes[:10])}"
         )
-    found = predict(loaded.model, images, prepared=is_prepared(loaded))
+    found = predict(loaded.model, images)
     labels = np.array([loaded.classes.index(name) for name in images.classes])[found.labels]
     return np.equal(found.classes, labels), labels
-
-
-def is_prepared(loaded: Loaded) -> bool:
-    """Whether the run's images are already normalised floats."""
-    return dict(dotted(loaded.settings)).get("recipe.train.prepared") is True

@@ -83,7 +83,7 @@ def _run(job: Job, output: Path, config: Settings, callback: Callback, command: 
     callback.log(f"training for {counted(training.epochs, 'epoch')}")
     trained = fit(job.network, splits.train, splits.val, training, checkpoint=output / "training.pt")
     size = measure(trained.model)
-    validation, test = (_accuracy(trained.model, part, training.prepared) for part in (splits.val, splits.test))
+    validation, test = (_accuracy(trained.model, part) for part in (splits.val, splits.test))
     summary = TrainSummary(
         command=command,
         config=config,
@@ -112,8 +112,8 @@ def _noted(job: Job) -> dict[str, JsonValue]:
     return {**noted, "recipe": {"train": asdict(job.config.recipe.train)}}
 
 
-def _accuracy(model: nn.Module, data: LabelledImages | None, prepared: bool) -> Accuracy | None:
+def _accuracy(model: nn.Module, data: LabelledImages | None) -> Accuracy | None:
     if data is None:
         return None
-    found = predict(model, data, prepared=prepared)
+    found = predict(model, data)
     return Accuracy(found.value, interval_of(found), len(found.hits))

@@ -45,7 +45,6 @@ class Compressed:
     summary: RunSummary
     found: SearchResult
     data: Splits
-    prepared: bool
     files: Files = NO_FILES
     promise: Guarantee | None = None
     task: Task = CLASSIFICATION
@@ -113,7 +112,6 @@ class Compressed:
             self.original,
             self.state.plans,
             self.data,
-            self.prepared,
             onnx,
             int8,
             self.files,
@@ -228,7 +226,6 @@ def _concluded(
         summary,
         found,
         job.splits,
-        config.recipe.train.prepared,
         certified.files,
         promise,
         config.task,
@@ -250,7 +247,6 @@ def _as_told(summary: RunSummary, job: Job, found: SearchResult) -> Compressed:
         summary,
         found,
         job.splits,
-        config.recipe.train.prepared,
         promise=config.promised,
         task=config.task,
         factory=factory_of(job),
@@ -263,6 +259,6 @@ def certify_job(
     """The search with its certificate; by ONNX Runtime if the run writes an ONNX file."""
     config = job.config
     onnx = folder is not None and (has_onnx() if config.onnx is None else config.onnx)
-    exporter = Exporter(job.splits, config.recipe.train.prepared, config.task)
+    exporter = Exporter(job.splits, config.task)
     certifier = Certifier(promise, job.splits, exporter, callback, onnx, onnx and config.int8, folder)
     return certifier.run(found)

@@ -60,7 +60,7 @@ T = TypeVar("T")
 class Delivery:
     """What to write: the chosen and the unpruned network in deployed form, and the file formats.
 
-    `prepared` means that the images are already normalised floats. With `onnx=None`, the ONNX file is written if
+    With `onnx=None`, the ONNX file is written if
     its packages are installed. `files` are those that were tested already, which are delivered as they are, and
     `standard` is what an int8 file that was not has to keep to. The test images of a run that was `interrupted` are not
     looked at, because it may go on. `factory` is the function that builds the network, if it is known by name.
@@ -70,7 +70,6 @@ class Delivery:
     original: nn.Module
     plans: tuple[Plan, ...]
     data: Splits
-    prepared: bool
     onnx: bool | None = None
     int8: bool = False
     files: Files = NO_FILES
@@ -82,13 +81,13 @@ class Delivery:
     @property
     def exporter(self) -> Exporter:
         """What writes ONNX files."""
-        return Exporter(self.data, self.prepared, self.task)
+        return Exporter(self.data, self.task)
 
     @property
     def some_inputs(self) -> list[Tensor]:
         """A batch of training examples as the network reads them, which what is written is compared on."""
         with random_numbers_kept():
-            batches = task_batches(self.data.train, self.model, self.task, batch_size=_EXAMPLES, prepared=self.prepared)
+            batches = task_batches(self.data.train, self.model, self.task, batch_size=_EXAMPLES)
             return [batch[0] for batch in islice(batches, 1)]
 
     @property
@@ -186,7 +185,7 @@ def _with_bundle(summary: RunSummary, delivery: Delivery, folder: Path, writer: 
 def _write_onnx(delivery: Delivery, folder: Path, writer: _Writer) -> dict[str, DeliveredFile]:
     files: dict[str, DeliveredFile] = {}
     if delivery.with_onnx and (size := writer.written(ONNX, lambda: _float_file(delivery, folder / ONNX))):
-        takes = "prepared inputs" if delivery.prepared else "pixels"
+        takes = "prepared inputs" if delivery.data.train.prepared else "pixels"
         what, test = f"for ONNX Runtime and others; takes {takes}", delivery.files.onnx_test
         files[ONNX] = DeliveredFile(size, what, test=test)
         if delivery.int8 and (about := writer.written(INT8, lambda: _int8_file(delivery, folder / ONNX))):

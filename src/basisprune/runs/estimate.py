@@ -140,7 +140,7 @@ def seconds_to_plan(model: nn.Module, data: Splits, recipe: Recipe, task: Task =
     if recipe.scores == "loss":
         images = basis_images
     some = _first(val, _STEPS * recipe.score_batch)
-    batches = PreparedBatches(some, spec_of(model), batch_size=recipe.score_batch, prepared=recipe.train.prepared)
+    batches = PreparedBatches(some, spec_of(model), batch_size=recipe.score_batch)
     start = time.perf_counter()
     mean_square_products(model, [[next(model.parameters())]], batches, task)
     seconds = (time.perf_counter() - start) / len(some)
@@ -162,7 +162,7 @@ def seconds_per_pass(model: nn.Module, data: Splits, config: TrainConfig, task: 
     if data.val is not None:
         some = _first(data.val, _STEPS * config.batch_size)
         start = time.perf_counter()
-        evaluate(model, some, batch_size=config.batch_size, prepared=config.prepared, task=task)
+        evaluate(model, some, batch_size=config.batch_size, task=task)
         seconds += (time.perf_counter() - start) * len(data.val) / len(some)
     return seconds * (1.0 if config.choices is None else 1.0 + config.choices.cost)
 

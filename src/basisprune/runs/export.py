@@ -22,12 +22,12 @@ from basisprune.errors import BundleError, CheckpointError, MissingExtraError, M
 from basisprune.files import file_digest, locked, user_path
 from basisprune.report.html import write_report
 from basisprune.results import DeliveredFile, RunSummary, RuntimeRow
-from basisprune.runs.accuracy import Judgement, accuracy_on, is_own, is_prepared, parts_of
+from basisprune.runs.accuracy import Judgement, accuracy_on, is_own, parts_of
 from basisprune.runs.exporting import BATCH, calibration_batches
 from basisprune.runs.load import READ, FileModel, Loaded, load_any
-from basisprune.runs.output import CONFIG, REPORT, SUMMARY, refuse_links
+from basisprune.runs.output import CONFIG, PREPARED, REPORT, SUMMARY, refuse_links
 from basisprune.runs.verdict import promise_of, with_promises
-from basisprune.types import Part
+from basisprune.types import Part, dotted
 
 _CHECKED = 64
 _SEEN: tuple[Role, ...] = ("val", "train")
@@ -94,7 +94,7 @@ class _Work:
 
     def __init__(self, loaded: Loaded, options: ExportOptions, folder: Path, callback: Callback) -> None:
         self.loaded, self.options, self.folder, self.callback = loaded, options, folder, callback
-        self.prepared = is_prepared(loaded)
+        self.prepared = _is_prepared(loaded)
         self.reading = Reading(callback=callback)
         self.own = is_own(loaded, options.data)
         own_source = str(loaded.settings["data"]) if self.own else None
@@ -269,3 +269,9 @@ def _described(path: Path, what: str, summary: RunSummary, row: RuntimeRow | Non
         fault="" if old is None else old.fault,
         exported=True,
     )
+
+
+def _is_prepared(loaded: Loaded) -> bool:
+    """Whether the run's images were normalised floats."""
+    settings = dict(dotted(loaded.settings))
+    return True in (settings.get(PREPARED), settings.get("recipe.train.prepared"))  # the latter of earlier runs

@@ -47,19 +47,18 @@ class Int8Export:
 
 @dataclass(frozen=True)
 class Exporter:
-    """Writes networks for these images; `prepared` means that they are already normalised floats."""
+    """Writes networks for these images."""
 
     data: Splits
-    prepared: bool
     task: Task = CLASSIFICATION
 
     def outcomes(self, model: nn.Module, images: LabelledImages) -> Outcomes:
         """What the network says of the images, as PyTorch computes it."""
-        return judge(model, images, self.task, prepared=self.prepared)
+        return judge(model, images, self.task)
 
     def file_outcomes(self, path: Path, model: nn.Module, images: LabelledImages) -> Outcomes:
         """What the ONNX file says of them; its output has the structure of that of the network, pruned or not."""
-        return judge_onnx(path, model, images, self.task, prepared=self.prepared)
+        return judge_onnx(path, model, images, self.task)
 
     def export(self, model: nn.Module, path: Path) -> OnnxReport:
         """The float file, which takes pixels unless the images are prepared."""
@@ -69,7 +68,7 @@ class Exporter:
             path,
             check_inputs=self._calibration(spec)[:1],
             classes=list(self.data.classes) or None,
-            preprocess=not self.prepared,
+            preprocess=not self.data.train.prepared,
             input_spec=spec,
         )
 
@@ -101,7 +100,7 @@ class Exporter:
         if isinstance(self.data.train, LoaderPart):
             return [inputs.float().contiguous() for inputs in batches if tuple(inputs.shape[1:]) == spec.shape]
         return [
-            prepare(images, spec, prepared=True).contiguous() if self.prepared else as_pixels(images, spec)
+            prepare(images, spec, prepared=True).contiguous() if self.data.train.prepared else as_pixels(images, spec)
             for images in batches
         ]
 

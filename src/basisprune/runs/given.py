@@ -50,14 +50,14 @@ def check_classes(network: nn.Module, splits: Splits, names: Sequence[str] | Non
     callback.log(f"the network's classes {_listed(names)} are taken for {_listed(splits.classes)}, in this order")
 
 
-def refuse_guessing(network: nn.Module, splits: Splits, *, prepared: bool, callback: Callback) -> None:
+def refuse_guessing(network: nn.Module, splits: Splits, *, callback: Callback) -> None:
     """Raises ModelError if a network that is given as trained knows nothing of the validation images.
 
     It then most likely has its classes in another order, or wants its images prepared in another way. If another order
     would suit its answers much better, but it is above guessing, the callback is told.
     """
     images = _some(splits.val or splits.train)
-    outcome = Outcome.of(predict(network, images, prepared=prepared), splits.num_classes)
+    outcome = Outcome.of(predict(network, images), splits.num_classes)
     if outcome.is_guessing:
         raise ModelError(
             f"keep_head: the network gets {outcome.accuracy:.1%} of {len(images)} validation images right, and "

@@ -35,6 +35,7 @@ from basisprune.runs.output import (
     CONFIG,
     DEVICE_DIGEST,
     IN_PYTHON,
+    PREPARED,
     changed_settings,
     refuse_links,
     same_data,
@@ -66,7 +67,11 @@ class Job:
     def to_dict(self) -> dict[str, JsonValue]:
         """All settings as JSON values, as in config.yaml, and which content the file of the device has."""
         device = self.config.device
-        content = {} if device is None else {DEVICE_DIGEST: table_digest(user_path(device, "device"))}
+        content: dict[str, JsonValue] = (
+            {} if device is None else {DEVICE_DIGEST: table_digest(user_path(device, "device"))}
+        )
+        if self.splits.train.prepared:
+            content[PREPARED] = True
         return {"model": self.model, "data": self.data, **self.config.to_dict(), **content}
 
 

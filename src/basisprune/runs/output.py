@@ -27,7 +27,7 @@ from basisprune.runs.validating import differences, parse_settings
 from basisprune.stage_store import CLAIM
 from basisprune.torchkit.processes import Processes
 
-CONFIG, VERSIONS, DEVICE_DIGEST = "config.yaml", "versions", "device_sha256"
+CONFIG, VERSIONS, DEVICE_DIGEST, PREPARED = "config.yaml", "versions", "device_sha256", "prepared"
 BUNDLE, ONNX, INT8, REPORT, SUMMARY = "model", "model.onnx", "model.int8.onnx", "report.html", "summary.json"
 CHECKSUMS = "sha256"  # the entry of a bundle's metrics for the files beside it
 IN_PYTHON = " given in Python"  # the ending of an unnamed object's name in the settings
@@ -253,4 +253,6 @@ def changed_settings(old: Settings, new: Settings) -> dict[str, str]:
     ignored = {VERSIONS, *_FREE}
     for one, other in ((old, new), (new, old)):
         ignored |= {name for name in OPTIONS.keys() & one.keys() - other.keys() if one[name] == OPTIONS[name].default}
-    return {name: change for name, change in differences(old, new).items() if name.partition(".")[0] not in ignored}
+    found = {name: change for name, change in differences(old, new).items() if name.partition(".")[0] not in ignored}
+    # Earlier runs had it in the settings of each training.
+    return {name: change for name, change in found.items() if not name.endswith(".prepared")}

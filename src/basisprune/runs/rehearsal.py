@@ -53,9 +53,8 @@ class Sample:
     def of(cls, job: Job) -> Sample:
         """The first batch of the training data, prepared as it will be."""
         network, task = job.network, job.config.task
-        prepared = job.config.recipe.train.prepared
         with random_numbers_kept():
-            batches = task_batches(job.splits.train, network, task, batch_size=_IMAGES, prepared=prepared)
+            batches = task_batches(job.splits.train, network, task, batch_size=_IMAGES)
             inputs, targets = next(iter(batches))
         images = placed(inputs, network)
         return cls(ReadBatch(images, moved(targets, images.device)), task)

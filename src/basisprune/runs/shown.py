@@ -26,13 +26,11 @@ _COLOURS = (  # of classes, the first is the background
 )
 
 
-def shown_masks(
-    task: Task, networks: Sequence[nn.Module], images: LabelledImages, *, prepared: bool
-) -> tuple[ShownMask, ...]:
+def shown_masks(task: Task, networks: Sequence[nn.Module], images: LabelledImages) -> tuple[ShownMask, ...]:
     """Some images with their true mask and those of both networks; none for tasks and images without masks."""
     if task.mask is None:
         return ()
-    batch = next(iter(task_batches(images, networks[0], task, batch_size=_MASKS, prepared=prepared)))
+    batch = next(iter(task_batches(images, networks[0], task, batch_size=_MASKS)))
     inputs, truth = batch.inputs[:_MASKS], batch.targets
     if not isinstance(truth, Tensor) or inputs.ndim != 4 or truth.numel() != len(truth) * math.prod(truth.shape[-2:]):
         return ()

@@ -57,7 +57,7 @@ def check_start(job: Job, output: OutputFolder | None, settings: Settings, callb
     if prunes:
         refuse_ratio(job)
     if prunes and job.config.is_trained and job.config.task.has_classes:
-        refuse_guessing(job.network, job.splits, prepared=job.config.recipe.train.prepared, callback=callback)
+        refuse_guessing(job.network, job.splits, callback=callback)
 
 
 def _check_pipeline(job: Job, output: OutputFolder | None) -> None:

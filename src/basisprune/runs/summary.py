@@ -129,7 +129,7 @@ def _shown(job: Job, found: SearchResult, pipeline: Pipeline, sides: Sequence[Si
         )
     return Shown(
         test=test,
-        masks=shown_masks(pipeline.task, networks, images, prepared=pipeline.settings.train.prepared),
+        masks=shown_masks(pipeline.task, networks, images),
         errors=shown_errors(part, before, after),
     )
 

@@ -146,8 +146,7 @@ def deliver(run: Run, callback: Callback, in_memory: InMemory) -> None:
         callback.log("measuring the result")
         summary = summarise(job, pipeline, found, "")
         summary = _with_portfolio(summary, portfolio, found.chosen, is_compared=own.reference is not None)
-        prepared = config.recipe.train.prepared
-        result = Compressed(summary, found, job.splits, prepared, certified.files, promise, factory=factory_of(job))
+        result = Compressed(summary, found, job.splits, certified.files, promise, factory=factory_of(job))
         result.delivered(run.root, onnx=config.onnx, int8=config.int8, callback=callback)
 
 

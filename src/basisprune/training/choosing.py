@@ -259,8 +259,7 @@ class _Chooser:
             config = _at(replace(self.config, augmentation=cropped), best.lr, best.statistics, self.steps)
             found = self._reached(config)
             settings = cropped if found is not None and found.loss <= best.loss else settings
-        spec, prepared = spec_of(self.model), self.config.prepared
-        mirrors = may_be_mirrored(cast("LabelledImages", train), spec, prepared=prepared, seed=self.config.seed)
+        mirrors = may_be_mirrored(cast("LabelledImages", train), spec_of(self.model), seed=self.config.seed)
         return replace(settings, flip=True) if mirrors else settings
 
     def _report(self, settled: TrainConfig) -> None:

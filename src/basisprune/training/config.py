@@ -56,7 +56,7 @@ class TrainConfig:
     trained; "batch" is ordinary BN, whose running statistics follow with `norm_momentum` (None: each norm's own).
     `dropout=False` switches off dropout and stochastic depth, which only pay in long trainings.
     With `train_scales=False` the basis scaling factors stay as they are, as in
-    a plain truncated SVD. `prepared` says that the images are normalised floats already. `distill` is the
+    a plain truncated SVD. `distill` is the
     weight of what a teacher says, 0 to 1, at `distill_temperature` (Hinton et al., 2015); the labels have the rest.
 
     With `train="all"` the weights learn too that the method keeps frozen: dense convs and the factors of pairs.
@@ -100,7 +100,6 @@ class TrainConfig:
     clip_norm: float | None = None
     patience: int | None = None
     augmentation: Augment = field(default_factory=Augment)
-    prepared: bool = False
     seed: int = 0
     workers: int = 0
     mixed_precision: Precision = "no"
@@ -141,8 +140,6 @@ class TrainConfig:
             faults.append(f"distill_temperature: {self.distill_temperature} given, it must be positive")
         if not 0 <= self.weight_decay < math.inf or self.workers < 0:
             faults.append(f"weight_decay, workers: {self.weight_decay}, {self.workers} given; not negative")
-        if self.prepared and self.augmentation.paints:
-            faults.append("augmentation: colour and policy need pixels; prepared=True given")
         choices = {
             "optimizer": get_args(Optimizer),
             "norm_statistics": get_args(NormStatistics),

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, Dataset
 
-from basisprune.data import LabelledImages, PreparedBatches, Splits, make_loader, own_part, prepare
+from basisprune.data import LabelledImages, PreparedBatches, Splits, is_prepared, make_loader, own_part, prepare
 from basisprune.errors import DataError
 from basisprune.tasks import CLASSIFICATION, Outcomes, Predictions, Task, find_task
 from basisprune.torchkit.running import ReadBatch, mode, placed
@@ -42,7 +42,6 @@ def evaluate(
     data: Data,
     *,
     batch_size: int = 128,
-    prepared: bool = False,
     accelerator: Accelerator | None = None,
     task: str | Task = CLASSIFICATION,
     workers: int = 0,
@@ -53,7 +52,6 @@ def evaluate(
         model: The network; it is moved to the accelerator's device, and otherwise not changed.
         data: Labelled images, or any iterable of batches that the task reads.
         batch_size: Images per batch, of images that are prepared here.
-        prepared: Whether images are normalised floats already.
         accelerator: Device and precision; by default those that Accelerate finds.
         task: A `Task`, or a name that `compress` takes.
         workers: Processes that read images.
@@ -72,9 +70,9 @@ def evaluate(
     is_shared = own_part(data, task, batch_size) is None and task.model_loss is None
     model.to(accelerator.device)
     batches: Iterable[ReadBatch] = (
-        _shared(model, data, batch_size, prepared, accelerator, workers)
+        _shared(model, data, batch_size, accelerator, workers)
         if is_shared
-        else task_batches(data, model, task, batch_size=batch_size, prepared=prepared)
+        else task_batches(data, model, task, batch_size=batch_size)
     )
     rows, total, count = [], torch.zeros((), dtype=task.precision), 0
     with torch.no_grad(), mode(model, training=False), accelerator.autocast():
@@ -94,23 +92,23 @@ def evaluate(
 
 
 def _shared(
-    model: nn.Module, data: Data, batch_size: int, prepared: bool, accelerator: Accelerator, workers: int
+    model: nn.Module, data: Data, batch_size: int, accelerator: Accelerator, workers: int
 ) -> Iterator[ReadBatch]:
     """Yield batches of images, prepared on the device; processes of a distributed run share each."""
     spec = spec_of(model)
     loader = make_loader(cast("Dataset[object]", data), batch_size, size=spec.image_size, workers=workers)
     for images, labels in accelerator.prepare_data_loader(loader):
-        yield ReadBatch(prepare(images, spec, prepared=prepared), labels)
+        yield ReadBatch(prepare(images, spec, prepared=is_prepared(data)), labels)
 
 
 @torch.inference_mode()
-def judge(model: nn.Module, data: object, task: Task, *, batch_size: int = 128, prepared: bool = False) -> Outcomes:
+def judge(model: nn.Module, data: object, task: Task, *, batch_size: int = 128) -> Outcomes:
     """Return the outcomes of the model on all examples of the data, in order, in eval mode; the model is not changed.
 
     The processes of a distributed run share images that are prepared here, and each gets the outcomes of all.
     """
     device = next(model.parameters()).device
-    batches = task_batches(data, model, task, batch_size=batch_size, prepared=prepared, shared=True)
+    batches = task_batches(data, model, task, batch_size=batch_size, shared=True)
     with mode(model, training=False):
         rows = [
             task.rows(output, moved(batch.targets, device), len(batch.inputs))
@@ -121,7 +119,7 @@ def judge(model: nn.Module, data: object, task: Task, *, batch_size: int = 128, 
     return task.outcomes(rows, data)
 
 
-def predict(model: nn.Module, data: Data, *, batch_size: int = 128, prepared: bool = False) -> Predictions:
+def predict(model: nn.Module, data: Data, *, batch_size: int = 128) -> Predictions:
     """Predict the classes of all images of the data, in order, in eval mode.
 
     The processes of a distributed run share the images, and each gets all predictions.
@@ -130,7 +128,6 @@ def predict(model: nn.Module, data: Data, *, batch_size: int = 128, prepared: bo
         model: The network; it is not changed.
         data: Labelled images, or any iterable of batches (inputs, labels).
         batch_size: Images per batch, of images that are prepared here.
-        prepared: Whether images are normalised floats already.
 
     Returns:
         For each image the class that the model names, its probability, and the true class.
@@ -141,7 +138,7 @@ def predict(model: nn.Module, data: Data, *, batch_size: int = 128, prepared: bo
     >>> predict(nn.Linear(2, 2), [(torch.eye(2), torch.tensor([0, 0]))]).labels
     array([0, 0])
     """
-    return cast(Predictions, judge(model, data, CLASSIFICATION, batch_size=batch_size, prepared=prepared))
+    return cast(Predictions, judge(model, data, CLASSIFICATION, batch_size=batch_size))
 
 
 def task_batches(
@@ -150,7 +147,6 @@ def task_batches(
     task: Task,
     *,
     batch_size: int = 128,
-    prepared: bool = False,
     shared: bool = False,
 ) -> Iterable[ReadBatch]:
     """Return batches of inputs and targets: those of a loader that was given, or of images that are prepared here.
@@ -163,7 +159,7 @@ def task_batches(
     images = cast("Dataset[object]", data)  # which is looked at there
     return cast(
         "Iterable[ReadBatch]",
-        PreparedBatches(images, spec_of(model), batch_size=batch_size, prepared=prepared, shared=shared),
+        PreparedBatches(images, spec_of(model), batch_size=batch_size, shared=shared),
     )
 
 

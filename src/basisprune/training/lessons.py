@@ -11,7 +11,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from basisprune.data import LoaderPart, blend, make_loader, own_part, prepare
+from basisprune.data import LoaderPart, blend, is_prepared, make_loader, own_part, prepare
 from basisprune.errors import ConfigError
 from basisprune.tasks import Rows, Task
 from basisprune.torchkit.running import mode, placed
@@ -119,6 +119,7 @@ class Feed:
     ) -> None:
         self.data, self.config, self.accelerator = data, config, accelerator
         self.own = own_part(data, task, config.batch_size, shuffle=True)
+        self.is_prepared = is_prepared(data)
         self.spec = None if self.own is not None else spec_of(model)
         if self.own is not None and (config.augmentation.moves or config.augmentation.paints):
             raise ConfigError(
@@ -140,7 +141,7 @@ class Feed:
         for images, labels in self._images(epoch):  # type: ignore[attr-defined]
             config = self.config
             batch = prepare(
-                images, self.spec, prepared=config.prepared, augmentation=config.augmentation, generator=generator
+                images, self.spec, prepared=self.is_prepared, augmentation=config.augmentation, generator=generator
             )
             yield batch, labels
 

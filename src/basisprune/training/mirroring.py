@@ -17,7 +17,7 @@ _DEVIATIONS, _DROP = 2.5, 0.1
 """Mirrored images are others where so many standard errors, and this share of what beats chance, are lost."""
 
 
-def may_be_mirrored(images: LabelledImages, spec: InputSpec, *, prepared: bool = False, seed: int = 0) -> bool:
+def may_be_mirrored(images: LabelledImages, spec: InputSpec, *, seed: int = 0) -> bool:
     """Whether mirrored images are like the images themselves, as far as a simple classifier can tell.
 
     A linear classifier of small copies learns four fifths of the images, and is asked for the others, upright and
@@ -26,7 +26,7 @@ def may_be_mirrored(images: LabelledImages, spec: InputSpec, *, prepared: bool =
     chosen = np.random.default_rng(seed).permutation(len(images))[:_MOST_IMAGES]
     seen, labels = [], []
     for pixels, truth in make_loader(take(images, chosen), 100, size=spec.image_size):
-        seen.append(F.adaptive_avg_pool2d(prepare(pixels, spec, prepared=prepared), _SIDE))
+        seen.append(F.adaptive_avg_pool2d(prepare(pixels, spec, prepared=images.prepared), _SIDE))
         labels.append(truth)
     small, classes = torch.cat(seen), torch.cat(labels)
     upright, mirrored = _recognised(small, classes)

@@ -204,7 +204,6 @@ class Trainer:
             self.model,
             data,
             batch_size=self.config.batch_size,
-            prepared=self.config.prepared,
             accelerator=self.accelerator,
             task=self.task,
             workers=self.config.workers,

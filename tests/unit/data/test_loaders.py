@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from tiny import tiny_images
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from basisprune.data import (
     ArrayImages,
@@ -25,6 +25,8 @@ from basisprune.data import (
     Loaders,
     PreparedBatches,
     WrappedDataset,
+    is_prepared,
+    load_data,
     make_loader,
     own_part,
     take,
@@ -402,7 +404,7 @@ def test_shuffled_batches_see_all_classes_in_an_order_that_repeats():
 
 def test_images_that_are_prepared_already_are_taken_as_they_are():
     images = torch.randn(6, *SPEC.shape)
-    batches = PreparedBatches(TensorDataset(images, torch.zeros(6).long()), SPEC, prepared=True)
+    batches = PreparedBatches(WrappedDataset(TensorDataset(images, torch.zeros(6).long()), prepared=True), SPEC)
     ((found, _),) = list(batches)
     assert torch.equal(found, images)
 
@@ -426,3 +428,18 @@ def test_batches_that_are_too_few_to_be_divided_are_known_to_be_copies(monkeypat
         for size, shared in ((4, True), (5, True), (4, False))
     )
     assert (divided.copies, whole.copies, alone.copies) == (1, 3, 3)
+
+
+def test_a_dataset_says_once_that_its_images_are_prepared():
+    data = TensorDataset(torch.randn(30, *SPEC.shape), torch.arange(30) % 3)
+    splits = load_data(data, val_fraction=0.2, test_fraction=0.2, prepared=True)
+    assert all(part.prepared for part in splits.parts.values())
+    ((found, _),) = PreparedBatches(take(splits.val, [0]), SPEC)
+    assert found.min() < 0
+    assert not is_prepared(DataLoader(data))
+    data.prepared = True
+    assert is_prepared(DataLoader(Subset(data, [0, 1])))
+    assert load_data(data, test_fraction=0).train.prepared
+    with pytest.raises(ConfigError) as caught:
+        load_data(ArrayImages(torch.zeros(8, 8, 8).byte(), [0, 1] * 4), prepared=True)
+    assert caught.value.where == "load_data"

@@ -89,7 +89,7 @@ def certified(
 
     monkeypatch.setattr(exporting, "judge", predict)
     data = splits(confirming)
-    return Certifier(PROMISE, data, Exporter(data, prepared=False), NullCallback(), **options).run(search).found
+    return Certifier(PROMISE, data, Exporter(data), NullCallback(), **options).run(search).found
 
 
 def test_the_last_that_passed_is_delivered_and_counts_as_passed(monkeypatch):
@@ -136,8 +136,6 @@ def test_an_int8_file_takes_its_turn_after_the_network_that_it_is_made_of(monkey
 
 class Onnx:
     """ONNX files that hold the index of their network, or that an eighth of the images more is lost."""
-
-    prepared = False
 
     def __init__(self, fault: bool = False) -> None:
         self.fault = fault
@@ -348,8 +346,6 @@ def test_a_certificate_says_how_many_images_are_independent(monkeypatch):
     data = splits(1000)
     for together, certified in ((2, True), (20, False)):
         given = replace(data, confirm=in_units(data.confirm, np.arange(1000) // together))
-        result = (
-            Certifier(PROMISE, given, Exporter(given, prepared=False), NullCallback()).run(search).found.certificate
-        )
+        result = Certifier(PROMISE, given, Exporter(given), NullCallback()).run(search).found.certificate
         assert (result.images, result.units, result.certified) == (1000, 1000 // together, certified)
     assert "50 independent units of 1,000 confirming images" in certifiable_here(PROMISE, given)

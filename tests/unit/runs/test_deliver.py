@@ -42,7 +42,7 @@ def delivery(**options) -> Delivery:
     small = deploy(model, model.input_spec, NAMES)
     images = load_data(tiny_images(60))
     parts = Splits(images.train, images.val, images.test, NAMES)
-    return Delivery(small, small, (), parts, prepared=False, **options)
+    return Delivery(small, small, (), parts, **options)
 
 
 def names(folder) -> set[str]:

@@ -31,7 +31,7 @@ def network(order=(0, 1, 2), hints: Hints = HINTS) -> KeptModel:
 
 def judged(model: KeptModel) -> list[str]:
     notes = Notes()
-    refuse_guessing(model, splits(), prepared=False, callback=notes)
+    refuse_guessing(model, splits(), callback=notes)
     return notes.lines
 
 
@@ -116,5 +116,5 @@ def test_a_loader_of_ones_own_is_gone_through_as_it_is(monkeypatch):
     len(data.val)
     monkeypatch.setattr("basisprune.runs.given.MOST_IMAGES", 10)
     Counted.passes = 0
-    refuse_guessing(network(), data, prepared=True, callback=Notes())
+    refuse_guessing(network(), data, callback=Notes())
     assert Counted.passes == 1

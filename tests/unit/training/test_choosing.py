@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import basisprune.training.choosing as choosing
 import basisprune.training.loop as loop
 import basisprune.training.trainer as trainer
-from basisprune.data import ArrayImages, Augment
+from basisprune.data import ArrayImages, Augment, WrappedDataset
 from basisprune.errors import CheckpointError, ConfigError, TrainingError
 from basisprune.tasks import regression
 from basisprune.training.choosing import Halves, Short, choose, divide
@@ -159,8 +159,9 @@ def test_few_images_judge_short_runs_without_being_lost_to_the_training():
 
 
 def test_batches_of_a_loader_judge_as_far_as_they_were_not_learnt_from():
-    loader = DataLoader(TensorDataset(torch.randn(60, 3, 16, 16), torch.arange(60) % 3), batch_size=6)
-    halves = divide(tiny_model(), Images(loader), choosy(prepared=True), Session())
+    images = WrappedDataset(TensorDataset(torch.randn(60, 3, 16, 16), torch.arange(60) % 3), prepared=True)
+    loader = DataLoader(images, batch_size=6)
+    halves = divide(tiny_model(), Images(loader), choosy(), Session())
     assert halves.proper == Images(loader)
     assert [sum(len(labels) for _, labels in part) for part in (halves.short.train, halves.short.held_out)] == [48, 12]
 

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from basisprune.data import Augment
 from basisprune.errors import ConfigError
 from basisprune.training.config import TrainConfig, learning_rate, weights_ramp
 
@@ -54,12 +53,9 @@ def test_all_faults_of_the_settings_are_listed_at_once():
     assert "6 faults" in str(caught.value)
 
 
-def test_patience_is_a_positive_number_and_normalised_images_keep_their_colours():
+def test_patience_is_a_positive_number():
     with pytest.raises(ConfigError, match="patience: 0 given, at least 1 is needed"):
         TrainConfig(patience=0)
-    for changes in ({"colour": 0.1}, {"policy": "rand"}):
-        with pytest.raises(ConfigError, match="augmentation: colour and policy need pixels; prepared=True given"):
-            TrainConfig(prepared=True, augmentation=Augment(**changes))
 
 
 @pytest.mark.parametrize("name", ["lr", "weight_lr", "clip_norm", "distill_temperature"])

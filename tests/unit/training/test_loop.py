@@ -17,7 +17,7 @@ from torchvision.ops import StochasticDepth
 import basisprune.training.lessons
 import basisprune.training.trainer
 from basisprune.basis.decompose import decompose
-from basisprune.data import ArrayImages, Augment, blend
+from basisprune.data import ArrayImages, Augment, WrappedDataset, blend
 from basisprune.errors import ConfigError, DataError, TrainingError
 from basisprune.tasks import regression
 from basisprune.training.config import learning_rate
@@ -83,12 +83,12 @@ def test_label_smoothing_and_weight_decay_change_the_outcome():
 
 def test_prepared_images_in_a_loader_of_the_user_can_be_trained_on():
     images, labels = torch.randn(20, 3, 16, 16), torch.arange(20) % 3
-    loader = DataLoader(TensorDataset(images, labels), batch_size=5, shuffle=True)
-    config = tiny_training(prepared=True)
+    loader = DataLoader(WrappedDataset(TensorDataset(images, labels), prepared=True), batch_size=5, shuffle=True)
+    config = tiny_training()
     results = [fit(tiny_decomposed(), loader, loader, config) for _ in range(2)]
     assert not differing(results[0].model, results[1].model)
     assert results[0].history == results[1].history
-    assert evaluate(results[0].model, loader, prepared=True).count == 20
+    assert evaluate(results[0].model, loader).count == 20
 
 
 def test_bfloat16_trains_and_leaves_an_ordinary_model():
@@ -193,10 +193,8 @@ def test_blended_images_have_the_loss_of_their_shares(monkeypatch):
 
     monkeypatch.setattr(basisprune.training.lessons, "blend", spy)
     augmentation = Augment(mixup=1.0, cutmix=1.0)
-    config = tiny_training(
-        epochs=1, prepared=True, norm_statistics="fixed", label_smoothing=0.1, augmentation=augmentation
-    )
-    record = fit(model, TensorDataset(images, labels), None, config).history[0]
+    config = tiny_training(epochs=1, norm_statistics="fixed", label_smoothing=0.1, augmentation=augmentation)
+    record = fit(model, WrappedDataset(TensorDataset(images, labels), prepared=True), None, config).history[0]
     ((blended, shares),) = seen
     with torch.no_grad():
         said = model.eval()(blended)
@@ -303,10 +301,9 @@ def test_the_loss_is_that_of_the_labels_and_that_of_the_softened_teacher_by_weig
     model, teacher = without_dropout(), tiny_model(1)
     images = torch.randn(7, 3, 16, 16)
     labels = torch.arange(7) % 3
-    config = tiny_training(
-        distill=0.3, distill_temperature=4.0, prepared=True, norm_statistics="fixed", epochs=1, label_smoothing=0.1
-    )
-    history = fit(model, TensorDataset(images, labels), None, config, session=Session(teacher)).history
+    config = tiny_training(distill=0.3, distill_temperature=4.0, norm_statistics="fixed", epochs=1, label_smoothing=0.1)
+    data = WrappedDataset(TensorDataset(images, labels), prepared=True)
+    history = fit(model, data, None, config, session=Session(teacher)).history
     with torch.no_grad():
         said, taught = model.eval()(images), teacher.eval()(images)
     truth = (taught / 4).softmax(1)

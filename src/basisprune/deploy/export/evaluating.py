@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from torch.utils.data import Dataset
 
-from basisprune.data import own_part, prepare
+from basisprune.data import is_prepared, own_part, prepare
 from basisprune.data.loaders import make_loader
 from basisprune.deploy.export.common import PixelLayout
 from basisprune.deploy.export.facts import GraphInput, read_facts
@@ -26,7 +26,7 @@ from basisprune.training.evaluation import Data, Evaluation
 from basisprune.types import InputSpec
 
 
-def evaluate_onnx(path: str | Path, data: Data, *, batch_size: int = 128, prepared: bool = False) -> Evaluation:
+def evaluate_onnx(path: str | Path, data: Data, *, batch_size: int = 128) -> Evaluation:
     """Measure the loss and accuracy of an ONNX file of `export_onnx`, in onnxruntime on the CPU.
 
     The file runs in a process of its own, with bounded memory and time.
@@ -35,7 +35,6 @@ def evaluate_onnx(path: str | Path, data: Data, *, batch_size: int = 128, prepar
         path: The file.
         data: Labelled images, which are prepared as the file's metadata says.
         batch_size: Images per batch.
-        prepared: Whether images are normalised floats already.
 
     Returns:
         The mean loss, the accuracy, and the number of images.
@@ -51,7 +50,7 @@ def evaluate_onnx(path: str | Path, data: Data, *, batch_size: int = 128, prepar
     run = runtime.open(path, threads)
     losses, rows = 0.0, []
     for images, labels in make_loader(cast("Dataset[object]", data), batch_size, size=wanted.spec.image_size):
-        scores = runtime.scores(run, _inputs(images, wanted, prepared))
+        scores = runtime.scores(run, _inputs(images, wanted, prepared=is_prepared(data)))
         losses += F.cross_entropy(scores, labels, reduction="sum").item()
         rows.append(CLASSIFICATION.rows(scores, labels, len(images)))
     found = CLASSIFICATION.outcomes(rows)
@@ -59,9 +58,7 @@ def evaluate_onnx(path: str | Path, data: Data, *, batch_size: int = 128, prepar
 
 
 @torch.inference_mode()
-def judge_onnx(
-    path: str | Path, like: nn.Module, data: Data, task: Task, *, batch_size: int = 64, prepared: bool = False
-) -> Outcomes:
+def judge_onnx(path: str | Path, like: nn.Module, data: Data, task: Task, *, batch_size: int = 64) -> Outcomes:
     """Return the outcomes on the data of an ONNX file that this program wrote, in order, in onnxruntime on the CPU.
 
     The file outputs the tensors of the network in a flat list; `like` is the network itself, whose output tells how
@@ -69,11 +66,11 @@ def judge_onnx(
     """
     require_onnx()
     session = open_session(Path(path), torch.get_num_threads())
-    own, structure, rows = own_part(data, task, batch_size), None, []
+    own, structure, rows, prepared = own_part(data, task, batch_size), None, [], is_prepared(data)
     wanted = None if own is not None else read_facts(Path(path), notes_in(session)).input
     batches = own if wanted is None else make_loader(data, batch_size, size=wanted.spec.image_size)  # type: ignore[arg-type]
     for images, targets in batches:  # type: ignore[union-attr]
-        inputs = images.float().contiguous() if wanted is None else _inputs(images, wanted, prepared)
+        inputs = images.float().contiguous() if wanted is None else _inputs(images, wanted, prepared=prepared)
         if structure is None:
             structure = _structure(like, images if wanted is None else prepare(images, wanted.spec, prepared=prepared))
         output = tree_unflatten(run_all(session, inputs), structure)
@@ -90,7 +87,7 @@ def _structure(model: nn.Module, inputs: Tensor) -> TreeSpec:
     return structure
 
 
-def _inputs(images: Tensor, wanted: GraphInput, prepared: bool) -> Tensor:
+def _inputs(images: Tensor, wanted: GraphInput, *, prepared: bool) -> Tensor:
     if not wanted.prepares:
         return prepare(images, wanted.spec, prepared=prepared).contiguous()
     if prepared:

@@ -8,6 +8,7 @@ from tiny import tiny_images
 from torch import nn
 from torch.utils.data import Subset
 
+from basisprune.data import WrappedDataset
 from basisprune.deploy.export import evaluate_onnx, export_onnx
 from basisprune.errors import DataError, ModelError
 from basisprune.training.evaluation import evaluate
@@ -28,4 +29,4 @@ def test_what_does_not_fit_is_not_evaluated(tiny, tmp_path):
     with pytest.raises(DataError, match="contains no images"):
         evaluate_onnx(tiny[1][False], Subset(tiny_images(), []))
     with pytest.raises(DataError, match="prepares its images itself"):
-        evaluate_onnx(tiny[1][True], tiny_images(), prepared=True)
+        evaluate_onnx(tiny[1][True], WrappedDataset(tiny_images(), prepared=True))
