@@ -25,9 +25,9 @@ from basisprune import RECIPES, Session, evaluate, fit
 from basisprune.budget import Ratios
 from basisprune.callback import NullCallback, TrainingStep
 from basisprune.deploy.fold import settle
-from basisprune.frameworks import find_framework
-from basisprune.pipeline import Pipeline
-from basisprune.states import NOT_AT_ALL
+from basisprune.method.pipeline import Pipeline
+from basisprune.method.states import NOT_AT_ALL
+from basisprune.recipes import find_framework
 from basisprune.torchkit.watching import example_input
 
 IMAGES, TEST_IMAGES, SIDE, REMOVED = 2000, 5000, 32, 0.5

@@ -25,9 +25,9 @@ from basisprune import RECIPES, Augment, Recipe, Splits, evaluate, measure
 from basisprune.budget import Ratios
 from basisprune.data import LabelledImages, take
 from basisprune.deploy.fold import deploy
-from basisprune.frameworks import find_framework
-from basisprune.pipeline import Pipeline
-from basisprune.states import State
+from basisprune.method.pipeline import Pipeline
+from basisprune.method.states import State
+from basisprune.recipes import find_framework
 from basisprune.training.config import TrainConfig
 from basisprune.transfer.model import TransferModel
 

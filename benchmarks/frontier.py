@@ -40,14 +40,14 @@ from basisprune.deploy.fold import fold
 from basisprune.deploy.latency import interleaved, speedup
 from basisprune.deploy.timing import measured_table, wanted_shapes
 from basisprune.errors import TooMuchError
-from basisprune.frameworks import find_framework
 from basisprune.joint_plan import PlanFrontier
 from basisprune.joint_plan.times import TimeTable
-from basisprune.pipeline import Pipeline
+from basisprune.method.pipeline import Pipeline
+from basisprune.method.scoring import Statistics
+from basisprune.method.states import NOT_AT_ALL
 from basisprune.planning import PlanConfig, plan_basis
 from basisprune.pruning import prune_basis
-from basisprune.scoring import Statistics
-from basisprune.states import NOT_AT_ALL
+from basisprune.recipes import find_framework
 from basisprune.types import InputSpec, Scores
 
 SIDE, REPEATS, TEST_IMAGES, BAR = 128, 31, 3000, 1.25

@@ -29,13 +29,13 @@ from basisprune.data.split import read_groups
 from basisprune.deploy.bundle import load_bundle, save_pretrained
 from basisprune.errors import BasisPruneError
 from basisprune.files import digest, sealed, write_checked
-from basisprune.frameworks import DENSE
+from basisprune.method.states import StageStore
+from basisprune.recipes import DENSE
 from basisprune.results import RunSummary
 from basisprune.runs.options import configure
 from basisprune.runs.output import settings_of
 from basisprune.runs.tested import TESTS, FileTest, Tested, read_tested
 from basisprune.runs.validating import read_settings
-from basisprune.stage_store import StageStore
 from basisprune.training.checkpoint import Past, load_checkpoint, save_checkpoint
 from basisprune.training.config import TrainConfig
 from basisprune.transfer.checkpoints import load_weights

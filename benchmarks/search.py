@@ -24,13 +24,12 @@ from basisprune import RECIPES, evaluate
 from basisprune.budget import Budget
 from basisprune.budget.planning import CostPlanner
 from basisprune.data import take
-from basisprune.frameworks import Framework, FrameworkName, Move, find_framework
-from basisprune.outlook import Outlook
-from basisprune.pipeline import Pipeline
-from basisprune.recipes import Recipe
+from basisprune.method.pipeline import Pipeline
+from basisprune.method.scoring import Outlook
+from basisprune.method.states import State
+from basisprune.recipes import Framework, FrameworkName, Move, Recipe, find_framework
 from basisprune.search import Search, SearchConfig
 from basisprune.search.candidates import Evaluated
-from basisprune.states import State
 
 IMAGES, VAL_IMAGES, TEST_IMAGES, SIDE, PASSES = 2000, 1000, 5000, 32, 3
 

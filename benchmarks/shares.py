@@ -21,9 +21,9 @@ from common import Cells
 from basisprune import RECIPES, evaluate, measure
 from basisprune.budget import Ratios
 from basisprune.deploy.fold import deploy
-from basisprune.frameworks import find_framework
-from basisprune.pipeline import Pipeline
-from basisprune.states import NOT_AT_ALL, State
+from basisprune.method.pipeline import Pipeline
+from basisprune.method.states import NOT_AT_ALL, State
+from basisprune.recipes import find_framework
 from basisprune.transfer.model import spec_of
 
 IMAGES, TEST_IMAGES, SIDE, PASSES = 2000, 2000, 32, 4

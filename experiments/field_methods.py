@@ -17,15 +17,15 @@ from basisprune.basis.decompose import Basis
 from basisprune.basis.refit import basis_statistics, rebase
 from basisprune.budget.planning import CostPlanner
 from basisprune.coupling import trace_coupling
-from basisprune.frameworks import find_framework
 from basisprune.importance import basis_loss, score_filters, taylor_scores
 from basisprune.importance.filters import FilterMethod
 from basisprune.importance.loss import BasisLoss, filter_loss, split_by_loss
 from basisprune.joint_plan.times import TimeTable
-from basisprune.pipeline import Pipeline
+from basisprune.method.pipeline import Pipeline
+from basisprune.method.states import NOT_AT_ALL
 from basisprune.planning import plan_basis, plan_filters
 from basisprune.pruning import Compensation, prune_basis, prune_filters
-from basisprune.states import NOT_AT_ALL
+from basisprune.recipes import find_framework
 
 DATASETS = ("cifar10", "fashion_mnist", "mnist")
 

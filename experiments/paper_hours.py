@@ -18,7 +18,7 @@ from cells import DATASETS, MODELS, PAPER
 
 from basisprune import decompose, measure, transfer_model
 from basisprune.files import write_text
-from basisprune.frameworks import DECOMPOSED, find_framework
+from basisprune.recipes import DECOMPOSED, find_framework
 from basisprune.runs.estimate import expected_candidates
 from basisprune.runs.options import Options, configure
 from basisprune.sweeps.sweep import read_sweep

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from basisprune import FilterPlan, Pipeline, decompose
 from basisprune.basis.layers import basis_pairs
 from basisprune.coupling import trace_coupling
-from basisprune.frameworks import Framework, Move, Step
 from basisprune.importance import score_filters
+from basisprune.method.states import FULLY, Plan, State, Tuning
 from basisprune.planning import plan_basis, plan_filters
 from basisprune.pruning import prune_basis, prune_filters
-from basisprune.states import FULLY, Plan, State, Tuning
+from basisprune.recipes import Framework, Move, Step
 from basisprune.training.trainable import find_classifiers, set_trainable
 from basisprune.transfer.model import spec_of
 from basisprune.types import Coupling, LayerScores, Scores

@@ -28,8 +28,8 @@ from basisprune import Pipeline, Recipe, Splits, load_data, measure, predict
 from basisprune.data import take
 from basisprune.deploy.fold import deploy
 from basisprune.errors import TooMuchError
+from basisprune.method.states import State
 from basisprune.recipes import RECIPES
-from basisprune.states import State
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 from backbones import build  # the benchmarks use them too

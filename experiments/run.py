@@ -34,11 +34,11 @@ from basisprune.budget.proportions import Paired, wilson_interval
 from basisprune.callback import NullCallback
 from basisprune.data import Splits, load_data, take
 from basisprune.files import write_text
-from basisprune.frameworks import Steps, named
 from basisprune.importance import taylor_scores
+from basisprune.method.states import State
+from basisprune.recipes import Steps, named
 from basisprune.search import Search
 from basisprune.search.candidates import SearchResult
-from basisprune.states import State
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 from backbones import DATASETS, build  # the benchmarks use them too

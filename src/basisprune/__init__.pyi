@@ -16,7 +16,7 @@ from .deploy.export import export as export
 from .deploy.fold import fold as fold
 from .deploy.latency import measure_latency as measure_latency
 from .errors import BasisPruneError as BasisPruneError
-from .pipeline import Pipeline as Pipeline
+from .method.pipeline import Pipeline as Pipeline
 from .planning import PlanConfig as PlanConfig
 from .recipes import RECIPES as RECIPES
 from .recipes import Recipe as Recipe

@@ -29,8 +29,8 @@ from torch import nn
 from basisprune.basis.decompose import decompose
 from basisprune.costs import measure
 from basisprune.data import load_data
-from basisprune.frameworks import DENSE
-from basisprune.states import NOT_AT_ALL, State
+from basisprune.method.states import NOT_AT_ALL, State
+from basisprune.recipes import DENSE
 from basisprune.torchkit.surgery import find_layers
 from basisprune.transfer.model import transfer_model
 

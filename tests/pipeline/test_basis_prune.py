@@ -15,10 +15,9 @@ from basisprune.callback import TrainingStep
 from basisprune.costs import measure
 from basisprune.data import Splits, load_data
 from basisprune.errors import CheckpointError, ConfigError, DataError, PlanError
-from basisprune.frameworks import BASIS
-from basisprune.pipeline import Pipeline, run
-from basisprune.recipes import RECIPES, Recipe
-from basisprune.states import NOT_AT_ALL, Tuning
+from basisprune.method.pipeline import Pipeline, run
+from basisprune.method.states import NOT_AT_ALL, Tuning
+from basisprune.recipes import BASIS, RECIPES, Recipe
 from basisprune.training.evaluation import evaluate
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -91,7 +90,7 @@ def test_several_iterations_remove_the_same_in_all():
 def test_what_frameworks_share_is_trained_once(monkeypatch):
     calls = []
     original = basisprune.pipeline.fit
-    monkeypatch.setattr(basisprune.pipeline, "fit", lambda *a, **k: calls.append(1) or original(*a, **k))
+    monkeypatch.setattr(basisprune.method.pipeline, "fit", lambda *a, **k: calls.append(1) or original(*a, **k))
     pipeline = Pipeline(tiny_model(), data(), recipe())
     one, two = pipeline.run("basis", basis_ratio=0.3), pipeline.run("basis", basis_ratio=0.6)
     assert len(calls) == 3

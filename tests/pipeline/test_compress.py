@@ -226,7 +226,7 @@ def test_ratios_that_were_stopped_before_their_end_are_not_kept_to(monkeypatch, 
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("basisprune.pipeline.Pipeline.prune_filters", stop)
+        patch.setattr("basisprune.method.pipeline.Pipeline.prune_filters", stop)
         result = run(tmp_path / "out", basis_ratio=0.5, filter_ratio=0.25, max_drop=None)
     assert (result.summary.interrupted, result.summary.kept_to_budget) == (True, False)
     assert result.summary.verdict == "Stopped early; this is the best result so far. The model is unpruned."

@@ -16,9 +16,8 @@ from basisprune.costs import measure
 from basisprune.data import Splits, load_data, take
 from basisprune.demo import demo_data, demo_model
 from basisprune.errors import ConfigError, DataError
-from basisprune.frameworks import FRAMEWORKS
-from basisprune.pipeline import Pipeline
-from basisprune.recipes import Recipe
+from basisprune.method.pipeline import Pipeline
+from basisprune.recipes import FRAMEWORKS, Recipe
 from basisprune.report import framework_table
 from basisprune.training.evaluation import evaluate
 from basisprune.types import BasisPlan, FilterPlan

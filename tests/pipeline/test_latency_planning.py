@@ -14,12 +14,12 @@ from basisprune.budget.planning import CostPlanner, Scored
 from basisprune.data import load_data
 from basisprune.deploy.timing import table_milliseconds, wanted_shapes
 from basisprune.errors import PlanError
-from basisprune.frameworks import find_framework
 from basisprune.joint_plan import PlanFrontier
 from basisprune.joint_plan.times import TimeTable
-from basisprune.pipeline import Pipeline
+from basisprune.method.pipeline import Pipeline
+from basisprune.method.states import NOT_AT_ALL
+from basisprune.recipes import find_framework
 from basisprune.runs.compress import compress
-from basisprune.states import NOT_AT_ALL
 from basisprune.types import BasisPlan, Block, BlockPlan, FilterPlan
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -8,19 +8,18 @@ import pytest
 import torch
 from tiny import Notes, differing, tiny_images, tiny_model, tiny_recipe, tiny_training
 
-import basisprune.pipeline
+import basisprune.method.pipeline
 import basisprune.training.trainer
 from basisprune.basis.layers import basis_pairs
 from basisprune.budget import Ratios
 from basisprune.callback import NullCallback
 from basisprune.data import Splits, load_data
 from basisprune.errors import CheckpointError
-from basisprune.frameworks import DECOMPOSED, find_framework
-from basisprune.pipeline import Pipeline
+from basisprune.method.pipeline import Pipeline
+from basisprune.method.states import Tuning
 from basisprune.planning import PlanConfig
-from basisprune.recipes import Recipe
+from basisprune.recipes import DECOMPOSED, Recipe, find_framework
 from basisprune.runs.compress import compress
-from basisprune.states import Tuning
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -45,7 +44,7 @@ class Impatient(NullCallback):
 def test_the_split_computes_what_the_trained_network_does_and_is_not_trained_again(monkeypatch):
     trained = []
     original = basisprune.pipeline.fit
-    monkeypatch.setattr(basisprune.pipeline, "fit", lambda *a, **k: trained.append(1) or original(*a, **k))
+    monkeypatch.setattr(basisprune.method.pipeline, "fit", lambda *a, **k: trained.append(1) or original(*a, **k))
     pipeline = Pipeline(tiny_model(), data(), recipe())
     split, dense = pipeline.decomposed(), pipeline.dense()
     images = torch.randn(8, *pipeline.spec.shape)

@@ -14,12 +14,12 @@ from basisprune.callback import NullCallback
 from basisprune.data import load_data
 from basisprune.deploy.bundle import load_bundle
 from basisprune.errors import ConfigError, TrainingError
-from basisprune.pipeline import Pipeline
+from basisprune.method.pipeline import Pipeline
 from basisprune.results import RunSummary
 from basisprune.runs.job import prepare_job
 from basisprune.runs.options import configure
 from basisprune.runs.tested import read_tested
-from basisprune.search.scale import Scale
+from basisprune.search.candidates import Scale
 from basisprune.sweeps import stages
 from basisprune.sweeps.portfolio import PortfolioConfig, compress_portfolio
 from basisprune.sweeps.running import Run, Running, open_pool, slug

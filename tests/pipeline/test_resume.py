@@ -12,7 +12,6 @@ import pytest
 import torch
 from tiny import differing, tiny_decomposed, tiny_images, tiny_model, tiny_training
 
-import basisprune.training.lessons
 import basisprune.training.trainer
 from basisprune.data import Augment
 from basisprune.errors import CheckpointError, TrainingError
@@ -170,7 +169,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(monkey
             fit(tiny_decomposed(), tiny_images(), None, config, checkpoint=path)
     before = path.read_bytes()
     original = basisprune.training.lessons.prepare
-    monkeypatch.setattr(basisprune.training.lessons, "prepare", lambda *a, **k: original(*a, **k) * math.nan)
+    monkeypatch.setattr(basisprune.training.trainer, "prepare", lambda *a, **k: original(*a, **k) * math.nan)
     with pytest.raises(TrainingError, match="epoch 1, step 0: the loss is nan at learning rate"):
         fit(tiny_decomposed(), tiny_images(), None, config, checkpoint=path)
     assert path.read_bytes() == before

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from basisprune.data import Loaders, load_data
 from basisprune.deploy.bundle import load_bundle
 from basisprune.errors import CheckpointError, ConfigError, DataError, ModelError
-from basisprune.pipeline import Pipeline
+from basisprune.method.pipeline import Pipeline
 from basisprune.report.text import framework_table
 from basisprune.results import RunSummary
 from basisprune.runs.compress import compress

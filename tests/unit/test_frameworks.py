@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from basisprune.errors import ConfigError
-from basisprune.frameworks import (
+from basisprune.importance.filters import FILTER_SCORES
+from basisprune.recipes import (
     BASIS,
     DECOMPOSED,
     DENSE,
@@ -21,7 +22,6 @@ from basisprune.frameworks import (
     find_framework,
     named,
 )
-from basisprune.importance.filters import FILTER_SCORES
 
 steps = st.lists(st.builds(Step, st.sampled_from(["basis", "l1", "dense"]), st.none() | st.floats(0, 1))).map(tuple)
 

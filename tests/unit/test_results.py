@@ -15,7 +15,7 @@ from summaries import sample, summary
 from basisprune.budget import Budget, Ratios
 from basisprune.errors import CheckpointError
 from basisprune.files import unsealed
-from basisprune.frameworks import Step
+from basisprune.recipes import Step
 from basisprune.results import LayerImportance, Limit, RunSummary
 
 OPTIONAL = {

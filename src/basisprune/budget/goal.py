@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeAlias
 
 from basisprune.errors import ConfigError
-from basisprune.frameworks import Axis
+from basisprune.recipes import Axis
 
 Optimize: TypeAlias = Literal["params", "macs", "latency"]
 """What a network is to have least of."""

@@ -14,13 +14,13 @@ from basisprune.budget.goal import Optimize
 from basisprune.costs import weight_uses
 from basisprune.coupling.blocks import find_blocks
 from basisprune.deploy.timing import measured_table, read_table, time_network, wanted_shapes
-from basisprune.frameworks import Move, Step
 from basisprune.importance.layer_access import Batches
 from basisprune.importance.loss import BasisLoss, FilterLoss, basis_loss, filter_loss, joint_loss
 from basisprune.joint_plan import Costs, PlanFrontier, plan_frontier
 from basisprune.joint_plan.times import TimeTable
 from basisprune.planning import Per, PlanConfig
 from basisprune.pruning import Compensation, prune_filters, prune_together
+from basisprune.recipes import Move, Step
 from basisprune.torchkit.running import Loss
 from basisprune.torchkit.watching import example_input
 from basisprune.transfer.model import spec_of

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 
 from basisprune.costs import ModelReport
 from basisprune.errors import printable
+from basisprune.method.states import Pruned
 from basisprune.report.html import amount, change, comparison, exact
 from basisprune.results import RunSummary, RuntimeRow
-from basisprune.states import Pruned
 
 _NUMBERS = re.compile(r"[-+]?[0-9.]+(e[-+]?[0-9]+)?( [-+]?[0-9.]+(e[-+]?[0-9]+)?)*")
 

@@ -16,15 +16,15 @@ from basisprune.data import LabelledImages
 from basisprune.data.manifest import keep_images
 from basisprune.deploy.bundle import save_pretrained
 from basisprune.files import sealed, user_path, write_text
+from basisprune.method.states import StageStore, fingerprint
 from basisprune.results import Accuracy, Settings
 from basisprune.runs.job import Job
 from basisprune.runs.output import BUNDLE, SUMMARY, OutputFolder, versions
 from basisprune.runs.settings import TRAIN_OPTIONS
 from basisprune.runs.start import check_start
-from basisprune.stage_store import StageStore, fingerprint
 from basisprune.torchkit.processes import Processes
+from basisprune.training.checkpoint import EpochRecord
 from basisprune.training.evaluation import predict
-from basisprune.training.history import EpochRecord
 from basisprune.training.loop import fit
 
 _COMMAND = "train"

@@ -19,7 +19,8 @@ from basisprune.data.manifest import keep_images
 from basisprune.deploy.export.runtime import has_onnx
 from basisprune.errors import BundleError, ConfigError
 from basisprune.files import user_path
-from basisprune.pipeline import Pipeline
+from basisprune.method.pipeline import Pipeline
+from basisprune.method.states import StageStore, State
 from basisprune.report.html import write_report
 from basisprune.results import RunSummary
 from basisprune.runs.certifying import NO_FILES, Certified, Certifier, Files, certifiable_here
@@ -32,8 +33,6 @@ from basisprune.runs.start import check_start
 from basisprune.runs.summary import summarise
 from basisprune.search import Search
 from basisprune.search.candidates import Candidate, SearchResult
-from basisprune.stage_store import StageStore
-from basisprune.states import State
 from basisprune.tasks import CLASSIFICATION, Task
 from basisprune.torchkit.processes import Processes
 

@@ -29,6 +29,7 @@ from basisprune.deploy.export.writing import INT8_STEM, STEM
 from basisprune.deploy.latency import LatencyReport, measure_latency
 from basisprune.errors import BasisPruneError, BundleError, CheckpointError, LayerError, MissingExtraError
 from basisprune.files import atomic, file_digest
+from basisprune.method.states import Plan
 from basisprune.report.html import write_report
 from basisprune.results import DeliveredFile, RunSummary
 from basisprune.runs.certifying import NO_FILES, Files
@@ -37,7 +38,6 @@ from basisprune.runs.output import BUNDLE, CHECKSUMS, INT8, ONNX, REPORT, SUMMAR
 from basisprune.runs.summary import rounds
 from basisprune.runs.tested import MADE
 from basisprune.runs.verdict import ONNX_FILES, promise_of, with_missing, with_promises
-from basisprune.states import Plan
 from basisprune.tasks import CLASSIFICATION, Task
 from basisprune.torchkit.processes import Processes
 from basisprune.training.evaluation import task_batches

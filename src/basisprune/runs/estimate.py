@@ -12,9 +12,8 @@ from basisprune.basis.decompose import decompose
 from basisprune.budget import Budget
 from basisprune.budget.certify import Guarantee, certifiable
 from basisprune.data import LabelledImages, LoaderPart, PreparedBatches, Splits, take
-from basisprune.frameworks import DECOMPOSED
 from basisprune.importance.taylor import mean_square_products
-from basisprune.recipes import Recipe
+from basisprune.recipes import DECOMPOSED, Recipe
 from basisprune.runs.job import Job
 from basisprune.runs.options import RunConfig
 from basisprune.search import SAFER, SearchConfig

@@ -16,8 +16,7 @@ from basisprune.budget.certify import Guarantee, check_confidence
 from basisprune.budget.metrics import Metric, check_metric, metric_name
 from basisprune.deploy.export.runtime import has_onnx
 from basisprune.errors import ConfigError, nearest
-from basisprune.frameworks import Axis, Framework, find_framework
-from basisprune.recipes import Recipe, find_recipe, for_task, trained_with
+from basisprune.recipes import Axis, Framework, Recipe, find_framework, find_recipe, for_task, trained_with
 from basisprune.runs.output import IN_PYTHON
 from basisprune.runs.settings import BUDGETS, OBJECTS, OPTIONS, RATIOS, GivenOptions, Options, RunOptions
 from basisprune.runs.validating import faults_of, recipe_of, search_of

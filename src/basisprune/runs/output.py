@@ -20,11 +20,11 @@ from basisprune.data.load import PREFIXES
 from basisprune.data.manifest import IMAGES
 from basisprune.errors import CheckpointError
 from basisprune.files import clear_leftovers, digest, locked, read_bytes, set_aside, write_text
+from basisprune.method.states import CLAIM
 from basisprune.results import Settings
 from basisprune.runs.plain_yaml import yaml_of
 from basisprune.runs.settings import OPTIONS
 from basisprune.runs.validating import differences, parse_settings
-from basisprune.stage_store import CLAIM
 from basisprune.torchkit.processes import Processes
 
 CONFIG, VERSIONS, DEVICE_DIGEST, PREPARED = "config.yaml", "versions", "device_sha256", "prepared"

@@ -18,14 +18,13 @@ from basisprune.deploy.bundle import refuse_unsaveable
 from basisprune.deploy.export.runtime import has_onnx, to_proto
 from basisprune.deploy.fold import deploy
 from basisprune.errors import BasisPruneError, BundleError, LayerError, ModelError, pass_on
-from basisprune.frameworks import Framework
 from basisprune.importance import score_filters
+from basisprune.method.scoring import idle_convs
 from basisprune.planning import plan_basis, plan_filters, traced
 from basisprune.pruning import prune_filters
-from basisprune.recipes import Recipe
+from basisprune.recipes import Framework, Recipe
 from basisprune.runs.job import Job, factory_of
 from basisprune.runs.options import RunConfig
-from basisprune.scoring import idle_convs
 from basisprune.tasks import Task
 from basisprune.torchkit.moments import loss_statistics
 from basisprune.torchkit.running import Loss, ReadBatch, placed
@@ -134,7 +133,7 @@ def refuse_unprunable(
 
     Without a sample, the network is tried as a classifier.
 
-    >>> from basisprune.frameworks import find_framework
+    >>> from basisprune.recipes import find_framework
     >>> from basisprune.recipes import find_recipe
     >>> from basisprune.types import InputSpec
     >>> net = nn.Sequential(nn.Flatten(), nn.Linear(12, 2))

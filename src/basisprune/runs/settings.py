@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict, TypeVar, get_ty
 
 from basisprune.budget.goal import Budget, Optimize
 from basisprune.errors import ConfigError
-from basisprune.frameworks import FrameworkName
+from basisprune.recipes import FrameworkName
 from basisprune.types import TEST_FRACTION, VAL_FRACTION, Augmentation, FloatType, Interpolation
 
 if TYPE_CHECKING:

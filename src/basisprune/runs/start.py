@@ -15,7 +15,7 @@ from basisprune.deploy.export.runtime import require_onnx
 from basisprune.deploy.timing import read_table, refuse_other_table
 from basisprune.errors import CheckpointError, ConfigError, DataError
 from basisprune.files import user_path
-from basisprune.pipeline import Pipeline
+from basisprune.method.pipeline import Pipeline
 from basisprune.results import Settings
 from basisprune.runs.estimate import expected_candidates
 from basisprune.runs.given import refuse_guessing
@@ -25,8 +25,8 @@ from basisprune.runs.output import BUNDLE, CONFIG, OutputFolder, refuse_links
 from basisprune.runs.rehearsal import refuse_ratio, rehearse
 from basisprune.torchkit.kinds import refuse_other_precisions, refuse_untrainable
 from basisprune.torchkit.surgery import named_tensors
-from basisprune.training.accelerating import require_tracker
 from basisprune.training.loop import check_patience
+from basisprune.training.trainer import require_tracker
 from basisprune.transfer.model import spec_of
 from basisprune.types import dotted
 

@@ -23,7 +23,7 @@ from basisprune.data import LabelledImages, LoaderPart
 from basisprune.deploy.latency import measure_latency
 from basisprune.deploy.layer_costs import layer_reports, weight_bytes
 from basisprune.importance import taylor_scores
-from basisprune.pipeline import Pipeline
+from basisprune.method.pipeline import Pipeline
 from basisprune.results import (
     BeforeAndAfter,
     CandidateRow,

@@ -17,7 +17,7 @@ from basisprune.budget.metrics import metric_name, value_of
 from basisprune.deploy.bundle.files import holds_bundle, read_folder
 from basisprune.errors import BasisPruneError, CheckpointError, PlanError
 from basisprune.files import read_checked, write_checked
-from basisprune.frameworks import named
+from basisprune.recipes import named
 from basisprune.results import RunSummary
 from basisprune.runs.output import BUNDLE, SUMMARY
 from basisprune.search.candidates import Evaluated

@@ -10,13 +10,11 @@ from basisprune.budget import Budget, Goal, Optimize, Ratios
 from basisprune.budget.certify import EQUAL, SURE, AcceptanceRule, Entry, Guarantee, in_order
 from basisprune.budget.metrics import value_of
 from basisprune.errors import TooMuchError
-from basisprune.frameworks import DECOMPOSED, Framework, Move, find_framework
-from basisprune.pipeline import Pipeline
-from basisprune.search.candidates import ALL, Candidate, Evaluated, SearchResult, Shares
-from basisprune.search.config import SearchConfig
-from basisprune.search.scale import Scale
-from basisprune.search.stepping import Attempt, Stepping, axes_of
-from basisprune.states import NOT_AT_ALL, State, Tuning
+from basisprune.method.pipeline import Pipeline
+from basisprune.method.states import NOT_AT_ALL, State, Tuning
+from basisprune.recipes import DECOMPOSED, Framework, Move, find_framework
+from basisprune.search.candidates import ALL, Candidate, Evaluated, Scale, SearchResult, Shares
+from basisprune.search.stepping import Attempt, SearchConfig, Stepping, axes_of
 from basisprune.tasks import Task
 from basisprune.torchkit.processes import Processes
 

@@ -21,7 +21,8 @@ from basisprune.data.load import Source
 from basisprune.data.manifest import keep_images, manifest_of
 from basisprune.deploy.export.runtime import has_onnx
 from basisprune.files import user_path
-from basisprune.pipeline import Pipeline
+from basisprune.method.pipeline import Pipeline
+from basisprune.method.states import StageStore, State
 from basisprune.results import FrontPoint, Portfolio, RunSummary
 from basisprune.runs.certifying import ONNX_RUNTIME, PYTORCH, Certified
 from basisprune.runs.compress import Compressed, certify_job
@@ -32,8 +33,6 @@ from basisprune.runs.start import check_start
 from basisprune.runs.summary import summarise
 from basisprune.search import Search
 from basisprune.search.candidates import ALL, SearchResult
-from basisprune.stage_store import StageStore
-from basisprune.states import State
 from basisprune.sweeps.backbones import start_from
 from basisprune.sweeps.running import Backbone, Run, read_value, slug, write_value
 from basisprune.types import JsonValue

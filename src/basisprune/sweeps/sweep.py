@@ -17,7 +17,7 @@ from pydantic import JsonValue
 from basisprune.callback import Callback, NullCallback
 from basisprune.errors import CheckpointError, ConfigError, MissingExtraError, nearest
 from basisprune.files import locked, sealed, write_text
-from basisprune.frameworks import FrameworkName
+from basisprune.recipes import FrameworkName
 from basisprune.report.fronts import Front, SweepPage, write_sweep_page
 from basisprune.runs.job import code_of
 from basisprune.runs.options import BUDGETS, RATIOS, Options, configure

@@ -16,7 +16,6 @@ from basisprune.data import LabelledImages, PreparedBatches, Splits, is_prepared
 from basisprune.errors import DataError
 from basisprune.tasks import CLASSIFICATION, Outcomes, Predictions, Task, find_task
 from basisprune.torchkit.running import ReadBatch, mode, placed
-from basisprune.training.precision import single_at_least
 from basisprune.training.trainable import classes_of
 from basisprune.transfer.model import spec_of
 
@@ -167,6 +166,11 @@ def answers(model: nn.Module, batches: Iterable[ReadBatch], task: Task) -> Itera
     """Yield what the task reads from the network's output for each batch, with the batch."""
     for batch in batches:
         yield floats(task.output(model(placed(batch.inputs, model)))), batch
+
+
+def single_at_least(values: Tensor) -> Tensor:
+    """Return the values in float32, or in float64 if they are: a loss needs the digits."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def floats(output: object) -> object:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 
@@ -16,15 +18,13 @@ from basisprune.errors import CheckpointError, ConfigError
 from basisprune.files import sound_or_aside, write_checked
 from basisprune.torchkit.kinds import copied, refuse_untrainable
 from basisprune.torchkit.processes import Processes, answering
-from basisprune.training.accelerating import make_accelerator
-from basisprune.training.checkpoint import Past, refuse_other_run, save_checkpoint
+from basisprune.torchkit.surgery import named_tensors
+from basisprune.training.checkpoint import EpochRecord, Past, refuse_other_run, save_checkpoint
 from basisprune.training.choosing import choose, divide
 from basisprune.training.config import TrainConfig
 from basisprune.training.evaluation import Data, Evaluation
-from basisprune.training.history import EpochRecord
-from basisprune.training.precision import in_full_precision
 from basisprune.training.progress import TrainingClock, hearing
-from basisprune.training.trainer import DivergedError, Images, Session, Trainer
+from basisprune.training.trainer import DivergedError, Images, Session, Trainer, make_accelerator
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +33,7 @@ _RESTARTS, _SLOWER = 3, 3.0
 _LOST = 0.1
 """A training that has lost this much of a share, beyond its start, has diverged."""
 _CONFIG = TypeAdapter(TrainConfig)
+_HALF = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
@@ -202,3 +203,21 @@ class Choice:
             content = json.dumps({"asked": asdict(self.asked), "taken": asdict(settled)}, indent=1).encode()
             Processes.here().on_main(lambda: write_checked(path, content))
         return settled
+
+
+@contextmanager
+def in_full_precision(model: nn.Module) -> Iterator[None]:
+    """Hold every half-precision tensor of the model in float32 temporarily; the tensors stay the same objects."""
+    before = {id(tensor): (tensor, tensor.dtype) for _, tensor in named_tensors(model) if tensor.dtype in _HALF}
+    for tensor, _ in before.values():
+        _set_dtype(tensor, torch.float32)
+    try:
+        yield
+    finally:
+        for tensor, dtype in before.values():
+            _set_dtype(tensor, dtype)
+
+
+def _set_dtype(tensor: Tensor, dtype: torch.dtype) -> None:
+    tensor.grad = None
+    tensor.data = tensor.data.to(dtype)

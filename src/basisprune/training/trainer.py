@@ -5,33 +5,237 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from itertools import count, islice
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from accelerate.utils import DistributedDataParallelKwargs, ProjectConfiguration
 from torch import Tensor, nn
 from torchmetrics import MeanMetric
 from torchvision.ops import DropBlock2d, StochasticDepth
 
 from basisprune.callback import Callback
-from basisprune.errors import ConfigError, DataError, TrainingError
-from basisprune.tasks import CLASSIFICATION, Task
+from basisprune.data import LoaderPart, blend, is_prepared, make_loader, own_part, prepare
+from basisprune.errors import ConfigError, DataError, MissingExtraError, TrainingError
+from basisprune.tasks import CLASSIFICATION, Rows, Task
 from basisprune.torchkit.processes import Processes
-from basisprune.torchkit.running import mode
-from basisprune.training.accelerating import as_shown, wrapped
-from basisprune.training.checkpoint import Past, load_checkpoint, set_damaged_aside
+from basisprune.torchkit.running import mode, placed
+from basisprune.torchkit.watching import example_input, parameters_of, upstream, watch_run
+from basisprune.training.checkpoint import (
+    EpochRecord,
+    Past,
+    best_epoch,
+    load_checkpoint,
+    out_of_patience,
+    set_damaged_aside,
+)
 from basisprune.training.config import TrainConfig, learning_rate, weights_ramp
-from basisprune.training.evaluation import Data, Evaluation, evaluate
-from basisprune.training.history import EpochRecord, best_epoch, out_of_patience
-from basisprune.training.lessons import Feed, Lesson, Pupil
+from basisprune.training.evaluation import Data, Evaluation, evaluate, floats, moved
 from basisprune.training.progress import TrainingClock
-from basisprune.training.trainable import make_optimizer, project_scales
-from basisprune.transfer.model import known_spec
+from basisprune.training.trainable import classes_of, make_optimizer, project_scales
+from basisprune.transfer.model import known_spec, spec_of
+from basisprune.types import dotted
+
+
+def require_tracker(config: TrainConfig) -> None:
+    """Raise MissingExtraError for a tracker that is not installed."""
+    if config.tracker is not None and find_spec(config.tracker) is None:
+        raise MissingExtraError(config.tracker, extra=config.tracker)
+
+
+def make_accelerator(config: TrainConfig, checkpoint: str | Path | None = None) -> Accelerator:
+    """An Accelerator for the run: its precision and, by name, its tracker (whose logs lie by the checkpoint).
+
+    Raises MissingExtraError for a tracker that is not installed, ConfigError for a precision that the device
+    does not have.
+    """
+    require_tracker(config)
+    folder = str(Path(checkpoint).parent) if checkpoint is not None else "."
+    if AcceleratorState._shared_state and AcceleratorState().mixed_precision != config.mixed_precision:
+        AcceleratorState._reset_state()  # Accelerate keeps one precision per process, and refuses another
+    try:
+        return Accelerator(
+            mixed_precision=config.mixed_precision,
+            log_with=config.tracker,
+            project_config=ProjectConfiguration(folder, logging_dir=folder),
+        )
+    except ValueError as error:
+        AcceleratorState._reset_state()
+        raise ConfigError(f"mixed_precision: {config.mixed_precision!r} given; {error}") from error
+
+
+def wrapped(model: nn.Module, accelerator: Accelerator) -> nn.Module:
+    """The model as Accelerate runs it: by itself, or with gradients that several processes have in common.
+
+    Processes would wait forever for the gradient of what takes no part in a step, such as a norm that nothing reads.
+    To look for such parameters in each step costs time, so that it is only done if a run shows one.
+    """
+    # A layer that is left out at random may be so in one process only, and they must all look or none.
+    undecided = accelerator.num_processes > 1 and accelerator.ddp_handler is None
+    if undecided and Processes.here().total(int(has_idle_parameters(model))):
+        accelerator.ddp_handler = DistributedDataParallelKwargs(find_unused_parameters=True)
+    return accelerator.prepare_model(model)  # type: ignore[no-any-return]
+
+
+def has_idle_parameters(model: nn.Module) -> bool:
+    """Whether the output of the model in training does not depend on something that is trained."""
+    example = example_input(model, spec_of(model).shape)
+    nodes = upstream(watch_run(model, example, train=True, whole=True).output_nodes)
+    used = parameters_of(nodes)
+    return any(each.requires_grad and id(each) not in used for each in model.parameters())
+
+
+def as_shown(config: Mapping[str, object]) -> dict[str, int | float | str]:
+    """The settings as trackers take them: numbers and texts under dotted names."""
+    return {key: value if isinstance(value, int | float | str) else str(value) for key, value in dotted(config)}
+
+
+@dataclass(frozen=True)
+class Pupil:
+    """The model, as it is and as Accelerate wraps it, with its teacher if it has one."""
+
+    model: nn.Module
+    wrapped: nn.Module
+    config: TrainConfig
+    accelerator: Accelerator
+    teacher: nn.Module | None = None
+
+
+class Lesson:
+    """The loss of a batch, and the metric of all batches since `reset`.
+
+    Raises ConfigError for settings that the task has no use for.
+    """
+
+    def __init__(self, pupil: Pupil, task: Task) -> None:
+        config = pupil.config
+        _refuse_useless(config, task)
+        self.pupil = pupil
+        self.task = task.in_training(label_smoothing=config.label_smoothing, temperature=config.distill_temperature)
+        self.classes = classes_of(pupil.model) if config.augmentation.blends else 0
+        self.last: tuple[object, object, int] | None = None
+        self.reset()
+
+    def loss(self, inputs: Tensor, targets: object, generator: torch.Generator) -> Tensor:
+        """The task's loss, in part with the distance from what the teacher says."""
+        pupil, task, blending = self.pupil, self.task, self.pupil.config.augmentation
+        wanted, seen = targets, targets
+        if blending.blends:
+            inputs, wanted = blend(inputs, cast(Tensor, targets), blending, classes=self.classes, generator=generator)
+            seen = wanted.argmax(1)
+        wanted, seen = moved((wanted, seen), pupil.accelerator.device)  # type: ignore[misc]
+        with pupil.accelerator.autocast():
+            batch = placed(inputs, pupil.model)
+            if task.model_loss is not None:
+                return task.mean_loss(pupil.wrapped, batch, wanted)
+            output = task.output(pupil.wrapped(batch))
+        output = floats(output)
+        loss = task.output_loss(output, wanted)
+        if pupil.teacher is not None and task.distance is not None:
+            with torch.no_grad(), mode(pupil.teacher, training=False), pupil.accelerator.autocast():
+                taught = floats(task.output(pupil.teacher(placed(inputs, pupil.teacher))))
+            share = pupil.config.distill
+            loss = (1 - share) * loss + share * task.checked_loss(task.distance(output, taught))
+        self.last = output, seen, len(batch)
+        return loss
+
+    @torch.no_grad()
+    def note(self) -> None:
+        """Keep the outcomes of the last batch."""
+        if self.last is not None:
+            self.rows.append(self.task.rows(*self.last))
+            hits = self.task.hits(self.rows[-1])
+            if hits is not None:
+                self.right += int(hits.sum())
+                self.seen += len(hits)
+        self.last = None
+
+    def reset(self) -> None:
+        """Forget the outcomes."""
+        self.rows: list[Rows] = []
+        self.right = self.seen = 0
+
+    def so_far(self) -> float | None:
+        """The accuracy of what was noted; None for other metrics, which take a while."""
+        return self.right / self.seen if self.seen else None
+
+    def value(self) -> float | None:
+        """The metric of what was noted; None if the network computes its loss itself."""
+        return self.task.outcomes(self.rows).value if self.rows else None
+
+
+def _refuse_useless(config: TrainConfig, task: Task) -> None:
+    faults = []
+    if not task.has_classes:
+        if config.label_smoothing:
+            faults.append(f"label_smoothing: {config.label_smoothing} given; it is for classification only")
+        if config.augmentation.blends:
+            faults.append("augmentation: mixup and cutmix given; they are for classification only")
+    if config.distill and task.distance is None:
+        faults.append(
+            f"distill: {config.distill} given, but the task {task.name} does not say how far two outputs are apart; "
+            "pass Task(distance=...), or distill=0"
+        )
+    if faults:
+        raise ConfigError.of("fit", faults)
+
+
+class Feed:
+    """The batches of a training, epoch by epoch: images that are prepared and augmented here, or somebody's own."""
+
+    def __init__(
+        self, data: object, task: Task, model: nn.Module, config: TrainConfig, accelerator: Accelerator
+    ) -> None:
+        self.data, self.config, self.accelerator = data, config, accelerator
+        self.own = own_part(data, task, config.batch_size, shuffle=True)
+        self.is_prepared = is_prepared(data)
+        self.spec = None if self.own is not None else spec_of(model)
+        if self.own is not None and (config.augmentation.moves or config.augmentation.paints):
+            raise ConfigError(
+                f"augmentation: {config.augmentation} given; it is for images that are read here, so change the inputs "
+                "in your own loader"
+            )
+
+    @property
+    def steps(self) -> int:
+        """The number of batches of an epoch."""
+        return self.own.steps if self.own is not None else len(self._images(0))  # type: ignore[arg-type]
+
+    def epoch(self, epoch: int, generator: torch.Generator) -> Iterator[tuple[Tensor, object]]:
+        """The inputs and targets of each batch."""
+        if self.own is not None:
+            yield from self.own
+            return
+        assert self.spec is not None
+        for images, labels in self._images(epoch):  # type: ignore[attr-defined]
+            config = self.config
+            batch = prepare(
+                images, self.spec, prepared=self.is_prepared, augmentation=config.augmentation, generator=generator
+            )
+            yield batch, labels
+
+    def _images(self, epoch: int) -> object:
+        assert self.spec is not None
+        config = self.config
+        loader = make_loader(
+            self.data,  # type: ignore[arg-type]
+            math.ceil(config.batch_size / self.accelerator.num_processes),
+            shuffle=True,
+            seed=config.seed,
+            epoch=epoch,
+            workers=config.workers,
+            size=self.spec.image_size,
+        )
+        assert not isinstance(loader, LoaderPart)
+        return self.accelerator.prepare_data_loader(loader)
+
 
 logger = logging.getLogger(__name__)
 

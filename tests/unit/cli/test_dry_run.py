@@ -71,7 +71,7 @@ def test_a_dry_run_accepts_what_the_run_accepts_and_nothing_else(words, photos, 
     monkeypatch.chdir(tmp_path)
     Path("tracked.yaml").write_text("recipe: {train: {tracker: wandb}}")
     Path("patient.yaml").write_text("recipe: {train: {patience: 3}}")
-    monkeypatch.setattr("basisprune.training.accelerating.find_spec", lambda _name: None)
+    monkeypatch.setattr("basisprune.training.trainer.find_spec", lambda _name: None)
     out = tmp_path / "out"
     given = () if "--epochs" in words else ("--epochs", 1)
     model = () if {"--model", "--models"} & set(words) else ("--model", "tiny:tiny_backbone")

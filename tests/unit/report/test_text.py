@@ -13,10 +13,10 @@ from torch import nn
 
 from basisprune.basis.decompose import decompose
 from basisprune.costs import measure
+from basisprune.method.states import Pruned, Stage
 from basisprune.pruning import prune_basis
 from basisprune.report import framework_table, layer_table
 from basisprune.report.text import csv_table, runtime_table, text_table
-from basisprune.states import Pruned, Stage
 from basisprune.types import BasisPlan, LayerPlan
 
 

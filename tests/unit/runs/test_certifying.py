@@ -20,13 +20,13 @@ from basisprune.data.datasets import in_units
 from basisprune.deploy.bundle import save_pretrained
 from basisprune.deploy.export.quantise import Quantised
 from basisprune.errors import ModelError
-from basisprune.frameworks import DENSE, Step
+from basisprune.method.states import Stage, State
+from basisprune.recipes import DENSE, Step
 from basisprune.runs import exporting
 from basisprune.runs.certifying import Certified, Certifier, certifiable_here
 from basisprune.runs.exporting import Exporter, Int8Export
 from basisprune.runs.tested import MADE, read_tested
 from basisprune.search.candidates import Candidate, Evaluated, SearchResult, Size
-from basisprune.states import Stage, State
 from basisprune.tasks import Predictions
 
 PROMISE = Guarantee(Budget(max_drop=0.01))

@@ -15,8 +15,7 @@ from trained import PREPARED, Own, trained
 from basisprune.callback import NullCallback
 from basisprune.data import Loaders
 from basisprune.errors import BasisPruneError, DataError, LayerError, ModelError, TooMuchError
-from basisprune.frameworks import find_framework
-from basisprune.recipes import RECIPES
+from basisprune.recipes import RECIPES, find_framework
 from basisprune.runs import rehearsal
 from basisprune.runs.compress import compress
 from basisprune.runs.job import Job, prepare_job

@@ -15,8 +15,9 @@ from basisprune.budget import Budget, Goal, Ratios
 from basisprune.budget.certify import AcceptanceRule, Certificate, Guarantee, Test
 from basisprune.budget.planning import CostPlanner
 from basisprune.data import ArrayImages, Splits
-from basisprune.frameworks import DECOMPOSED
 from basisprune.joint_plan.times import TimeTable
+from basisprune.method.states import Stage, State
+from basisprune.recipes import DECOMPOSED
 from basisprune.results import Side
 from basisprune.runs import summary
 from basisprune.runs.options import RunConfig
@@ -33,7 +34,6 @@ from basisprune.runs.summary import (
     warnings,
 )
 from basisprune.search.candidates import Candidate, Evaluated, SearchResult, Size
-from basisprune.states import Stage, State
 from basisprune.tasks import Predictions
 
 SIDE = Side(0.5, (0.4, 0.6), 10, 10)

@@ -10,10 +10,10 @@ from torch import nn
 
 from basisprune.budget.certify import Test
 from basisprune.errors import CheckpointError, PlanError
-from basisprune.frameworks import DENSE, Step
+from basisprune.method.states import Stage, State
+from basisprune.recipes import DENSE, Step
 from basisprune.runs.tested import TESTS, FileTest, Tested, identity, read_tested, write_tested
 from basisprune.search.candidates import Candidate, Evaluated, Size
-from basisprune.states import Stage, State
 from basisprune.tasks import Predictions
 
 PASSED = Test(1, "half", 0.95, 0.94, 0.009, 0.02, 9, 7, passed=True)

@@ -12,11 +12,11 @@ from torch import nn
 
 from basisprune.budget import Budget
 from basisprune.budget.certify import AcceptanceRule, Guarantee
-from basisprune.frameworks import DECOMPOSED, POLISHED, Step
+from basisprune.method.states import Stage, State
+from basisprune.recipes import DECOMPOSED, POLISHED, Step
 from basisprune.search.candidates import ALL, Candidate, Evaluated, SearchResult, Size, really_kept, share
-from basisprune.states import Stage, State
 from basisprune.tasks import Predictions
-from basisprune.training.history import EpochRecord
+from basisprune.training.checkpoint import EpochRecord
 from basisprune.types import BasisPlan, Block, BlockPlan, Coupling, FilterPlan, Group, GroupPlan, LayerPlan
 
 IMAGES = 1000

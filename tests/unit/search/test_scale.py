@@ -7,10 +7,9 @@ from types import SimpleNamespace
 from tiny import Notes
 from torch import nn
 
-from basisprune.frameworks import DECOMPOSED, DENSE
-from basisprune.search.scale import Scale
-from basisprune.stage_store import StageStore
-from basisprune.states import State
+from basisprune.method.states import StageStore, State
+from basisprune.recipes import DECOMPOSED, DENSE
+from basisprune.search.candidates import Scale
 
 
 def test_a_network_that_cannot_be_exported_is_timed_in_pytorch(monkeypatch):
@@ -21,9 +20,9 @@ def test_a_network_that_cannot_be_exported_is_timed_in_pytorch(monkeypatch):
         assert backends == ("eager",)
         return SimpleNamespace(rows=[SimpleNamespace(seconds=0.25)])
 
-    monkeypatch.setattr("basisprune.search.scale.measure_latency", measure_latency)
-    monkeypatch.setattr("basisprune.search.scale.onnx_session", onnx_session)
-    monkeypatch.setattr("basisprune.search.scale.has_onnx", lambda: True)
+    monkeypatch.setattr("basisprune.search.candidates.measure_latency", measure_latency)
+    monkeypatch.setattr("basisprune.search.candidates.onnx_session", onnx_session)
+    monkeypatch.setattr("basisprune.search.candidates.has_onnx", lambda: True)
     notes = Notes()
     spec = SimpleNamespace(shape=(3, 8, 8))
     pipeline = SimpleNamespace(spec=spec, notify=notes, planner=None, store=StageStore(None))

@@ -18,14 +18,12 @@ from basisprune.budget.metrics import value_of
 from basisprune.budget.planning import CostPlanner
 from basisprune.callback import NullCallback
 from basisprune.errors import TooMuchError
-from basisprune.frameworks import POLISHED, Framework, Move, Step
-from basisprune.outlook import Outlook
-from basisprune.recipes import RECIPES, Recipe
+from basisprune.method.scoring import Outlook
+from basisprune.method.states import FULLY, NOT_AT_ALL, Stage, State, Tuning
+from basisprune.recipes import POLISHED, RECIPES, Framework, Move, Recipe, Step
 from basisprune.search import Search, SearchConfig, search
-from basisprune.search.candidates import Size
-from basisprune.search.scale import Scale
+from basisprune.search.candidates import Scale, Size
 from basisprune.search.stepping import Stepping
-from basisprune.states import FULLY, NOT_AT_ALL, Stage, State, Tuning
 from basisprune.tasks import CLASSIFICATION, Predictions, Task
 from basisprune.types import BasisPlan, Block, BlockPlan, LayerPlan
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from basisprune.outlook import Outlook
+from basisprune.method.scoring import Outlook
 from basisprune.search.stepping import Attempt, Stepping
 
 ALLOWED = 0.01

@@ -5,26 +5,26 @@ from __future__ import annotations
 import pytest
 from tiny import tiny_decomposed, tiny_images, tiny_model, tiny_training, with_idle_norm
 
-import basisprune.training.accelerating
+import basisprune.training.trainer
 from basisprune.errors import ConfigError, MissingExtraError
 from basisprune.torchkit.processes import Processes
-from basisprune.training.accelerating import has_idle_parameters, make_accelerator, wrapped
 from basisprune.training.config import TrainConfig
 from basisprune.training.loop import fit
+from basisprune.training.trainer import has_idle_parameters, make_accelerator, wrapped
 
 
 def test_a_precision_that_the_device_lacks_is_refused(monkeypatch):
     def lacking(**_settings):
         raise ValueError("fp16 mixed precision requires another device")
 
-    monkeypatch.setattr(basisprune.training.accelerating, "Accelerator", lacking)
+    monkeypatch.setattr(basisprune.training.trainer, "Accelerator", lacking)
     with pytest.raises(ConfigError, match=r"mixed_precision: 'fp16' given; .* requires another device"):
         fit(tiny_decomposed(), tiny_images(), None, tiny_training(mixed_precision="fp16"))
 
 
 @pytest.mark.parametrize("tracker", ["mlflow", "wandb"])
 def test_a_tracker_that_is_not_installed_is_named_with_its_extra(tracker, monkeypatch):
-    monkeypatch.setattr(basisprune.training.accelerating, "find_spec", lambda name: None)
+    monkeypatch.setattr(basisprune.training.trainer, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=rf"basisprune\[{tracker}\]"):
         make_accelerator(TrainConfig(tracker=tracker))
 

@@ -17,9 +17,8 @@ from torch import nn
 from basisprune.data import Augment
 from basisprune.errors import CheckpointError
 from basisprune.files import checked, read_checked
-from basisprune.training.checkpoint import Past, load_checkpoint, save_checkpoint
+from basisprune.training.checkpoint import EpochRecord, Past, load_checkpoint, save_checkpoint
 from basisprune.training.config import TrainConfig
-from basisprune.training.history import EpochRecord
 
 CONFIG = TrainConfig(epochs=3, lr=0.05, augmentation=Augment(shift=0.1))
 PAST = Past((EpochRecord(0, 0.05, 0.1 + 0.2, 0.5, None, None),))

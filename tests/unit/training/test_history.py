@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from basisprune.training.history import EpochRecord, best_epoch, out_of_patience
+from basisprune.training.checkpoint import EpochRecord, best_epoch, out_of_patience
 
 accuracies = st.lists(st.sampled_from([0.1, 0.5, 0.9]), max_size=8)
 

@@ -14,7 +14,6 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchvision.ops import StochasticDepth
 
-import basisprune.training.lessons
 import basisprune.training.trainer
 from basisprune.basis.decompose import decompose
 from basisprune.data import ArrayImages, Augment, WrappedDataset, blend
@@ -191,7 +190,7 @@ def test_blended_images_have_the_loss_of_their_shares(monkeypatch):
         seen.append(blend(*args, **kwargs))
         return seen[-1]
 
-    monkeypatch.setattr(basisprune.training.lessons, "blend", spy)
+    monkeypatch.setattr(basisprune.training.trainer, "blend", spy)
     augmentation = Augment(mixup=1.0, cutmix=1.0)
     config = tiny_training(epochs=1, norm_statistics="fixed", label_smoothing=0.1, augmentation=augmentation)
     record = fit(model, WrappedDataset(TensorDataset(images, labels), prepared=True), None, config).history[0]

@@ -10,7 +10,7 @@ from tiny import tiny_images
 
 from basisprune.data import ArrayImages
 from basisprune.demo import demo_data
-from basisprune.training.mirroring import may_be_mirrored
+from basisprune.training.choosing import may_be_mirrored
 from basisprune.types import InputSpec
 
 SPEC = InputSpec((16, 16), (0.5,) * 3, (0.25,) * 3)

@@ -8,9 +8,8 @@ from tiny import tiny_images, tiny_model, tiny_training
 
 from basisprune.basis.decompose import decompose
 from basisprune.importance import score_filters, taylor_scores
-from basisprune.training.evaluation import evaluate, predict
-from basisprune.training.loop import fit
-from basisprune.training.precision import in_full_precision, single_at_least
+from basisprune.training.evaluation import evaluate, predict, single_at_least
+from basisprune.training.loop import fit, in_full_precision
 
 DTYPES = [torch.float64, torch.bfloat16, torch.float16]
 

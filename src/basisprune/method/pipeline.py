@@ -1,4 +1,4 @@
-"""The only file that knows the order of the stages (the paper's Section 3.5, Algorithm 1 and Section 4.2)."""
+"""Train, score, plan, prune, tune: the only file that knows the order of the stages (the paper's Algorithm 1)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,22 @@ from basisprune.costs import measure
 from basisprune.data import LabelledImages, LoaderPart, Loaders, Splits, load_data
 from basisprune.deploy.fold import settle
 from basisprune.errors import ConfigError, TooMuchError
-from basisprune.frameworks import (
+from basisprune.joint_plan import PlanFrontier
+from basisprune.method.scoring import (
+    Outlook,
+    ScoredBasis,
+    ScoredFilters,
+    Scoring,
+    expected_of_all,
+    expected_of_basis,
+    expected_of_filters,
+    judging_and_scoring,
+    precision,
+)
+from basisprune.method.states import FULLY, NOT_AT_ALL, Plan, Pruned, Stage, StageStore, State, Tuning, fingerprint
+from basisprune.planning import largest_ratio, plan_basis, plan_filters, traced
+from basisprune.pruning import prune_basis, prune_filters
+from basisprune.recipes import (
     DECOMPOSED,
     DENSE,
     GIVEN,
@@ -28,25 +43,21 @@ from basisprune.frameworks import (
     Framework,
     FrameworkName,
     Move,
+    Recipe,
     Step,
     Steps,
     find_framework,
+    find_recipe,
+    for_own_inputs,
+    for_task,
     named,
 )
-from basisprune.joint_plan import PlanFrontier
-from basisprune.outlook import Outlook, expected_of_all, expected_of_basis, expected_of_filters
-from basisprune.planning import largest_ratio, plan_basis, plan_filters, traced
-from basisprune.pruning import prune_basis, prune_filters
-from basisprune.recipes import Recipe, find_recipe, for_own_inputs, for_task
-from basisprune.scoring import ScoredBasis, ScoredFilters, Scoring, judging_and_scoring, precision
-from basisprune.stage_store import StageStore, fingerprint
-from basisprune.states import FULLY, NOT_AT_ALL, Plan, Pruned, Stage, State, Tuning
 from basisprune.tasks import CLASSIFICATION, Outcomes, Task
 from basisprune.torchkit.processes import Processes
 from basisprune.torchkit.watching import example_input
+from basisprune.training.checkpoint import EpochRecord, out_of_patience
 from basisprune.training.config import TrainConfig
 from basisprune.training.evaluation import evaluate, judge, validation_images
-from basisprune.training.history import EpochRecord, out_of_patience
 from basisprune.training.loop import fit
 from basisprune.training.trainable import set_trainable
 from basisprune.training.trainer import Session

@@ -14,10 +14,10 @@ from basisprune.data import ArrayImages, Loaders, load_data
 from basisprune.deploy.layer_models import Wanted
 from basisprune.errors import CheckpointError
 from basisprune.files import write_checked
-from basisprune.frameworks import DECOMPOSED, DENSE, POLISHED, Step
 from basisprune.joint_plan.times import LayerShape
+from basisprune.method.states import StageStore, fingerprint
 from basisprune.planning import plan_basis
-from basisprune.stage_store import StageStore, fingerprint
+from basisprune.recipes import DECOMPOSED, DENSE, POLISHED, Step
 from basisprune.tasks import segmentation
 from basisprune.types import BasisPlan, InputSpec, LayerScores, Scores
 

@@ -16,11 +16,10 @@ from basisprune.budget import Ratios
 from basisprune.budget.goal import step_ratio
 from basisprune.data import load_data
 from basisprune.errors import TooMuchError
-from basisprune.frameworks import DECOMPOSED, DENSE, FRAMEWORKS, Framework, Move, Step
-from basisprune.pipeline import Pipeline
+from basisprune.method.pipeline import Pipeline
+from basisprune.method.states import FULLY, NOT_AT_ALL, Stage, State, Tuning
 from basisprune.planning import PlanConfig
-from basisprune.recipes import Recipe
-from basisprune.states import FULLY, NOT_AT_ALL, Stage, State, Tuning
+from basisprune.recipes import DECOMPOSED, DENSE, FRAMEWORKS, Framework, Move, Recipe, Step
 from basisprune.tasks import Predictions
 
 accuracies = st.floats(0, 1)

@@ -13,7 +13,7 @@ from basisprune import PlanConfig, PreparedBatches, decompose
 from basisprune.coupling import trace_coupling
 from basisprune.errors import TooMuchError
 from basisprune.importance.loss import filter_loss, loss_scores
-from basisprune.outlook import Outlook, expected_of_basis, expected_of_filters
+from basisprune.method.scoring import Outlook, expected_of_basis, expected_of_filters
 from basisprune.planning import plan_basis, plan_filters
 from basisprune.types import LayerScores, Scores
 

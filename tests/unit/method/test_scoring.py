@@ -13,8 +13,8 @@ from basisprune.basis.decompose import merge_pair
 from basisprune.basis.layers import BasisPair, basis_pairs
 from basisprune.data import ArrayImages
 from basisprune.errors import DataError, TooMuchError
+from basisprune.method.scoring import Scoring, judging_and_scoring, precision
 from basisprune.recipes import Recipe
-from basisprune.scoring import Scoring, judging_and_scoring, precision
 from basisprune.torchkit.surgery import find_layers, replace_module
 
 TRAIN, VAL = tiny_images(60), tiny_images(30, seed=1)

@@ -1,0 +1,1 @@
+"""The method: train, score, plan, prune, tune."""
