@@ -1,20 +1,21 @@
-"""The budget as a promise: what is tested on images that nothing has seen, in which order, and what comes of it."""
+"""The budget as a guarantee: which test suits which metric, in which order candidates are tested, and the outcome."""
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from statistics import NormalDist
 from typing import Literal, TypeAlias, TypeVar
 
 import numpy as np
 
 from basisprune.budget import Budget
-from basisprune.budget.evidence import Evidence, evidence_of
-from basisprune.budget.means import BoundedMean
-from basisprune.budget.metrics import Metric, check_metric, in_words, loss_in_words, metric_name, shown_as, value_of
-from basisprune.budget.proportions import Paired
+from basisprune.budget.evidence import NORMAL, Evidence
+from basisprune.budget.means import BoundedMean, mean_loss
+from basisprune.budget.metrics import Metric, check_metric, format_loss, format_value, in_words, metric_name, value_of
+from basisprune.budget.proportions import Hits, Paired, WorstLoss, wilson_interval
+from basisprune.budget.resampling import clustered, resample
 from basisprune.errors import ConfigError
 from basisprune.tasks import CLASSIFICATION, Outcomes, Predictions, Task
 from basisprune.tasks.classification import Classes
@@ -24,14 +25,43 @@ Status: TypeAlias = Literal["certified", "estimated"]
 T = TypeVar("T")
 
 EQUAL = 1e-6  # accuracies are counted in float32 while training
-LIKELY = 0.5
-"""The least chance to be certified with which a candidate passes on the validation images."""
+LIKELY = 0.5  # the least chance to be certified with which a candidate passes on the validation images
+SURE = 0.9  # the chance from which on a search needs no larger network to fall back on
+TYPICAL = 0.05  # the share of images on which only one of two networks is right, where it is not known yet
 
-SURE = 0.9
-"""The chance from which on a search needs no larger network to fall back on."""
 
-TYPICAL = 0.05
-"""The share of images on which only one of two networks is right, where it is not known yet."""
+def evidence_of(metric: Metric, before: Outcomes | None, after: Outcomes) -> Evidence:
+    """Choose the test of a loss in the metric, of two networks on the same images.
+
+    Without `before`, the loss is the metric itself, negated.
+    """
+    if isinstance(metric, Task) or not isinstance(after, Predictions):
+        return mean_loss(before, after)
+    assert before is None or isinstance(before, Predictions)
+    if after.units is not None:
+        return clustered(metric, before, after)
+    if before is None and metric in ("accuracy", "worst-class"):
+        return Hits.of(after, by_class=metric == "worst-class")
+    if before is not None and metric == "accuracy":
+        return Paired.of(before.hits, after.hits)
+    if before is not None and metric == "worst-class":
+        return WorstLoss.of(before, after)
+    return resample(metric, before, after)
+
+
+def loss_of(before: Outcomes, after: Outcomes) -> Evidence:
+    """Describe the loss in the metric of the task; of an accuracy, each image counts as one, whatever its unit."""
+    if isinstance(before, Predictions) and isinstance(after, Predictions):
+        return Paired.of(before.hits, after.hits)
+    return mean_loss(before, after)
+
+
+def interval_of(outcomes: Outcomes) -> tuple[float, float]:
+    """Return the 95% interval of the task's metric; of an accuracy, each image counts as one, whatever its unit."""
+    if isinstance(outcomes, Predictions):
+        return wilson_interval(int(outcomes.hits.sum()), len(outcomes.hits))
+    low, high = mean_loss(None, outcomes).interval()
+    return -high, -low
 
 
 @dataclass(frozen=True)
@@ -78,7 +108,6 @@ class Certificate:
 
     @property
     def independent(self) -> int:
-        """The number of units that were tested."""
         return self.images if self.units is None else self.units
 
     def tested_on(self, what: str) -> str:
@@ -99,7 +128,7 @@ class Certificate:
 
     @property
     def delivered(self) -> Test | None:
-        """The last test that passed: that of the network to deliver."""
+        """The last test that passed: that of the delivered network."""
         return next((test for test in reversed(self.tests) if test.passed), None)
 
 
@@ -133,11 +162,9 @@ class Guarantee:
 
     @property
     def examples(self) -> str:
-        """What the metric is of."""
         return (self.metric if isinstance(self.metric, Task) else CLASSIFICATION).examples
 
     def evidence(self, before: Outcomes, after: Outcomes) -> Evidence:
-        """What the outcomes of the unpruned network and of another on the same images say of the loss."""
         return evidence_of(self.metric, before if self.is_a_drop else None, after)
 
     def keeps(self, evidence: Evidence) -> bool:
@@ -147,7 +174,7 @@ class Guarantee:
     def chance(self, evidence: Evidence, seen: int, images: int) -> float:
         """The chance that a test on that many other images passes, as far as `seen` images can tell."""
         expected = evidence.expected_score(self.margin, images / seen)
-        return NormalDist().cdf((NormalDist().inv_cdf(1 - self.confidence) - expected) / math.sqrt(1 + images / seen))
+        return NORMAL.cdf((NORMAL.inv_cdf(1 - self.confidence) - expected) / math.sqrt(1 + images / seen))
 
     def reachable(self, labels: Classes, units: Units | None = None) -> bool:
         """Whether a network that gets all images of these labels right is certified on them; `units` belong together.
@@ -156,20 +183,19 @@ class Guarantee:
         """
         perfect = Predictions(labels, np.ones(len(labels)), labels, units)
         if isinstance(self.metric, Task):
-            task, count = self.metric, len(perfect)
-            if task.range is None or count < 2:
-                return task.is_bounded and count > 1
-            low, high = task.range
-            ends = (high - low, low - high) if self.is_a_drop else (-low, -high)
-            value = 0.0 if self.is_a_drop else -high
-            return self.keeps(BoundedMean(np.full(count, value), *ends))
+            limits, count = self.metric.range, len(perfect)
+            if limits is None or count < 2:
+                return self.metric.is_bounded and count > 1
+            low, high = limits
+            best, *ends = (0.0, high - low, low - high) if self.is_a_drop else (-high, -low, -high)
+            return self.keeps(BoundedMean(np.full(count, best), *ends))
         try:
             return self.keeps(self.evidence(perfect, perfect))
         except ConfigError:  # a function that cannot be computed for perfect answers
             return True
 
     def test(self, index: int, name: str, before: Outcomes, after: Outcomes) -> Test:
-        """The test of a candidate on the confirming images."""
+        """Test a candidate on the confirming images."""
         evidence = self.evidence(before, after)
         bound, (lost, won) = evidence.upper(self.confidence), before.lost_and_won(after)
         passed = self.keeps(evidence)
@@ -189,7 +215,7 @@ class Guarantee:
 
 
 def check_confidence(confidence: float) -> list[str]:
-    """What is wrong with a confidence, for a list of faults."""
+    """List the faults of a confidence."""
     if 0.5 <= confidence < 1:
         return []
     return [f"confidence: {confidence} given; it is a fraction, 0.5 <= confidence < 1 (95 % is 0.95)"]
@@ -207,13 +233,12 @@ class AcceptanceRule:
     confirming: int | None = None
 
     def chance(self, before: Outcomes, after: Outcomes) -> float | None:
-        """The chance to be certified; None where nothing will be."""
+        """Return the chance to be certified; None where nothing will be."""
         if self.confirming is None:
             return None
         return self.promise.chance(self.promise.evidence(before, after), len(after), self.confirming)
 
     def passes(self, before: Outcomes, after: Outcomes) -> bool:
-        """Whether the candidate passes."""
         chance = self.chance(before, after)
         return self.within(before, after) if chance is None else chance >= LIKELY
 
@@ -233,7 +258,7 @@ class Entry:
 
 
 def in_order(entries: Sequence[Entry]) -> list[int]:
-    """The places of the candidates in the order in which they are tested, from the largest or slowest to the smallest.
+    """Return the places of the candidates in the order of their tests, from the largest or slowest to the smallest.
 
     One that is at least as large as another and not more likely to pass is left out: its failure would end the
     tests before a better one had its turn (the Pareto front, as in Pareto Testing; Laufer-Goldshtein et al., 2023).
@@ -251,7 +276,7 @@ def in_order(entries: Sequence[Entry]) -> list[int]:
 
 
 def certify(promise: Guarantee, images: int, candidates: Iterable[T], test: Callable[[T], Test]) -> Certificate:
-    """The tests of the candidates in the given order, until one fails; the last that passed is certified.
+    """Test the candidates in the given order, until one fails; the last that passed is certified.
 
     `test` is called for each that is tested, once, on so many `images`.
     """
@@ -263,18 +288,17 @@ def certify(promise: Guarantee, images: int, candidates: Iterable[T], test: Call
     certificate = Certificate("certified", promise.confidence, metric_name(promise.metric), images, tests=tuple(tests))
     if certificate.delivered is not None:
         return certificate
-    reason = "no candidate is likely enough to keep to the budget" if not tests else failure(promise, tests[0], images)
+    reason = "no candidate is likely enough to keep to the budget" if not tests else _failure(promise, tests[0], images)
     return replace(certificate, status="estimated", reason=reason)
 
 
-def failure(promise: Guarantee, test: Test, images: int) -> str:
-    """Why a test did not pass, in a clause."""
+def _failure(promise: Guarantee, test: Test, images: int) -> str:
     what, sure = in_words(promise.metric), f"{100 * promise.confidence:.3g} % confidence"
     on = f"on the {images:,} confirming {promise.examples}"
     if promise.is_a_drop:
-        lost, bound = (loss_in_words(promise.metric, loss) for loss in (test.before - test.after, test.bound))
+        lost, bound = (format_loss(promise.metric, loss) for loss in (test.before - test.after, test.bound))
         return f"{on} it loses {lost} of {what}, and the true loss may be up to {bound.split()[0]} with {sure}"
-    value, bound = (shown_as(promise.metric, each) for each in (test.after, test.bound))
+    value, bound = (format_value(promise.metric, each) for each in (test.after, test.bound))
     return f"{on} its {what} is {value}, and the true one may be as low as {bound} with {sure}"
 
 
@@ -298,10 +322,10 @@ def images_needed(drop: float, differing: float = TYPICAL, confidence: float = 0
     >>> images_needed(0.01)
     3199
     """
-    wanted = NormalDist().inv_cdf(1 - confidence) - NormalDist().inv_cdf(power)
-    low, high = 1, 1 << 40
-    while low < high:
-        middle = (low + high) // 2
-        half = middle * differing / 2
-        low, high = (low, middle) if Paired(half, half, middle).score(drop) <= wanted else (middle + 1, high)
-    return low
+    wanted = NORMAL.inv_cdf(1 - confidence) - NORMAL.inv_cdf(power)
+
+    def certainty(images: int) -> float:
+        half = images * differing / 2
+        return -Paired(half, half, images).score(drop)
+
+    return 1 + bisect_left(range(1, 1 << 40), -wanted, key=certainty)

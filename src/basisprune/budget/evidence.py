@@ -1,70 +1,62 @@
-"""What images say of a loss: which test suits which metric, and which images.
+"""How every test of a loss looks from outside.
 
-proportions   accuracies, Tango's score test, worst class
-means         bounded means, metrics of any task
-resampling    other metrics of classes, and images that belong together
+A new test is a subclass of `Evidence` in a file of its own here, and a line in `certify.evidence_of`, which says for
+which metrics and images it is used.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from statistics import NormalDist
 
-from basisprune.budget.means import mean_loss
-from basisprune.budget.metrics import Metric
-from basisprune.budget.proportions import Hits, Paired, WorstLoss, wilson_interval
-from basisprune.budget.resampling import clustered, resample
-from basisprune.tasks import Outcomes, Predictions, Task
+NORMAL = NormalDist()
 
 
-class Evidence(Protocol):
-    """What images say of a loss: of accuracy, of another metric, or below the least that is allowed."""
+class Evidence(ABC):
+    """What examples say of a loss, which is `drop` on them.
+
+    `p_value` is the chance, at most, of a loss as small as this if the true one is `margin`; `upper` is what the true
+    loss does not exceed, with this one-sided confidence. `expected_score` is how many standard deviations the loss is
+    expected to be above `margin` on `times` as many units. `reversed` is the evidence of the gain.
+    """
+
+    drop: float
+
+    @abstractmethod
+    def p_value(self, margin: float) -> float: ...
+
+    @abstractmethod
+    def upper(self, confidence: float) -> float: ...
+
+    @abstractmethod
+    def expected_score(self, margin: float, times: float) -> float: ...
 
     @property
-    def drop(self) -> float:
-        """The loss on these images."""
-
-    def p_value(self, margin: float) -> float:
-        """The chance of a loss as small as this if the true one is `margin`."""
-
-    def upper(self, confidence: float) -> float:
-        """The loss that the true one does not exceed, with this one-sided confidence."""
+    @abstractmethod
+    def reversed(self) -> Evidence: ...
 
     def interval(self, confidence: float = 0.95) -> tuple[float, float]:
-        """The two-sided interval of the loss."""
+        """Return the two-sided interval of the loss."""
+        one_sided = (1 + confidence) / 2
+        return -self.reversed.upper(one_sided), self.upper(one_sided)
 
-    def expected_score(self, margin: float, times: float) -> float:
-        """How many standard deviations the loss is expected to be above the margin on `times` as many images."""
 
+def deviations(distance: float, spread: float) -> float:
+    """Express a distance in standard deviations.
 
-def evidence_of(metric: Metric, before: Outcomes | None, after: Outcomes) -> Evidence:
-    """Return what the outcomes of two networks on the same images say of the loss in the metric.
-
-    Without `before`, the loss is the metric itself, negated.
+    >>> deviations(-1.0, 0.5), deviations(-1.0, 0.0), deviations(0.0, 0.0)
+    (-2.0, -inf, 0.0)
     """
-    if isinstance(metric, Task) or not isinstance(after, Predictions):
-        return mean_loss(before, after)
-    assert before is None or isinstance(before, Predictions)
-    if after.units is not None:
-        return clustered(metric, before, after)
-    if before is None and metric in ("accuracy", "worst-class"):
-        return Hits.of(after, by_class=metric == "worst-class")
-    if before is not None and metric == "accuracy":
-        return Paired.of(before.hits, after.hits)
-    if before is not None and metric == "worst-class":
-        return WorstLoss.of(before, after)
-    return resample(metric, before, after)
+    if spread > 0:
+        return distance / spread
+    return math.copysign(math.inf, distance) if distance else 0.0
 
 
-def loss_of(before: Outcomes, after: Outcomes) -> Evidence:
-    """Return what is lost in the metric of the task; of an accuracy, each image counts as one, whatever its unit."""
-    if isinstance(before, Predictions) and isinstance(after, Predictions):
-        return Paired.of(before.hits, after.hits)
-    return mean_loss(before, after)
-
-
-def interval_of(outcomes: Outcomes) -> tuple[float, float]:
-    """Return the 95% interval of the task's metric; of an accuracy, each image counts as one, whatever its unit."""
-    if isinstance(outcomes, Predictions):
-        return wilson_interval(int(outcomes.hits.sum()), len(outcomes.hits))
-    low, high = mean_loss(None, outcomes).interval()
-    return -high, -low
+def falls_to(value: float, falling: Callable[[float], float], low: float, high: float, halvings: int = 60) -> float:
+    """Return where a falling function, which may jump or be infinite, has that value; `high` if it stays above."""
+    for _ in range(halvings):
+        middle = (low + high) / 2
+        low, high = (middle, high) if falling(middle) > value else (low, middle)
+    return high

@@ -21,18 +21,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
 from scipy import optimize, special
 
-from basisprune.budget.proportions import deviations, two_sided
+from basisprune.budget.evidence import NORMAL, Evidence, deviations, falls_to
 from basisprune.tasks.outcomes import Outcomes, Rows
 
 Complex = npt.NDArray[np.complex128]
-_NORMAL = NormalDist()
-_HALVINGS = 60
 _STEP = 0.08  # of the integral, whose error falls exponentially with it
 _NEGLIGIBLE = -45.0  # as a logarithm
 _BLOCK = 1 << 12
@@ -56,7 +53,7 @@ def mean_loss(before: Outcomes | None, after: Outcomes) -> BoundedMean | PairedV
 
 
 @dataclass(frozen=True, eq=False)
-class BoundedMean:
+class BoundedMean(Evidence):
     """The mean loss of units that were drawn independently; none loses more than `worst` or less than `best`.
 
     With `shares`, the part of each unit that counts, it is the sum of `values` divided by the sum of these parts, such
@@ -72,32 +69,30 @@ class BoundedMean:
     best: float
     shares: Rows | None = None
 
-    @property
+    @cached_property
     def drop(self) -> float:
-        """The mean loss."""
         return float(self.values.sum() / self._parts.sum())
+
+    @property
+    def reversed(self) -> BoundedMean:
+        return BoundedMean(-self.values, -self.best, -self.worst, self.shares)
 
     @property
     def _parts(self) -> Rows:
         return np.ones(len(self.values)) if self.shares is None else self.shares
 
-    def p_value(self, margin: float) -> float:
-        """The chance, at most, of a loss as small as this if the true one is `margin`."""
-        return self._chance(margin)
-
-    def _chance(self, margin: float, times: float = 1.0) -> float:
-        """Return the p-value if each unit had been seen that many times."""
+    def p_value(self, margin: float, times: float = 1.0) -> float:
+        """Return the chance, at most, of a loss as small as this; if each unit had been seen that many times."""
         if margin > self.worst:
             return 0.0
         terms = np.append(self.values - margin * self._parts, self.worst - margin)
         return chance_above_zero(terms, np.append(np.full(len(self.values), times), 1.0))
 
     def upper(self, confidence: float) -> float:
-        """The loss that the true one does not exceed, with this one-sided confidence."""
-        wanted = _NORMAL.inv_cdf(1 - confidence)
+        wanted = NORMAL.inv_cdf(1 - confidence)
 
         def above(margin: float) -> float:  # in normal scores, which are close to linear
-            return _score(self.p_value(margin)) - wanted
+            return self.expected_score(margin, 1.0) - wanted
 
         if above(self.worst) >= 0:
             return self.worst
@@ -105,22 +100,37 @@ class BoundedMean:
             return self.drop
         return float(optimize.brentq(above, self.drop, self.worst, xtol=1e-9 * (self.worst - self.best)))
 
-    def interval(self, confidence: float = 0.95) -> tuple[float, float]:
-        """The two-sided interval of the loss."""
-        gain = BoundedMean(-self.values, -self.best, -self.worst, self.shares)
-        return two_sided(self, gain, confidence)
+    def expected_score(self, margin: float, times: float) -> float:
+        return NORMAL.inv_cdf(min(max(self.p_value(margin, times), 1e-300), 1 - 1e-15))
+
+
+@dataclass(frozen=True)
+class WorstMean(Evidence):
+    """The loss of the accuracy of the worst class: each has to show that it did not lose as much.
+
+    If the worst class lost more than the margin, then the one that is worst now did, by itself. The interval is wider
+    than need be.
+    """
+
+    drop: float
+    classes: tuple[BoundedMean, ...]
+
+    @property
+    def reversed(self) -> WorstMean:
+        return WorstMean(-self.drop, tuple(each.reversed for each in self.classes))
+
+    def p_value(self, margin: float) -> float:
+        return max(each.p_value(margin) for each in self.classes)
+
+    def upper(self, confidence: float) -> float:
+        return max(each.upper(confidence) for each in self.classes)
 
     def expected_score(self, margin: float, times: float) -> float:
-        """How many standard deviations the loss is expected to be above the margin on `times` as many units."""
-        return _score(self._chance(margin, times))
-
-
-def _score(chance: float) -> float:
-    return _NORMAL.inv_cdf(min(max(chance, 1e-300), 1 - 1e-15))
+        return max(each.expected_score(margin, times) for each in self.classes)
 
 
 def chance_above_zero(terms: Rows, shapes: Rows) -> float:
-    """The chance that the sum of independent gamma variables of these shapes, each times its number, is at least 0.
+    """Return the chance that a sum of independent gamma variables of these shapes, each times its term, is at least 0.
 
     It is an integral of the moment generating function along a line through its saddle point, which gives small chances
     with all their digits.
@@ -134,33 +144,28 @@ def chance_above_zero(terms: Rows, shapes: Rows) -> float:
         return 1.0
     each, places = np.unique(terms / terms.max(), return_inverse=True)
     counts = np.bincount(places.ravel(), shapes).astype(np.float64)
-    low, high = 0.0, 1.0
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        slope = float((counts * each / (1 - each * middle)).sum()) - 1 / middle
-        low, high = (middle, high) if slope < 0 else (low, middle)
+    # The bisection runs from the right, so that it ends left of the pole at 1.
+    low = -falls_to(0.0, lambda left: float((counts * each / (1 + each * left)).sum()) + 1 / left, -1.0, 0.0)
     scale = 1 / math.sqrt(float((counts * np.square(each / (1 - each * low))).sum()) + 1 / low**2)
-    highest, furthest = _heights(each, counts, low, scale, np.zeros(1))[0].real, 2.0
-    while _heights(each, counts, low, scale, np.array([furthest]))[0].real > highest + _NEGLIGIBLE:
+
+    def heights(steps: Rows) -> Complex:  # as logarithms, ever further apart, so that slow decay takes few steps
+        line = low + 1j * scale * np.sinh(steps)
+        logs: Complex = np.log(np.cosh(steps)) - np.log(line)
+        for start in range(0, len(each), _BLOCK):
+            some = slice(start, start + _BLOCK)
+            logs = logs - np.log(1 - np.multiply.outer(line, each[some])) @ counts[some]
+        return logs
+
+    highest, furthest = heights(np.zeros(1))[0].real, 2.0
+    while heights(np.array([furthest]))[0].real > highest + _NEGLIGIBLE:
         furthest *= 1.25
-    steps = np.arange(0.0, furthest, _STEP)
-    heights = np.exp(_heights(each, counts, low, scale, steps)).real
-    heights[0] /= 2
-    return float(min(max(heights.sum() * scale * _STEP / math.pi, 0.0), 1.0))
-
-
-def _heights(each: Rows, counts: Rows, saddle: float, scale: float, steps: Rows) -> Complex:
-    """The logarithm of what is integrated: ever further from the saddle point, so that slow decay takes few steps."""
-    line = saddle + 1j * scale * np.sinh(steps)
-    logs: Complex = np.log(np.cosh(steps)) - np.log(line)
-    for start in range(0, len(each), _BLOCK):
-        some = slice(start, start + _BLOCK)
-        logs = logs - np.log(1 - np.multiply.outer(line, each[some])) @ counts[some]
-    return logs
+    found = np.exp(heights(np.arange(0.0, furthest, _STEP))).real
+    found[0] /= 2
+    return float(min(max(found.sum() * scale * _STEP / math.pi, 0.0), 1.0))
 
 
 @dataclass(frozen=True, eq=False)
-class PairedValues:
+class PairedValues(Evidence):
     """A loss in a metric: `drop`, what each of the units says of it, and by how much one more may be off."""
 
     drop: float
@@ -169,12 +174,15 @@ class PairedValues:
 
     @classmethod
     def of(cls, before: Outcomes | None, after: Outcomes) -> PairedValues:
-        """The loss from one network to the other; without `before`, the metric itself, negated."""
+        """Compare two networks; without `before`, the loss is the metric itself, negated."""
         values = -after.each if before is None else before.each - after.each
         drop = -after.value if before is None else before.value - after.value
         known = [values, after.each] if before is None else [values, before.each, after.each]
-        farthest = max(float(np.abs(each - each.mean()).max()) for each in known)
-        return cls(drop, values, farthest)
+        return cls(drop, values, max(float(np.abs(each - each.mean()).max()) for each in known))
+
+    @property
+    def reversed(self) -> PairedValues:
+        return PairedValues(-self.drop, -self.values, self.farthest)
 
     @cached_property
     def spread(self) -> float:
@@ -185,42 +193,31 @@ class PairedValues:
 
     @cached_property
     def _skew(self) -> float:
-        """How much longer the tail of large losses is than the other; 0 if it is not."""
+        """The skewness by the root of the count; 0 unless the tail of large losses is the longer one."""
         apart = self.values - self.values.mean()
         size = float(np.square(apart).mean())
-        return max(float((apart**3).mean()) / size**1.5, 0.0) if size > 0 else 0.0
+        return max(float((apart**3).mean()) / size**1.5, 0.0) / math.sqrt(len(apart)) if size > 0 else 0.0
 
     def p_value(self, margin: float) -> float:
-        """The chance of a loss as small as this if the true one is `margin`.
+        """Return the chance of a loss as small as this if the true one is `margin`.
 
         A few large losses make a mean look smaller than it is as often as not, for which Hall's transformation makes up
         (Journal of the Royal Statistical Society B 54, 1992).
         """
-        score, bend, shift = deviations(self.drop - margin, self.spread), *self._bend
+        score, bend = deviations(self.drop - margin, self.spread), self._skew / 3
         if bend and math.isfinite(score):
-            score = ((1 + bend * score) ** 3 - 1) / (3 * bend) + shift
+            score = ((1 + bend * score) ** 3 - 1) / (3 * bend) + bend / 2
         return float(special.stdtr(self._freedom, score))
 
     def upper(self, confidence: float) -> float:
-        """The loss that the true one does not exceed, with this one-sided confidence."""
-        score, bend, shift = -float(special.stdtrit(self._freedom, confidence)), *self._bend
+        score, bend = -float(special.stdtrit(self._freedom, confidence)), self._skew / 3
         if bend:
-            score = (float(np.cbrt(1 + 3 * bend * (score - shift))) - 1) / bend
+            score = (float(np.cbrt(1 + 3 * bend * (score - bend / 2))) - 1) / bend
         return self.drop - score * self.spread
-
-    @property
-    def _bend(self) -> tuple[float, float]:
-        root = math.sqrt(len(self.values))
-        return self._skew / (3 * root), self._skew / (6 * root)
 
     @property
     def _freedom(self) -> int:
         return max(len(self.values) - 1, 1)
 
-    def interval(self, confidence: float = 0.95) -> tuple[float, float]:
-        """The two-sided interval of the loss."""
-        return two_sided(self, PairedValues(-self.drop, -self.values, self.farthest), confidence)
-
     def expected_score(self, margin: float, times: float) -> float:
-        """How many standard deviations the loss is expected to be above the margin on `times` as many examples."""
         return deviations(self.drop - margin, self.spread / math.sqrt(times))

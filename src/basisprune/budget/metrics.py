@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
+from scipy import sparse
 
 from basisprune.errors import ConfigError
 from basisprune.tasks import Outcomes, Predictions, Task
@@ -14,9 +15,11 @@ from basisprune.tasks.outcomes import Rows, draws_of, weights_of
 
 MetricName: TypeAlias = Literal["accuracy", "balanced", "macro-f1", "worst-class"]
 ClassMetric: TypeAlias = MetricName | Callable[[Classes, Classes], float]
-"""A name, or f(labels, predictions) -> float, of which more is better."""
+"""A name, or f(labels, predictions) -> float (higher is better)."""
 Metric: TypeAlias = ClassMetric | Task
 """A metric of classes, or any other task, which has a metric of its own."""
+
+_WORDS = {"balanced": "balanced accuracy", "macro-f1": "macro F1", "worst-class": "accuracy of the worst class"}
 
 
 def metric_name(metric: Metric | str) -> str:
@@ -33,31 +36,30 @@ def metric_name(metric: Metric | str) -> str:
 def in_words(metric: Metric | str) -> str:
     """Return the name of a metric in a sentence.
 
-    >>> in_words("balanced"), in_words("worst-class")
-    ('balanced accuracy', 'accuracy of the worst class')
+    >>> in_words("balanced"), in_words("accuracy")
+    ('balanced accuracy', 'accuracy')
     """
-    words = {"balanced": "balanced accuracy", "macro-f1": "macro F1", "worst-class": "accuracy of the worst class"}
     name = metric_name(metric)
-    return words.get(name, name)
+    return _WORDS.get(name, name)
 
 
-def shown_as(metric: Metric | str, value: float) -> str:
+def format_value(metric: Metric | str, value: float) -> str:
     """Format a value of the metric.
 
-    >>> shown_as("accuracy", 0.934)
+    >>> format_value("accuracy", 0.934)
     '93.4%'
     """
-    return metric.shown(value) if isinstance(metric, Task) else f"{value:.1%}"
+    return metric.format(value) if isinstance(metric, Task) else f"{value:.1%}"
 
 
-def loss_in_words(metric: Metric | str, loss: float) -> str:
+def format_loss(metric: Metric | str, loss: float) -> str:
     """Format a loss of the metric, in points if it is a share.
 
-    >>> loss_in_words("accuracy", 0.021)
+    >>> format_loss("accuracy", 0.021)
     '2.1 points'
     """
     if isinstance(metric, Task) and not metric.is_share:
-        return metric.shown(loss)
+        return metric.format(loss)
     return f"{100 * loss:.1f} points"
 
 
@@ -111,7 +113,11 @@ def gradient_of(metric: ClassMetric, labels: Classes, answers: Classes, counts: 
     What is the same for all answers of a class may be left out. Of a function, it is what one image more changes.
     """
     if not isinstance(metric, str):
-        return _tried(metric, labels, answers, counts)
+        whole = np.rint(counts).astype(np.int64)
+        pair = np.repeat(labels, whole), np.repeat(answers, whole)
+        pairs, places = np.unique(np.stack([labels, answers], axis=1), axis=0, return_inverse=True)
+        values = [_called(metric, *map(np.append, pair, one_more)) for one_more in pairs]
+        return (np.array(values) - _called(metric, *pair))[places.ravel()]
     right, per_class, said = (tally[0] for tally in _tallied(labels, answers, counts[None]))
     there, is_right = per_class > 0, labels == answers
     if metric == "accuracy":
@@ -128,35 +134,16 @@ def gradient_of(metric: ClassMetric, labels: Classes, answers: Classes, counts: 
     return found
 
 
-def _tried(metric: Callable[[Classes, Classes], float], labels: Classes, answers: Classes, counts: Rows) -> Rows:
-    """What one image more of each pair changes."""
-    whole = np.rint(counts).astype(np.int64)
-    base_labels, base_answers = np.repeat(labels, whole), np.repeat(answers, whole)
-    base = _called(metric, base_labels, base_answers)
-    pairs, places = np.unique(np.stack([labels, answers], axis=1), axis=0, return_inverse=True)
-    changes = [
-        _called(metric, np.append(base_labels, label), np.append(base_answers, answer)) - base
-        for label, answer in pairs
-    ]
-    return np.array(changes)[places.ravel()]
-
-
 def _tallied(labels: Classes, answers: Classes, counts: Rows) -> tuple[Rows, Rows, Rows]:
-    """For each row of counts and each class: images of it that are right, all of it, and all that are said to be it."""
-    size = int(max(labels.max(), answers.max())) + 1
-    is_right = labels == answers
-    right = _sums(labels[is_right], counts[:, is_right], size)
-    return right, _sums(labels, counts, size), _sums(answers, counts, size)
+    """Count for each row and each class: images of it that are right, all of it, and all that are said to be it."""
+    size, cells = int(max(labels.max(), answers.max())) + 1, np.arange(len(labels))
 
+    def tally(places: Classes, weights: Rows) -> Rows:
+        sums: Rows = (sparse.csr_array((weights, (places, cells)), (size, len(cells))) @ counts.T).T
+        return sums
 
-def _sums(places: Classes, counts: Rows, size: int) -> Rows:
-    """For each row, the sum of the counts at each place."""
-    found = np.zeros((len(counts), size))
-    if len(places):
-        order = np.argsort(places, kind="stable")
-        starts = np.flatnonzero(np.diff(places[order], prepend=-1))
-        found[:, places[order][starts]] = np.add.reduceat(counts[:, order], starts, axis=1)
-    return found
+    every = np.ones(len(labels))
+    return tally(labels, (labels == answers) * every), tally(labels, every), tally(answers, every)
 
 
 def check_metric(metric: object) -> list[str]:
@@ -180,6 +167,6 @@ def _called(metric: Callable[[Classes, Classes], float], labels: Classes, classe
     if not np.isfinite(number):
         raise ConfigError(
             f"metric: {metric_name(metric)} returned {value!r} for {len(labels)} images; it must return a finite "
-            "number, the more the better"
+            "number (higher is better)"
         )
     return number

@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import JsonValue, TypeAdapter
 from torch import nn
 
-from basisprune.budget.evidence import interval_of
+from basisprune.budget.certify import interval_of
 from basisprune.callback import Callback, NullCallback, counted
 from basisprune.costs import measure
 from basisprune.data import LabelledImages

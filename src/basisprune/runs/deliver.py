@@ -14,8 +14,7 @@ from typing import TypeVar
 from pydantic import JsonValue
 from torch import Tensor, nn
 
-from basisprune.budget.certify import AcceptanceRule
-from basisprune.budget.evidence import interval_of
+from basisprune.budget.certify import AcceptanceRule, interval_of
 from basisprune.callback import Callback
 from basisprune.data import Splits
 from basisprune.data.decode import random_numbers_kept

@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from basisprune.budget.certify import AcceptanceRule
-from basisprune.budget.metrics import in_words, shown_as, value_of
+from basisprune.budget.metrics import format_value, in_words, value_of
 from basisprune.data import LabelledImages, LoaderPart, Splits, make_loader, prepare
 from basisprune.deploy.export import OnnxReport, export_onnx
 from basisprune.deploy.export.evaluating import as_pixels, judge_onnx
@@ -90,7 +90,7 @@ class Exporter:
         if standard.within(before, after):
             return Int8Export(found)
         metric = standard.promise.metric
-        was, now = (shown_as(metric, value_of(metric, each)) for each in (before, after))
+        was, now = (format_value(metric, value_of(metric, each)) for each in (before, after))
         where = f"{in_words(metric)} on the validation images"
         return Int8Export(found, f"{where} is {now}, and {was} for the unpruned model")
 

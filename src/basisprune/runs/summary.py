@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from basisprune.basis.layers import BasisPair
 from basisprune.budget import Budget, Goal
-from basisprune.budget.certify import Certificate
-from basisprune.budget.evidence import interval_of
+from basisprune.budget.certify import Certificate, interval_of
 from basisprune.budget.metrics import ClassMetric, in_points, in_words, value_of
 from basisprune.budget.planning import CostPlanner
 from basisprune.budget.proportions import Paired
@@ -199,7 +198,7 @@ def _promised(job: Job) -> str:
 
 def _as_text(job: Job, value: float) -> str:
     """A value of the metric."""
-    return job.config.task.shown(value)
+    return job.config.task.format(value)
 
 
 def _largest_share(job: Job) -> float | None:

@@ -9,8 +9,7 @@ from typing import TypeAlias
 from torch import nn
 
 from basisprune.budget import Budget, Optimize
-from basisprune.budget.certify import AcceptanceRule, Certificate
-from basisprune.budget.evidence import Evidence, interval_of, loss_of
+from basisprune.budget.certify import AcceptanceRule, Certificate, Evidence, interval_of, loss_of
 from basisprune.budget.metrics import value_of
 from basisprune.costs import measure
 from basisprune.deploy.export.runtime import has_onnx
@@ -91,7 +90,7 @@ class Candidate:
             latency_ms=size.latency_ms,
             branches=state.branches,
             metric=state.outcomes.task.metric_name,
-            shown=state.outcomes.task.shown(value),
+            shown=state.outcomes.task.format(value),
         )
 
     def judged(self, budget: Budget) -> Candidate:

@@ -6,14 +6,14 @@ import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from basisprune.errors import ConfigError, DataError, TrainingError, nearest
+from basisprune.errors import BasisPruneError, ConfigError, DataError, TrainingError, nearest
 from basisprune.tasks.outcomes import Outcomes, Rows, Units, units_in
 from basisprune.torchkit.running import ReadBatch, images_of
 
@@ -21,14 +21,10 @@ _ROUNDING = 1e-5  # in relation to the length of the range
 
 
 def check_limits(limits: object) -> list[str]:
-    """List the faults of the limits of numbers.
-
-    >>> check_limits((1, 0))
-    ['limits: (1, 0) given; two finite numbers are needed, the smaller one first']
-    """
-    if limits is None:
-        return []
+    """List the faults of the limits of numbers."""
     match limits:
+        case None:
+            return []
         case (int() | float() as low, int() | float() as high) if -math.inf < low < high < math.inf:
             return []
     return [f"limits: {limits!r} given; two finite numbers are needed, the smaller one first"]
@@ -40,11 +36,8 @@ def check_metric_name(metric: object, known: Collection[str]) -> list[str]:
     >>> check_metric_name("dise", ["iou", "dice"])
     ["metric: 'dise' given; allowed are iou, dice. Did you mean 'dice'?"]
     """
-    return (
-        []
-        if metric in known
-        else [f"metric: {metric!r} given; allowed are {', '.join(known)}.{nearest(str(metric), known)}"]
-    )
+    hint = nearest(str(metric), known)
+    return [] if metric in known else [f"metric: {metric!r} given; allowed are {', '.join(known)}.{hint}"]
 
 
 def read_pair(batch: object) -> tuple[Tensor, object]:
@@ -54,8 +47,7 @@ def read_pair(batch: object) -> tuple[Tensor, object]:
     return batch[0], batch[1]
 
 
-def as_it_is(output: Any) -> Any:
-    """Return the network's output, unchanged."""
+def _as_it_is(output: Any) -> Any:
     return output
 
 
@@ -97,7 +89,7 @@ class Task:
     metric_name: str = "score"
     is_share: bool = False
     read: Callable[[Any], tuple[Tensor, Any]] = read_pair
-    output: Callable[[Any], Any] = as_it_is
+    output: Callable[[Any], Any] = _as_it_is
     model_loss: Callable[[nn.Module, Tensor, Any], Tensor] | None = None
     distance: Callable[[Any, Any], Tensor] | None = None
     errors: Callable[[Rows], Rows] | None = None
@@ -106,23 +98,25 @@ class Task:
     influence: Callable[[Rows], float] | None = None
 
     has_classes: ClassVar[bool] = False
-    """Whether a target is the number of one class, so that examples can be counted by class, smoothed and blended."""
+    """Whether a target is the number of one class."""
+    augments: ClassVar[bool] = False
+    """Whether targets can be smoothed and blended, and outlast mirroring and cropping."""
     examples: ClassVar[str] = "examples"
     """What examples are called in texts."""
     precision: ClassVar[torch.dtype] = torch.float64
     """In which the loss and the metric of an evaluation are averaged."""
 
     def __post_init__(self) -> None:
+        optional = ("metric", "model_loss", "distance", "errors", "mask", "loss", "influence")
         faults = [
             f"{name}: {getattr(self, name)!r} given; a text is needed"
             for name in ("name", "metric_name")
             if not isinstance(getattr(self, name), str) or not getattr(self, name)
         ]
-        optional = ("metric", "model_loss", "distance", "errors", "mask", "loss", "influence")
         for name in ("outcome", "read", "output", *optional):
-            given = getattr(self, name)
-            if not callable(given) and not (given is None and name in optional):
-                faults.append(f"{name}: {given!r} given; a function is needed")
+            value = getattr(self, name)
+            if not callable(value) and (value is not None or name not in optional):
+                faults.append(f"{name}: {value!r} given; a function is needed")
         if (self.loss is None) == (self.model_loss is None):
             faults.append("loss, model_loss: exactly one of them is needed")
         faults += check_limits(self.limits)
@@ -147,9 +141,7 @@ class Task:
     @property
     def test_name(self) -> str:
         """The test that certifies a budget in this metric."""
-        if self.metric is None:
-            return "Gaffke's test of the examples"
-        return "Gaffke's test of the examples' jackknife values"
+        return "Gaffke's test of the examples" + ("" if self.metric is None else "' jackknife values")
 
     def to_dict(self) -> dict[str, str]:
         """Return the names of the task and its metric, for files that record them."""
@@ -159,98 +151,13 @@ class Task:
         """Return the task with the settings of a training; other tasks than classification have none."""
         return self
 
-    def inputs_and_targets(self, batch: object) -> ReadBatch:
-        """Read a batch; raise DataError unless it has float inputs (N, ...)."""
-        if isinstance(batch, ReadBatch):
-            return batch
-        try:
-            found = self.read(batch)
-        except (KeyError, IndexError, TypeError, AttributeError) as error:
-            raise DataError(
-                f"task {self.name}: read cannot take a batch that is a {type(batch).__name__} "
-                f"({type(error).__name__}: {error}); it must return (inputs, targets)"
-            ) from error
-        if not isinstance(found, tuple | list) or len(found) != 2:
-            raise DataError(f"task {self.name}: read returned {_kind(found)}; (inputs, targets) is needed")
-        try:
-            return ReadBatch(images_of(found[0]), found[1])
-        except DataError as error:
-            raise DataError(
-                f"task {self.name}: {_kind(found[0])} read as inputs; a float tensor (N, ...) that the network can "
-                "take is needed"
-            ) from error
+    def head_size(self, classes: int) -> int | None:  # noqa: ARG002
+        """Return how many outputs a network needs for data of so many classes; None where that is unknown."""
+        return None
 
-    def mean_loss(self, model: nn.Module, inputs: Tensor, targets: object) -> Tensor:
-        """Return the mean loss of the model; raise ConfigError unless it is one number with a gradient."""
-        if self.model_loss is not None:
-            with _left_alone(model):
-                return self.checked_loss(self.model_loss(model, inputs, targets))
-        return self.output_loss(self.output(model(inputs)), targets)
-
-    def output_loss(self, output: Any, targets: object) -> Tensor:
-        """Return the mean loss of an output, checked likewise."""
-        if self.loss is None:
-            raise ConfigError(f"task {self.name}: has model_loss, and no loss of an output")
-        return self.checked_loss(self.loss(output, targets))
-
-    def checked_loss(self, value: object) -> Tensor:
-        """Return the loss; raise ConfigError unless it is one number, with a gradient if gradients are on."""
-        if not isinstance(value, Tensor) or value.numel() != 1:
-            raise ConfigError(
-                f"task {self.name}: the loss is {_kind(value)}; one number is needed, the mean over the batch: call "
-                ".mean(), or add the losses up"
-            )
-        if torch.is_grad_enabled() and not value.requires_grad:
-            raise ConfigError(
-                f"task {self.name}: the loss has no gradient; compute it from the output with torch, without .item(), "
-                ".detach(), argmax or NumPy"
-            )
-        return value.reshape(())
-
-    def rows(self, output: Any, targets: object, count: int) -> Rows:
-        """Return the outcomes of `count` examples; raise ConfigError for rows of another shape."""
-        found = self.outcome(output, targets)
-        if isinstance(found, Tensor) and found.shape == (count,):
-            found = found[:, None]
-        if not isinstance(found, Tensor) or found.ndim != 2 or len(found) != count or found.shape[1] == 0:
-            raise ConfigError(
-                f"task {self.name}: outcome returned {_kind(found)} for {count} examples; a tensor ({count}, k) is "
-                "needed, one row for each"
-            )
-        if self.metric is None and found.shape[1] != 1:
-            raise ConfigError(
-                f"task {self.name}: outcome returned {found.shape[1]} numbers for each example; without a metric, the "
-                "mean is taken, and one is needed"
-            )
-        rows: Rows = found.detach().cpu().double().numpy()
-        if not np.isfinite(rows).all():
-            raise TrainingError(f"task {self.name}: outcome returned numbers that are not finite; check the network")
-        if self.metric is None and self.range is not None:
-            self._refuse_beyond(rows, *self.range)
-        return rows
-
-    def _refuse_beyond(self, rows: Rows, low: float, high: float) -> None:
-        """Raise ConfigError for outcomes beyond the limits by more than rounding."""
-        beyond = rows[(rows < low - _ROUNDING * (high - low)) | (rows > high + _ROUNDING * (high - low))]
-        if len(beyond):
-            raise ConfigError(
-                f"task {self.name}: outcome returned {beyond[0]:g}; limits={(low, high)} are given or those of a "
-                "share, on which the certificate rests: pass wider limits, or an outcome that keeps to them"
-            )
-
-    def value(self, rows: Rows) -> float:
-        """Return the metric of the rows; raise ConfigError unless it is a finite number."""
-        value = float(rows.mean()) if self.metric is None else self.metric(rows)
-        try:
-            number = float(value)
-        except (TypeError, ValueError):
-            number = math.nan
-        if not math.isfinite(number):
-            raise ConfigError(
-                f"task {self.name}: the metric {self.metric_name} returned {value!r} for {len(rows)} examples; it must "
-                "return a finite number, the more the better"
-            )
-        return number
+    def class_numbers(self, targets: object, count: int) -> npt.NDArray[np.int64] | None:  # noqa: ARG002
+        """Return the class of each of `count` targets, or None; raise DataError for targets that should be classes."""
+        return None
 
     def hits(self, rows: Rows) -> npt.NDArray[np.bool_] | None:  # noqa: ARG002
         """Return which examples are classified correctly; None where there are no classes."""
@@ -260,33 +167,120 @@ class Task:
         """Return the metric of always giving the most frequent answer; None where that is unknown."""
         return None
 
+    def inputs_and_targets(self, batch: object) -> ReadBatch:
+        """Read a batch; raise DataError unless it has float inputs (N, ...)."""
+        if isinstance(batch, ReadBatch):
+            return batch
+        try:
+            found = self.read(batch)
+        except (KeyError, IndexError, TypeError, AttributeError) as error:
+            self._refuse(
+                f"read cannot take a batch that is a {type(batch).__name__} ({type(error).__name__}: {error}); it must "
+                "return (inputs, targets)",
+                DataError,
+            )
+        if not isinstance(found, tuple | list) or len(found) != 2:
+            self._refuse(f"read returned {_kind(found)}; (inputs, targets) is needed", DataError)
+        try:
+            return ReadBatch(images_of(found[0]), found[1])
+        except DataError:
+            self._refuse(f"{_kind(found[0])} read as inputs; a float tensor (N, ...) is needed", DataError)
+
+    def mean_loss(self, model: nn.Module, inputs: Tensor, targets: object) -> Tensor:
+        """Return the mean loss of the model; raise ConfigError unless it is one number with a gradient."""
+        if self.model_loss is not None:
+            with _unchanged(model):
+                return self.checked_loss(self.model_loss(model, inputs, targets))
+        return self.output_loss(self.output(model(inputs)), targets)
+
+    def output_loss(self, output: Any, targets: object) -> Tensor:
+        """Return the mean loss of an output, checked likewise."""
+        if self.loss is None:
+            self._refuse("has model_loss, and no loss of an output")
+        return self.checked_loss(self.loss(output, targets))
+
+    def checked_loss(self, value: object) -> Tensor:
+        """Return the loss; raise ConfigError unless it is one number, with a gradient if gradients are on."""
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            self._refuse(f"the loss is {_kind(value)}; one number is needed, such as the mean over the batch")
+        if torch.is_grad_enabled() and not value.requires_grad:
+            self._refuse(
+                "the loss has no gradient; compute it from the output with torch, without .item(), .detach(), argmax "
+                "or NumPy"
+            )
+        return value.reshape(())
+
+    def rows(self, output: Any, targets: object, count: int) -> Rows:
+        """Return the outcomes of `count` examples; raise ConfigError for rows of another shape."""
+        found = self.outcome(output, targets)
+        if isinstance(found, Tensor) and found.shape == (count,):
+            found = found[:, None]
+        if not isinstance(found, Tensor) or found.ndim != 2 or len(found) != count or found.shape[1] == 0:
+            self._refuse(
+                f"outcome returned {_kind(found)} for {count} examples; a tensor ({count}, k) is needed, one row for "
+                "each"
+            )
+        if self.metric is None and found.shape[1] != 1:
+            self._refuse(
+                f"outcome returned {found.shape[1]} numbers for each example; without a metric, the mean is taken, and "
+                "one is needed"
+            )
+        rows: Rows = found.detach().cpu().double().numpy()
+        if not np.isfinite(rows).all():
+            self._refuse("outcome returned numbers that are not finite; check the network", TrainingError)
+        if self.metric is None and self.range is not None:
+            low, high = self.range
+            slack = _ROUNDING * (high - low)
+            beyond = rows[(rows < low - slack) | (rows > high + slack)]
+            if len(beyond):
+                self._refuse(
+                    f"outcome returned {beyond[0]:g}; limits={self.range} are given or those of a share, on which the "
+                    "certificate rests: pass wider limits, or an outcome that keeps to them"
+                )
+        return rows
+
+    def value(self, rows: Rows) -> float:
+        """Return the metric of the rows; raise ConfigError unless it is a finite number."""
+        value = float(rows.mean()) if self.metric is None else self.metric(rows)
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not math.isfinite(number):
+            self._refuse(
+                f"the metric {self.metric_name} returned {value!r} for {len(rows)} examples; it must return a finite "
+                "number (higher is better)"
+            )
+        return number
+
     def as_outcomes(self, rows: Rows, units: Units | None = None) -> Outcomes:
         """Wrap the rows of all examples."""
         return Outcomes(self, rows, units)
 
     def outcomes(self, batches: Sequence[Rows], data: object = None) -> Outcomes:
-        """Join the rows of all batches; the data tells which examples belong together.
+        """Join the rows of all batches; the data knows which examples belong together.
 
         Raises DataError if there are none, or if rows differ in length.
         """
         if not batches:
-            raise DataError(f"task {self.name}: the data contains no {self.examples}")
+            self._refuse(f"the data contains no {self.examples}", DataError)
         widths = sorted({each.shape[1] for each in batches})
         if len(widths) > 1:
-            raise DataError(
-                f"task {self.name}: outcome returned rows of {' and of '.join(map(str, widths))} numbers; all need as "
-                "many"
-            )
+            lengths = " and of ".join(map(str, widths))
+            self._refuse(f"outcome returned rows of {lengths} numbers; all must have the same length", DataError)
         rows = np.concatenate(batches)
         return self.as_outcomes(rows, units_in(data, len(rows)))
 
-    def shown(self, value: float) -> str:
+    def format(self, value: float) -> str:
         """Format a value of the metric."""
         return f"{value:.1%}" if self.is_share else f"{value:.4g}"
 
+    def _refuse(self, fault: str, kind: type[BasisPruneError] = ConfigError) -> NoReturn:
+        raise kind(f"task {self.name}: {fault}")
+
 
 @contextmanager
-def _left_alone(model: nn.Module) -> Iterator[None]:
+def _unchanged(model: nn.Module) -> Iterator[None]:
     """Restore the mode of all modules and, unless they are being trained, the statistics of their norms.
 
     Detectors of torchvision compute their losses in training mode only.

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from basisprune.errors import ConfigError
+from basisprune.errors import ConfigError, DataError
 from basisprune.tasks.base import Task
 from basisprune.tasks.outcomes import Outcomes, Rows, Units
 
@@ -25,33 +25,40 @@ class Classification(Task):
     """One class for each image. Budgets have metrics of their own for it (see `compress`)."""
 
     has_classes: ClassVar[bool] = True
+    augments: ClassVar[bool] = True
     examples: ClassVar[str] = "images"
     precision: ClassVar[torch.dtype] = torch.float32
 
     @property
     def budget_metric(self) -> Literal["accuracy"]:
-        """The metric of a budget for which no other is given."""
         return "accuracy"
 
     def to_dict(self) -> dict[str, str]:
-        """Return nothing: files without a task are of this one."""
-        return {}
+        return {}  # files without a task are of this one
 
     def in_training(self, *, label_smoothing: float, temperature: float) -> Task:
-        """Return the task with smoothed labels in its loss, and its distance from a teacher at that temperature."""
         loss = partial(F.cross_entropy, label_smoothing=label_smoothing)
         return replace(self, loss=loss, distance=partial(_divergence, temperature=temperature))
 
+    def head_size(self, classes: int) -> int:
+        return classes
+
+    def class_numbers(self, targets: object, count: int) -> Classes:
+        if isinstance(targets, Tensor) and targets.shape == (count,) and not targets.is_floating_point():
+            return targets.cpu().numpy().astype(np.int64)
+        kind = f"{targets.dtype} {tuple(targets.shape)}" if isinstance(targets, Tensor) else type(targets).__name__
+        raise DataError(
+            f"targets {kind} given for {count} examples; a classifier needs a class number for each. For other targets "
+            "pass task=..."
+        )
+
     def hits(self, rows: Rows) -> Bools:
-        """Return which images are classified correctly."""
         return np.equal(rows[:, 0], rows[:, 1])
 
     def chance(self, labels: Classes) -> float:
-        """Return the accuracy of always naming the most frequent class."""
         return float(np.bincount(labels).max() / len(labels))
 
     def as_outcomes(self, rows: Rows, units: Units | None = None) -> Predictions:
-        """Wrap the rows of all images."""
         labels, classes, probabilities = rows.T
         return Predictions(classes.astype(np.int64), probabilities, labels.astype(np.int64), units)
 
@@ -84,22 +91,18 @@ class Predictions(Outcomes):
 
     @cached_property
     def labels(self) -> Classes:
-        """The true classes."""
         return self.rows[:, 0].astype(np.int64)
 
     @cached_property
     def classes(self) -> Classes:
-        """The classes that the model names."""
         return self.rows[:, 1].astype(np.int64)
 
     @property
     def probabilities(self) -> npt.NDArray[np.float64]:
-        """The probabilities that the model gives to them."""
         return self.rows[:, 2]
 
     @cached_property
     def hits(self) -> Bools:
-        """Which images are classified correctly."""
         return CLASSIFICATION.hits(self.rows)
 
     @cached_property

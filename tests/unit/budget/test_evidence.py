@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from basisprune.budget.evidence import evidence_of, interval_of, loss_of
-from basisprune.budget.means import BoundedMean
+from basisprune.budget.certify import evidence_of, interval_of, loss_of
+from basisprune.budget.means import BoundedMean, WorstMean
 from basisprune.budget.metrics import value_of
 from basisprune.budget.proportions import Hits, Paired, WorstLoss
-from basisprune.budget.resampling import Resampled, Reweighted, WorstMean
+from basisprune.budget.resampling import Resampled, Reweighted
 from basisprune.tasks import Predictions
 
 UNITS = np.repeat(np.arange(20), 3)

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from sklearn.metrics import r2_score
 
 from basisprune.budget import Budget, MetricBudget
-from basisprune.budget.certify import AcceptanceRule, Guarantee
-from basisprune.budget.evidence import interval_of, loss_of
+from basisprune.budget.certify import AcceptanceRule, Guarantee, interval_of, loss_of
 from basisprune.budget.means import BoundedMean, PairedValues, chance_above_zero
-from basisprune.budget.proportions import lower_accuracy, tail
+from basisprune.budget.proportions import Hits
 from basisprune.errors import ConfigError
 from basisprune.tasks import Outcomes, Task, regression, segmentation
 
@@ -26,8 +25,9 @@ def counts(lost: int, won: int, same: int) -> BoundedMean:
 @given(st.integers(0, 60), st.integers(1, 60), st.floats(0.01, 0.99))
 def test_of_two_values_it_is_the_exact_binomial_test(hits, others, accuracy):
     found = BoundedMean(np.repeat([-1.0, 0.0], [hits, others]), 0, -1)
-    assert found.p_value(-accuracy) == pytest.approx(tail(hits, hits + others, accuracy), rel=1e-6, abs=1e-12)
-    assert -found.upper(0.95) == pytest.approx(lower_accuracy(hits, hits + others), abs=1e-6)
+    exact = Hits(((hits, hits + others),))
+    assert found.p_value(-accuracy) == pytest.approx(exact.p_value(-accuracy), rel=1e-6, abs=1e-12)
+    assert found.upper(0.95) == pytest.approx(exact.upper(0.95), abs=1e-6)
 
 
 def test_small_chances_have_all_their_digits():

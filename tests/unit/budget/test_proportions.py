@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import optimize, stats
 
 from basisprune.budget.metrics import value_of
-from basisprune.budget.proportions import Hits, Paired, WorstLoss, lower_accuracy, tail, wilson_interval
+from basisprune.budget.proportions import Hits, Paired, WorstLoss, wilson_interval
 from basisprune.tasks import Predictions
 
 COUNTS = st.integers(1, 400).flatmap(
@@ -121,16 +121,15 @@ def test_a_network_at_the_limit_passes_in_one_of_twenty_cases(images, margin, wo
 @given(st.integers(1, 300), st.data())
 def test_the_test_of_an_accuracy_is_exact(count, data):
     hits, share = data.draw(st.integers(0, count)), data.draw(st.floats(0.01, 0.99))
-    assert tail(hits, count, share) == pytest.approx(stats.binom.sf(hits - 1, count, share), abs=1e-9)
+    assert Hits(((hits, count),)).p_value(-share) == pytest.approx(stats.binom.sf(hits - 1, count, share), abs=1e-9)
     if hits:
-        bound = lower_accuracy(hits, count, 0.9)
+        bound = -Hits(((hits, count),)).upper(0.9)
         assert bound == pytest.approx(stats.beta.ppf(0.1, hits, count - hits + 1), abs=1e-6)
 
 
 def test_no_hit_is_no_evidence_and_certainty_needs_all():
-    assert tail(0, 10, 0.5) == 1.0
-    assert tail(1, 10, 0.0) == 0.0
-    assert tail(10, 10, 1.0) == 1.0
+    for hits, share, chance in ((0, 0.5, 1.0), (1, 0.0, 0.0), (10, 1.0, 1.0), (9, 0.5, 11 / 1024)):
+        assert Hits(((hits, 10),)).p_value(-share) == pytest.approx(chance)
 
 
 def answers(right: dict[int, int], sizes: tuple[int, ...]) -> Predictions:
@@ -181,7 +180,7 @@ def test_more_images_are_expected_to_show_more():
 
 def test_a_least_accuracy_is_that_of_every_class():
     found = Hits.of(answers({0: 95, 1: 19}, (100, 20)), by_class=True)
-    assert found.upper(0.95) == pytest.approx(-lower_accuracy(19, 20))
+    assert found.upper(0.95) == pytest.approx(Hits(((19, 20),)).upper(0.95))
     assert found.p_value(found.upper(0.95)) == pytest.approx(0.05)
     low, high = found.interval()
     assert low < found.drop < high
