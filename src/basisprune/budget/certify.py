@@ -187,7 +187,7 @@ class Guarantee:
             if limits is None or count < 2:
                 return self.metric.is_bounded and count > 1
             low, high = limits
-            best, *ends = (0.0, high - low, low - high) if self.is_a_drop else (-high, -low, -high)
+            best, ends = (0.0, (high - low, low - high)) if self.is_a_drop else (-high, (-low, -high))
             return self.keeps(BoundedMean(np.full(count, best), *ends))
         try:
             return self.keeps(self.evidence(perfect, perfect))

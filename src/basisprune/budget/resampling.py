@@ -102,7 +102,7 @@ def resample(metric: ClassMetric, before: Predictions | None, after: Predictions
     added = [each for label, other in answers.mistakes() for each in ((label, label, other), (label, other, label))]
     cells, places = answers.cells(added)
     weights = np.append(np.ones(len(answers.triples)), np.full(len(added), _PSEUDO))
-    return Resampled(answers, answers.drop, cells, np.bincount(places, weights))
+    return Resampled(answers, answers.drop, cells, np.bincount(places, weights).astype(np.float64))
 
 
 def clustered(
@@ -258,7 +258,7 @@ class Reweighted(Evidence):
         random, found = np.random.default_rng(0), []
         for _ in range(answers.draws):
             drawn = random.exponential(size=(_BLOCK, int(members.max()) + 1))[:, members] * weights
-            counts = np.stack([np.bincount(places, each, minlength=len(cells)) for each in drawn])
+            counts = np.stack([np.bincount(places, each, minlength=len(cells)) for each in drawn]).astype(np.float64)
             found.append(answers.lost(cells, answers.in_whole_numbers(counts)))
         losses = np.sort(np.concatenate(found))
         return -losses[::-1] if self.is_gain else losses

@@ -9,7 +9,8 @@ from typing import TypeAlias
 from torch import nn
 
 from basisprune.budget import Budget, Optimize
-from basisprune.budget.certify import AcceptanceRule, Certificate, Evidence, interval_of, loss_of
+from basisprune.budget.certify import AcceptanceRule, Certificate, interval_of, loss_of
+from basisprune.budget.evidence import Evidence
 from basisprune.budget.metrics import value_of
 from basisprune.costs import measure
 from basisprune.deploy.export.runtime import has_onnx
