@@ -104,9 +104,7 @@ def networks(stages: Pipeline, table: TimeTable) -> dict[str, Callable[[], nn.Mo
     start = stages.dense()
 
     def planned(kind: Optimize, ratio: float) -> nn.Module:
-        planner = Planner(kind, table if kind == "latency" else None)
-        if stages.planner is None or stages.planner.optimize != kind:
-            stages.planner, stages._last_frontier = planner, None
+        stages.planner = Planner(kind, table if kind == "latency" else None)
         return stages.prune(start, MOVE, ratio, NOT_AT_ALL).model
 
     def shared(ratio: float) -> nn.Module:

@@ -89,7 +89,7 @@ def test_several_iterations_remove_the_same_in_all():
 
 def test_what_frameworks_share_is_trained_once(monkeypatch):
     calls = []
-    original = basisprune.pipeline.fit
+    original = basisprune.method.pipeline.fit
     monkeypatch.setattr(basisprune.method.pipeline, "fit", lambda *a, **k: calls.append(1) or original(*a, **k))
     pipeline = Pipeline(tiny_model(), data(), recipe())
     one, two = pipeline.run("basis", basis_ratio=0.3), pipeline.run("basis", basis_ratio=0.6)

@@ -43,7 +43,7 @@ class Impatient(NullCallback):
 
 def test_the_split_computes_what_the_trained_network_does_and_is_not_trained_again(monkeypatch):
     trained = []
-    original = basisprune.pipeline.fit
+    original = basisprune.method.pipeline.fit
     monkeypatch.setattr(basisprune.method.pipeline, "fit", lambda *a, **k: trained.append(1) or original(*a, **k))
     pipeline = Pipeline(tiny_model(), data(), recipe())
     split, dense = pipeline.decomposed(), pipeline.dense()

@@ -26,7 +26,12 @@ from basisprune.training.checkpoint import EpochRecord
 from basisprune.transfer.model import TransferModel, spec_of
 from basisprune.types import BasisPlan, BlockPlan, FilterPlan, JointPlan, dotted
 
+logger = logging.getLogger(__name__)
+
 Plan = BasisPlan | FilterPlan | BlockPlan
+Stored = TypeVar("Stored", BasisPlan, FilterPlan, JointPlan)
+CLAIM, TIMES = "run.json", "times.json"
+_LONGEST_NAME = 160
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,7 @@ FULLY, NOT_AT_ALL = Tuning(even_unchanged=True), Tuning(skip=True)
 
 @dataclass(frozen=True)
 class Stage:
-    """A network at one stage: its accuracy on held-out images, or the metric of its task, and what it costs."""
+    """A network at one stage: its accuracy on the validation images, or its task's metric, and what it costs."""
 
     name: str
     accuracy: float
@@ -67,10 +72,10 @@ class Stage:
 
 @dataclass(frozen=True)
 class Pruned:
-    """The result of a framework, with its plans; `stages` has the validation accuracy and size along the way.
+    """The result of a framework; `stages` has the validation accuracy and size along the way.
 
-    `test_accuracy` is that of the final model on the test images, None if there are none. For another task than
-    classification, accuracies are its `metric`, which is shown in percent if it is a share.
+    `test_accuracy` is that of the final model on the test images, None if there are none. Accuracies are the `metric`
+    of the task, which is shown in percent if it is a share.
     """
 
     framework: str
@@ -84,7 +89,7 @@ class Pruned:
 
 @dataclass(frozen=True)
 class State:
-    """A network under way: the steps that led to it, their stages and plans, and what it says of the validation images.
+    """A network under way: the steps that led to it, their stages and plans, and its outcomes on validation images.
 
     `tuned` counts the plans after which it was trained.
     """
@@ -103,32 +108,23 @@ class State:
 
     @property
     def branches(self) -> int:
-        """How many branches of blocks went as a whole."""
+        """How many branches of blocks were removed as a whole."""
         return sum(plan.removed for plan in self.plans if isinstance(plan, BlockPlan))
 
     @property
     def name(self) -> str:
-        """The steps in words."""
         return named(self.steps)
 
     def after(self, step: Step) -> Steps:
-        """The steps of the network after this further step."""
+        """Return the steps of the network after this further step."""
         return (*self.steps, step)
-
-
-logger = logging.getLogger(__name__)
-
-CLAIM, TIMES = "run.json", "times.json"
-Stored = TypeVar("Stored", BasisPlan, FilterPlan, JointPlan)
-_LONGEST_NAME = 160
 
 
 @dataclass(frozen=True)
 class StageStore:
     """Networks, plans and numbers of a run, stored by the steps that led to them; without a `root`, nothing is stored.
 
-    Each file ends in its checksum. One that is damaged is set aside under another name, which `log` is told, and made
-    again.
+    Each file ends in its checksum. A damaged one is moved aside with a message to `log`, and made again.
 
     >>> from basisprune.recipes import DECOMPOSED, Step
     >>> StageStore(Path("run")).path((DECOMPOSED, Step("basis", 0.5)), ".pt").name
@@ -139,7 +135,7 @@ class StageStore:
     log: Callable[[str], None] = logger.warning
 
     def path(self, steps: Steps, suffix: str) -> Path | None:
-        """The file for the result of these steps; None if nothing is stored."""
+        """Return the file for the result of these steps; None if nothing is stored."""
         if self.root is None:
             return None
         name = "-".join(str(step).replace(" ", "") for step in steps)
@@ -148,26 +144,26 @@ class StageStore:
         return self.root / (name + suffix)
 
     def claim(self, common: Mapping[str, object]) -> None:
-        """Records what all starts of the run have in common; raises CheckpointError that lists what differs."""
+        """Record what all starts of the run have in common; raise CheckpointError that lists what differs."""
         if self.root is None:
             return
         root = self.root
         Processes.here().on_main(lambda: clear_leftovers(root))
-        path, new = self.root / CLAIM, json.loads(json.dumps(common))
-        _compare(path, self._written_once(path, lambda: json.dumps(new, indent=1)), new)
+        new = json.loads(json.dumps(common))
+        _refuse_differences(root / CLAIM, self._written_once(root / CLAIM, lambda: json.dumps(new, indent=1)), new)
 
     def check(self, common: Mapping[str, object]) -> None:
-        """Raise the error that `claim` would raise for an earlier start with other settings; writes nothing."""
+        """Raise the error that `claim` would raise for an earlier start with other settings; write nothing."""
         if self.root is None or not (self.root / CLAIM).is_file():
             return
         try:
             old = parse_json(read_checked(self.root / CLAIM))
         except (CheckpointError, ValueError):
             return  # it will be made again
-        _compare(self.root / CLAIM, old, json.loads(json.dumps(common)))
+        _refuse_differences(self.root / CLAIM, old, json.loads(json.dumps(common)))
 
     def number(self, steps: Steps, what: str, work: Callable[[], float]) -> float:
-        """A number that is measured only once, because it would differ the next time."""
+        """Measure a number only once, because it would differ the next time."""
         path = self.path(steps, f".{what}.json")
         found = self._written_once(path, lambda: json.dumps(work()))
         if isinstance(found, int | float):
@@ -175,7 +171,7 @@ class StageStore:
         raise CheckpointError(f"{path}: does not hold a number; delete it to measure again")
 
     def plan(self, steps: Steps, plan: Stored) -> Stored:
-        """The plan that an earlier start of this run stored, or else this one, stored now.
+        """Return the plan that an earlier start of this run stored, or else this one, stored now.
 
         Scores can differ in the last digit on devices that do not sum in a fixed order, but the network whose
         training resumes must be the same.
@@ -196,7 +192,7 @@ class StageStore:
         )
 
     def times(self, work: Callable[[], TimeTable]) -> TimeTable:
-        """The times that this run plans by, which are measured only once: others would give other plans."""
+        """Measure the times that this run plans by only once: others would give other plans."""
         path = None if self.root is None else self.root / TIMES
         found = self._written_once(path, lambda: work().to_json())
         try:
@@ -205,9 +201,9 @@ class StageStore:
             raise CheckpointError(f"{path}: cannot be read ({error}); delete it to measure again") from error
 
     def _written_once(self, path: Path | None, text: Callable[[], str]) -> Json:
-        """What the JSON in the file says; if there is none, or a damaged one, the main process writes this text first.
+        """Return the JSON in the file; if it is missing or damaged, the main process writes this text first.
 
-        The other processes of a distributed run are told, and need not see the file. Nothing is written without a path.
+        The other processes of a distributed run receive it, and need not see the file.
         """
 
         def content() -> bytes:
@@ -223,11 +219,10 @@ class StageStore:
             raise CheckpointError(f"{path}: cannot be read ({error}); delete it to make it again") from error
 
 
-def _compare(path: Path, old: Json, new: Mapping[str, object]) -> None:
-    """Raises CheckpointError that lists what differs."""
+def _refuse_differences(path: Path, old: Json, new: Mapping[str, object]) -> None:
     before, after = dict(dotted(old if isinstance(old, dict) else {})), dict(dotted(new))
     differing = [
-        f"{name}: {_shown(before.get(name))} there, {_shown(after.get(name))} now"
+        f"{name}: {_short(before.get(name))} there, {_short(after.get(name))} now"
         for name in {**before, **after}
         if before.get(name, ...) != after.get(name, ...)
     ]
@@ -237,31 +232,25 @@ def _compare(path: Path, old: Json, new: Mapping[str, object]) -> None:
         )
 
 
-def _shown(value: object) -> str:
+def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def fingerprint(model: nn.Module, splits: Splits, *, with_head: bool = False) -> dict[str, object]:
-    """What identifies a run's network and images: input, classes, weights and the split.
+    """Return what identifies a run's network and images: input, classes, weights and the split.
 
     The classifier of a transfer model counts only `with_head`: a new one is drawn at each start.
     """
+    with_head, digest = with_head or not isinstance(model, TransferModel), hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        if with_head or not name.startswith("classifier."):
+            digest.update(name.encode() + tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
     found: dict[str, object] = {
         "input": asdict(spec_of(model)),
         "classes": list(splits.classes),
-        "weights": _weights_digest(model, with_head=with_head),
+        "weights": digest.hexdigest()[:16],
         "images": manifest_of(splits).digest,
     }
     targets = {name: part.targets_hash for name, part in splits.parts.items() if isinstance(part, LoaderPart)}
     return found | ({"targets": targets} if targets else {})
-
-
-def _weights_digest(model: nn.Module, *, with_head: bool) -> str:
-    """A fingerprint of the initial weights; without the classifier, if that may be reinitialised."""
-    with_head = with_head or not isinstance(model, TransferModel)  # all others have their own
-    digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        if with_head or not name.startswith("classifier."):
-            digest.update(name.encode() + tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:16]

@@ -333,7 +333,7 @@ def _importance(model: nn.Module, pipeline: Pipeline) -> dict[str, LayerImportan
     pairs = dict(find_layers(model, BasisPair))
     if not pairs:
         return {}
-    scores = taylor_scores(model, pipeline.scoring.batches(), loss=pipeline.scoring.loss)
+    scores = taylor_scores(model, pipeline.scoring.batches(), loss=pipeline.task)
     names = list(pairs)
     places = np.unique(np.linspace(0, len(names) - 1, min(_FIGURE_LAYERS, len(names))).round().astype(int))
     return {
