@@ -11,7 +11,6 @@ from torch import nn
 
 from basisprune.budget import Budget
 from basisprune.budget.certify import AcceptanceRule, Guarantee
-from basisprune.budget.planning import CostPlanner
 from basisprune.callback import Callback, NullCallback
 from basisprune.data import Loaders, Splits
 from basisprune.data.load import Source
@@ -20,7 +19,7 @@ from basisprune.deploy.export.runtime import has_onnx
 from basisprune.errors import BundleError, ConfigError
 from basisprune.files import user_path
 from basisprune.method.pipeline import Pipeline
-from basisprune.method.states import StageStore, State
+from basisprune.method.states import State
 from basisprune.report.html import write_report
 from basisprune.results import RunSummary
 from basisprune.runs.certifying import NO_FILES, Certified, Certifier, Files, certifiable_here
@@ -185,20 +184,7 @@ def _run(job: Job, folder: OutputFolder | None, callback: Callback, command: str
     config, promise = job.config, job.config.promised
     if promise is not None:
         callback.log(certifiable_here(promise, job.splits))
-    stages = None if folder is None else folder.stages
-    device = None if config.device is None else user_path(config.device, "device")
-    keep = StageStore(stages, callback.log).times
-    planner = CostPlanner.of(config.optimize, device, job.network, callback.log, keep)
-    pipeline = Pipeline(
-        job.network,
-        job.splits,
-        config.recipe,
-        checkpoints=stages,
-        callback=callback,
-        planner=planner,
-        trained=config.is_trained,
-        task=config.task,
-    )
+    pipeline = job.pipeline(None if folder is None else folder.stages, callback)
     found = Search(pipeline, config.goal, config.search, promise=promise).run()
     mine: list[Compressed] = []
 

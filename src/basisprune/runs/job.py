@@ -16,6 +16,7 @@ from pydantic import JsonValue
 from torch import nn
 
 from basisprune.budget import Budget
+from basisprune.budget.planning import CostPlanner
 from basisprune.callback import Callback, NullCallback
 from basisprune.data import LoaderPart, Loaders, Splits, load_data
 from basisprune.data.decode import random_numbers_kept
@@ -27,6 +28,8 @@ from basisprune.deploy.folded import FoldedModel
 from basisprune.deploy.timing import table_digest
 from basisprune.errors import CheckpointError, ConfigError, DataError, ModelError
 from basisprune.files import user_path
+from basisprune.method.pipeline import Pipeline
+from basisprune.method.states import StageStore
 from basisprune.recipes import for_own_inputs
 from basisprune.results import Settings
 from basisprune.runs.given import check_classes
@@ -73,6 +76,27 @@ class Job:
         if self.splits.train.prepared:
             content[PREPARED] = True
         return {"model": self.model, "data": self.data, **self.config.to_dict(), **content}
+
+    def pipeline(self, stages: Path | None, callback: Callback, *, planned: bool = True) -> Pipeline:
+        """Set up the pipeline, which keeps what it trains and measures in the folder `stages`.
+
+        Unless it is `planned`, no times are measured, and everything is pruned by the same fraction.
+        """
+        config, planner = self.config, None
+        if planned:
+            device = None if config.device is None else user_path(config.device, "device")
+            keep = StageStore(stages, callback.log).times
+            planner = CostPlanner.of(config.optimize, device, self.network, callback.log, keep)
+        return Pipeline(
+            self.network,
+            self.splits,
+            config.recipe,
+            checkpoints=stages,
+            callback=callback,
+            planner=planner,
+            trained=config.is_trained,
+            task=config.task,
+        )
 
 
 def prepare_job(

@@ -15,7 +15,6 @@ from basisprune.deploy.export.runtime import require_onnx
 from basisprune.deploy.timing import read_table, refuse_other_table
 from basisprune.errors import CheckpointError, ConfigError, DataError
 from basisprune.files import user_path
-from basisprune.method.pipeline import Pipeline
 from basisprune.results import Settings
 from basisprune.runs.estimate import expected_candidates
 from basisprune.runs.given import refuse_guessing
@@ -52,23 +51,12 @@ def check_start(job: Job, output: OutputFolder | None, settings: Settings, callb
         require_tracker(config)
         check_patience(config, job.splits.val)
     if prunes:
-        _check_pipeline(job, output)
+        job.pipeline(None if output is None else output.stages, NullCallback(), planned=False).check_folder()
     rehearse(job, prunes=prunes, saves=output is not None, callback=callback)
     if prunes:
         refuse_ratio(job)
     if prunes and job.config.is_trained and job.config.task.has_classes:
         refuse_guessing(job.network, job.splits, callback=callback)
-
-
-def _check_pipeline(job: Job, output: OutputFolder | None) -> None:
-    """Raises the error of the pipeline that the run would set up, for its images or what its folder holds."""
-    config = job.config
-    folder = None if output is None else output.stages
-    is_trained, quiet = config.is_trained, NullCallback()
-    pipeline = Pipeline(
-        job.network, job.splits, config.recipe, folder, callback=quiet, trained=is_trained, task=config.task
-    )
-    pipeline.check_folder()
 
 
 def _check_output(job: Job, output: OutputFolder, settings: Settings, callback: Callback | None) -> None:

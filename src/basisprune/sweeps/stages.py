@@ -15,14 +15,12 @@ from torch import nn
 from basisprune.budget import Budget
 from basisprune.budget.certify import EQUAL
 from basisprune.budget.metrics import value_of
-from basisprune.budget.planning import CostPlanner
 from basisprune.callback import Callback
 from basisprune.data.load import Source
 from basisprune.data.manifest import keep_images, manifest_of
 from basisprune.deploy.export.runtime import has_onnx
-from basisprune.files import user_path
 from basisprune.method.pipeline import Pipeline
-from basisprune.method.states import StageStore, State
+from basisprune.method.states import State
 from basisprune.results import FrontPoint, Portfolio, RunSummary
 from basisprune.runs.certifying import ONNX_RUNTIME, PYTORCH, Certified
 from basisprune.runs.compress import Compressed, certify_job
@@ -106,7 +104,8 @@ def probe(run: Run, callback: Callback, in_memory: InMemory) -> None:
     recipe = job.config.recipe
     short = replace(recipe, train=replace(recipe.train, epochs=run.epochs))
     folder = run.root / "probes" / f"{run.folder.name}-{run.epochs}"
-    pipeline = Pipeline(job.network, job.splits, short, checkpoints=folder, callback=callback)
+    short_job = replace(job, config=replace(job.config, recipe=short))
+    pipeline = short_job.pipeline(folder, callback, planned=False)
     write_value(run.result, BackboneSearch(pipeline, job).trained(pipeline.dense()))
     shutil.rmtree(folder, ignore_errors=True)
 
@@ -252,7 +251,7 @@ def _searched(run: Run, job: Job, pipeline: Pipeline, callback: Callback, in_mem
         return own
     other = replace(run, backbone=best, folder=reference_folder(run.root, best))
     other_job = job_of(other, callback, in_memory)
-    reference = BackboneSearch(_pipeline(other_job, OutputFolder(other.folder), callback), other_job).unpruned()
+    reference = BackboneSearch(other_job.pipeline(OutputFolder(other.folder).stages, callback), other_job).unpruned()
     if own.is_within(own.unpruned(), reference):
         return BackboneSearch(pipeline, job, reference)
     callback.log(f"{run.backbone.name} exceeds the budget itself, and is compressed for the Pareto front only")
@@ -272,12 +271,4 @@ def _prepared(run: Run, callback: Callback, in_memory: InMemory) -> Iterator[tup
     check_start(job, folder, job.to_dict(), callback)
     with folder.held(job.to_dict(), callback):
         keep_images(folder.path, job.splits, callback)
-        yield job, _pipeline(job, folder, callback)
-
-
-def _pipeline(job: Job, folder: OutputFolder, callback: Callback) -> Pipeline:
-    config, stages = job.config, folder.stages
-    device = None if config.device is None else user_path(config.device, "device")
-    keep = StageStore(stages, callback.log).times
-    planner = CostPlanner.of(config.optimize, device, job.network, callback.log, keep)
-    return Pipeline(job.network, job.splits, config.recipe, checkpoints=stages, callback=callback, planner=planner)
+        yield job, job.pipeline(folder.stages, callback)
