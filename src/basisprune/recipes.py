@@ -315,7 +315,7 @@ def for_task(recipe: Recipe, task: Task) -> Recipe:
     def changed(config: TrainConfig) -> TrainConfig:
         if task.distance is None:
             config = replace(config, distill=0.0)
-        if task.has_classes:
+        if task.augments:
             return config
         return replace(config, label_smoothing=0.0, augmentation=replace(config.augmentation, mixup=0.0, cutmix=0.0))
 

@@ -233,7 +233,7 @@ class Loaders:
             parts[name] = part
         self._refuse_seen(parts)
         _note_units(parts, reading or Reading())
-        return Splits.of(parts, parts["train"].classes if task.has_classes else ())
+        return Splits.of(parts, parts["train"].classes)
 
     def _refuse_seen(self, parts: Mapping[str, LoaderPart]) -> None:
         """Raise DataError if examples held out for the end are among those that train or compare networks."""
@@ -287,6 +287,7 @@ class _Scan(NamedTuple):
 
     steps: int
     labels: Labels
+    is_labelled: bool
     hashes: tuple[str, ...]
     thumbnails: tuple[bytes, ...]
     shape: tuple[int, ...]
@@ -364,7 +365,7 @@ class LoaderPart(LabelledImages):
     @cached_property
     def classes(self) -> tuple[str, ...]:  # type: ignore[override]
         """The names that were given, or numbers up to the largest label; none if the task has no classes."""
-        return (self._names or numbered_classes(self.labels, self.name)) if self.task.has_classes else ()
+        return (self._names or numbered_classes(self.labels, self.name)) if self._scan.is_labelled else ()
 
     def _look(self, index: int) -> Look:
         return Look(self.hashes[index] if self.fixed else "", thumbnail=self._scan.thumbnails[index])
@@ -381,29 +382,22 @@ class LoaderPart(LabelledImages):
     @cached_property
     def _scan(self) -> _Scan:
         steps, hashes, thumbnails = 0, [], []
-        labels = [np.zeros(0, dtype=np.int64)]
+        labels, is_labelled = [np.zeros(0, dtype=np.int64)], False
         shape: tuple[int, ...] = ()
         digest = hashlib.sha256()
         with random_numbers_kept():
             for batch in self.loader:
                 inputs, targets = self.task.inputs_and_targets(batch)
                 shape = shape or tuple(inputs.shape[1:])
-                labels.append(self._labels(targets, len(inputs)))
+                classes, count = self.task.class_numbers(targets, len(inputs), self.name), len(inputs)
+                is_labelled = classes is not None
+                labels.append(as_labels(np.zeros(count, np.int64) if classes is None else classes, count, self.name))
                 hashes += [image_hash(each) for each in inputs]
                 thumbnails += [thumbnail(each) for each in inputs]
                 _add(digest, targets)
                 steps += 1
         known = read_only(np.concatenate(labels))
-        return _Scan(steps, known, tuple(hashes), tuple(thumbnails), shape, digest.hexdigest())
-
-    def _labels(self, targets: object, count: int) -> Labels:
-        if not self.task.has_classes:
-            return np.zeros(count, dtype=np.int64)
-        if isinstance(targets, Tensor) and targets.shape == (count,) and not targets.is_floating_point():
-            return as_labels(targets.cpu().numpy(), count, self.name)
-        given = f"{targets.dtype} {tuple(targets.shape)}" if isinstance(targets, Tensor) else type(targets).__name__
-        said = f"{self.name}: targets {given} given for {count} examples; a classifier needs a class number for each"
-        raise DataError(f"{said}. For other targets pass task=...")
+        return _Scan(steps, known, is_labelled, tuple(hashes), tuple(thumbnails), shape, digest.hexdigest())
 
 
 def _add(digest: hashlib._Hash, targets: object) -> None:

@@ -126,8 +126,7 @@ def configure(options: Options) -> RunConfig:
         _ = config.goal
     with _collected(faults):
         config.hints(config.size).spec(len(config.mean or config.std or (0.0,) * 3))
-    if config.task.has_classes:
-        faults += check_metric(config.metric)
+    faults += check_metric(config.metric)
     faults += check_confidence(config.confidence)
     if config.weights_key is not None and config.weights is None:
         faults.append(f"weights_key: {config.weights_key!r} given without weights, which it is an entry of")
@@ -166,8 +165,8 @@ def _task_of(asked: GivenOptions) -> dict[str, object]:
     """Return the task and the metric, with their names in config.yaml."""
     task, metric = find_task(asked.task), asked.metric
     name = asked.task if isinstance(asked.task, str) else f"{task.name}{IN_PYTHON}"
-    if task.has_classes:
-        by = "accuracy" if metric is None else metric
+    if task.budget_metric is not task:  # budgets have metrics of their own for it
+        by = task.budget_metric if metric is None else metric
         called = by if isinstance(by, str) else f"{metric_name(cast('Metric', by))}{IN_PYTHON}"
         return {"task": task, "task_name": name, "metric": by, "metric_name": called}
     if metric is not None and not isinstance(metric, str):

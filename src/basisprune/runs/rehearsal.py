@@ -76,8 +76,9 @@ def rehearse(job: Job, *, prunes: bool, saves: bool, callback: Callback) -> None
     _refuse_odd_numbers(network)
     _try("cannot be copied", network, lambda: copy.deepcopy(network))
     sample = Sample.of(job)
-    if job.config.task.has_classes:
-        _check_training(network, sample.batch, job.splits.num_classes)
+    outputs = job.config.task.head_size(job.splits.num_classes)
+    if outputs is not None:
+        _check_training(network, sample.batch, outputs)
     else:
         _check_task(network, job.config.task, sample.batch)
     deployed = network

@@ -55,7 +55,7 @@ def check_start(job: Job, output: OutputFolder | None, settings: Settings, callb
     rehearse(job, prunes=prunes, saves=output is not None, callback=callback)
     if prunes:
         refuse_ratio(job)
-    if prunes and job.config.is_trained and job.config.task.has_classes:
+    if prunes and job.config.is_trained and job.config.task.chance(job.splits.train.labels) is not None:
         refuse_guessing(job.network, job.splits, callback=callback)
 
 

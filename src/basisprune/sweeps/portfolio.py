@@ -243,7 +243,7 @@ class _Portfolio:
 
     def _faults(self) -> list[str]:
         config, running, faults = self.config, self.running, []
-        if not config.task.has_classes:
+        if config.task.head_size(1) is None:
             faults.append(f"task: {config.task_name} given; a portfolio is for classification: pass one model")
         if config.weights is not None:
             faults.append("weights: given, which are those of one model; pass a folder of weights for several")

@@ -155,7 +155,7 @@ class Task:
         """Return how many outputs a network needs for data of so many classes; None where that is unknown."""
         return None
 
-    def class_numbers(self, targets: object, count: int) -> npt.NDArray[np.int64] | None:  # noqa: ARG002
+    def class_numbers(self, targets: object, count: int, where: str) -> npt.NDArray[np.int64] | None:  # noqa: ARG002
         """Return the class of each of `count` targets, or None; raise DataError for targets that should be classes."""
         return None
 

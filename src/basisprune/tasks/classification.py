@@ -43,13 +43,13 @@ class Classification(Task):
     def head_size(self, classes: int) -> int:
         return classes
 
-    def class_numbers(self, targets: object, count: int) -> Classes:
+    def class_numbers(self, targets: object, count: int, where: str) -> Classes:
         if isinstance(targets, Tensor) and targets.shape == (count,) and not targets.is_floating_point():
-            return targets.cpu().numpy().astype(np.int64)
+            return cast("Classes", targets.cpu().numpy())
         kind = f"{targets.dtype} {tuple(targets.shape)}" if isinstance(targets, Tensor) else type(targets).__name__
         raise DataError(
-            f"targets {kind} given for {count} examples; a classifier needs a class number for each. For other targets "
-            "pass task=..."
+            f"{where}: targets {kind} given for {count} examples; a classifier needs a class number for each. For "
+            "other targets pass task=..."
         )
 
     def hits(self, rows: Rows) -> Bools:

@@ -254,7 +254,7 @@ class _Chooser:
     def _sees_images(self) -> bool:
         """Whether there are pixels and classes to try augmentations on."""
         parts = self.images.train, self.images.held_out
-        return self.session.task.has_classes and all(
+        return self.session.task.augments and all(
             isinstance(part, LabelledImages) and not isinstance(part, LoaderPart) for part in parts
         )
 

@@ -187,8 +187,8 @@ def moved(targets: object, device: torch.device) -> object:
 
 def validation_images(model: nn.Module, splits: Splits, task: Task = CLASSIFICATION) -> LabelledImages:
     """Return the validation images; raise DataError without any, or if a classifier's classes differ from theirs."""
-    classes = classes_of(model) if task.has_classes else splits.num_classes
-    if classes != splits.num_classes:
+    wanted = task.head_size(splits.num_classes)
+    if wanted is not None and (classes := classes_of(model)) != wanted:
         raise DataError(
             f"the data has {splits.num_classes} classes ({', '.join(splits.classes[:5])}, ...), but the model "
             f"has {classes}; build it with transfer_model(..., num_classes={splits.num_classes})"

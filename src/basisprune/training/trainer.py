@@ -173,7 +173,7 @@ class Lesson:
 
 def _refuse_useless(config: TrainConfig, task: Task) -> None:
     faults = []
-    if not task.has_classes:
+    if not task.augments:
         if config.label_smoothing:
             faults.append(f"label_smoothing: {config.label_smoothing} given; it is for classification only")
         if config.augmentation.blends:
