@@ -22,7 +22,7 @@ from basisprune.cli import app
 from basisprune.deploy.bundle import save_pretrained
 from basisprune.errors import ConfigError
 from basisprune.files import digest
-from basisprune.runs.plain_yaml import yaml_of
+from basisprune.runs.parsing import yaml_of
 
 _CANARY = "dire_canary"
 _EVENTS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "pty.spawn", "shutil.rmtree")

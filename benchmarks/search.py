@@ -27,9 +27,10 @@ from basisprune.data import take
 from basisprune.method.pipeline import Pipeline
 from basisprune.method.scoring import Outlook
 from basisprune.method.states import State
-from basisprune.recipes import Framework, FrameworkName, Move, Recipe, find_framework
+from basisprune.recipes import Framework, Move, Recipe, find_framework
 from basisprune.search import Search, SearchConfig
 from basisprune.search.candidates import Evaluated
+from basisprune.types import FrameworkName
 
 IMAGES, VAL_IMAGES, TEST_IMAGES, SIDE, PASSES = 2000, 1000, 5000, 32, 3
 

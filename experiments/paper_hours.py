@@ -20,7 +20,7 @@ from basisprune import decompose, measure, transfer_model
 from basisprune.files import write_text
 from basisprune.recipes import DECOMPOSED, find_framework
 from basisprune.runs.estimate import expected_candidates
-from basisprune.runs.options import Options, configure
+from basisprune.runs.settings import Options, configure
 from basisprune.sweeps.sweep import read_sweep
 from basisprune.sweeps.table import BASELINE
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from basisprune.runs.settings import FRACTION, OPTIONS, Declared
+from basisprune.runs.settings import FRACTION, OPTIONS, Option
 
 PAGE = Path(__file__).parents[1] / "docs" / "command-line.md"
 _PLACE = re.compile(r"(<!-- options: (\w+) -->\n).*?(<!-- end of options -->\n)", re.DOTALL)
@@ -21,21 +21,21 @@ def with_tables(text: str) -> str:
 
 def table(panel: str) -> str:
     """Return the options of a group as a table; raise KeyError if there is no such group."""
-    rows = [row(each) for each in OPTIONS.values() if each.option.panel == panel and not each.option.hidden]
+    rows = [row(each) for each in OPTIONS.values() if each.panel == panel and not each.hidden]
     if not rows:
         raise KeyError(panel)
     return "\n".join(["| option | meaning |", "| --- | --- |", *rows]) + "\n"
 
 
-def row(declared: Declared) -> str:
+def row(declared: Option) -> str:
     """Return the line of an option."""
-    option, default, name = declared.option, declared.default, declared.name.replace("_", "-")
+    default, name = declared.default, declared.name.replace("_", "-")
     is_flag = isinstance(default, bool) or declared.type == bool | None
-    value = option.metavar if option.unit is None else option.unit.metavar
+    value = declared.metavar if declared.unit is None else declared.unit.metavar
     word = f"--no-{name}`, `--{name}" if default is True else f"--{name}" if is_flag else f"--{name} {value or 'VALUE'}"
-    usual = f"{100 * default:g}%" if option.unit is FRACTION and isinstance(default, float) else default
+    usual = f"{100 * default:g}%" if declared.unit is FRACTION and isinstance(default, float) else default
     said = "" if default is None or is_flag else f" Default: {usual}."
-    return f"| `{word}` | {option.help}{said} |"
+    return f"| `{word}` | {declared.help}{said} |"
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from basisprune.recipes import RECIPES, Recipe
 from basisprune.runs.compress import Compressed, run_job
 from basisprune.runs.estimate import estimate, expected_candidates
 from basisprune.runs.job import Job
-from basisprune.runs.options import RunConfig
+from basisprune.runs.settings import RunConfig
 from basisprune.runs.summary import picture_of
 from basisprune.training.progress import SearchProgress, duration
 from basisprune.transfer.model import ModelSource, TransferModel, transfer_model

@@ -12,23 +12,10 @@ from basisprune.planning import PlanConfig
 from basisprune.pruning import Compensation
 from basisprune.tasks import Task
 from basisprune.training.config import Choices, Precision, TrainConfig
-from basisprune.types import Augmentation, FloatType
+from basisprune.types import Augmentation, FloatType, FrameworkName
 
 Axis: TypeAlias = Literal["basis", "filters"]
 Start: TypeAlias = Literal["dense", "decomposed"]
-FrameworkName: TypeAlias = Literal[
-    "baseline",
-    "l1",
-    "taylor",
-    "hrank",
-    "loss",
-    "basis",
-    "basis+taylor",
-    "basis+hrank",
-    "basis+l1",
-    "basis+loss",
-    "loss+basis",
-]
 
 
 @dataclass(frozen=True)

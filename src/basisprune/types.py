@@ -21,6 +21,19 @@ Part: TypeAlias = Literal["train", "val", "confirm", "test", "all"]
 Augmentation: TypeAlias = Literal["auto", "none", "light", "strong"]
 FloatType: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
 Interpolation: TypeAlias = Literal["bilinear", "bicubic", "nearest"]
+FrameworkName: TypeAlias = Literal[
+    "baseline",
+    "l1",
+    "taylor",
+    "hrank",
+    "loss",
+    "basis",
+    "basis+taylor",
+    "basis+hrank",
+    "basis+l1",
+    "basis+loss",
+    "loss+basis",
+]
 
 VAL_FRACTION, TEST_FRACTION = 0.2, 0.1
 """The shares of the images held out for validation and for the test, where the data has no such splits."""

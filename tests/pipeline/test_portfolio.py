@@ -17,7 +17,7 @@ from basisprune.errors import ConfigError, TrainingError
 from basisprune.method.pipeline import Pipeline
 from basisprune.results import RunSummary
 from basisprune.runs.job import prepare_job
-from basisprune.runs.options import configure
+from basisprune.runs.settings import configure
 from basisprune.runs.tested import read_tested
 from basisprune.search.candidates import Scale
 from basisprune.sweeps import stages

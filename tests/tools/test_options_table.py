@@ -18,7 +18,7 @@ def test_the_tables_are_what_the_tool_makes_of_the_declarations():
 
 def test_every_option_that_is_shown_is_in_a_table_once():
     rows = re.findall(r"^\| `--(?:no-)?([a-z0-9-]+)", TEXT, re.MULTILINE)
-    shown = [name.replace("_", "-") for name, each in OPTIONS.items() if not each.option.hidden]
+    shown = [name.replace("_", "-") for name, each in OPTIONS.items() if not each.hidden]
     assert sorted(rows) == sorted(shown)
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 from basisprune.errors import ConfigError
-from basisprune.recipes import Axis
+
+if TYPE_CHECKING:
+    from basisprune.recipes import Axis
 
 Optimize: TypeAlias = Literal["params", "macs", "latency"]
 """What a network is to have least of."""

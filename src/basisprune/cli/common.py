@@ -23,7 +23,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from basisprune.callback import NullCallback
 from basisprune.errors import BasisPruneError, ConfigError, ModelError, is_about_memory, nearest, printable
-from basisprune.runs.settings import OBJECTS, OPTIONS, Declared, Panel, numbers
+from basisprune.runs.settings import OBJECTS, OPTIONS, Option, Panel, numbers
 
 if TYPE_CHECKING:
     from torch import nn
@@ -222,20 +222,20 @@ def command_line() -> str:
 def option(name: str) -> Any:
     """Make a typer option from the declared one of that name."""
     declared = OPTIONS[name]
-    unit, metavar = declared.option.unit, declared.option.metavar
+    unit, metavar = declared.unit, declared.metavar
     return typer.Option(
         parser=_parser(declared),
         metavar=metavar if unit is None else unit.metavar,
-        help=declared.option.help,
-        hidden=declared.option.hidden,
-        rich_help_panel=declared.option.panel,
+        help=declared.help,
+        hidden=declared.hidden,
+        rich_help_panel=declared.panel,
     )
 
 
-def _parser(declared: Declared) -> Callable[[Any], object] | None:
+def _parser(declared: Option) -> Callable[[Any], object] | None:
     """Return the parser of the option; None for texts, whole numbers and flags, which typer parses."""
-    if declared.option.unit is not None:
-        return partial(_parsed, declared.option.unit.parse)
+    if declared.unit is not None:
+        return partial(_parsed, declared.unit.parse)
     if Sequence[float] in get_args(declared.type):
         return partial(_parsed, numbers)
     return _as_given if declared.name in ("recipe", "search") else None
@@ -286,7 +286,7 @@ def read_config(ctx: typer.Context, path: Path | None) -> Path | None:
     if path is None:
         return None
     with told_errors():
-        from basisprune.runs.validating import read_settings
+        from basisprune.runs.parsing import read_settings
 
         given = {key.replace("-", "_"): value for key, value in read_settings(path).items() if key not in _IGNORED}
         options = _options(ctx.command)
@@ -317,7 +317,7 @@ def _options(command: Any) -> dict[str, str]:
 
 def _faults_of(key: str, value: Any, annotated: Sequence[Any]) -> list[str]:
     """List what is wrong with a value in a file, according to the option's parser or type."""
-    from basisprune.runs.validating import faults_of, recipe_of, search_of
+    from basisprune.runs.parsing import faults_of, recipe_of, search_of
 
     checks: dict[str, Callable[[Any], object]] = {"recipe": recipe_of, "search": search_of}
     kind, *options = annotated

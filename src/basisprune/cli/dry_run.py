@@ -16,8 +16,8 @@ from basisprune.files import user_path
 from basisprune.runs.certifying import certifiable_here
 from basisprune.runs.estimate import Estimate, estimate
 from basisprune.runs.job import Job
-from basisprune.runs.options import BUDGETS, RATIOS
 from basisprune.runs.output import OutputFolder
+from basisprune.runs.settings import BUDGETS, RATIOS
 from basisprune.runs.start import check_start
 from basisprune.tasks import Task
 from basisprune.training.progress import duration
@@ -32,7 +32,7 @@ def show_plan(job: Job, output: Path, *, as_json: bool) -> None:
     size = measure(deploy(job.network, spec, data.classes))
     time = estimate(job)
     limits = {name: value for name, value in job.config.to_dict().items() if name in (*BUDGETS, *RATIOS)}
-    promise = job.config.promised
+    promise = job.config.guarantee
     certifiable = None if promise is None else certifiable_here(promise, data)
     if as_json:
         show_json(
@@ -61,7 +61,7 @@ def show_plan(job: Job, output: Path, *, as_json: bool) -> None:
     lines = [
         f"model    {size.parameters:,} parameters, {size.macs:,} multiply-adds at {'x'.join(map(str, spec.size))}",
         *(f"data     {line}" for line in data.describe().splitlines()),
-        f"goal     {_wanted(goal, job.config.metric)}, with {job.config.framework.name}",
+        f"goal     {_wanted(goal, job.config.metric)}, with {job.config.method.name}",
         *([] if certifiable is None else [f"promise  {certifiable}"]),
         f"recipe   {_before(job)}, at most {counted(tune.epochs, 'epoch')} per candidate, {train.optimizer}, "
         f"{_batches(data.train, train.batch_size)}",

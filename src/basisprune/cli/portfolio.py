@@ -13,7 +13,7 @@ from basisprune.cli.common import Teller, show, show_json, typed_here
 
 if TYPE_CHECKING:
     from basisprune.results import Portfolio, RunSummary
-    from basisprune.runs.options import Options
+    from basisprune.runs.settings import Options
     from basisprune.sweeps.portfolio import PortfolioConfig
 
 AUTO = "auto"

@@ -45,7 +45,7 @@ def train(
     with told_errors():
         from basisprune.runs.adapt import adapt
         from basisprune.runs.job import prepare_job
-        from basisprune.runs.options import configure
+        from basisprune.runs.settings import configure
         from basisprune.torchkit.processes import Processes
 
         config = configure(cast("Options", options))

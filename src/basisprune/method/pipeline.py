@@ -41,7 +41,6 @@ from basisprune.recipes import (
     GIVEN,
     POLISHED,
     Framework,
-    FrameworkName,
     Move,
     Recipe,
     Step,
@@ -62,7 +61,7 @@ from basisprune.training.loop import fit
 from basisprune.training.trainable import set_trainable
 from basisprune.training.trainer import Session
 from basisprune.transfer.model import spec_of, with_shape
-from basisprune.types import OUTPUT, BlockPlan, FilterPlan
+from basisprune.types import OUTPUT, BlockPlan, FilterPlan, FrameworkName
 
 _Found = TypeVar("_Found")
 _CLAIMED = (

@@ -26,8 +26,8 @@ from basisprune.runs.certifying import NO_FILES, Certified, Certifier, Files, ce
 from basisprune.runs.deliver import Delivery, deliver
 from basisprune.runs.exporting import Exporter
 from basisprune.runs.job import Job, ModelSource, factory_of, prepare_job
-from basisprune.runs.options import Options, configure
 from basisprune.runs.output import OutputFolder
+from basisprune.runs.settings import Options, configure
 from basisprune.runs.start import check_start
 from basisprune.runs.summary import summarise
 from basisprune.search import Search
@@ -181,7 +181,7 @@ def _run(job: Job, folder: OutputFolder | None, callback: Callback, command: str
         path = folder.path
         processes.on_main(lambda: keep_images(path, job.splits, callback))
     callback.log(job.splits.describe())
-    config, promise = job.config, job.config.promised
+    config, promise = job.config, job.config.guarantee
     if promise is not None:
         callback.log(certifiable_here(promise, job.splits))
     pipeline = job.pipeline(None if folder is None else folder.stages, callback)
@@ -200,7 +200,7 @@ def _concluded(
     job: Job, pipeline: Pipeline, found: SearchResult, folder: OutputFolder | None, command: str
 ) -> Compressed:
     """The result of the search: certified, measured and, with a folder, written."""
-    config, promise, callback = job.config, job.config.promised, pipeline.notify
+    config, promise, callback = job.config, job.config.guarantee, pipeline.notify
     certified = Certified(found)
     if promise is not None:
         certified = certify_job(job, found, promise, callback, folder=None if folder is None else folder.path)
@@ -232,7 +232,7 @@ def _as_told(summary: RunSummary, job: Job, found: SearchResult) -> Compressed:
         summary,
         found,
         job.splits,
-        promise=config.promised,
+        promise=config.guarantee,
         task=config.task,
         factory=factory_of(job),
     )

@@ -15,7 +15,7 @@ from basisprune.data import LabelledImages, LoaderPart, PreparedBatches, Splits,
 from basisprune.importance.taylor import mean_square_products
 from basisprune.recipes import DECOMPOSED, Recipe
 from basisprune.runs.job import Job
-from basisprune.runs.options import RunConfig
+from basisprune.runs.settings import RunConfig
 from basisprune.search import SAFER, SearchConfig
 from basisprune.search.stepping import axes_of, most_steps
 from basisprune.tasks import CLASSIFICATION, Task
@@ -63,7 +63,7 @@ def expected_candidates(config: RunConfig) -> int:
     >>> [expected_candidates(RunConfig(search=SearchConfig(framework=name))) for name in ("basis", "basis+l1")]
     [5, 10]
     """
-    search, goal, moves = config.search, config.goal, config.framework.moves
+    search, goal, moves = config.search, config.goal, config.method.moves
     if not isinstance(goal, Budget):
         return 1
     if not goal.is_about_accuracy:
@@ -78,7 +78,7 @@ def most_candidates(config: RunConfig) -> int:
     Where a budget is to be certified and no candidate is likely to be, it is gone through twice; where none is sure to
     be, some larger ones are tried.
     """
-    search, goal, moves = config.search, config.goal, config.framework.moves
+    search, goal, moves = config.search, config.goal, config.method.moves
     if not isinstance(goal, Budget) or not goal.is_about_accuracy:
         return expected_candidates(config)
     furthest = math.ceil(math.log(search.smallest) / math.log(search.step))
@@ -111,7 +111,7 @@ def estimate(job: Job) -> Estimate:
     start = time.perf_counter()
     split = (
         decompose(job.network, scale_init=recipe.scale_init)
-        if job.config.framework.start == DECOMPOSED.name
+        if job.config.method.start == DECOMPOSED.name
         else job.network
     )
     before = time.perf_counter() - start
@@ -122,7 +122,7 @@ def estimate(job: Job) -> Estimate:
     trainings = 2 if split is not job.network and recipe.basis != "loss" else 1
     trainings -= job.config.is_trained  # one of them is that of the network itself
     expected, most = expected_candidates(job.config), most_candidates(job.config)
-    if searches_twice(job.config.promised, data):
+    if searches_twice(job.config.guarantee, data):
         expected = min(2 * expected, most)
     return Estimate(
         reference=before + trainings * recipe.train.epochs * training,

@@ -33,7 +33,6 @@ from basisprune.method.states import StageStore
 from basisprune.recipes import for_own_inputs
 from basisprune.results import Settings
 from basisprune.runs.given import check_classes
-from basisprune.runs.options import RunConfig
 from basisprune.runs.output import (
     CONFIG,
     DEVICE_DIGEST,
@@ -44,7 +43,7 @@ from basisprune.runs.output import (
     same_data,
     settings_of,
 )
-from basisprune.runs.settings import names_in
+from basisprune.runs.settings import RunConfig, names_in
 from basisprune.torchkit.imports import called, is_reference, named_object, refuse_code
 from basisprune.torchkit.processes import Processes
 from basisprune.transfer.backbones import build_backbone, is_known_name

@@ -22,7 +22,7 @@ from basisprune.errors import BundleError, CheckpointError, ConfigError, ModelEr
 from basisprune.files import READY, file_digest, open_file
 from basisprune.results import RunSummary, Settings
 from basisprune.runs.output import BUNDLE, CHECKSUMS, CONFIG, SUMMARY, VERSIONS, refuse_link, settings_of
-from basisprune.runs.validating import read_settings
+from basisprune.runs.parsing import read_settings
 from basisprune.types import InputSpec
 
 # What a run, and exports of it, write to its folder.

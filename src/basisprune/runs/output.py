@@ -22,15 +22,14 @@ from basisprune.errors import CheckpointError
 from basisprune.files import clear_leftovers, digest, locked, read_bytes, set_aside, write_text
 from basisprune.method.states import CLAIM
 from basisprune.results import Settings
-from basisprune.runs.plain_yaml import yaml_of
-from basisprune.runs.settings import OPTIONS
-from basisprune.runs.validating import differences, parse_settings
+from basisprune.runs.parsing import differences, parse_settings, yaml_of
+from basisprune.runs.settings import OPTIONS, in_python
 from basisprune.torchkit.processes import Processes
 
 CONFIG, VERSIONS, DEVICE_DIGEST, PREPARED = "config.yaml", "versions", "device_sha256", "prepared"
 BUNDLE, ONNX, INT8, REPORT, SUMMARY = "model", "model.onnx", "model.int8.onnx", "report.html", "summary.json"
 CHECKSUMS = "sha256"  # the entry of a bundle's metrics for the files beside it
-IN_PYTHON = " given in Python"  # the ending of an unnamed object's name in the settings
+IN_PYTHON = in_python("")  # the ending of an unnamed object's name in the settings
 # What may change when a run resumes: which files it writes, but not its results.
 _FREE = frozenset({"onnx", "int8"})
 _SEAL = re.compile(rb"(.*)# sha256 ([0-9a-f]{64})\n", re.DOTALL)

@@ -24,7 +24,7 @@ from basisprune.planning import plan_basis, plan_filters, traced
 from basisprune.pruning import prune_filters
 from basisprune.recipes import Framework, Recipe
 from basisprune.runs.job import Job, factory_of
-from basisprune.runs.options import RunConfig
+from basisprune.runs.settings import RunConfig
 from basisprune.tasks import Task
 from basisprune.torchkit.moments import loss_statistics
 from basisprune.torchkit.running import Loss, ReadBatch, placed
@@ -84,7 +84,7 @@ def rehearse(job: Job, *, prunes: bool, saves: bool, callback: Callback) -> None
     deployed = network
     if prunes:
         ratios = job.config.goal if isinstance(job.config.goal, Ratios) else None
-        refuse_unprunable(network, job.config.recipe, job.config.framework, ratios, sample)
+        refuse_unprunable(network, job.config.recipe, job.config.method, ratios, sample)
         deployed = deploy(network, spec_of(network), job.splits.classes)
     if prunes and saves:
         _check_onnx(deployed, job.config, callback)
@@ -175,7 +175,7 @@ def refuse_ratio(job: Job) -> None:
     if not isinstance(goal, Ratios) or not goal.basis:
         return
     idle = idle_convs(network, Sample.of(job).batch.inputs)
-    thinned = _thinned(network, recipe, job.config.framework, goal)
+    thinned = _thinned(network, recipe, job.config.method, goal)
     scores = {
         choice.name: LayerScores((1.0,) * choice.rank, _groups(thinned.get_submodule(choice.name)), None, 1, 1)
         for choice in choose_layers(thinned, linear=recipe.linear)

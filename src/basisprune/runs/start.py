@@ -19,9 +19,9 @@ from basisprune.results import Settings
 from basisprune.runs.estimate import expected_candidates
 from basisprune.runs.given import refuse_guessing
 from basisprune.runs.job import Job
-from basisprune.runs.options import RunConfig
 from basisprune.runs.output import BUNDLE, CONFIG, OutputFolder, refuse_links
 from basisprune.runs.rehearsal import refuse_ratio, rehearse
+from basisprune.runs.settings import RunConfig
 from basisprune.torchkit.kinds import refuse_other_precisions, refuse_untrainable
 from basisprune.torchkit.surgery import named_tensors
 from basisprune.training.loop import check_patience

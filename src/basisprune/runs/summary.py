@@ -82,7 +82,7 @@ def summarise(job: Job, pipeline: Pipeline, found: SearchResult, command: str) -
         candidates=rows,
         latency_by=latency_by(found, pipeline.planner),
         layers=tuple(layer_reports(found.state.model, found.trials[found.chosen].deployed)),
-        importance=_importance(pipeline.start(job.config.framework).model, pipeline),
+        importance=_importance(pipeline.start(job.config.method).model, pipeline),
         test=shown.test,
         confusion=shown.confusion,
         changed=shown.changed,

@@ -9,7 +9,8 @@ from typing import get_args
 
 from basisprune.errors import ConfigError
 from basisprune.method.scoring import Outlook
-from basisprune.recipes import FrameworkName, Move
+from basisprune.recipes import Move
+from basisprune.types import FrameworkName
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from basisprune.callback import Callback
 from basisprune.data.load import Source
 from basisprune.errors import BasisPruneError, ConfigError, ModelError, nearest
 from basisprune.runs.job import Job, ModelSource, prepare_job
-from basisprune.runs.options import RunConfig
+from basisprune.runs.settings import RunConfig
 from basisprune.sweeps.running import Backbone
 from basisprune.transfer.backbones import build_backbone
 from basisprune.types import JsonValue

@@ -22,8 +22,8 @@ from basisprune.errors import BasisPruneError, CheckpointError, ConfigError, Tra
 from basisprune.files import user_path
 from basisprune.results import BackboneRow, Portfolio, RunSummary
 from basisprune.runs.job import ModelSource, code_of, load_images
-from basisprune.runs.options import Options, configure
 from basisprune.runs.output import BUNDLE, IN_PYTHON, SUMMARY, OutputFolder, refuse_links
+from basisprune.runs.settings import Options, configure
 from basisprune.runs.start import check_start
 from basisprune.runs.tested import TESTS
 from basisprune.sweeps.backbones import (

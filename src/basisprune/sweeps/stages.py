@@ -25,8 +25,8 @@ from basisprune.results import FrontPoint, Portfolio, RunSummary
 from basisprune.runs.certifying import ONNX_RUNTIME, PYTORCH, Certified
 from basisprune.runs.compress import Compressed, certify_job
 from basisprune.runs.job import Job, ModelSource, factory_of
-from basisprune.runs.options import Options, RunConfig, configure
 from basisprune.runs.output import OutputFolder
+from basisprune.runs.settings import Options, RunConfig, configure
 from basisprune.runs.start import check_start
 from basisprune.runs.summary import summarise
 from basisprune.search import Search
@@ -137,7 +137,7 @@ def deliver(run: Run, callback: Callback, in_memory: InMemory) -> None:
     with _prepared(run, callback, in_memory) as (job, pipeline):
         keep_images(run.root, job.splits, callback)
         own = _searched(run, job, pipeline, callback, in_memory)
-        config, promise, certified = job.config, job.config.promised, Certified(own.run())
+        config, promise, certified = job.config, job.config.guarantee, Certified(own.run())
         if promise is not None:
             certified = certify_job(job, certified.found, promise, callback, folder=run.root)
         found = certified.found
@@ -181,7 +181,7 @@ class BackboneSearch(Search):
 
     def __init__(self, pipeline: Pipeline, job: Job, best: State | None = None) -> None:
         config = job.config
-        super().__init__(pipeline, config.goal, config.search, reference=best, promise=config.promised)
+        super().__init__(pipeline, config.goal, config.search, reference=best, promise=config.guarantee)
         self.metric = config.metric
         self.has_file = has_onnx() if config.onnx is None else config.onnx
 

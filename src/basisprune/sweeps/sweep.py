@@ -17,13 +17,11 @@ from pydantic import JsonValue
 from basisprune.callback import Callback, NullCallback
 from basisprune.errors import CheckpointError, ConfigError, MissingExtraError, nearest
 from basisprune.files import locked, sealed, write_text
-from basisprune.recipes import FrameworkName
 from basisprune.report.fronts import Front, SweepPage, write_sweep_page
 from basisprune.runs.job import code_of
-from basisprune.runs.options import BUDGETS, RATIOS, Options, configure
 from basisprune.runs.output import refuse_links
-from basisprune.runs.settings import AMOUNT, OBJECTS, OPTIONS
-from basisprune.runs.validating import changed, differences, faults_of, read_settings
+from basisprune.runs.parsing import changed, differences, faults_of, read_settings
+from basisprune.runs.settings import AMOUNT, BUDGETS, OBJECTS, OPTIONS, RATIOS, Options, configure
 from basisprune.sweeps.backbones import AUTO, is_timm
 from basisprune.sweeps.running import (
     Backbone,
@@ -41,6 +39,7 @@ from basisprune.sweeps.running import (
 )
 from basisprune.sweeps.table import BASELINE, HEADER, Cell, SweepRow, as_cells, as_csv, as_json, fronts_of, row_of
 from basisprune.sweeps.worker import is_done
+from basisprune.types import FrameworkName
 from basisprune.types import JsonValue as Value
 
 CELLS, RESULTS, TABLE, PAGE = "cells", "sweep.json", "sweep.csv", "sweep.html"
@@ -242,7 +241,7 @@ def _options(given: Mapping[str, JsonValue] | None, where: str, faults: list[str
             faults.append(f"{where}.{name}: no such setting.{hint}")
         else:
             try:
-                if isinstance(value, str) and (unit := OPTIONS[name].option.unit) is not None:
+                if isinstance(value, str) and (unit := OPTIONS[name].unit) is not None:
                     value = unit.parse(value)
             except ConfigError as error:
                 faults.append(f"{where}.{name}: {error}")

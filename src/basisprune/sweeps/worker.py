@@ -19,8 +19,8 @@ from basisprune.files import unsealed
 from basisprune.results import RunSummary
 from basisprune.runs.adapt import adapt, check_adapting
 from basisprune.runs.compress import run_job
-from basisprune.runs.options import Options
 from basisprune.runs.output import SUMMARY, OutputFolder
+from basisprune.runs.settings import Options
 from basisprune.runs.start import check_start
 from basisprune.sweeps.backbones import AUTO
 from basisprune.sweeps.portfolio import check_portfolio, compress_portfolio

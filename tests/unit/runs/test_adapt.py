@@ -13,8 +13,8 @@ from basisprune.errors import CheckpointError
 from basisprune.files import unsealed
 from basisprune.runs.adapt import adapt
 from basisprune.runs.job import Job, prepare_job
-from basisprune.runs.options import configure
-from basisprune.runs.validating import read_settings
+from basisprune.runs.parsing import read_settings
+from basisprune.runs.settings import configure
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -13,7 +13,7 @@ from basisprune.budget.certify import Guarantee
 from basisprune.data import ArrayImages, Splits
 from basisprune.runs.estimate import Estimate, estimate, expected_candidates, most_candidates, searches_twice
 from basisprune.runs.job import prepare_job
-from basisprune.runs.options import RunConfig
+from basisprune.runs.settings import RunConfig
 from basisprune.search import SearchConfig
 
 

@@ -25,8 +25,8 @@ from basisprune.deploy.bundle import save_pretrained
 from basisprune.deploy.fold import deploy
 from basisprune.errors import ConfigError, DataError, ModelError
 from basisprune.runs.job import code_of, factory_of, prepare_job
-from basisprune.runs.options import configure
 from basisprune.runs.output import OutputFolder, changed_settings
+from basisprune.runs.settings import configure
 
 
 @pytest.fixture

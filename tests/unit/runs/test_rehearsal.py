@@ -19,8 +19,8 @@ from basisprune.recipes import RECIPES, find_framework
 from basisprune.runs import rehearsal
 from basisprune.runs.compress import compress
 from basisprune.runs.job import Job, prepare_job
-from basisprune.runs.options import configure
 from basisprune.runs.rehearsal import refuse_unprunable, rehearse
+from basisprune.runs.settings import configure
 from basisprune.runs.start import check_start
 from basisprune.tasks import segmentation
 from basisprune.transfer.model import transfer_model

@@ -28,8 +28,8 @@ from basisprune.errors import (
 )
 from basisprune.errors import ModelError as NoModel
 from basisprune.runs.job import Job, prepare_job
-from basisprune.runs.options import configure
 from basisprune.runs.output import OutputFolder
+from basisprune.runs.settings import configure
 from basisprune.runs.start import check_start
 
 

@@ -20,7 +20,7 @@ from basisprune.method.states import Stage, State
 from basisprune.recipes import DECOMPOSED
 from basisprune.results import Side
 from basisprune.runs import summary
-from basisprune.runs.options import RunConfig
+from basisprune.runs.settings import RunConfig
 from basisprune.runs.summary import (
     HeldOut,
     _changed,

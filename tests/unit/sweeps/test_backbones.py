@@ -14,7 +14,7 @@ from tiny import Notes, tiny_images
 from basisprune.callback import NullCallback
 from basisprune.data import load_data
 from basisprune.errors import ConfigError, ModelError
-from basisprune.runs.options import configure
+from basisprune.runs.settings import configure
 from basisprune.sweeps import backbones
 from basisprune.sweeps.backbones import BackboneSource, available, common_size, is_cached, start_from
 

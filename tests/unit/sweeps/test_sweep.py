@@ -8,7 +8,7 @@ import pytest
 
 from basisprune.errors import ConfigError
 from basisprune.recipes import PAPER_DATASETS
-from basisprune.runs.options import configure
+from basisprune.runs.settings import configure
 from basisprune.sweeps.running import Resources
 from basisprune.sweeps.sweep import Sweep, read_sweep, run_sweep
 from basisprune.torchkit.processes import Processes
@@ -119,7 +119,7 @@ def test_the_papers_63_cells_are_a_file_that_follows_its_protocol():
         assert (config.recipe, config.goal) == (full.recipe(cell.dataset), full.budget(cell.dataset))
         assert (config.val_fraction, config.confirm_fraction) == (0.1, 0.0)
         if run.kind == "compress":
-            assert config.framework.name == cell.framework
+            assert config.method.name == cell.framework
             assert vars(config.search) | {"framework": None} == vars(full.search)
 
 

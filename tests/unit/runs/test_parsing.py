@@ -13,8 +13,16 @@ from hypothesis import strategies as st
 
 from basisprune.errors import ConfigError
 from basisprune.recipes import RECIPES
-from basisprune.runs.plain_yaml import parse_yaml, yaml_of
-from basisprune.runs.validating import changed, differences, faults_of, read_settings, recipe_of, search_of
+from basisprune.runs.parsing import (
+    changed,
+    differences,
+    faults_of,
+    parse_yaml,
+    read_settings,
+    recipe_of,
+    search_of,
+    yaml_of,
+)
 from basisprune.search import SearchConfig
 
 
@@ -103,8 +111,8 @@ LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("recipe: &a {train: *a}", "no complete part before it has this name"),
         ("epochs: " + "[" * 5000, "not valid YAML"),
         ("epochs: " + "9" * 5000, "not valid YAML"),
-        ("epochs: 1" + "0" * 30, r"epochs: a number beyond 1e\+18 given"),
-        ("recipe: {train: {weight_decay: .nan, lr: -.inf}}", r"(?s)2 faults.*train.weight_decay: nan.*train.lr: -inf"),
+        ("epochs: 1" + "0" * 30, r"line 1: a number beyond 1e\+18 given"),
+        ("recipe: {train: {weight_decay: .nan, lr: -.inf}}", "line 1: nan given; a finite number"),
         ("epochs: !!set {a}", "tag .* not allowed"),
         ("model: !!binary aGk=", "tag .* not allowed"),
         ("model: !<tag:yaml.org,2002:python/name:os.system> x", "tag .* not allowed"),
@@ -114,14 +122,14 @@ LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("".join(f"k{index}: 1\n" for index in range(100_000)), "holds more than 10,000 values"),
         ("a: " + "[" * 500_000, "nested more than 50 levels deep"),
         ("- " * 500_000, "nested more than 50 levels deep"),
-        ("{" * 500_000, "a name is needed here"),
-        ("? " * 500_000, "a name is needed here"),
+        ("{" * 500_000, "nested more than 50 levels deep"),
+        ("? " * 500_000, "nested more than 50 levels deep"),
         ("epochs: 1e" + "9" * 5000, "a number of 5,002 digits"),
         ("epochs: ." + "9" * 500_000, "a number of 500,001 digits"),
-        ("a: 1\n---\na: 2", "a second document"),
-        ("model: " + "x" * 20_000, "model: a text of 20,000 letters"),
+        ("a: 1\n---\na: 2", "another document"),
+        ("model: " + "x" * 20_000, "line 1: a text of 20,000 letters"),
         ('model: "\\UFFFFFFFF"', "not valid YAML"),
-        ('model: "\\ud800"', "model: .* is not Unicode"),
+        ('model: "\\ud800"', "line 1: .* is not Unicode"),
         ("a: " + "x" * (1 << 20), "at most 1,048,576 are read"),
         ("epochs: 1\nseed: 2\nepochs: 2", "'epochs' is given twice"),
         ("recipe: {train: {lr: 1, lr: 2}}", "'lr' is given twice"),
@@ -136,7 +144,7 @@ def test_settings_beyond_reason_are_refused_before_they_take_memory(content, sai
     assert len(str(error.value)) < 2000
 
 
-@pytest.mark.parametrize("text", ["1" + ":1" * 400_000, "2020-01-01", "1:30", "010", "0x10", "=", "Infinity"])
+@pytest.mark.parametrize("text", ["1" + ":1" * 4000, "2020-01-01", "1:30", "010", "0x10", "=", "Infinity"])
 def test_text_that_older_yaml_takes_for_numbers_and_dates_is_text(text):
     assert parse_yaml(f"a: {text}") == {"a": text}
 
