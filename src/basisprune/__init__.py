@@ -30,7 +30,7 @@ def __getattr__(name: str) -> object:
     value = _moved_name(name) if name in _PLACES else _public_name(name)
     if name not in (*__all__, *_PLACES) or not isinstance(value, FunctionType):
         return value
-    from basisprune.arguments import takes
+    from basisprune.signatures import checked
 
-    globals()[name] = takes(value)  # found there the next time
+    globals()[name] = value if hasattr(value, "__wrapped__") else checked(value)  # found there the next time
     return globals()[name] if name in __all__ else globals().pop(name)  # which warns again

@@ -6,13 +6,13 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from basisprune.arguments import check, image_size
 from basisprune.data.arrays import as_labels, check_labels
 from basisprune.data.datasets import FileImages, path_from, shown_path
 from basisprune.data.decode import EXTENSIONS, Look, file_hash, look_at_file, readable
 from basisprune.data.split import Splits
 from basisprune.errors import DataError
 from basisprune.files import read_bytes
+from basisprune.signatures import ImageSize, checked
 
 PARTS = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}
 """What the folders and files of the parts may be called, in any case."""
@@ -27,16 +27,16 @@ class FolderImages(FileImages):
     Raises DataError, which names the file, when an image turns out to be damaged or none.
     """
 
+    @checked
     def __init__(
         self,
         files: Iterable[tuple[str | Path, int]],
         classes: Sequence[str],
-        size: tuple[int, int] = (224, 224),
+        size: ImageSize = (224, 224),
         *,
         root: Path | None = None,
         white: int | None = None,
     ) -> None:
-        check("FolderImages", (image_size("size", size),))
         try:
             listed = [(Path(path), label) for path, label in files]
         except (TypeError, ValueError) as error:

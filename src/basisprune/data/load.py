@@ -14,7 +14,6 @@ from typing import cast
 import numpy as np
 from torch.utils.data import Dataset
 
-from basisprune.arguments import LARGEST_SEED, check, fraction, image_size, of_type, whole
 from basisprune.callback import Callback, NullCallback
 from basisprune.data import hub, shards
 from basisprune.data.arrays import as_indices, as_labels, declared_classes, read_arrays
@@ -37,6 +36,7 @@ from basisprune.data.split import (
 )
 from basisprune.errors import ConfigError, DataError
 from basisprune.files import user_path
+from basisprune.signatures import Count, Fraction, ImageSize, Seed, checked
 from basisprune.types import TEST_FRACTION, VAL_FRACTION
 
 DEFAULT_SIZE = (224, 224)
@@ -76,15 +76,16 @@ class Reading:
             warnings.warn(line, UserWarning, stacklevel=4)
 
 
+@checked
 def load_data(
     source: Source,
     *,
-    size: tuple[int, int] | None = None,
-    val_fraction: float = VAL_FRACTION,
-    test_fraction: float = TEST_FRACTION,
-    confirm_fraction: float = 0.0,
-    seed: int = 0,
-    limit: int | None = None,
+    size: ImageSize | None = None,
+    val_fraction: Fraction = VAL_FRACTION,
+    test_fraction: Fraction = TEST_FRACTION,
+    confirm_fraction: Fraction = 0.0,
+    seed: Seed = 0,
+    limit: Count | None = None,
     reading: Reading | None = None,
     prepared: bool = False,
 ) -> Splits:
@@ -121,16 +122,6 @@ def load_data(
     val: 8 images, 4 of each class
     test: 4 images, 2 of each class
     """
-    faults = (
-        fraction("val_fraction", val_fraction),
-        fraction("test_fraction", test_fraction),
-        fraction("confirm_fraction", confirm_fraction),
-        image_size("size", size),
-        whole("seed", seed, 0, LARGEST_SEED),
-        None if limit is None else whole("limit", limit, 1, LARGEST_SEED),
-        of_type("reading", reading, (Reading, type(None)), "a Reading"),
-    )
-    check("load_data", faults)
     if val_fraction + test_fraction >= 1:
         total = f"val_fraction + test_fraction: {val_fraction + test_fraction:g}"
         raise ConfigError(f"{total} leaves nothing to train on", where="load_data")

@@ -10,7 +10,7 @@ import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple, cast
+from typing import Annotated, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from basisprune.arguments import LARGEST_SEED, check, image_size, of_type, whole
 from basisprune.data.arrays import Labels, as_groups, as_labels, numbered_classes, read_only
 from basisprune.data.copies import look_at, looks_of, note_near_copies, units_of
 from basisprune.data.datasets import Item, LabelledImages, WrappedDataset, is_prepared
@@ -27,26 +26,27 @@ from basisprune.data.load import Reading
 from basisprune.data.split import Splits
 from basisprune.data.transforms import prepare
 from basisprune.errors import ConfigError, DataError
+from basisprune.signatures import Count, ImageSize, Seed, Within, checked
 from basisprune.tasks.base import Task
 from basisprune.torchkit.processes import Processes
 from basisprune.torchkit.running import ReadBatch
 from basisprune.types import InputSpec
 
-_MOST_IMAGES = 1 << 40
 _MMAP_THRESHOLD, _LARGE = -3, 1 << 14  # a setting of glibc's malloc, and bytes
 _THE_SAME = "networks are compared example by example, so pass one with shuffle=False and without random changes"
 _REPEATABLE = "a list, a DataLoader or an object whose __iter__ starts anew each time"
 
 
+@checked
 def make_loader(
-    dataset: Dataset[object] | DataLoader[object],
-    batch_size: int,
+    dataset: object,
+    batch_size: Count,
     *,
     shuffle: bool = False,
-    seed: int = 0,
-    epoch: int = 0,
-    workers: int = 0,
-    size: tuple[int, int] | None = None,
+    seed: Seed = 0,
+    epoch: Seed = 0,
+    workers: Annotated[int, Within(0, 1024, "a whole number from 0 to 1024")] = 0,
+    size: ImageSize | None = None,
 ) -> DataLoader[object]:
     """Return a loader of (images, labels): tensors (N, C, H, W) and int64 (N,).
 
@@ -63,15 +63,9 @@ def make_loader(
     """
     if isinstance(dataset, DataLoader | LoaderPart):
         return cast("DataLoader[object]", dataset)  # both yield batches
-    faults = (
-        whole("batch_size", batch_size, 1, _MOST_IMAGES),
-        whole("seed", seed, 0, LARGEST_SEED),
-        whole("epoch", epoch, 0, _MOST_IMAGES),
-        whole("workers", workers, 0, 1024),
-        image_size("size", size),
+    images = (
+        dataset if isinstance(dataset, LabelledImages) else WrappedDataset(cast("Dataset[object]", dataset), size=size)
     )
-    check("make_loader", faults)
-    images = dataset if isinstance(dataset, LabelledImages) else WrappedDataset(dataset, size=size)
     order = np.arange(len(images))
     if shuffle:
         order = np.random.default_rng((seed, epoch)).permutation(order)
@@ -124,19 +118,18 @@ class PreparedBatches:
     [2, 1]
     """
 
+    @checked
     def __init__(
         self,
-        data: Dataset[object] | DataLoader[object],
+        data: object,
         spec: InputSpec,
         *,
-        batch_size: int = 128,
-        limit: int | None = None,
+        batch_size: Count = 128,
+        limit: Count | None = None,
         shuffle: bool = False,
-        seed: int = 0,
+        seed: Seed = 0,
         shared: bool = False,
     ) -> None:
-        of_limit = None if limit is None else whole("limit", limit, 1, _MOST_IMAGES)
-        check("PreparedBatches", (of_type("spec", spec, InputSpec, "an InputSpec"), of_limit))
         size = None if isinstance(data, LoaderPart) else spec.image_size
         self.loader = make_loader(data, batch_size, shuffle=shuffle, seed=seed, size=size)
         self.spec, self.prepared, self.limit = spec, is_prepared(data), math.inf if limit is None else limit

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torchvision.transforms import InterpolationMode, v2
 
-from basisprune.arguments import check, of_type
 from basisprune.errors import ConfigError, DataError
+from basisprune.signatures import checked
 from basisprune.types import InputSpec
 
 Policy = Literal["trivial", "rand"]
@@ -24,6 +24,7 @@ ROUNDING = 1e-4  # how far rounding may take a pixel out of [0, 1]
 _ASPECT = 4 / 3  # of a crop, at most, as in torchvision
 
 
+@checked
 def prepare(
     images: Tensor,
     spec: InputSpec,
@@ -52,9 +53,6 @@ def prepare(
     >>> prepare(torch.tensor([[[[0, 0], [255, 255]]]], dtype=torch.uint8), spec).tolist()
     [[[[-1.0, -1.0], [1.0, 1.0]]]]
     """
-    check("prepare", (of_type("spec", spec, InputSpec, "an InputSpec"),))
-    if not isinstance(images, Tensor):
-        raise DataError(f"images: {type(images).__name__} given, a tensor (N, C, H, W) is needed")
     if images.ndim != 4:
         raise DataError(f"images: shape {tuple(images.shape)} given, (N, C, H, W) is needed")
     if prepared:

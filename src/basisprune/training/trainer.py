@@ -225,7 +225,7 @@ class Feed:
         assert self.spec is not None
         config = self.config
         loader = make_loader(
-            self.data,  # type: ignore[arg-type]
+            self.data,
             math.ceil(config.batch_size / self.accelerator.num_processes),
             shuffle=True,
             seed=config.seed,

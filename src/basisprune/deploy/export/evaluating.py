@@ -68,7 +68,7 @@ def judge_onnx(path: str | Path, like: nn.Module, data: Data, task: Task, *, bat
     session = open_session(Path(path), torch.get_num_threads())
     own, structure, rows, prepared = own_part(data, task, batch_size), None, [], is_prepared(data)
     wanted = None if own is not None else read_facts(Path(path), notes_in(session)).input
-    batches = own if wanted is None else make_loader(data, batch_size, size=wanted.spec.image_size)  # type: ignore[arg-type]
+    batches = own if wanted is None else make_loader(data, batch_size, size=wanted.spec.image_size)
     for images, targets in batches:  # type: ignore[union-attr]
         inputs = images.float().contiguous() if wanted is None else _inputs(images, wanted, prepared=prepared)
         if structure is None:
