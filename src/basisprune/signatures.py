@@ -121,8 +121,8 @@ def fits(value: object, hint: Any) -> bool:
         return isinstance(value, numbers.Integral if hint is int else numbers.Real) and not isinstance(value, bool)
     if origin in (Sequence, Iterable, Collection) and isinstance(value, str | bytes):
         return False
-    if origin in (Iterable, Collection) and isinstance(value, Sequence):
-        hint = Sequence[inner]  # whose items are checked too
+    if origin in (Iterable, Collection) and isinstance(value, list | tuple | set | frozenset | dict):
+        return all(fits(each, inner[0]) for each in value)
     try:
         typeguard.check_type(
             tuple(value) if isinstance(value, list) and origin is tuple else value,
