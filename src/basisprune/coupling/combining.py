@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from torch import Tensor
 from torch._ops import OpOverload
@@ -35,7 +33,7 @@ COMBINING = RuleTable()
 def elementwise(call: Operation) -> Labels:
     """Every element of the result comes from the elements at its place."""
     tensors = [item for item in (*call.args, *call.kwargs.values()) if isinstance(item, Tensor)]
-    return join(call.ledger, [(call.labels_of(item), tuple(item.shape)) for item in tensors], call.result.ndim)
+    return join(call.ledger, list(map(call.operand, tensors)), call.result.ndim)
 
 
 @COMBINING.rule("glu")
@@ -60,11 +58,10 @@ def _glu(call: Operation) -> Labels:
 def _reduction(call: Operation) -> Labels:
     """Channels that are summed up vanish; a sum over something else leaves them."""
     ndim = call.source.ndim
-    place, name = {"linalg_vector_norm": (2, "dim"), "norm": (2, "dim")}.get(call.name, (1, "dim"))
-    named = call.get(place, name)
+    named = call.get(2 if call.name in ("linalg_vector_norm", "norm") else 1, "dim")
     if isinstance(named, Tensor):  # max and min of two tensors
         return elementwise(call)
-    dims = all_dims(named if not isinstance(named, bool) else None, ndim)
+    dims = all_dims(None if isinstance(named, bool) else named, ndim)
     fields = [reduce(call.ledger, ids, dims) for ids in call.labels.fields]
     kept = [ids for ids in fields if ids is not None]
     if call.result.ndim != ndim:
@@ -81,42 +78,16 @@ def _reduction(call: Operation) -> Labels:
 )  # fmt: skip
 def _resample(call: Operation) -> Labels:
     """Maps are resampled over space; channels that lie along space would be mixed."""
-    kept = []
-    changed = range(_channel_axis(call) + 1, call.source.ndim)
-    for ids in call.labels.fields:
-        if any(ids.shape[dim] > 1 for dim in changed):
-            call.ledger.freeze(ids, f"{call.name} mixes its channels")
-        else:
-            kept.append(ids)
-    return Labels(tuple(kept), call.labels.active)
+    spatial = next(int(char) for char in call.name if char.isdigit())
+    changed = range(call.source.ndim - spatial, call.source.ndim)
+    return call.keep(lambda ids: all(ids.shape[dim] == 1 for dim in changed), f"{call.name} mixes its channels")
 
 
 @COMBINING.rule("torchvision::roi_align", "torchvision::roi_pool")
 def _regions(call: Operation) -> Labels:
     """Regions are cut out of maps: each keeps the channels of axis 1."""
-    kept = []
-    for ids in call.labels.fields:
-        if support(ids) == (1,):
-            kept.append(ids)
-        else:
-            call.ledger.freeze(ids, "regions are cut out of an axis that holds its channels")
-    return Labels(tuple(kept), active=True)
-
-
-def _channel_axis(call: Operation) -> int:
-    spatial = next(int(char) for char in call.name if char.isdigit())
-    return call.source.ndim - 1 - spatial
-
-
-def _vectors(call: Operation, tensors: Sequence[object], ndim: int) -> list[tuple[Labels, tuple[int, ...]]]:
-    """1-d tensors as operands along axis 1."""
-    operands = []
-    for tensor in tensors:
-        if isinstance(tensor, Tensor):
-            labels = call.labels_of(tensor)
-            fields = tuple(vector(ids, 1, ndim) for ids in labels.fields if ids.size > 1)
-            operands.append((Labels(fields, labels.active), (tensor.shape[0], *(1,) * (ndim - 2))))
-    return operands
+    kept = call.keep(lambda ids: support(ids) == (1,), "regions are cut out of an axis that holds its channels")
+    return Labels(kept.fields, active=True)
 
 
 @COMBINING.rule("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training",
@@ -124,37 +95,39 @@ def _vectors(call: Operation, tensors: Sequence[object], ndim: int) -> list[tupl
 def _channel_norm(call: Operation) -> Labels:
     """Scales, shifts and statistics belong to the channels of axis 1."""
     grouped = call.name == "native_group_norm"
-    shape = tuple(call.source.shape)
-    tensors = call.args[1:3] if grouped else call.args[1:5]
-    labels = join(call.ledger, [(call.labels, shape), *_vectors(call, tensors, len(shape))], len(shape))
+    ndim, operands = call.source.ndim, [call.operand(call.source)]
+    for item in call.args[1:3] if grouped else call.args[1:5]:
+        if isinstance(item, Tensor):
+            labels = call.labels_of(item)
+            fields = tuple(vector(ids, 1, ndim) for ids in labels.fields if ids.size > 1)
+            operands.append((Labels(fields, labels.active), (item.shape[0], *(1,) * (ndim - 2))))
+    joined = join(call.ledger, operands, ndim)
     groups = call.number(6) if grouped else 1
-    if 1 < groups < shape[1]:
-        for ids in labels.fields:
-            if support(ids) == (1,):
-                call.ledger.split(ids.reshape(groups, -1), hard=True)
-    return labels
+    for ids in joined.fields if 1 < groups < call.source.shape[1] else ():
+        if support(ids) == (1,):
+            call.ledger.split(ids.reshape(groups, -1), hard=True)
+    return joined
 
 
 @COMBINING.rule("native_layer_norm", "_fused_rms_norm", "rms_norm")
 def _layer_norm(call: Operation) -> Labels:
     """Scales and shifts belong to the last axes; the statistics only follow."""
     tensors = [call.source, *(item for item in call.args[2:4] if isinstance(item, Tensor))]
-    operands = [(call.labels_of(item), tuple(item.shape)) for item in tensors]
-    labels = join(call.ledger, operands, call.source.ndim)
+    labels = join(call.ledger, list(map(call.operand, tensors)), call.source.ndim)
     for ids in labels.fields:
         call.ledger.hint(call.module, ids, ids.ndim - 1)
     return labels
 
 
 PRODUCTS = RuleTable()
-Operand = tuple[Labels, tuple[int, ...]]
 
 
-def _contract(call: Operation, left: Operand, right: Operand) -> Labels:
-    """Labels of (b, n, k) @ (b, k, m); the channels along k meet and vanish."""
-    (a, a_shape), (b, b_shape) = left, right
-    rows = [ids.reshape(*ids.shape, 1) for ids in a.fields]
-    columns = [ids.reshape(ids.shape[0], 1, *ids.shape[1:]) for ids in b.fields]
+def _contract(call: Operation, left: Tensor, right: Tensor) -> Labels:
+    """Labels of (b, n, k) @ (b, k, m), or without b; the channels along k meet and vanish."""
+    lead = (1,) * (3 - left.ndim)
+    a, b = call.labels_of(left), call.labels_of(right)
+    rows = [ids.reshape(*lead, *ids.shape, 1) for ids in a.fields]
+    columns = [ids.reshape(*lead, *ids.shape[:-2], 1, *ids.shape[-2:]) for ids in b.fields]
     inner_rows = [ids for ids in rows if ids.shape[2] > 1]
     inner_columns = [ids for ids in columns if ids.shape[2] > 1]
     for ids in inner_rows:
@@ -163,43 +136,25 @@ def _contract(call: Operation, left: Operand, right: Operand) -> Labels:
     if not (inner_rows and inner_columns):
         for ids in (*inner_rows, *inner_columns):
             call.ledger.freeze(ids, "it is multiplied with data that is not a channel")
-    outer_rows = [ids[:, :, 0, :] for ids in rows if ids.shape[2] == 1 and support(ids)]
-    outer_columns = [ids[:, :, 0, :] for ids in columns if ids.shape[2] == 1 and support(ids)]
-    if a.active and not b.active:
-        call.ledger.produced.extend(outer_columns)
-    elif b.active and not a.active:
-        call.ledger.produced.extend(outer_rows)
-    operands = [
-        (Labels(tuple(outer_rows), a.active), (*a_shape[:2], 1)),
-        (Labels(tuple(outer_columns), b.active), (b_shape[0], 1, b_shape[2])),
-    ]
-    return join(call.ledger, operands, 3)
-
-
-def _batched(call: Operation, tensor: Tensor) -> Operand:
-    labels = call.labels_of(tensor)
-    if tensor.ndim == 3:
-        return labels, tuple(tensor.shape)
-    return Labels(tuple(ids[None] for ids in labels.fields), labels.active), (1, *tensor.shape)
-
-
-def _product(call: Operation, left: Tensor, right: Tensor) -> Labels:
-    labels = _contract(call, _batched(call, left), _batched(call, right))
-    if left.ndim == 3:
-        return labels
-    return Labels(tuple(ids[0] for ids in labels.fields), labels.active)
+    outer_rows = tuple(ids[:, :, 0, :] for ids in rows if ids.shape[2] == 1 and support(ids))
+    outer_columns = tuple(ids[:, :, 0, :] for ids in columns if ids.shape[2] == 1 and support(ids))
+    if a.active != b.active:
+        call.ledger.produced.extend(outer_columns if a.active else outer_rows)
+    batch, n, m = (*lead, *left.shape[:-2])[0], left.shape[-2], right.shape[-1]
+    operands = [(Labels(outer_rows, a.active), (batch, n, 1)), (Labels(outer_columns, b.active), (batch, 1, m))]
+    joined = join(call.ledger, operands, 3)
+    return Labels(tuple(ids[0] for ids in joined.fields), joined.active) if lead else joined
 
 
 @PRODUCTS.rule("mm", "bmm")
 def _mm(call: Operation) -> Labels:
-    return _product(call, call.tensor(0), call.tensor(1))
+    return _contract(call, call.tensor(0), call.tensor(1))
 
 
 @PRODUCTS.rule("addmm", "baddbmm")
 def _addmm(call: Operation) -> Labels:
-    bias, left, right = (call.tensor(place) for place in range(3))
-    result = (_product(call, left, right), tuple(call.result.shape))
-    return join(call.ledger, [result, (call.labels_of(bias), tuple(bias.shape))], call.result.ndim)
+    result = (_contract(call, call.tensor(1), call.tensor(2)), tuple(call.result.shape))
+    return join(call.ledger, [result, call.operand(call.source)], call.result.ndim)
 
 
 def _vector_along(call: Operation, labels: Labels, dim: int, size: int, *, apart_from: int = 0) -> Ids:
@@ -226,48 +181,39 @@ def _convolution(call: Operation) -> Labels:
     channels, filters = x.shape[1], call.result.shape[1]
     inputs = _vector_along(call, labels, 1, channels).reshape(groups, -1)
     if transposed:
-        by_group = _vector_along(call, kernel, 0, channels, apart_from=1).reshape(groups, -1)
-        call.ledger.unite(inputs, by_group)
-        consumed = by_group
+        consumed = _vector_along(call, kernel, 0, channels, apart_from=1).reshape(groups, -1)
+        call.ledger.unite(inputs, consumed)
         outputs = np.tile(_vector_along(call, kernel, 1, filters // groups), groups)
     else:
         consumed = _vector_along(call, kernel, 1, channels // groups)
         outputs = _vector_along(call, kernel, 0, filters, apart_from=1)
     # all inputs alike: a grouped conv that was cut to one channel per group is not a depthwise one
     depthwise = groups > 1 and channels == groups and call.module not in call.ledger.mixing
-    if depthwise and (inputs != inputs[0]).any():
-        if not transposed:
-            _depthwise(call, inputs, outputs.reshape(groups, -1))
-        outputs = np.repeat(inputs.ravel(), filters // groups) if transposed else outputs
+    if depthwise and (inputs != inputs[0]).any():  # one group per input channel: it goes with its filters
+        if transposed:
+            outputs = np.repeat(inputs.ravel(), filters // groups)
+        else:
+            call.ledger.unite(inputs, outputs.reshape(groups, -1))
+            if not inputs.all():
+                call.ledger.freeze(outputs, "it reads an axis that is not a channel")
     else:
         call.ledger.unite(inputs, consumed)
-        if not transposed and groups > 1:
-            call.ledger.split(outputs.reshape(groups, -1), hard=True)
-        if transposed and groups > 1:
-            call.ledger.split(inputs, hard=True)
+        if groups > 1:
+            call.ledger.split(inputs if transposed else outputs.reshape(groups, -1), hard=True)
     _fix_lonely(call, inputs, consumed)
     call.ledger.hint(call.module, inputs.ravel(), 0)
     call.ledger.hint(call.module, outputs, 0)
     call.ledger.produced.append(outputs)
-    if isinstance(bias, Tensor):
-        for ids in call.labels_of(bias).fields:
-            call.ledger.unite(ids, outputs)
+    for ids in call.labels_of(bias).fields if isinstance(bias, Tensor) else ():
+        call.ledger.unite(ids, outputs)
     fields = [vector(outputs, 1, x.ndim), *_along_space(call, x, labels)]
     return useful(call.ledger, fields, labels.active or kernel.active)
 
 
-def _depthwise(call: Operation, inputs: Ids, outputs: Ids) -> None:
-    """One group per input channel: it goes with its filters."""
-    call.ledger.unite(inputs, outputs)
-    if not inputs.all():
-        call.ledger.freeze(outputs, "it reads an axis that is not a channel")
-
-
 def _fix_lonely(call: Operation, inputs: Ids, consumed: Ids) -> None:
-    if not inputs.any():
-        call.ledger.freeze(consumed, "it reads data that is not a channel")
-    elif not inputs.all():
-        call.ledger.freeze(np.where(inputs == 0, consumed, 0), "it reads data that is not a channel")
+    if not inputs.all():
+        lonely = np.where(inputs == 0, consumed, 0) if inputs.any() else consumed
+        call.ledger.freeze(lonely, "it reads data that is not a channel")
     if consumed.size > 1 and not consumed.any():
         call.ledger.freeze(inputs, "it is multiplied with data that is not a channel")
 

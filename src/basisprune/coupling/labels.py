@@ -5,6 +5,8 @@ depends on it and length one elsewhere, so a feature map (N, C, H, W) has the fi
 may have several fields: a conv weight has one for its filters and one for its input channels. Where a
 field depends on several axes (heads, groups), the last of them is the one that can shrink; the others
 are fixed numbers in the network's code.
+
+A rule is a function from one operation of a running network to the labels of its result.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from basisprune.coupling.ledger import Ids, Ledger
+
+Kind = TypeVar("Kind")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +37,7 @@ _MARK = "_basisprune_labels"
 
 
 def attach(tensor: Tensor, labels: Labels) -> None:
-    """Gives a tensor its labels."""
+    """Give a tensor its labels."""
     setattr(tensor, _MARK, labels)
 
 
@@ -41,6 +45,105 @@ def attached(tensor: Tensor) -> Labels | None:
     """The labels that were given to a tensor, if any."""
     found: Labels | None = getattr(tensor, _MARK, None)
     return found
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation while the network runs: its arguments, its result, and where it happened.
+
+    `name` is that of the aten operation without the underscore of the in-place form.
+    """
+
+    name: str
+    func: OpOverload[..., object]
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
+    out: object
+    module: str
+    ledger: Ledger
+    labels_of: Callable[[Tensor], Labels]
+
+    def get(self, place: int, name: str, default: object = None) -> object:
+        """The argument at that place or of that name."""
+        return self.args[place] if len(self.args) > place else self.kwargs.get(name, default)
+
+    def tensor(self, place: int) -> Tensor:
+        return _checked(self.args[place], Tensor)
+
+    def number(self, place: int) -> int:
+        return _checked(self.args[place], int)
+
+    def axis(self, place: int, name: str, default: int) -> int:
+        """The axis of the first argument that is named there, counted from the front."""
+        return _checked(self.get(place, name, default), int) % self.source.ndim
+
+    @property
+    def source(self) -> Tensor:
+        return self.tensor(0)
+
+    @property
+    def results(self) -> list[Tensor]:
+        return [_checked(item, Tensor) for item in listed(self.out)]
+
+    @property
+    def result(self) -> Tensor:
+        """What comes out, the first if there are several."""
+        return _checked(listed(self.out)[0], Tensor)
+
+    @property
+    def labels(self) -> Labels:
+        """The labels of the first argument."""
+        return self.labels_of(self.source)
+
+    def operand(self, tensor: Tensor) -> tuple[Labels, tuple[int, ...]]:
+        """Its labels and shape, as `join` takes them."""
+        return self.labels_of(tensor), tuple(tensor.shape)
+
+    def each(self, change: Callable[[Ids], Ids]) -> Labels:
+        """Labels with every field of the first argument changed alike."""
+        labels = self.labels
+        return useful(self.ledger, [change(ids) for ids in labels.fields], labels.active)
+
+    def keep(self, fits: Callable[[Ids], bool], reason: str) -> Labels:
+        """The labels of the first argument with those fields that fit; the others are frozen."""
+        for ids in self.labels.fields:
+            if not fits(ids):
+                self.ledger.freeze(ids, reason)
+        return Labels(tuple(filter(fits, self.labels.fields)), self.labels.active)
+
+
+Rule: TypeAlias = Callable[[Operation], Labels | list[Labels]]
+AnyRule = TypeVar("AnyRule", bound=Rule)
+
+
+class RuleTable(dict[str, Rule]):
+    """Rules by the name of the aten operation, without the underscore of its in-place form."""
+
+    def rule(self, *names: str) -> Callable[[AnyRule], AnyRule]:
+        """A decorator that enters a rule for the operations of these names."""
+
+        def enter(function: AnyRule) -> AnyRule:
+            self.update(dict.fromkeys(names, function))
+            return function
+
+        return enter
+
+
+def all_dims(dims: object, ndim: int) -> list[int]:
+    """The axes that an argument names, counted from the front; none named means all."""
+    named = [] if dims is None else listed(dims)
+    return [_checked(dim, int) % ndim for dim in named] if named else list(range(ndim))
+
+
+def listed(value: object) -> Sequence[object]:
+    """The items of a list or tuple; anything else is the only one."""
+    return value if isinstance(value, (list, tuple)) else [value]
+
+
+def _checked(value: object, kind: type[Kind]) -> Kind:
+    if not isinstance(value, kind):
+        raise TypeError(f"{kind.__name__} expected, {type(value).__name__} found")
+    return value
 
 
 def support(ids: Ids) -> tuple[int, ...]:
@@ -57,14 +160,21 @@ def vector(ids: Ids, dim: int, ndim: int) -> Ids:
     return ids.reshape([-1 if axis == dim else 1 for axis in range(ndim)])
 
 
-def first_along(ids: Ids, dims: Sequence[int]) -> Ids:
-    """The field with axes `dims` cut down to their first position."""
+def part(ids: Ids, dim: int, places: slice | int) -> Ids:
+    """The field at these places of an axis; all of it where it does not depend on the axis."""
+    if ids.shape[dim] == 1:
+        places = slice(None) if isinstance(places, slice) else 0
+    taken: Ids = ids[(slice(None),) * dim + (places,)]
+    return taken
+
+
+def _first_along(ids: Ids, dims: Sequence[int]) -> Ids:
     return ids[tuple(slice(0, 1) if dim in dims else slice(None) for dim in range(ids.ndim))]
 
 
 def squash(ledger: Ledger, ids: Ids, keep: Sequence[int]) -> Ids:
     """The field with all but the axes `keep` reduced to one position, whose ids are united over them."""
-    base = first_along(ids, [dim for dim in range(ids.ndim) if dim not in keep])
+    base = _first_along(ids, [dim for dim in range(ids.ndim) if dim not in keep])
     if base.shape != ids.shape:
         ledger.unite(base, ids)
     return base
@@ -72,11 +182,10 @@ def squash(ledger: Ledger, ids: Ids, keep: Sequence[int]) -> Ids:
 
 def narrow(ids: Ids) -> Ids:
     """The field with every axis that it does not depend on reduced to length one."""
-    for dim, size in enumerate(ids.shape):
-        if size > 1:
-            base = first_along(ids, (dim,))
-            if (ids == base).all():
-                ids = base
+    for dim in support(ids):
+        base = _first_along(ids, (dim,))
+        if (ids == base).all():
+            ids = base
     return ids
 
 
@@ -121,20 +230,17 @@ def _meet_all(ledger: Ledger, found: list[Ids], ids: Ids) -> bool:
         if not mine or not theirs:
             continue
         inside, outside = mine[-1] in theirs, theirs[-1] in mine
+        met = met or inside or outside
         if inside and outside:
             ledger.unite(ids, other)
             if ids is not other:
-                bigger = ids if len(mine) > len(theirs) else other
-                smaller = other if bigger is ids else ids
+                bigger, smaller = (ids, other) if len(mine) > len(theirs) else (other, ids)
                 found[place] = bigger if bigger.all() else np.where(bigger == 0, smaller, bigger)
-            met = True
         elif inside:
             ledger.freeze(ids, "it belongs to a fixed number of parts")
-            met = True
         elif outside:
             ledger.freeze(other, "it belongs to a fixed number of parts")
             found[place] = ids
-            met = True
     return met
 
 
@@ -188,106 +294,5 @@ def reshape(ids: Ids, source: Sequence[int], target: Sequence[int]) -> Ids:
             wide[a:b] = source[a:b]
             short[c:d] = target[c:d]
             mixed = mixed or b - a > 1 or d - c > 1
-    if tuple(wide) != ids.shape:
-        ids = np.broadcast_to(ids, wide)
-    shaped = ids.reshape(short)
+    shaped = np.broadcast_to(ids, wide).reshape(short)
     return narrow(shaped) if mixed else shaped
-
-
-Kind = TypeVar("Kind")
-
-
-@dataclass(frozen=True)
-class Operation:
-    """One operation while the network runs: its arguments, its result, and where it happened.
-
-    `name` is that of the aten operation without the underscore of the in-place form.
-    """
-
-    name: str
-    func: OpOverload[..., object]
-    args: tuple[object, ...]
-    kwargs: dict[str, object]
-    out: object
-    module: str
-    ledger: Ledger
-    labels_of: Callable[[Tensor], Labels]
-
-    def get(self, place: int, name: str, default: object = None) -> object:
-        """The argument at that place or of that name."""
-        return self.args[place] if len(self.args) > place else self.kwargs.get(name, default)
-
-    def tensor(self, place: int) -> Tensor:
-        """The tensor at that place."""
-        return _checked(self.args[place], Tensor)
-
-    def number(self, place: int) -> int:
-        """The whole number at that place."""
-        return _checked(self.args[place], int)
-
-    def axis(self, place: int, name: str, default: int) -> int:
-        """The axis of the first argument that is named there, counted from the front."""
-        return _checked(self.get(place, name, default), int) % self.source.ndim
-
-    def tensors(self, place: int) -> list[Tensor]:
-        """The tensors in the list at that place."""
-        return [_checked(item, Tensor) for item in listed(self.args[place])]
-
-    @property
-    def source(self) -> Tensor:
-        """The first argument."""
-        return self.tensor(0)
-
-    @property
-    def result(self) -> Tensor:
-        """What comes out, the first if there are several."""
-        return _checked(listed(self.out)[0], Tensor)
-
-    @property
-    def results(self) -> list[Tensor]:
-        """All that comes out."""
-        return [_checked(item, Tensor) for item in listed(self.out)]
-
-    @property
-    def labels(self) -> Labels:
-        """The labels of the first argument."""
-        return self.labels_of(self.source)
-
-    def each(self, change: Callable[[Ids], Ids]) -> Labels:
-        """Labels with every field of the first argument changed alike."""
-        labels = self.labels
-        return useful(self.ledger, [change(ids) for ids in labels.fields], labels.active)
-
-
-Rule: TypeAlias = Callable[[Operation], Labels | list[Labels]]
-AnyRule = TypeVar("AnyRule", bound=Rule)
-
-
-class RuleTable(dict[str, Rule]):
-    """Rules by the name of the aten operation, without the underscore of its in-place form."""
-
-    def rule(self, *names: str) -> Callable[[AnyRule], AnyRule]:
-        """A decorator that enters a rule for the operations of these names."""
-
-        def enter(function: AnyRule) -> AnyRule:
-            self.update(dict.fromkeys(names, function))
-            return function
-
-        return enter
-
-
-def all_dims(dims: object, ndim: int) -> list[int]:
-    """The axes that an argument names, counted from the front; none named means all."""
-    named = [] if dims is None else listed(dims)
-    return [_checked(dim, int) % ndim for dim in named] if named else list(range(ndim))
-
-
-def listed(value: object) -> Sequence[object]:
-    """The items of a list or tuple; anything else is the only one."""
-    return value if isinstance(value, (list, tuple)) else [value]
-
-
-def _checked(value: object, kind: type[Kind]) -> Kind:
-    if not isinstance(value, kind):
-        raise TypeError(f"{kind.__name__} expected, {type(value).__name__} found")
-    return value

@@ -23,13 +23,11 @@ class ParameterAxis:
 
     @property
     def module(self) -> str:
-        """The dotted name of the module that holds the parameter."""
         return self.parameter.rpartition(".")[0]
 
     @property
-    def leaf(self) -> str:
-        """What that module calls the parameter."""
-        return self.parameter.rpartition(".")[2]
+    def ids(self) -> Ids:
+        return np.arange(self.start, self.start + self.size, dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -82,12 +80,11 @@ class Ledger:
         return self.used[key]
 
     def _new(self, tensor: Tensor) -> list[Ids]:
-        found = []
+        first = len(self.axes)
         for dim, size in enumerate(tensor.shape):
             self.axes.append(ParameterAxis(self.names[id(tensor)], dim, self.count, size))
-            found.append(self._ids(self.axes[-1]))
             self.count += size
-        return found
+        return [axis.ids for axis in self.axes[first:]]
 
     def places(self) -> tuple[Ids, Ids]:
         """For every id the number of its axis and its position along it."""
@@ -104,70 +101,31 @@ class Ledger:
         return modules, np.array([*(number[axis.module] for axis in self.axes), -1])[axis]
 
     def unite(self, first: Ids, second: Ids) -> None:
-        """Notes that the ids at equal positions (after broadcasting) must go together."""
+        """Note that the ids at equal positions (after broadcasting) must go together."""
         if first is not second:
             self.unions.append((first, second))
 
     def freeze(self, ids: Ids, reason: str) -> None:
-        """Notes that these ids must stay."""
+        """Note that these ids must stay."""
         self.frozen.append((ids, reason))
 
     def split(self, rows: Ids, *, hard: bool = False) -> None:
-        """Notes that each row of a 2-d array of ids must lose equally many; see `Split`."""
+        """Note that each row of a 2-d array of ids must lose equally many."""
         if rows.shape[0] > 1:
             self.splits.append(Split(rows, hard))
 
     def hint(self, module: str, ids: Ids, dim: int) -> None:
-        """Notes that a module's code may hold the length of axis `dim` of a field as a number."""
+        """Note that a module's code may hold the length of axis `dim` of a field as a number."""
         if ids.shape[dim] > 1:
             self.hints.append(SizeHint(module, np.moveaxis(ids, dim, -1).reshape(-1, ids.shape[dim])))
 
+    def all_hints(self) -> list[SizeHint]:
+        """The hints of the run, then the lengths that modules may know from their own parameters."""
+        return [*self.hints, *(SizeHint(axis.module, axis.ids[None]) for axis in self.axes)]
+
     def tie(self, modules: set[str]) -> None:
-        """Notes that axes which are equally long in one of these modules must stay so: they are cut alike."""
+        """Note that axes which are equally long in one of these modules must stay so: they are cut alike."""
         first: dict[tuple[str, int], Ids] = {}
-        for hint in (*self.hints, *self.own_hints()):
+        for hint in self.all_hints():
             if hint.module in modules:
                 self.unite(first.setdefault((hint.module, hint.rows.shape[1]), hint.rows[:1]), hint.rows)
-
-    def own_hints(self) -> list[SizeHint]:
-        """The lengths that modules may know from their own parameters."""
-        return [SizeHint(axis.module, self._ids(axis)[None]) for axis in self.axes]
-
-    @staticmethod
-    def _ids(axis: ParameterAxis) -> Ids:
-        return np.arange(axis.start, axis.start + axis.size, dtype=np.int64)
-
-
-def flat(pairs: list[tuple[Ids, Ids]]) -> tuple[Ids, Ids]:
-    """All pairs of ids that met, one per position; positions without a channel are left out."""
-    first: list[Ids] = [np.zeros(0, np.int64)]
-    second: list[Ids] = [np.zeros(0, np.int64)]
-    for one, other in pairs:
-        wide_one, wide_other = (one, other) if one.shape == other.shape else np.broadcast_arrays(one, other)
-        first.append(wide_one.ravel())
-        second.append(wide_other.ravel())
-    left, right = np.concatenate(first), np.concatenate(second)
-    mask = (left != 0) & (right != 0) & (left != right)
-    return left[mask], right[mask]
-
-
-def components(count: int, first: Ids, second: Ids) -> Ids:
-    """The smallest id of the class of each of `count` ids, when `first[i]` and `second[i]` are united.
-
-    >>> components(5, np.array([1, 2]), np.array([2, 4])).tolist()
-    [0, 1, 1, 3, 1]
-    """
-    label = np.arange(count, dtype=np.int64)
-    while True:
-        one, other = label[first], label[second]
-        apart = one != other
-        if not apart.any():
-            return label
-        first, second, one, other = first[apart], second[apart], one[apart], other[apart]
-        low = np.minimum(one, other)
-        np.minimum.at(label, np.maximum(one, other), low)
-        while True:
-            jumped = label[label]
-            if np.array_equal(jumped, label):
-                break
-            label = jumped

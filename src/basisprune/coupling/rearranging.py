@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -20,6 +21,7 @@ from basisprune.coupling.labels import (
     join,
     listed,
     narrow,
+    part,
     reshape,
     support,
     useful,
@@ -85,12 +87,7 @@ def _expand(call: Operation) -> Labels:
 @REARRANGING.rule("select")
 def _select(call: Operation) -> Labels:
     dim, index = call.number(1) % call.source.ndim, call.number(2)
-    return call.each(lambda ids: _taken(ids, dim, index))
-
-
-def _taken(ids: Ids, dim: int, index: int) -> Ids:
-    taken: Ids = ids[(slice(None),) * dim + (index if ids.shape[dim] > 1 else 0,)]
-    return taken
+    return call.each(lambda ids: part(ids, dim, index))
 
 
 @REARRANGING.rule("slice")
@@ -100,13 +97,9 @@ def _slice(call: Operation) -> Labels:
     start, end, step = slice(call.get(2, "start"), call.get(3, "end"), call.get(4, "step", 1)).indices(size)
 
     def change(ids: Ids) -> Ids:
-        if ids.shape[dim] == 1:
-            return ids
         for edge in {start, end, size - start} - {0, size}:
-            before = ids[(slice(None),) * dim + (slice(0, edge),)]
-            call.ledger.hint(call.module, before, dim)
-        taken: Ids = ids[(slice(None),) * dim + (slice(start, end, step),)]
-        return taken
+            call.ledger.hint(call.module, part(ids, dim, slice(0, edge)), dim)
+        return part(ids, dim, slice(start, end, step))
 
     return call.each(change)
 
@@ -116,46 +109,34 @@ def _split(call: Operation) -> list[Labels]:
     """Pieces of an axis; pieces of one size must stay of one size."""
     dim = call.axis(2, "dim", 0)
     sizes = [piece.shape[dim] for piece in call.results]
-    edges = np.cumsum([0, *sizes]).tolist()
     for ids in call.labels.fields:
         call.ledger.hint(call.module, ids, dim)
         if support(ids) == (dim,) and len(set(sizes)) == 1:
             call.ledger.split(ids.reshape(len(sizes), -1), hard=True)
-
-    def piece(start: int, end: int) -> Labels:
-        def change(ids: Ids) -> Ids:
-            if ids.shape[dim] == 1:
-                return ids
-            part: Ids = ids[(slice(None),) * dim + (slice(start, end),)]
-            call.ledger.hint(call.module, part, dim)
-            return part
-
-        return call.each(change)
-
-    return [piece(start, end) for start, end in pairwise(edges)]
+    pieces = []
+    for start, end in pairwise(np.cumsum([0, *sizes]).tolist()):
+        pieces.append(call.each(partial(part, dim=dim, places=slice(start, end))))
+        for ids in call.labels.fields:
+            call.ledger.hint(call.module, part(ids, dim, slice(start, end)), dim)
+    return pieces
 
 
 @REARRANGING.rule("unbind")
 def _unbind(call: Operation) -> list[Labels]:
     dim = call.axis(1, "dim", 0)
-
-    def piece(place: int) -> Labels:
-        return call.each(lambda ids: _taken(ids, dim, place))
-
-    return [piece(place) for place in range(len(call.results))]
+    return [call.each(partial(part, dim=dim, places=place)) for place in range(len(call.results))]
 
 
 @REARRANGING.rule("cat", "stack", "concatenate")
 def _cat(call: Operation) -> Labels:
     """Channels stand side by side along the axis; along all other axes the pieces must match."""
     (dim,) = all_dims(call.get(1, "dim", 0), call.result.ndim)
-    stacked = call.name == "stack"
     pieces: list[tuple[Labels, tuple[int, ...]]] = []
-    for item in call.tensors(0):
-        labels, shape = call.labels_of(item), tuple(item.shape)
-        if shape == (0,):
+    for item in listed(call.args[0]):
+        if not isinstance(item, Tensor) or item.shape == (0,):
             continue
-        if stacked:
+        labels, shape = call.operand(item)
+        if call.name == "stack":
             labels = Labels(tuple(np.expand_dims(ids, dim) for ids in labels.fields), labels.active)
             shape = (*shape[:dim], 1, *shape[dim:])
         pieces.append((labels, shape))
@@ -165,25 +146,20 @@ def _cat(call: Operation) -> Labels:
         for labels, shape in pieces
     ]
     joined = join(call.ledger, across, call.result.ndim)
-    fields = [*joined.fields, *_side_by_side(call, along, [shape for _, shape in pieces], dim)]
-    return useful(call.ledger, fields, joined.active)
+    beside = _side_by_side(call, along, [shape for _, shape in pieces], dim) if any(along) else []
+    return useful(call.ledger, [*joined.fields, *beside], joined.active)
 
 
 def _side_by_side(call: Operation, along: list[list[Ids]], shapes: list[tuple[int, ...]], dim: int) -> list[Ids]:
-    if not any(along):
-        return []
     for found in along:
         for ids in found[1:]:
             call.ledger.freeze(ids, "two kinds of channels share an axis that is concatenated")
     firsts = [
-        found[0] if found else np.zeros([shape[d] if d == dim else 1 for d in range(len(shape))], np.int64)
+        found[0] if found else np.zeros([size if d == dim else 1 for d, size in enumerate(shape)], np.int64)
         for found, shape in zip(along, shapes, strict=True)
     ]
     common = np.max([ids.shape for ids in firsts], axis=0)
-    wide = []
-    for ids in firsts:
-        common[dim] = ids.shape[dim]
-        wide.append(np.broadcast_to(ids, common))
+    wide = [np.broadcast_to(ids, [*common[:dim], ids.shape[dim], *common[dim + 1 :]]) for ids in firsts]
     return [np.concatenate(wide, axis=dim)]
 
 
@@ -197,17 +173,14 @@ def _index_select(call: Operation) -> Labels:
       "replication_pad1d", "replication_pad2d", "replication_pad3d")  # fmt: skip
 def _spatial_move(call: Operation) -> Labels:
     """Values move along some axes; channels that lie along others are not concerned."""
-    touched = _touched(call)
+    ndim = call.source.ndim
+    if call.name in ("roll", "flip"):
+        touched = all_dims(call.get(2, "dims") if call.name == "roll" else call.args[1], ndim)
+    else:
+        touched = [ndim - 1 - place // 2 for place, width in enumerate(listed(call.args[1])) if width]
     if all(ids.shape[dim] == 1 for ids in call.labels.fields for dim in touched):
         return call.labels
     return as_data(call)
-
-
-def _touched(call: Operation) -> list[int]:
-    ndim = call.source.ndim
-    if call.name in ("roll", "flip"):
-        return all_dims(call.get(2, "dims") if call.name == "roll" else call.args[1], ndim)
-    return [ndim - 1 - place // 2 for place, width in enumerate(listed(call.args[1])) if width]
 
 
 @REARRANGING.rule("index", "repeat", "pixel_shuffle", "pixel_unshuffle", "native_channel_shuffle", "channel_shuffle",
@@ -227,9 +200,7 @@ def as_data(call: Operation) -> Labels:
 
 
 @REARRANGING.rule("new_empty", "new_full", "new_ones", "new_zeros", "new_empty_strided")
-def _new(call: Operation) -> Labels:
-    """A new tensor has only the kind of the old one."""
-    del call
+def _new(_: Operation) -> Labels:
     return CONSTANT
 
 
@@ -246,7 +217,7 @@ def _copy(call: Operation) -> Labels:
             whole.shape[dim] == target.shape[dim] for ids in fields for dim in support(ids)
         )
         if fits:
-            operands = [(call.labels_of(whole), tuple(whole.shape)), (Labels(fields, written.active), ())]
+            operands = [call.operand(whole), (Labels(fields, written.active), ())]
             attach(whole, join(call.ledger, operands, whole.ndim))
         else:
             for ids in fields:
@@ -256,8 +227,5 @@ def _copy(call: Operation) -> Labels:
 
 @REARRANGING.rule("as_strided")
 def _as_strided(call: Operation) -> Labels:
-    if call.result.shape == call.source.shape:
-        return call.labels
-    for ids in call.labels.fields:
-        call.ledger.freeze(ids, "as_strided reads its memory directly")
-    return Labels((), call.labels.active)
+    same = call.result.shape == call.source.shape
+    return call.keep(lambda _: same, "as_strided reads its memory directly")

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from torch import Tensor, nn
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+from torch import nn
 
 from basisprune.basis.layers import BasisScalingConv
 from basisprune.coupling.cutting import DERIVED
-from basisprune.coupling.ledger import Ids, Ledger, ParameterAxis, SizeHint, Split, components, flat
+from basisprune.coupling.ledger import Ids, Ledger, ParameterAxis, SizeHint, Split
 from basisprune.types import Axis, Coupling, Group, Size
+
+_LAYERS = (nn.modules.conv._ConvNd, nn.Linear)
+_PARTS = ("groups", "num_groups", "heads", "num_heads")
+"""Attributes that number the parts which channels fall into: parts get smaller, never fewer."""
 
 
 @dataclass(frozen=True)
@@ -32,25 +38,38 @@ class Solution:
 def solve(ledger: Ledger) -> Solution:
     """The groups of all ids that layers produce and that may be cut."""
     axis_of, _ = ledger.places()
-    label = components(ledger.count, *flat(ledger.unions))
+    label = classes(ledger.count, ledger.unions)
     splits = ledger.splits
     while True:
-        reason = _reasons(ledger, label)
+        reason = np.full(ledger.count, -1, np.int64)
+        for number in range(len(ledger.frozen) - 1, -1, -1):
+            reason[label[ledger.frozen[number][0].ravel()]] = number
+        reason = reason[label]
         sign = _signatures(label, axis_of, len(ledger.axes))
         partitions, broken = _examine(splits, label, sign, reason, axis_of)
         if not broken:
             return _number(ledger, label, sign, reason, partitions)
         splits = [split for split in splits if split not in broken]
-        first, second = flat([(split.rows[:-1], split.rows[1:]) for split in broken])
-        label = components(ledger.count, label[first], label[second])[label]
+        columns = [(split.rows[:-1], split.rows[1:]) for split in broken]
+        label = classes(ledger.count, [*columns, (label, np.arange(ledger.count))])
 
 
-def _reasons(ledger: Ledger, label: Ids) -> Ids:
-    found = np.full(ledger.count, -1, np.int64)
-    for number in range(len(ledger.frozen) - 1, -1, -1):
-        found[label[ledger.frozen[number][0].ravel()]] = number
-    spread: Ids = found[label]
-    return spread
+def classes(count: int, pairs: Sequence[tuple[Ids, Ids]]) -> Ids:
+    """The smallest id of the class of each of `count` ids, when those at equal positions of the pairs are united.
+
+    Position by position after broadcasting; 0 is no id, and stays alone.
+
+    >>> classes(5, [(np.array([1, 2]), np.array([2, 4])), (np.array([0]), np.array([3]))]).tolist()
+    [0, 1, 1, 3, 1]
+    """
+    wide = [np.broadcast_arrays(one, other) for one, other in pairs]
+    first, second = (np.concatenate([np.zeros(0, np.int64), *(pair[i].ravel() for pair in wide)]) for i in (0, 1))
+    met = (first != 0) & (second != 0)
+    graph = coo_array((np.ones(met.sum(), bool), (first[met], second[met])), shape=(count, count))
+    _, number = connected_components(graph, directed=False)
+    _, smallest = np.unique(number, return_index=True)
+    label: Ids = smallest[number]
+    return label
 
 
 def _signatures(label: Ids, axis_of: Ids, axes: int) -> Ids:
@@ -119,24 +138,16 @@ def _number(ledger: Ledger, label: Ids, sign: Ids, reason: Ids, partitions: list
     order = np.argsort(number, kind="stable")
     starts = np.searchsorted(number[order], np.arange(len(first)))
     unit[units[order]] = np.arange(len(units)) - starts[number[order]]
-    sizes = np.bincount(number, minlength=len(first))
-    parts = [(tuple(range(int(size))),) for size in sizes]
+    parts = [(tuple(range(size)),) for size in np.bincount(number, minlength=len(first)).tolist()]
     for rows in partitions:
         if group[rows[0, 0]] >= 0:
             parts[group[rows[0, 0]]] = tuple(tuple(np.unique(unit[row]).tolist()) for row in rows)
     return Solution(label, group[label], unit[label], tuple(parts), reason)
 
 
-_LAYERS = (nn.modules.conv._ConvNd, nn.Linear)
-_PARTS = ("groups", "num_groups", "heads", "num_heads")
-"""Attributes that number the parts which channels fall into: parts get smaller, never fewer."""
-
-
 def build(model: nn.Module, ledger: Ledger, solution: Solution) -> tuple[Coupling, list[int]]:
     """The coupling of a network, and the number in the solution of each of its groups."""
-    axes = _axes(ledger, solution)
-    sizes = _sizes(model, ledger, solution)
-    filters = _filters(model, ledger, solution)
+    axes, sizes, filters = _axes(ledger, solution), _sizes(model, ledger, solution), _filters(model, ledger, solution)
     groups: list[Group] = []
     numbers: list[int] = []
     taken: dict[str, int] = defaultdict(int)
@@ -149,26 +160,23 @@ def build(model: nn.Module, ledger: Ledger, solution: Solution) -> tuple[Couplin
         name = layers[0] if taken[layers[0]] == 1 else f"{layers[0]}#{taken[layers[0]]}"
         counts = {layer: filters[number][layer] for layer in layers}
         size = sum(map(len, parts))
-        groups.append(Group(name, size, counts, axes[number], parts, tuple(sizes[number])))
+        groups.append(Group(name, size, counts, tuple(axes[number]), parts, tuple(sizes[number])))
         numbers.append(number)
     frozen = _frozen(model, ledger, solution, {layer for group in groups for layer in group.layers})
     return Coupling(tuple(groups), frozen, tuple(ledger.unknown)), numbers
 
 
-def _axes(ledger: Ledger, solution: Solution) -> list[tuple[Axis, ...]]:
+def _axes(ledger: Ledger, solution: Solution) -> list[list[Axis]]:
     """For each group the axes that carry it, positions sorted by unit."""
     found: list[list[Axis]] = [[] for _ in solution.parts]
     ids = np.flatnonzero(solution.group >= 0)
     axis_of, place = ledger.places()
-    order = np.lexsort((place[ids], solution.unit[ids], axis_of[ids], solution.group[ids]))
-    ids = ids[order]
+    ids = ids[np.lexsort((place[ids], solution.unit[ids], axis_of[ids], solution.group[ids]))]
     borders = np.flatnonzero(np.diff(axis_of[ids]) | np.diff(solution.group[ids])) + 1
-    for run in np.split(ids, borders):
-        if len(run):
-            axis = ledger.axes[axis_of[run[0]]]
-            index = tuple(place[run].tolist())
-            found[solution.group[run[0]]].append(Axis(axis.parameter, axis.dim, index))
-    return [tuple(axes) for axes in found]
+    for run in np.split(ids, borders) if len(ids) else ():
+        axis = ledger.axes[axis_of[run[0]]]
+        found[solution.group[run[0]]].append(Axis(axis.parameter, axis.dim, tuple(place[run].tolist())))
+    return found
 
 
 def _filters(model: nn.Module, ledger: Ledger, solution: Solution) -> list[dict[str, int]]:
@@ -194,7 +202,8 @@ def _holds_filters(model: nn.Module, axis: ParameterAxis) -> bool:
     """Whether the axis numbers the filters of a conv, a linear layer or the second half of one."""
     layer = model.get_submodule(axis.module)
     place = 1 if getattr(layer, "transposed", False) else 0
-    return isinstance(layer, (*_LAYERS, BasisScalingConv)) and axis.leaf == "weight" and axis.dim == place
+    leaf = axis.parameter.rpartition(".")[2]
+    return isinstance(layer, (*_LAYERS, BasisScalingConv)) and leaf == "weight" and axis.dim == place
 
 
 def _frozen(model: nn.Module, ledger: Ledger, solution: Solution, free: set[str]) -> dict[str, str]:
@@ -205,39 +214,39 @@ def _frozen(model: nn.Module, ledger: Ledger, solution: Solution, free: set[str]
     for ids in ledger.produced:
         one = int(ids.ravel()[0])
         if one and modules[owner[one]] not in free:
-            number = int(solution.reason[one])
-            reason = ledger.frozen[number][1] if number >= 0 else _whole(model, ledger.axes[axis_of[one]])
+            number, axis = int(solution.reason[one]), ledger.axes[axis_of[one]]
+            if number >= 0:
+                reason = ledger.frozen[number][1]
+            elif _holds_filters(model, axis):
+                reason = "its channels can only be cut all at once"
+            else:
+                leaf = axis.parameter.rpartition(".")[2]
+                reason = f"its filters lie in {leaf!r}, a tensor of its own that no score knows"
             reasons.setdefault(modules[owner[one]], reason)
     for name, module in model.named_modules():
         if isinstance(module, _LAYERS) and name not in free and name not in reasons:
-            reasons[name] = _idle(module.weight, ledger)
+            if id(module.weight) not in ledger.used:
+                reasons[name] = "the forward pass does not reach it"
+            elif len(module.weight) == 1:
+                reasons[name] = "it has a single filter"
+            else:
+                reasons[name] = "it works on parameters, not on the network's data"
     return reasons
 
 
-def _whole(model: nn.Module, axis: ParameterAxis) -> str:
-    """Why channels that nothing holds back are in no group."""
-    if _holds_filters(model, axis):
-        return "its channels can only be cut all at once"
-    return f"its filters lie in {axis.leaf!r}, a tensor of its own that no score knows"
-
-
-def _idle(weight: Tensor, ledger: Ledger) -> str:
-    """Why a layer makes no channels that could be cut."""
-    if id(weight) not in ledger.used:
-        return "the forward pass does not reach it"
-    return "it has a single filter" if len(weight) == 1 else "it works on parameters, not on the network's data"
-
-
-def _numbers(module: nn.Module) -> Iterator[tuple[int, str, int | None]]:
-    """Every whole number that a module keeps as an attribute: its value, name and place."""
+def _numbers(module: nn.Module) -> dict[int, list[tuple[str, int | None]]]:
+    """Where a module keeps whole numbers as attributes: their names and places by their value."""
+    found: dict[int, list[tuple[str, int | None]]] = defaultdict(list)
     derived = next((names for kinds, names in DERIVED if isinstance(module, kinds)), ())
     for name, value in vars(module).items():
         if name in derived or name in _PARTS or name.startswith("_"):
             continue
         if type(value) is int:
-            yield value, name, None
-        elif isinstance(value, (tuple, list)):
-            yield from ((item, name, place) for place, item in enumerate(value) if type(item) is int)
+            found[value].append((name, None))
+        for place, item in enumerate(value if isinstance(value, tuple | list) else ()):
+            if type(item) is int:
+                found[item].append((name, place))
+    return found
 
 
 def _sizes(model: nn.Module, ledger: Ledger, solution: Solution) -> list[list[Size]]:
@@ -245,21 +254,15 @@ def _sizes(model: nn.Module, ledger: Ledger, solution: Solution) -> list[list[Si
     found: list[list[Size]] = [[] for _ in solution.parts]
     modules = dict(model.named_modules())
     numbers: dict[str, dict[int, list[tuple[str, int | None]]]] = {}
-    settled: set[tuple[str, str, int | None]] = set()
-    for hint in (*ledger.hints, *ledger.own_hints()):
+    for hint in ledger.all_hints():
         if hint.module not in numbers:
-            by_value: dict[int, list[tuple[str, int | None]]] = defaultdict(list)
-            for value, attribute, item in _numbers(modules.get(hint.module, model)):
-                by_value[value].append((attribute, item))
-            numbers[hint.module] = by_value
-        open_places = [
-            place for place in numbers[hint.module].get(hint.rows.shape[1], ()) if (hint.module, *place) not in settled
-        ]
-        shares = _shares(hint, solution) if open_places else []
-        for attribute, item in open_places if shares else ():
-            settled.add((hint.module, attribute, item))
-            for number, count in shares:
-                found[number].append(Size(hint.module, attribute, item, count, len(hint.rows)))
+            numbers[hint.module] = _numbers(modules.get(hint.module, model))
+        places = numbers[hint.module].get(hint.rows.shape[1])
+        if places and (shares := _shares(hint, solution)):
+            del numbers[hint.module][hint.rows.shape[1]]  # each attribute follows the first hint that explains it
+            for attribute, item in places:
+                for number, count in shares:
+                    found[number].append(Size(hint.module, attribute, item, count, len(hint.rows)))
     return found
 
 
