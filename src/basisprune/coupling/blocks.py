@@ -7,7 +7,8 @@ costs is known: it is the sum of the scores of all its basis vectors.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -24,14 +25,13 @@ _SAME = 1e-9 * _HIGH  # in float64
 
 @torch.no_grad()
 def find_blocks(model: nn.Module, example: Tensor) -> tuple[Block, ...]:
-    """The blocks of a decomposed model whose branch ends in a pair, in the order in which they run.
+    """Return the blocks of a decomposed model whose branch ends in a pair, in the order in which they run.
 
     They are found by what they do: with the output of the pair held constant, such a block shifts each channel of its
-    input by a constant, in float64. The model is not changed.
+    input by a constant, in float64.
     """
-    pairs = dict(find_layers(model, BasisPair))
     found: list[Block] = []
-    for name, width in _holders(model, list(pairs), example).items():
+    for name, width in _holders(model, example).items():
         if any(name.startswith(f"{block.name}.") or block.name.startswith(f"{name}.") for block in found):
             continue
         twin = copy.deepcopy(model.get_submodule(name)).cpu().double().eval()
@@ -44,24 +44,22 @@ def find_blocks(model: nn.Module, example: Tensor) -> tuple[Block, ...]:
     return tuple(found)
 
 
-def _holders(model: nn.Module, pairs: Sequence[str], example: Tensor) -> dict[str, int]:
-    """The modules that hold a pair and make a map of the shape that they read, with its channels, innermost first.
-
-    Those that run more than once are left out.
-    """
+def _holders(model: nn.Module, example: Tensor) -> dict[str, int]:
+    """The modules that hold a pair, run once and make a map of the shape that they read: its channels by name."""
     widths: dict[str, list[int]] = {}
 
-    def note(name: str) -> Callable[..., None]:
-        def hook(_module: nn.Module, args: tuple[object, ...], output: object) -> None:
-            same = len(args) == 1 and isinstance(args[0], Tensor) and isinstance(output, Tensor)
-            fits = same and args[0].dim() == 4 and args[0].shape == output.shape  # type: ignore[attr-defined]
-            widths.setdefault(name, []).append(args[0].shape[1] if fits else 0)  # type: ignore[attr-defined]
+    def note(name: str, _module: nn.Module, args: tuple[object, ...], output: object) -> None:
+        read, width = args[0] if len(args) == 1 else None, 0
+        if isinstance(read, Tensor) and isinstance(output, Tensor) and read.dim() == 4 and read.shape == output.shape:
+            width = read.shape[1]
+        widths.setdefault(name, []).append(width)
 
-        return hook
-
-    inside = {name: any(pair.startswith(f"{name}.") for pair in pairs) for name, _ in model.named_modules() if name}
-    holders = [name for name, holds in inside.items() if holds and name not in pairs]
-    handles = [model.get_submodule(name).register_forward_hook(note(name)) for name in holders]
+    pairs = [name for name, _ in find_layers(model, BasisPair)]
+    handles = [
+        module.register_forward_hook(partial(note, name))
+        for name, module in model.named_modules()
+        if name and name not in pairs and any(pair.startswith(f"{name}.") for pair in pairs)
+    ]
     with hooked(handles), mode(model, training=False):
         model(example)
     return {name: found[0] for name, found in widths.items() if len(found) == 1 and found[0]}
@@ -71,18 +69,14 @@ def _last_pair(block: nn.Module, width: int) -> str | None:
     """The pair that runs last in a float64 block, if each runs once and it makes a map of this width."""
     order: list[str] = []
     inner = dict(find_layers(block, BasisPair))
-
-    def note(name: str) -> Callable[..., None]:
-        return lambda *_: order.append(name)
-
-    with hooked([pair.register_forward_hook(note(name)) for name, pair in inner.items()]):
+    handles = [pair.register_forward_hook(lambda *_, name=name: order.append(name)) for name, pair in inner.items()]
+    with hooked(handles):
         try:
             block(_probe(width))
         except RuntimeError:
             return None  # it wants a larger map, or another one
-    if not order or len(set(order)) != len(order) or inner[order[-1]].out_channels != width:
-        return None
-    return order[-1]
+    last = order[-1] if order and len(set(order)) == len(order) else None
+    return last if last is not None and inner[last].out_channels == width else None
 
 
 def _probe(width: int) -> Tensor:
@@ -90,10 +84,7 @@ def _probe(width: int) -> Tensor:
 
 
 def _shift(block: nn.Module, last: str, output: Tensor) -> tuple[Tensor, bool] | None:
-    """What a float64 block adds to each channel if its last pair outputs this constant, and whether a relu follows.
-
-    None for a block that does something else.
-    """
+    """What a float64 block adds to each channel if its last pair outputs this constant, and whether a relu follows."""
 
     def hold(_module: nn.Module, _args: object, made: Tensor) -> Tensor:
         return output.view(1, -1, 1, 1).expand_as(made)
@@ -113,11 +104,10 @@ def _shift(block: nn.Module, last: str, output: Tensor) -> tuple[Tensor, bool] |
 def drop_blocks(
     model: nn.Module, blocks: Sequence[Block], means: Mapping[str, Sequence[float]], *, inplace: bool = False
 ) -> nn.Module:
-    """The model without the branches of these blocks; each adds the mean of what its branch added instead.
+    """Return the model without the branches of these blocks; each adds the mean of what its branch added instead.
 
     `means` are those of the features of the last pair of each block, as scores know them; a branch without means adds
-    what it makes of features that are all zero. `fold` moves the shifts into the norms before them, where that is
-    exact. Raises PlanError, and changes nothing, for a block that is not one of the model.
+    what it makes of features that are all zero. Raises PlanError for a block that is not one of the model.
     """
     pairs = basis_pairs(model)
     shifts: dict[str, nn.Module] = {}

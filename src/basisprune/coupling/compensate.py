@@ -32,7 +32,7 @@ def hand_over(
     *,
     refit: bool,
 ) -> Coupling:
-    """Changes the model, in place, so that less is lost when it is cut; the coupling to cut it by then.
+    """Change the model, in place, so that less is lost when it is cut; return the coupling to cut it by then.
 
     In every conv or linear layer that reads channels which go, their mean over images and positions moves into the
     bias (of a pair, into that of its second half), and with `refit` all that least squares predict of them from the
@@ -40,9 +40,8 @@ def hand_over(
     A layer without bias gets one, which the coupling returned knows of. `statistics` are `input_statistics`.
 
     A constant handed to the bias is exact inside of a map; where the layer pads with zeros, its border sees the
-    constant too. A transposed conv gets the mean over its strides. Layers whose weight is not what they convolve with
-    (weight standardisation) and those without statistics stay as they are. Raises PlanError for statistics that do not
-    fit.
+    constant too. Layers whose weight is not what they convolve with (weight standardisation) and those without
+    statistics stay as they are. Raises PlanError for statistics that do not fit.
     """
     groups = {group.name: group for group in coupling.groups}
     changes = []
@@ -52,17 +51,12 @@ def hand_over(
         layer = cast("Layer", model.get_submodule(name))  # no others are listed
         if len(gone) and name in statistics and is_plain(layer):
             changes.append(_change(name, layer, gone.tolist(), statistics[name], refit))
-    biases = []
-    for change in changes:
-        change.layer.weight.copy_(change.weight)
-        biases.append(_add_bias(model, change))
-    return _with_biases(model, coupling, [name for name in biases if name is not None])
+    biases = [new for change in changes if (new := _carry_out(model, change)) is not None]
+    return _with_biases(model, coupling, biases) if biases else coupling
 
 
 @dataclass(frozen=True)
 class _Change:
-    """The new weight of a layer and the constant (c_o) to be added to what it outputs."""
-
     name: str
     layer: Layer
     weight: Tensor
@@ -92,7 +86,6 @@ def _change(name: str, layer: Layer, gone: list[int], known: OutputStatistics, r
 
 
 def _per_group(layer: Layer) -> Tensor:
-    """The layer's weight in float64 as (groups, c_o / groups, c_i / groups, places of the kernel)."""
     weight = layer.weight.detach().double()
     if isinstance(layer, nn.Linear):
         return weight[None, :, :, None]
@@ -106,16 +99,15 @@ def _as_layer(weight: Tensor, layer: Layer) -> Tensor:
     return shaped
 
 
-def _add_bias(model: nn.Module, change: _Change) -> str | None:
-    """Adds the constant to what the layer, or the pair that it begins, outputs; its name if the bias is a new one."""
+def _carry_out(model: nn.Module, change: _Change) -> str | None:
     target: Layer | BasisScalingConv = change.layer
+    target.weight.copy_(change.weight)
     name, constant = change.name, change.constant
     parent, _, own = name.rpartition(".")
     pair = model.get_submodule(parent) if own == "basis" else None
     if isinstance(pair, BasisPair):
         target, name = pair.scaling, half_name(parent, "scaling")
-        columns = target.scaled_weight().double().flatten(1).unflatten(0, (target.groups, -1))
-        constant = (columns @ constant.view(target.groups, -1, 1)).flatten()
+        constant = (target.columns() @ constant.view(target.groups, -1, 1)).flatten()
     if target.bias is not None:
         target.bias += constant.to(target.bias.dtype)
         return None
@@ -125,8 +117,6 @@ def _add_bias(model: nn.Module, change: _Change) -> str | None:
 
 def _with_biases(model: nn.Module, coupling: Coupling, names: Sequence[str]) -> Coupling:
     """The coupling that cuts these new biases where it cuts their layers' filters."""
-    if not names:
-        return coupling
     groups = []
     for group in coupling.groups:
         held = [name for name in names if name in group.layers]

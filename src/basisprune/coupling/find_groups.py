@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, cycle
 
 import numpy as np
 from torch import Tensor, nn
 
 from basisprune.basis.layers import BasisPair, BasisScalingConv, half_name
-from basisprune.coupling.cutting import hollow_cut, shell
+from basisprune.coupling.cutting import dropped, hollow_cut, shell
 from basisprune.coupling.labelled_run import Tracer, forward
 from basisprune.coupling.ledger import Ids, Ledger
 from basisprune.coupling.solving import Solution, build, solve
@@ -25,7 +25,7 @@ _FEW = 24  # groups, among which each two are told apart
 def trace_coupling(
     model: nn.Module, example_inputs: Tensor | Sequence[Tensor], *, ignored_layers: LayerPatterns = ()
 ) -> Coupling:
-    """The groups of channels of a network that can be cut, found by running it once and tried on a copy.
+    """Find the groups of channels of a network that can be cut, by running it once and by trying them on a copy.
 
     The network is not changed and may be in any mode. Each group was cut in trials, by other shares than its
     neighbours and without some of them; one that made the network fail, or put channels in each other's place, is
@@ -40,7 +40,7 @@ def trace_coupling(
     """
     inputs = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs)
     ledger, modes = _first_runs(shell(model), inputs)
-    _set_aside(model, ledger, ignored_layers)
+    _freeze_uncut(model, ledger, ignored_layers)
     tied: set[str] = set()
     for turn in count(1):
         solution = solve(ledger)
@@ -58,7 +58,8 @@ def trace_coupling(
         elif turn >= _TRIALS or not fault.suspects:
             ledger.freeze(np.flatnonzero(solution.group >= 0), fault.reason)
         elif partners:  # each fails without the others: they are cut at the same places from now on
-            first, *others = (_units(solution, number) for number in partners)
+            held = [np.flatnonzero(solution.group == number) for number in partners]
+            first, *others = (ids[np.unique(solution.unit[ids], return_index=True)[1]] for ids in held)  # one per unit
             for other in others:
                 ledger.unite(first, other)
         else:
@@ -71,14 +72,6 @@ def _partners(groups: Mapping[int, Group], guilty: Sequence[int]) -> list[int]:
     shapes = {number: (groups[number].size, len(groups[number].parts)) for number in guilty}
     found = [number for number in guilty if shapes[number] == shapes[guilty[0]]]
     return found if len(found) > 1 else []
-
-
-def _units(solution: Solution, number: int) -> Ids:
-    """An id of each unit of a group, in their order."""
-    ids = np.flatnonzero(solution.group == number)
-    _, first = np.unique(solution.unit[ids], return_index=True)
-    found: Ids = ids[first]
-    return found
 
 
 def _same_kind(model: nn.Module, ledger: Ledger, stack: Sequence[str]) -> set[str]:
@@ -94,16 +87,15 @@ def _same_kind(model: nn.Module, ledger: Ledger, stack: Sequence[str]) -> set[st
 def _first_runs(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Ledger, tuple[bool, ...]]:
     """The ledger of a run in eval mode, and of one in training mode if that reaches more layers."""
     names = {id(tensor): name for name, tensor in reversed(list(named_tensors(model)))}
-    ledger = Ledger(names, mixing=_second_halves(model))
+    ledger = Ledger(names, mixing=frozenset(name for name, _ in find_layers(model, BasisScalingConv)))
     try:
         forward(model, inputs, Tracer(ledger), training=False)
     except Exception as error:
         pass_on(error)
         raise ModelError(f"{type(model).__name__} does not run on the example inputs: {error}") from error
-    weights = [p for p in model.parameters() if p.dim() > 1 and id(p) not in ledger.used]
-    if not weights:
-        return ledger, (False,)
     before = len(ledger.used)
+    if all(p.dim() < 2 or id(p) in ledger.used for p in model.parameters()):
+        return ledger, (False,)
     try:
         forward(model, inputs, Tracer(ledger), training=True)
     except Exception as error:  # a network need not be trainable on these inputs; what eval mode showed still holds
@@ -112,20 +104,13 @@ def _first_runs(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Ledger, t
     return ledger, (False, True) if len(ledger.used) > before else (False,)
 
 
-def _second_halves(model: nn.Module) -> frozenset[str]:
-    return frozenset(name for name, _ in find_layers(model, BasisScalingConv))
-
-
-def _set_aside(model: nn.Module, ledger: Ledger, ignored_layers: LayerPatterns) -> None:
-    """Freezes what is not to be cut: layers that the caller names, and the bases of pairs."""
+def _freeze_uncut(model: nn.Module, ledger: Ledger, ignored_layers: LayerPatterns) -> None:
+    """Freeze what is not to be cut: layers that the caller names, and the bases of pairs."""
     ignored = dict.fromkeys(match_layers(model, ignored_layers), "it is ignored as asked")
     for name, _ in find_layers(model, BasisPair):
         ignored.setdefault(half_name(name, "basis"), "its basis vectors belong to basis pruning")
-    if not ignored:
-        return
     modules, owner = ledger.owners()
-    for ids in ledger.produced:
-        flat = ids.ravel()
+    for flat in map(np.ravel, ledger.produced if ignored else ()):
         for number in np.unique(owner[flat]).tolist():
             if number >= 0 and modules[number] in ignored:
                 ledger.freeze(flat[owner[flat] == number], ignored[modules[number]])
@@ -139,12 +124,8 @@ def _cuts(groups: Mapping[int, Group]) -> Iterator[dict[int, int]]:
     """
     lengths = {number: len(group.parts[0]) for number, group in groups.items()}
     spans = {length: _span(length) for length in lengths.values()}
-    taken = dict.fromkeys(spans, 0)
-    first = {}
-    for number, length in lengths.items():
-        first[number] = spans[length][taken[length] % len(spans[length])]
-        taken[length] += 1
-    yield first
+    turns = {length: cycle(span) for length, span in spans.items()}
+    yield {number: next(turns[length]) for number, length in lengths.items()}
     bits = max(2, (len(groups) - 1).bit_length()) if len(groups) <= _FEW else 2
     for bit in range(bits if len(groups) > 1 else 0):
         rng = np.random.default_rng(bit)
@@ -183,12 +164,11 @@ class _MisplacedError(Exception):
 
 @dataclass
 class _Checked(Ledger):
-    """A ledger in which only equal ids may meet, as far as they belong to groups."""
+    """A ledger in which only equal ids may meet, as far as they belong to groups; others raise _MisplacedError."""
 
     grouped: Ids = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def unite(self, first: Ids, second: Ids) -> None:
-        """Raises if ids at equal positions differ."""
         one, other = np.broadcast_arrays(first, second)
         apart = (one != other) & (one != 0) & (other != 0)
         if apart.any():
@@ -209,16 +189,15 @@ class _Trial:
     groups: Mapping[int, Group]
 
     def run(self, cuts: Mapping[int, int]) -> _Fault | None:
-        """Nothing if the network runs with so many units cut and all channels in place; else what is wrong.
+        """What is wrong with the network with so many units cut; None if it runs with all channels in place.
 
-        The cut network is traced again with the classes that its channels had before: wherever two meet they
-        must be the same.
+        The cut network is traced with the classes that its channels had before: where two meet they must be the same.
         """
         groups = {number: self.groups[number] for number in cuts}
         coupling = Coupling(tuple(groups.values()), {}, ())
         keep = {group.name: _trial_units(group, number, cuts[number]) for number, group in groups.items()}
         smaller = hollow_cut(self.model, coupling, keep)
-        given = _kept_classes(self.model, smaller, self.ledger, self.solution, coupling, keep)
+        given = self._kept_classes(smaller, coupling, keep)
         names = {id(tensor): name for name, tensor in named_tensors(smaller)}
         for training in self.modes:
             tracer = Tracer(_Checked(names, given, self.ledger.mixing, grouped=self.solution.group))
@@ -229,35 +208,27 @@ class _Trial:
                 return _fault(tracer, self.solution, self.groups, error)
         return None
 
+    def _kept_classes(
+        self, smaller: nn.Module, coupling: Coupling, keep: Mapping[str, Sequence[int]]
+    ) -> dict[int, list[Ids]]:
+        """The classes of the ids that each parameter of the cut network has kept."""
+        gone = np.zeros(self.ledger.count, bool)
+        start = {(axis.parameter, axis.dim): axis.start for axis in self.ledger.axes}
+        for group in coupling.groups:
+            lost = dropped(group, keep)
+            for axis in group.axes:
+                gone[start[axis.parameter, axis.dim] + np.reshape(axis.index, (group.size, -1))[lost]] = True
+        tensors, used = dict(named_tensors(smaller)), self.ledger.used
+        return {
+            id(tensors[name]): [self.solution.label[ids[~gone[ids]]] for ids in used[id(tensor)]]
+            for name, tensor in named_tensors(self.model)
+            if id(tensor) in used
+        }
+
     def guilty_alone(self, fault: _Fault) -> list[int]:
         """The suspects that fail when nothing else is cut, or all such groups if no module says who is suspect."""
         numbers = fault.suspects if len(fault.stack) > 1 else tuple(self.groups)
         return [number for number in numbers if self.run({number: max(1, len(self.groups[number].parts[0]) // 3)})]
-
-
-def _kept_classes(
-    model: nn.Module,
-    smaller: nn.Module,
-    ledger: Ledger,
-    solution: Solution,
-    coupling: Coupling,
-    keep: dict[str, tuple[int, ...]],
-) -> dict[int, list[Ids]]:
-    """The classes of the ids that each parameter of the cut network has kept."""
-    dropped = np.zeros(ledger.count, bool)
-    start = {(axis.parameter, axis.dim): axis.start for axis in ledger.axes}
-    for group in coupling.groups:
-        gone = np.ones(group.size, bool)
-        gone[list(keep[group.name])] = False
-        for axis in group.axes:
-            index = np.asarray(axis.index).reshape(group.size, -1)[gone]
-            dropped[start[axis.parameter, axis.dim] + index.ravel()] = True
-    tensors = dict(named_tensors(smaller))
-    given = {}
-    for name, tensor in named_tensors(model):
-        if id(tensor) in ledger.used:
-            given[id(tensors[name])] = [solution.label[ids[~dropped[ids]]] for ids in ledger.used[id(tensor)]]
-    return given
 
 
 def _fault(tracer: Tracer, solution: Solution, groups: Mapping[int, Group], error: Exception) -> _Fault:
@@ -290,7 +261,6 @@ def _belongs(group: Group, module: str) -> bool:
 
 
 def _numbers(tracer: Tracer, tensors: Sequence[object], solution: Solution) -> set[int]:
-    """The groups whose channels are in some tensors."""
     fields = [
         ids.ravel() for tensor in tensors if isinstance(tensor, Tensor) for ids in tracer.labels_of(tensor).fields
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from basisprune.coupling.combining import COMBINING, PRODUCTS, elementwise, shape_only
-from basisprune.coupling.labels import CONSTANT, Labels, Operation, Rule, attach, attached, support, vector
+from basisprune.coupling.labels import CONSTANT, Labels, Operation, Rule, attach, attached, listed, support, vector
 from basisprune.coupling.ledger import Ledger
 from basisprune.coupling.rearranging import REARRANGING
 from basisprune.torchkit.running import hooked, mode, tensors_in
@@ -55,19 +55,22 @@ class Tracer(TorchDispatchMode):
         args: tuple[object, ...] = (),
         kwargs: dict[str, object] | None = None,
     ) -> object:
-        """Runs one operation and labels its result."""
         kwargs = kwargs or {}
         tensors = list(tensors_in((args, kwargs)))
         self.failing = tensors
-        name = _base_name(func)
+        namespace, _, name = func._schema.name.partition("::")
+        if namespace != "aten":
+            name = func._schema.name
+        elif not name.endswith("__"):
+            name = name.removesuffix("_")
         out = self._result(func, name, args, kwargs)
         labels = [self.labels_of(tensor) for tensor in tensors]
         if any(label.fields for label in labels):
             module = self.stack[-1][0] if self.stack else ""
             call = Operation(name, func, args, kwargs, out, module, self.ledger, self.labels_of)
-            _mark(out, self._apply(call, labels), self.ledger)
+            self._mark(out, self._apply(call, labels))
         elif any(label.active for label in labels):
-            _mark(out, Labels((), active=True), self.ledger)
+            self._mark(out, Labels((), active=True))
         self.failing = []
         return out
 
@@ -95,41 +98,31 @@ class Tracer(TorchDispatchMode):
                 self.ledger.freeze(ids, f"it enters {call.func}, which is not known")
         return Labels((), any(label.active for label in labels))
 
-
-def _base_name(func: OpOverload[..., object]) -> str:
-    name: str = func._schema.name
-    namespace, _, base = name.partition("::")
-    if namespace != "aten":
-        return name
-    return base[:-1] if base.endswith("_") and not base.endswith("__") else base
-
-
-def _mark(out: object, labels: Labels | list[Labels], ledger: Ledger) -> None:
-    results = [out] if isinstance(out, Tensor) else list(out) if isinstance(out, (tuple, list)) else []
-    listed = labels if isinstance(labels, list) else [labels] * len(results)
-    for tensor, label in zip(results, listed, strict=True):
-        if isinstance(tensor, Tensor) and id(tensor) not in ledger.names:
-            fits = all(ids.ndim == tensor.ndim for ids in label.fields)
-            attach(tensor, label if fits else Labels((), label.active))
+    def _mark(self, out: object, labels: Labels | list[Labels]) -> None:
+        results = listed(out)
+        each = labels if isinstance(labels, list) else [labels] * len(results)
+        for tensor, label in zip(results, each, strict=True):
+            if isinstance(tensor, Tensor) and id(tensor) not in self.ledger.names:
+                fits = all(ids.ndim == tensor.ndim for ids in label.fields)
+                attach(tensor, label if fits else Labels((), label.active))
 
 
 @contextmanager
 def _quiet(model: nn.Module, training: bool) -> Iterator[None]:
     """The network in one mode, without gradients, random state and fused attention; all is put back."""
     fast = torch.backends.mha.get_fastpath_enabled()
-    with ExitStack() as stack:
-        stack.enter_context(torch.no_grad())
-        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-        stack.enter_context(torch.random.fork_rng(enabled=training))
-        stack.enter_context(mode(model, training=training))
-        stack.callback(torch.backends.mha.set_fastpath_enabled, fast)
-        torch.backends.mha.set_fastpath_enabled(False)
-        yield
+    torch.backends.mha.set_fastpath_enabled(False)
+    rng = torch.random.fork_rng(enabled=training)
+    try:
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), rng, mode(model, training=training):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
 
 
 @contextmanager
 def _watched(model: nn.Module, tracer: Tracer) -> Iterator[None]:
-    """Keeps the tracer's stack of running modules; after an error the stack shows where it happened."""
+    """Keep the tracer's stack of running modules; after an error the stack shows where it happened."""
     names: dict[nn.Module, str] = {module: name for name, module in model.named_modules()}
 
     def enter(module: nn.Module, args: tuple[object, ...]) -> None:
@@ -138,23 +131,21 @@ def _watched(model: nn.Module, tracer: Tracer) -> Iterator[None]:
             for ids in tracer.labels_of(item).fields if isinstance(item, Tensor) else ():
                 tracer.ledger.hint(tracer.stack[-1][0], ids, support(ids)[-1])
 
-    def leave(module: nn.Module, args: object, output: object) -> None:
-        del module, args, output
+    def leave(*_: object) -> None:
         tracer.stack.pop()
 
-    handles = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave)]
-    with hooked(handles):
+    with hooked([register_module_forward_pre_hook(enter), register_module_forward_hook(leave)]):
         yield
 
 
-def two_images(example: Tensor) -> Tensor:
+def _two_images(example: Tensor) -> Tensor:
     """The first two examples, or the only one twice: a batch axis of length one would look like no axis."""
     return example[:2].detach().clone() if len(example) > 1 else example[:1].detach().repeat_interleave(2, 0)
 
 
 def forward(model: nn.Module, inputs: tuple[Tensor, ...], tracer: Tracer, *, training: bool) -> None:
     """Runs the network under the tracer and freezes what reaches its output; raises what the network raises."""
-    images = [two_images(example) for example in inputs]
+    images = [_two_images(example) for example in inputs]
     for image in images:
         attach(image, Labels((), active=True))
     with _quiet(model, training), _watched(model, tracer), tracer:

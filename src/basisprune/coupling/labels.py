@@ -120,8 +120,6 @@ class RuleTable(dict[str, Rule]):
     """Rules by the name of the aten operation, without the underscore of its in-place form."""
 
     def rule(self, *names: str) -> Callable[[AnyRule], AnyRule]:
-        """A decorator that enters a rule for the operations of these names."""
-
         def enter(function: AnyRule) -> AnyRule:
             self.update(dict.fromkeys(names, function))
             return function

@@ -54,9 +54,8 @@ class Split:
 class Ledger:
     """The notes of one run. Ids are positive integers; 0 stands for a position that is not a channel.
 
-    `given` holds the ids of parameters by `id(tensor)` where they are known before the run; the axes of
-    every other parameter get new ones when the parameter is first used. `mixing` are the modules whose convs
-    mix what they read even where each group reads a single channel: the second halves of pairs.
+    `given` holds the ids of parameters by `id(tensor)` where they are known before the run. `mixing` are the modules
+    whose convs mix what they read even where each group reads a single channel: the second halves of pairs.
     """
 
     names: Mapping[int, str]

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -48,13 +47,13 @@ class LossStatistics(OutputStatistics):
 def output_statistics(
     model: nn.Module, names: Sequence[str], batches: Iterable[object], *, optional: Collection[str] = ()
 ) -> dict[str, OutputStatistics]:
-    """The mean and covariance of the output of each layer named, over all images and positions, in eval mode.
+    """Return the mean and covariance of the output of each layer named, over all images and positions, in eval mode.
 
-    The model is not changed. In a distributed run every process gets what all of them saw. Raises DataError when
-    there is no batch, LayerError for a layer that never ran or whose output is not finite. Layers that are `optional`
-    are left out if they never ran.
+    In a distributed run every process gets what all of them saw. Raises DataError when there is no batch, LayerError
+    for a layer that never ran or whose output is not finite. Layers that are `optional` are left out if they never ran.
     """
-    with _watched(model, {name: _Moments(model.get_submodule(name)) for name in names}) as sums:
+    sums = {name: _Moments(model.get_submodule(name)) for name in names}
+    with hooked([each.watch() for each in sums.values()]):
         images = _run(model, batches)
     return {name: moments.result(name, images) for name, moments in sums.items() if moments.ran or name not in optional}
 
@@ -68,47 +67,38 @@ def loss_statistics(
     gradients_at: Sequence[str] | None = None,
     optional: Collection[str] = (),
 ) -> dict[str, LossStatistics]:
-    """Mean, covariance and loss metric of the output of each layer named, from one forward and backward pass.
+    """Return mean, covariance and loss metric of the output of each layer named, from one forward and backward pass.
 
     `batches` are (images, labels), `loss` gives the mean over a batch. The metric is that of the layer itself, or
     of the layer at the same place of `gradients_at`. Works in eval mode, whatever is frozen and under the caller's
-    `no_grad`; the model is not changed. In a distributed run every process gets what all of them saw.
-
-    Raises DataError when there is no batch or no label, TrainingError for a loss and LayerError for an output or
-    a gradient that is not finite, and for a layer that never ran or that no gradient can reach. Layers that are
-    `optional` are left out if they never ran.
+    `no_grad`. Otherwise as `output_statistics`; also raises TrainingError for a loss and LayerError for a gradient that
+    is not finite, and for a layer that no gradient can reach.
     """
     places = names if gradients_at is None else gradients_at
     outputs = {name: _Moments(model.get_submodule(name)) for name in names}
     gradients = {place: _GradientMoments(model.get_submodule(place)) for place in places}
-    with _watched(model, outputs), _watched(model, gradients):
-        images = _run_backward(model, batches, loss)
+    with hooked([*(each.watch() for each in outputs.values()), *(each.watch() for each in gradients.values())]):
+        images = _run(model, batches, loss)
     found = {}
     for name, place in zip(names, places, strict=True):
-        if not outputs[name].ran and name in optional:
-            continue
-        moments, metric = outputs[name].result(name, images), gradients[place].result(place, images)
-        found[name] = LossStatistics(moments.mean, moments.covariance, metric, positions=moments.positions)
+        if outputs[name].ran or name not in optional:
+            moments, metric = outputs[name].result(name, images), gradients[place].result(place, images)
+            found[name] = LossStatistics(moments.mean, moments.covariance, metric, positions=moments.positions)
     return found
 
 
 def input_statistics(
     model: nn.Module, names: Sequence[str], batches: Iterable[object], *, loss: Loss | None = None
 ) -> dict[str, OutputStatistics]:
-    """Mean (c_i) and covariance per group of what each layer named reads, over all images and positions.
+    """Return mean (c_i) and covariance per group of what each layer named reads, over all images and positions.
 
     With a `loss`, and labels in the batches, these are LossStatistics whose metric (c_i, 1, 1) is each channel's by
     itself: the gradient that reaches it through this layer alone, not through others that read the same. A layer
     that reads more than 4096 channels gets its variances alone, (c_i, 1, 1). Layers that never ran are left out. The
     covariances are `shrunk`: as many channels as images would explain all others, but only on these images.
-    Otherwise as `loss_statistics`, or without a loss as `output_statistics`.
     """
-    with reading(model, names) as inputs:
-        if loss is None:
-            with torch.no_grad():
-                _run(model, batches)
-        else:
-            _run_backward(model, batches, loss)
+    with reading(model, names) as inputs, torch.set_grad_enabled(loss is not None):
+        _run(model, batches, loss)
     return inputs.statistics(metric=loss is not None, copies=copies_of(batches))
 
 
@@ -121,7 +111,8 @@ def copies_of(batches: object) -> int:
 def reading(model: nn.Module, names: Sequence[str]) -> Iterator[Inputs]:
     """What the layers named read while the model runs, whatever it runs for; ask for its statistics afterwards."""
     inputs = Inputs({name: model.get_submodule(name) for name in names})
-    with hooked(inputs.hooks(model)):
+    handles = [layer.register_forward_pre_hook(partial(inputs.read, name)) for name, layer in inputs.layers.items()]
+    with hooked([*handles, model.register_forward_pre_hook(inputs.count)]):
         yield inputs
 
 
@@ -129,20 +120,15 @@ class Inputs:
     """Sums over what layers read, and over the gradients that come back; see `input_statistics`."""
 
     def __init__(self, layers: Mapping[str, nn.Module]) -> None:
-        self._layers = layers
+        self.layers = layers
         self._images = 0
         self._moments = {name: _Moments(layer, widest=_WIDEST) for name, layer in layers.items()}
         self._gradients = {name: _GradientMoments(layer, alone=True) for name, layer in layers.items()}
 
-    def hooks(self, model: nn.Module) -> list[RemovableHandle]:
-        """Hooks on the model and the layers, registered."""
-        handles = [layer.register_forward_pre_hook(partial(self._read, name)) for name, layer in self._layers.items()]
-        return [*handles, model.register_forward_pre_hook(self._count)]
-
-    def _count(self, _model: nn.Module, args: tuple[Tensor, ...]) -> None:
+    def count(self, _model: nn.Module, args: tuple[Tensor, ...]) -> None:
         self._images += len(args[0])
 
-    def _read(self, name: str, layer: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def read(self, name: str, layer: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         own = args[0].view_as(args[0])  # through which no gradient comes but this layer's
         self._moments[name].hook(layer, args, own)
         self._gradients[name].hook(layer, args, own)
@@ -165,17 +151,6 @@ class Inputs:
         return found
 
 
-def _of_all(local: OutputStatistics, count: int) -> OutputStatistics:
-    """The moments over the rows of all processes; `count` is the number of rows here."""
-    processes = Processes.here()
-    if processes.count == 1:
-        return local
-    part = count / processes.total(count)
-    mean = processes.sum(part * local.mean)
-    shift = (local.mean - mean).view(len(local.covariance), -1, 1)
-    return OutputStatistics(mean, processes.sum(part * (local.covariance + shift @ shift.mT)))
-
-
 def shrunk(covariance: Tensor, count: int) -> Tensor:
     """The covariance with all correlations smaller by the share of them that chance explains, from `count` rows.
 
@@ -194,54 +169,37 @@ def shrunk(covariance: Tensor, count: int) -> Tensor:
     return covariance * (1 - share[..., None, None] * other)
 
 
-def _run(model: nn.Module, batches: Iterable[object]) -> int:
-    """The number of images, after all of them have passed all layers."""
+def _run(model: nn.Module, batches: Iterable[object], loss: Loss | None = None) -> int:
+    """The number of images, after all of them, or the gradients of each one's own loss, have passed all layers."""
     count = 0
-    with mode(model, training=False):
-        for batch in batches:
-            images = images_of(batch)
-            model(placed(images, model))
-            count += len(images)
-    if count == 0:
-        raise DataError("batches: no batch came; a few hundred prepared images are needed")
-    return count
-
-
-def _run_backward(model: nn.Module, batches: Iterable[object], loss: Loss) -> int:
-    """The number of images, after the gradients of each image's own loss have passed all layers."""
-    count = 0
-    with mode(model, training=False), torch.inference_mode(False), torch.enable_grad():
+    backward = nullcontext() if loss is None else _with_gradients()
+    with mode(model, training=False), backward:
         for number, batch in enumerate(batches):
-            images, labels = read_batch(batch, loss)
-            # A path for gradients even where all parameters are frozen; the copy may be changed in place.
-            source = placed(images, model).detach().clone().requires_grad_(True)
-            value = loss_on(model, source.clone(), labels, loss)
-            if not bool(value.isfinite()):
-                raise TrainingError(f"the loss of batch {number} is {value.item()}; check the model and the images")
-            if not value.requires_grad:
-                raise ModelError(f"{type(model).__name__} lets no gradient through from its loss to its images")
-            # In eval mode images do not mix: the gradient of the sum is at each image that of its own loss.
-            torch.autograd.grad(value * len(images), source, allow_unused=True)
-            cut_graphs(model)
+            if loss is None:
+                images = images_of(batch)
+                model(placed(images, model))
+            else:
+                images, labels = read_batch(batch, loss)
+                # A path for gradients even where all parameters are frozen; the copy may be changed in place.
+                source = placed(images, model).detach().clone().requires_grad_(True)
+                value = loss_on(model, source.clone(), labels, loss)
+                if not bool(value.isfinite()):
+                    raise TrainingError(f"the loss of batch {number} is {value.item()}; check the model and the images")
+                if not value.requires_grad:
+                    raise ModelError(f"{type(model).__name__} lets no gradient through from its loss to its images")
+                # In eval mode images do not mix: the gradient of the sum is at each image that of its own loss.
+                torch.autograd.grad(value * len(images), source, allow_unused=True)
+                cut_graphs(model)
             count += len(images)
     if count == 0:
-        raise DataError("batches: no batch came; some hundreds of prepared images with labels are needed")
+        raise DataError("batches: no batch came; some hundreds of prepared images are needed, with labels for a loss")
     return count
-
-
-class _Watching(Protocol):
-    def hook(self, layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None: ...
-
-
-_Sums = TypeVar("_Sums", bound=Mapping[str, _Watching])
 
 
 @contextmanager
-def _watched(model: nn.Module, sums: _Sums) -> Iterator[_Sums]:
-    """The same sums, which see every output of their layers temporarily."""
-    handles = [model.get_submodule(name).register_forward_hook(one.hook) for name, one in sums.items()]
-    with hooked(handles):
-        yield sums
+def _with_gradients() -> Iterator[None]:
+    with torch.inference_mode(False), torch.enable_grad():
+        yield
 
 
 def _rows(layer: nn.Module, features: Tensor) -> Tensor:
@@ -266,15 +224,17 @@ class _Moments:
     """
 
     def __init__(self, layer: nn.Module, *, widest: int | None = None) -> None:
+        self.layer, self.widest = layer, widest
         self.groups: int = getattr(layer, "groups", 1)
-        self.widest = widest
         self.count = self.read = 0
         self.shift: Tensor | None = None
 
     @property
     def ran(self) -> bool:
-        """Whether the layer was called."""
         return self.shift is not None
+
+    def watch(self) -> RemovableHandle:
+        return self.layer.register_forward_hook(self.hook)
 
     def hook(self, layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
         rows = _rows(layer, output.detach())
@@ -293,18 +253,22 @@ class _Moments:
         self.count += len(rows)
 
     def result(self, name: str, images: int) -> OutputStatistics:
-        """The moments, with the positions for each of so many images."""
         if self.shift is None:
             raise LayerError(name, "never ran on the given images; add it to ignored_layers of decompose")
         if not bool(self.second.isfinite().all()):
             raise LayerError(name, "outputs NaN or infinite values on the given images; check images and weights")
         mean = self.first / self.count
         grouped = mean.view(self.groups, -1, 1)
-        here = OutputStatistics(mean + self.shift, self.second / self.count - grouped @ grouped.mT)
+        covariance, mean = self.second / self.count - grouped @ grouped.mT, mean + self.shift
         processes = Processes.here()
+        if processes.count > 1:
+            part = self.count / processes.total(self.count)
+            mine, mean = mean, processes.sum(part * mean)
+            shift = (mine - mean).view(self.groups, -1, 1)
+            covariance = processes.sum(part * (covariance + shift @ shift.mT))
         seen = max(processes.total(images), 1)
         reads, writes = (processes.total(count) / seen for count in (self.read, self.count))
-        return replace(_of_all(here, self.count), positions=(reads, writes))
+        return OutputStatistics(mean, covariance, positions=(reads, writes))
 
 
 class _GradientMoments:
@@ -318,6 +282,9 @@ class _GradientMoments:
         self.groups: int = getattr(layer, "groups", 1)
         self.sum: Tensor | None = None
         self.reached = False
+
+    def watch(self) -> RemovableHandle:
+        return self.layer.register_forward_hook(self.hook)
 
     def hook(self, layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:  # noqa: ARG002
         if self.sum is None:
