@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from basisprune.cli import app
 from basisprune.deploy.bundle import load_bundle
 from basisprune.deploy.export import onnx as exporting
-from basisprune.deploy.export.runtime import to_proto
+from basisprune.deploy.export.onnx import to_proto
 from basisprune.deploy.latency import Latency, LatencyReport
 from basisprune.report import html
 from basisprune.results import RunSummary

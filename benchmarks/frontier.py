@@ -35,7 +35,7 @@ from torch import nn
 from basisprune import RECIPES, evaluate, measure, transfer_model
 from basisprune.budget import Optimize, Ratios
 from basisprune.budget.planning import CostPlanner, Scored
-from basisprune.deploy.export.runtime import open_session, to_proto
+from basisprune.deploy.export.onnx import open_session, to_proto
 from basisprune.deploy.fold import fold
 from basisprune.deploy.latency import interleaved, speedup
 from basisprune.deploy.timing import measured_table, wanted_shapes

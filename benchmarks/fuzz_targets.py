@@ -296,7 +296,7 @@ def onnx_files(source: Path) -> list[Target]:
         import onnx
 
         from basisprune.deploy.export import export_onnx
-        from basisprune.deploy.export.runner import PREFIX
+        from basisprune.deploy.export.sandboxed import PREFIX
         from basisprune.runs.load import load_any
     except ImportError:
         return []

@@ -26,7 +26,7 @@ from common import Cells
 from latency import SIZE, networks
 from torch import nn
 
-from basisprune.deploy.export.runtime import to_proto
+from basisprune.deploy.export.onnx import to_proto
 from basisprune.deploy.fold import fold
 
 MODELS = ("densenet121", "tf_efficientnet_lite0")

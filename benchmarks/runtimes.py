@@ -28,7 +28,7 @@ from basisprune import fold, transfer_model
 from basisprune.demo import demo_data
 from basisprune.deploy.export import export
 from basisprune.deploy.export.runtimes import RUNTIMES
-from basisprune.deploy.export.speed import seconds_of
+from basisprune.deploy.latency import file_seconds
 from basisprune.runs.export import ExportOptions, export_result
 from basisprune.runs.load import load_any
 
@@ -49,7 +49,7 @@ def compare(model: nn.Module) -> dict[str, float]:
     """How many times faster than ONNX Runtime OpenVINO runs a graph: the median and the middle half of the rounds."""
     with TemporaryDirectory() as scratch:
         files = {name: export(model, name, scratch)[0].path for name in ("onnx", "openvino")}
-        seconds = seconds_of({name: (RUNTIMES[name], path) for name, path in files.items()}, repeats=100)
+        seconds = file_seconds({name: (RUNTIMES[name], path) for name, path in files.items()}, repeats=100)
     ratios = [a / b for a, b in zip(seconds["onnx"], seconds["openvino"], strict=True)]
     found = {f"{name} ms": 1000 * statistics.median(values) for name, values in seconds.items()}
     low, middle, high = statistics.quantiles(ratios, n=4)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from basisprune import Augment, PreparedBatches, Session, TrainConfig, decompose, fit, measure, predict
 from basisprune.budget.proportions import wilson_interval
 from basisprune.data import Splits, load_data, make_loader, prepare, take
-from basisprune.deploy.export.runtime import feed_of, open_session, to_proto
+from basisprune.deploy.export.onnx import open_session, to_proto
 from basisprune.deploy.fold import deploy
 from basisprune.deploy.latency import interleaved
 from basisprune.deploy.timing import measured_table, wanted_shapes
@@ -252,7 +252,8 @@ def _clock(assets: Path) -> Callable[[], object]:
 
 def _runner(file: bytes, side: int) -> Callable[[], object]:
     session = open_session(file, threads=1)
-    feed = feed_of(session, torch.randn(1, 3, side, side, generator=torch.Generator().manual_seed(0)))
+    noise = torch.randn(1, 3, side, side, generator=torch.Generator().manual_seed(0))
+    feed = {session.get_inputs()[0].name: noise.numpy()}
     return lambda: session.run(None, feed)
 
 

@@ -12,7 +12,7 @@ from basisprune.basis.decompose import decompose
 from basisprune.basis.layers import basis_pairs
 from basisprune.coupling import trace_coupling
 from basisprune.deploy.bundle import load_bundle, save_pretrained
-from basisprune.deploy.export.onnx import export_onnx
+from basisprune.deploy.export import export_onnx
 from basisprune.deploy.fold import fold
 from basisprune.importance import score_filters, taylor_scores
 from basisprune.planning import plan_basis, plan_filters

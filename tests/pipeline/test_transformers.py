@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from basisprune.basis.decompose import choose_layers, decompose
 from basisprune.basis.layers import basis_pairs
 from basisprune.coupling import trace_coupling
-from basisprune.deploy.export.onnx import export_onnx
+from basisprune.deploy.export import export_onnx
 from basisprune.deploy.fold import fold
 from basisprune.importance import basis_loss, score_filters, taylor_scores
 from basisprune.planning import plan_basis, plan_filters

@@ -377,7 +377,8 @@ def named_network(
     model: str, size: int | None, classes: int, trust_code: bool, *, keep_head: bool = False, weights: str | None = None
 ) -> nn.Module:
     """The network in a folder, or a new one by name, with a head for that many classes or its own."""
-    from basisprune.runs.load import FileModel, load_any
+    from basisprune.deploy.export.runtime import FileModel
+    from basisprune.runs.load import load_any
     from basisprune.transfer.model import transfer_model
 
     if not Path(model).exists():

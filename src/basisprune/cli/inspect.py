@@ -57,7 +57,7 @@ def inspect(
 
 
 def _latency(network: nn.Module, shape: tuple[int, ...]) -> Sequence[Latency]:
-    from basisprune.deploy.export.runtime import has_onnx
+    from basisprune.deploy.export.onnx import has_onnx
     from basisprune.deploy.latency import measure_latency
     from basisprune.runs.summary import rounds
 

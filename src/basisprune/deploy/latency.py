@@ -1,4 +1,4 @@
-"""How long models take on this machine, side by side: numbers, no formatting."""
+"""How long models and exported files take on this machine, side by side: numbers, no formatting."""
 
 from __future__ import annotations
 
@@ -7,24 +7,26 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from importlib import import_module
-from types import ModuleType
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
 
+from basisprune.deploy.export.exportable import GraphInput, read_facts
+from basisprune.deploy.export.onnx import ONNX, layer_protos, open_session, to_proto
+from basisprune.deploy.export.runtime import OpenFile, Runtime
 from basisprune.errors import ConfigError
-from basisprune.transfer.model import known_spec
+from basisprune.transfer.model import known_spec, spec_of
 from basisprune.types import JsonValue
-
-if TYPE_CHECKING:
-    from basisprune.deploy.export.runtime import Session
 
 Backend: TypeAlias = Literal["eager", "onnxruntime"]
 Seconds: TypeAlias = dict[str, list[float]]
+Run: TypeAlias = Callable[[], object]
+
+PYTORCH = "PyTorch"
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class LatencyReport(JsonValue):
     clock: str
 
     def row(self, model: str, backend: Backend, batch_size: int) -> Latency:
-        """The one row of this setting; raises KeyError where it was not measured."""
+        """Return the row of this setting; raises KeyError where it was not measured."""
         for row in self.rows:
             if (row.model, row.backend, row.batch_size) == (model, backend, batch_size):
                 return row
@@ -72,37 +74,101 @@ def measure_latency(
     threads: int = 1,
     repeats: int = 20,
 ) -> LatencyReport:
-    """The latency of each model on the CPU, for batches of inputs of `input_shape`, without the batch.
+    """Measure the latency of each model on the CPU.
 
-    By default that is what the first model's `input_spec` says. The models take turns, so that what else the
-    machine does disturbs all of them alike: trust the ratios more than the seconds. With one thread its CPU time
-    is taken, the latency on a machine that does nothing else; with more, the time that passes. Eager PyTorch runs
-    in channels_last and inference mode; onnxruntime runs what torch's exporter makes of the model, with a dynamic
-    batch. The models are copied, and not changed.
+    The models take turns, so that what else the machine does disturbs all of them alike: trust the ratios more than the
+    seconds. With one thread its CPU time is taken, the latency on a machine that does nothing else; with more, the time
+    that passes. Eager PyTorch runs in channels_last and inference mode; onnxruntime runs what torch's exporter makes of
+    the model, with a dynamic batch.
 
-    Raises ConfigError for wrong settings, MissingExtraError without onnxruntime where it is asked for.
+    Args:
+        models: The models by name, which are copied, and not changed.
+        input_shape: That of one input without the batch, by default what the first model's `input_spec` says.
+        batch_sizes: How many inputs at a time.
+        backends: What runs the models.
+        threads: CPU threads.
+        repeats: Rounds, in each of which every model runs once.
+
+    Raises:
+        ConfigError: For wrong settings.
+        MissingExtraError: Without onnxruntime where it is asked for.
 
     >>> report = measure_latency({"a": nn.Conv2d(3, 8, 3)}, (3, 8, 8), backends=["eager"], repeats=3)
     >>> [(row.batch_size, row.speedup) for row in report.rows]
     [(1, 1.0), (32, 1.0)]
     """
     _check_settings(models, batch_sizes, backends, threads, repeats)
-    shape = _shape(models, input_shape)
+    first = next(iter(models.values()))
+    spec = known_spec(first)
+    if input_shape is None and spec is None:
+        fault = f"{type(first).__name__} does not know it; pass that of one input, such as (3, 224, 224)"
+        raise ConfigError.of("measure_latency", [f"input_shape: {fault}"])
+    shape = spec.shape if input_shape is None and spec is not None else tuple(input_shape or ())
     rows: list[Latency] = []
-    with limited_threads(threads):
+    with _limited_threads(threads):
         for backend in backends:
-            ready = {name: _READY[backend](model, shape, threads) for name, model in models.items()}
+            make = _eager if backend == "eager" else partial(_onnxruntime, shape=shape, threads=threads)
+            ready = {name: make(model) for name, model in models.items()}
             for batch_size in batch_sizes:
                 images = torch.randn(batch_size, *shape, generator=torch.Generator().manual_seed(0))
-                runs = {name: make(images) for name, make in ready.items()}
-                seconds = interleaved(runs, repeats=repeats)
-                rows += latency_rows(backend, batch_size, seconds)
+                runs = {name: run_on(images) for name, run_on in ready.items()}
+                rows += _rows(backend, batch_size, interleaved(runs, repeats=repeats))
         clock = "cpu" if stopwatch() is time.thread_time else "wall"
     return LatencyReport(tuple(rows), shape, threads, repeats, clock)
 
 
+def file_seconds(
+    files: Mapping[str, tuple[Runtime, Path]],
+    eager: nn.Module | None = None,
+    *,
+    batch_size: int = 1,
+    repeats: int = 30,
+    threads: int = 1,
+) -> Seconds:
+    """Measure the seconds of a batch in each exported file and, as "PyTorch", in the network, round by round.
+
+    Files that prepare their images do so within that time. With one thread the CPU time of the process is taken, which
+    a busy machine does not change; runtimes have threads of their own, so that of one thread would say nothing. Each
+    turn starts with runs that are not timed, so that a network finds the caches as it leaves them itself.
+    """
+    runs: dict[str, Run] = {}
+    with _limited_threads(threads):
+        for name, (runtime, path) in files.items():
+            file = OpenFile(path, runtime, threads, trusted=True)
+            noise = random_images(read_facts(path, file.notes).input, batch_size)
+            runs[name] = partial(file.run, noise.numpy())
+        if eager is not None:
+            runs[PYTORCH] = _eager(eager)(torch.randn(batch_size, *spec_of(eager).shape))
+        return interleaved(runs, repeats=repeats, settle=2, now=time.process_time if threads == 1 else None)
+
+
+def file_latencies(
+    files: Mapping[str, tuple[Runtime, Path]],
+    eager: nn.Module | None = None,
+    *,
+    batch_sizes: Sequence[int] = (1,),
+    repeats: int = 30,
+    threads: int = 1,
+) -> list[Latency]:
+    """Measure the latency of exported files as `file_seconds` does; `speedup` is over the first."""
+    rows = []
+    for size in batch_sizes:
+        seconds = file_seconds(files, eager, batch_size=size, repeats=repeats, threads=threads)
+        backends = {name: "onnxruntime" if runtime is ONNX else runtime.name for name, (runtime, _) in files.items()}
+        rows += [replace(row, backend=backends.get(row.model, "eager")) for row in _rows("", size, seconds)]
+    return rows
+
+
+def random_images(wanted: GraphInput, count: int) -> Tensor:
+    """Make a batch of noise of the kind that a file takes."""
+    dice = torch.Generator().manual_seed(0)
+    if wanted.layout is None:
+        return torch.randn(count, *wanted.shape, generator=dice)
+    return torch.randint(0, 256, (count, *wanted.shape), dtype=torch.uint8, generator=dice)
+
+
 def stopwatch() -> Callable[[], float]:
-    """What to take times by: the CPU time of the thread if torch uses only one, else the time that passes.
+    """Return the clock to use: the CPU time of the thread if torch uses only one, else the time that passes.
 
     A busy machine interrupts long runs more often than short ones, which makes ratios of passing time too good.
     """
@@ -111,14 +177,14 @@ def stopwatch() -> Callable[[], float]:
 
 
 def interleaved(
-    runs: Mapping[str, Callable[[], object]],
+    runs: Mapping[str, Run],
     *,
     repeats: int,
     warmup: int = 2,
     settle: int = 0,
     now: Callable[[], float] | None = None,
 ) -> Seconds:
-    """The seconds of each run in every round; the runs take turns, so that a noisy machine disturbs all alike.
+    """Measure the seconds of each run in every round; the runs take turns, so that noise disturbs all alike.
 
     Each turn begins with `settle` runs that are not timed, for what has a steady state of its own: memory that the
     run before left in another shape has to be fetched anew. `now` tells the time, by default that of `stopwatch`.
@@ -160,7 +226,6 @@ class LayerTimer:
             layer.register_forward_hook(partial(self._stop, name))
 
     def run(self, *inputs: object) -> None:
-        """Runs the model once more."""
         self._sums = dict.fromkeys(self._runs, 0.0)
         self.model(*inputs)
         for name, seconds in self._sums.items():
@@ -183,7 +248,7 @@ def speedup(seconds: Seconds, slow: str, fast: str) -> float:
 
 
 def in_channels_last(model: nn.Module) -> nn.Module:
-    """A copy of the model in eval mode, with the weights of its 2d and 3d convs in channels_last."""
+    """Return a copy of the model in eval mode, with the weights of its 2d and 3d convs in channels_last."""
     result = copy.deepcopy(model).eval()
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     for parameter in result.parameters():
@@ -192,18 +257,17 @@ def in_channels_last(model: nn.Module) -> nn.Module:
     return result
 
 
-def onnx_session(model: nn.Module, input_shape: tuple[int, ...], threads: int) -> Session:
-    """An onnxruntime session for the model with a dynamic batch; raises MissingExtraError without onnxruntime."""
-    runtime = _onnx_runtime()
-    proto = runtime.to_proto(copy.deepcopy(model).cpu().eval(), torch.zeros(2, *input_shape))
-    session: Session = runtime.open_session(proto.SerializeToString(), threads)
-    return session
+def onnx_session(model: nn.Module, input_shape: tuple[int, ...], threads: int) -> Any:
+    """Open an onnxruntime session for the model with a dynamic batch; raises MissingExtraError without onnxruntime."""
+    ONNX.require()
+    proto = to_proto(copy.deepcopy(model).cpu().eval(), torch.zeros(2, *input_shape))
+    return open_session(proto.SerializeToString(), threads)
 
 
 def onnx_layer_seconds(
     forms: Mapping[str, Sequence[nn.Module]], shapes: Mapping[str, tuple[int, ...]], repeats: int
 ) -> dict[str, list[float]]:
-    """The median seconds of all forms of each layer on its own in onnxruntime, on an input of the layer's shape.
+    """Measure the median seconds of all forms of each layer in onnxruntime, on an input of the layer's shape.
 
     All take turns, so that each finds its weights outside the caches, as it does in the network. What it takes to
     bring one layer's input and output into onnxruntime's own memory format is in the times of all its forms.
@@ -211,68 +275,40 @@ def onnx_layer_seconds(
     >>> onnx_layer_seconds({}, {}, repeats=3)
     {}
     """
-    runtime = _onnx_runtime()
-    order = [(name, index) for name, listed in forms.items() for index in range(len(listed))]
+    ONNX.require()
+    order = [(name, form) for name, listed in forms.items() for form in listed]
     if not order:
         return {}
-    layers = [copy.deepcopy(forms[name][index]).float().cpu() for name, index in order]
+    layers = [copy.deepcopy(form).float().cpu() for _, form in order]
     inputs = [torch.randn(shapes[name], generator=torch.Generator().manual_seed(0)) for name, _ in order]
-    sessions = [
-        runtime.open_session(proto.SerializeToString(), torch.get_num_threads())
-        for proto in runtime.layer_protos(layers, inputs)
-    ]
-    runs = {
-        str(place): partial(session.run, None, {session.get_inputs()[0].name: features.numpy()})
-        for place, (session, features) in enumerate(zip(sessions, inputs, strict=True))
-    }
-    medians = [statistics.median(values) for values in interleaved(runs, repeats=repeats).values()]
-    return {
-        name: [seconds for (other, _), seconds in zip(order, medians, strict=True) if other == name] for name in forms
-    }
+    runs: dict[str, Run] = {}
+    for place, (proto, features) in enumerate(zip(layer_protos(layers, inputs), inputs, strict=True)):
+        session = open_session(proto.SerializeToString(), torch.get_num_threads())
+        runs[str(place)] = partial(session.run, None, {session.get_inputs()[0].name: features.numpy()})
+    medians = map(statistics.median, interleaved(runs, repeats=repeats).values())
+    found: dict[str, list[float]] = {name: [] for name in forms}
+    for (name, _), seconds in zip(order, medians, strict=True):
+        found[name].append(seconds)
+    return found
 
 
-def _onnx_runtime() -> ModuleType:
-    """The module that exports to ONNX; its package takes seconds to import, which eager timing need not wait for."""
-    runtime = import_module("basisprune.deploy.export.runtime")
-    runtime.require_onnx()
-    return runtime
-
-
-def ready_eager(
-    model: nn.Module, input_shape: tuple[int, ...], _threads: int
-) -> Callable[[Tensor], Callable[[], object]]:
-    """What makes a run of the model in eager PyTorch out of a batch."""
+def _eager(model: nn.Module) -> Callable[[Tensor], Run]:
     twin = in_channels_last(model).cpu()
 
-    def make(images: Tensor) -> Callable[[], object]:
-        batch = images.contiguous(memory_format=torch.channels_last) if len(input_shape) == 3 else images
+    def run_on(images: Tensor) -> Run:
+        batch = images.contiguous(memory_format=torch.channels_last) if images.dim() == 4 else images
+        return torch.inference_mode()(partial(twin, batch))
 
-        @torch.inference_mode()
-        def run() -> object:
-            return twin(batch)
-
-        return run
-
-    return make
+    return run_on
 
 
-def _onnxruntime(
-    model: nn.Module, input_shape: tuple[int, ...], threads: int
-) -> Callable[[Tensor], Callable[[], object]]:
-    session = onnx_session(model, input_shape, threads)
+def _onnxruntime(model: nn.Module, shape: tuple[int, ...], threads: int) -> Callable[[Tensor], Run]:
+    session = onnx_session(model, shape, threads)
     name = session.get_inputs()[0].name
-
-    def make(images: Tensor) -> Callable[[], object]:
-        feed = {name: images.numpy()}
-        return lambda: session.run(None, feed)
-
-    return make
+    return lambda images: partial(session.run, None, {name: images.numpy()})
 
 
-_READY = {"eager": ready_eager, "onnxruntime": _onnxruntime}
-
-
-def latency_rows(backend: str, batch_size: int, seconds: Seconds) -> list[Latency]:
+def _rows(backend: str, batch_size: int, seconds: Seconds) -> list[Latency]:
     """One row for each run, compared with the first."""
     first, rows = next(iter(seconds)), []
     for name, values in seconds.items():
@@ -283,25 +319,13 @@ def latency_rows(backend: str, batch_size: int, seconds: Seconds) -> list[Latenc
 
 
 @contextmanager
-def limited_threads(count: int) -> Iterator[None]:
-    """PyTorch computes with this many threads temporarily."""
+def _limited_threads(count: int) -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _shape(models: Mapping[str, nn.Module], given: Sequence[int] | None) -> tuple[int, ...]:
-    first = next(iter(models.values()))
-    spec = known_spec(first)
-    if given is not None:
-        return tuple(given)
-    if spec is None:
-        fault = f"{type(first).__name__} does not know it; pass that of one input, such as (3, 224, 224)"
-        raise ConfigError.of("measure_latency", [f"input_shape: {fault}"])
-    return spec.shape
 
 
 def _check_settings(
@@ -312,7 +336,8 @@ def _check_settings(
         faults.append("models: none given; pass a dict such as {'original': model, 'pruned': pruned}")
     if not batch_sizes or min(batch_sizes) < 1:
         faults.append(f"batch_sizes: {tuple(batch_sizes)} given; at least one is needed, each at least 1")
-    faults += [f"backends: {b!r} given; allowed are {get_args(Backend)}" for b in backends if b not in _READY]
+    known = get_args(Backend)
+    faults += [f"backends: {name!r} given; allowed are {known}" for name in backends if name not in known]
     if threads < 1:
         faults.append(f"threads: {threads} given; at least 1 is needed")
     if repeats < 2:

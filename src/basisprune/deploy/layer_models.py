@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from basisprune.deploy import device
-from basisprune.deploy.export.runtime import require_onnx
+from basisprune.deploy.export.onnx import ONNX
 from basisprune.errors import ConfigError
 from basisprune.files import write_text
 from basisprune.joint_plan.times import LayerShape
@@ -44,7 +44,7 @@ def write_layer_models(folder: Path, shapes: Mapping[LayerShape, Wanted], *, bat
     The script needs Python, onnxruntime and numpy, nothing of this package. The models hold no weights but rules that
     make them, so they are small. Raises ConfigError for a folder that holds something else.
     """
-    require_onnx()
+    ONNX.require()
     if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not (folder / device.REQUEST).exists())):
         raise ConfigError(f"{folder}: holds something else; name a new or empty folder")
     shutil.rmtree(folder, ignore_errors=True)

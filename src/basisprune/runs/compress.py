@@ -15,7 +15,7 @@ from basisprune.callback import Callback, NullCallback
 from basisprune.data import Loaders, Splits
 from basisprune.data.load import Source
 from basisprune.data.manifest import keep_images
-from basisprune.deploy.export.runtime import has_onnx
+from basisprune.deploy.export.onnx import has_onnx
 from basisprune.errors import BundleError, ConfigError
 from basisprune.files import user_path
 from basisprune.method.pipeline import Pipeline

@@ -20,12 +20,11 @@ from basisprune.data import Splits
 from basisprune.data.decode import random_numbers_kept
 from basisprune.deploy.bundle import save_pretrained
 from basisprune.deploy.bundle.files import TENSORS
-from basisprune.deploy.export.onnx import ONNX_RUNTIME
-from basisprune.deploy.export.runtime import has_onnx
+from basisprune.deploy.export.onnx import ONNX as ORT
+from basisprune.deploy.export.onnx import has_onnx
 from basisprune.deploy.export.runtimes import RUNTIMES
-from basisprune.deploy.export.speed import measure_files
 from basisprune.deploy.export.writing import INT8_STEM, STEM
-from basisprune.deploy.latency import LatencyReport, measure_latency
+from basisprune.deploy.latency import LatencyReport, file_latencies, measure_latency
 from basisprune.errors import BasisPruneError, BundleError, CheckpointError, LayerError, MissingExtraError
 from basisprune.files import atomic, file_digest
 from basisprune.method.states import Plan
@@ -329,8 +328,8 @@ def _latency(delivery: Delivery, folder: Path, callback: Callback) -> LatencyRep
     try:
         with TemporaryDirectory() as scratch:
             before = delivery.exporter.export(delivery.original, Path(scratch) / ONNX).path
-            files = {"before": before, "after": folder / ONNX}
-            in_file = measure_files(files, ONNX_RUNTIME, batch_sizes=_BATCHES, repeats=repeats)
+            files = {"before": (ORT, before), "after": (ORT, folder / ONNX)}
+            in_file = file_latencies(files, batch_sizes=_BATCHES, repeats=repeats)
     except BasisPruneError as error:  # a network that torch's exporter does not support
         callback.log(f"ONNX Runtime's latency could not be measured: {error}")
         return eager

@@ -7,24 +7,22 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from torch import Tensor
-
 from basisprune.callback import Callback, NullCallback
 from basisprune.data import LabelledImages
 from basisprune.data.load import Reading, Source, read_parts
 from basisprune.data.manifest import IMAGES, Role, read_manifest
-from basisprune.deploy.export.guard import guarded
-from basisprune.deploy.export.interface import Runtime, said_by
+from basisprune.deploy.export.exportable import Exportable, read_facts
+from basisprune.deploy.export.runtime import FileModel, OpenFile, Runtime
 from basisprune.deploy.export.runtimes import RUNTIMES, find_runtime
-from basisprune.deploy.export.speed import PYTORCH, Timed, random_images, time_files
-from basisprune.deploy.export.writing import INT8_STEM, STEM, agreement, as_taken, export, make_order, order_input
+from basisprune.deploy.export.writing import INT8_STEM, STEM, agreement, export
+from basisprune.deploy.latency import PYTORCH, Latency, file_latencies, random_images
 from basisprune.errors import BundleError, CheckpointError, MissingExtraError, ModelError
 from basisprune.files import file_digest, locked, user_path
 from basisprune.report.html import write_report
 from basisprune.results import DeliveredFile, RunSummary, RuntimeRow
 from basisprune.runs.accuracy import Judgement, accuracy_on, is_own, parts_of
 from basisprune.runs.exporting import BATCH, calibration_batches
-from basisprune.runs.load import READ, FileModel, Loaded, load_any
+from basisprune.runs.load import Loaded, load_any
 from basisprune.runs.output import CONFIG, PREPARED, REPORT, SUMMARY, refuse_links
 from basisprune.runs.verdict import promise_of, with_promises
 from basisprune.types import Part, dotted
@@ -125,30 +123,27 @@ class _Work:
                 if path.is_file() and (is_new or self._runs(path, runtime)):
                     files[path.name] = runtime, path
         self.callback.log(f"measuring {', '.join([PYTORCH, *files])}")
-        times = time_files(files, self.loaded.model)
+        times = {row.model: row for row in file_latencies(files, self.loaded.model)}
         found = [self._row(runtime, path, times[name]) for name, (runtime, path) in files.items()]
         return (*found, self._pytorch(times[PYTORCH]))
 
     def _runs(self, path: Path, runtime: Runtime) -> bool:
         """Whether a file of data gives scores for the image that it is timed on, within memory and time."""
-        if runtime not in READ or not runtime.is_installed:
+        if not runtime.is_data or not runtime.is_installed:
             return False
         try:
-            bounded = guarded(runtime, 1)
-            image = random_images(bounded.facts(path).input, 1)
-            said_by(runtime.title, path, lambda: bounded.open(path, 1)(image))
+            file = OpenFile(path, runtime, 1)
+            file.outputs(random_images(read_facts(path, file.notes).input, 1))
         except ModelError as error:
             self.callback.log(f"not measured: {error}")
             return False
         return True
 
-    def _row(self, runtime: Runtime, path: Path, time: Timed) -> RuntimeRow:
-        order = make_order(
-            self.loaded.model, runtime, self.loaded.spec, prepared=self.prepared, classes=self.loaded.classes
-        )
-        wanted = order_input(order)
-        checks = [as_taken(images, wanted, prepared=self.prepared) for images in self.checks]
-        near = agreement(order, guarded(runtime, 1), path, checks)
+    def _row(self, runtime: Runtime, path: Path, time: Latency) -> RuntimeRow:
+        layout = runtime.layout(prepared=self.prepared)
+        what = Exportable.of(self.loaded.model, layout, spec=self.loaded.spec, classes=self.loaded.classes)
+        checks = [what.input.batch(images, prepared=self.prepared) for images in self.checks]
+        near = agreement(what, OpenFile(path, runtime, 1), checks)
         is_int8 = path.name == runtime.files(INT8_STEM)[0]
         names = runtime.files(INT8_STEM if is_int8 else STEM)
         row = RuntimeRow(
@@ -156,8 +151,8 @@ class _Work:
             title=f"{runtime.title}{', int8' if is_int8 else ''}",
             file=path.name,
             bytes=sum((self.folder / name).stat().st_size for name in names),
-            latency_ms=time.milliseconds,
-            spread_ms=time.spread,
+            latency_ms=1000 * time.seconds,
+            spread_ms=1000 * time.spread,
             threads=1,
             difference=near.difference,
             same=near.same,
@@ -165,9 +160,10 @@ class _Work:
         )
         return _judged(row, self._accuracy(replace(self.loaded, model=FileModel(path, runtime, 1))))
 
-    def _pytorch(self, time: Timed) -> RuntimeRow:
+    def _pytorch(self, time: Latency) -> RuntimeRow:
         size = sum(tensor.numel() * tensor.element_size() for tensor in self.loaded.model.state_dict().values())
-        row = RuntimeRow("eager", PYTORCH, "", size, time.milliseconds, time.spread, 1, compared=_count(self.checks))
+        times = 1000 * time.seconds, 1000 * time.spread
+        row = RuntimeRow("eager", PYTORCH, "", size, *times, 1, compared=sum(map(len, self.checks)))
         return _judged(row, self.in_pytorch)
 
     def _accuracy(self, loaded: Loaded) -> Judgement | None:
@@ -208,10 +204,6 @@ def _may_judge(folder: Path) -> tuple[Role, ...]:
     if summary.interrupted:
         return _SEEN
     return ("test", *_SEEN) if summary.certificate is None else _HELD_OUT
-
-
-def _count(batches: list[Tensor]) -> int:
-    return sum(map(len, batches))
 
 
 def _folder(result: Path, loaded: Loaded, output: Path | None) -> Path:

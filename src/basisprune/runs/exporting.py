@@ -9,10 +9,11 @@ from torch import Tensor, nn
 
 from basisprune.budget.certify import AcceptanceRule
 from basisprune.budget.metrics import format_value, in_words, value_of
-from basisprune.data import LabelledImages, LoaderPart, Splits, make_loader, prepare
+from basisprune.data import LabelledImages, LoaderPart, Splits, make_loader
 from basisprune.deploy.export import OnnxReport, export_onnx
-from basisprune.deploy.export.evaluating import as_pixels, judge_onnx
-from basisprune.deploy.export.quantise import Quantised, quantise_within
+from basisprune.deploy.export.exportable import GraphInput
+from basisprune.deploy.export.onnx import ONNX, Quantised, quantise_within
+from basisprune.deploy.export.runtime import FileModel
 from basisprune.tasks import CLASSIFICATION, Outcomes, Task
 from basisprune.training.evaluation import judge
 from basisprune.transfer.model import spec_of
@@ -58,7 +59,8 @@ class Exporter:
 
     def file_outcomes(self, path: Path, model: nn.Module, images: LabelledImages) -> Outcomes:
         """What the ONNX file says of them; its output has the structure of that of the network, pruned or not."""
-        return judge_onnx(path, model, images, self.task)
+        file = FileModel(path, ONNX, like=model, trusted=True)
+        return judge(file, images, self.task, batch_size=64, shared=False)
 
     def export(self, model: nn.Module, path: Path) -> OnnxReport:
         """The float file, which takes pixels unless the images are prepared."""
@@ -99,10 +101,9 @@ class Exporter:
         batches = calibration_batches(self.data.train)
         if isinstance(self.data.train, LoaderPart):
             return [inputs.float().contiguous() for inputs in batches if tuple(inputs.shape[1:]) == spec.shape]
-        return [
-            prepare(images, spec, prepared=True).contiguous() if self.data.train.prepared else as_pixels(images, spec)
-            for images in batches
-        ]
+        prepared = self.data.train.prepared
+        wanted = GraphInput(spec, None if prepared else "NHWC")
+        return [wanted.batch(images, prepared=prepared) for images in batches]
 
 
 def calibration_batches(images: LabelledImages) -> list[Tensor]:

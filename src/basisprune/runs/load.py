@@ -7,15 +7,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from basisprune.data.arrays import told_apart
 from basisprune.deploy.bundle import holds_bundle, load_bundle
 from basisprune.deploy.bundle.files import FILES, read_folder
-from basisprune.deploy.export.guard import guarded
-from basisprune.deploy.export.interface import Runtime, said_by
-from basisprune.deploy.export.onnx import ONNX_RUNTIME
-from basisprune.deploy.export.openvino import OPENVINO
+from basisprune.deploy.export.runtime import FileModel
 from basisprune.deploy.export.runtimes import RUNTIMES, runtime_of
 from basisprune.deploy.export.writing import INT8_STEM, STEM
 from basisprune.errors import BundleError, CheckpointError, ConfigError, ModelError
@@ -29,8 +26,6 @@ from basisprune.types import InputSpec
 _DELIVERED = frozenset(
     [BUNDLE, *(name for each in RUNTIMES.values() for stem in (STEM, INT8_STEM) for name in each.files(stem))]
 )
-READ = (ONNX_RUNTIME, OPENVINO)  # formats that are data; reading a program of torch.export may run code
-
 _READ_OF_A_RUN = (CONFIG, BUNDLE, *(f"{BUNDLE}/{name}" for name in (READY, *FILES)))
 
 
@@ -48,30 +43,6 @@ class Loaded:
     folder: Path | None = None
 
 
-class FileModel(nn.Module):
-    """An exported file, run by its runtime on the CPU in a process of its own, as a module for prepared images."""
-
-    def __init__(self, path: Path, runtime: Runtime, threads: int | None = None) -> None:
-        super().__init__()
-        runtime.require()
-        threads = threads or torch.get_num_threads()
-        runtime = guarded(runtime, threads)
-        facts = runtime.facts(path)
-        self.input, self.input_spec, self.classes = facts.input, facts.input.spec, facts.classes
-        self.runtime = runtime
-        self.run = said_by(runtime.title, path, lambda: runtime.open(path, threads))
-        # Parameters, because callers look for a network's device there.
-        self.mean = nn.Parameter(torch.tensor(self.input_spec.mean).view(-1, 1, 1), requires_grad=False)
-        self.std = nn.Parameter(torch.tensor(self.input_spec.std).view(-1, 1, 1), requires_grad=False)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """The scores (N, classes) for prepared images (N, C, H, W)."""
-        if self.input.prepares:  # the graph expects the original pixels
-            images = ((images * self.std + self.mean) * 255).round().clamp(0, 255).to(torch.uint8)
-            images = images.permute(0, 2, 3, 1) if self.input.layout == "NHWC" else images
-        return self.runtime.scores(self.run, images)
-
-
 def load_any(path: str | Path, *, trust_remote_code: bool = False) -> Loaded:
     """The network in the folder of a run, in a bundle, or in an .onnx or .xml file.
 
@@ -80,7 +51,7 @@ def load_any(path: str | Path, *, trust_remote_code: bool = False) -> Loaded:
     """
     path = Path(path)
     runtime = runtime_of(path)
-    if runtime in READ and path.is_file():
+    if runtime is not None and runtime.is_data and path.is_file():
         for name in runtime.files(path.name.removesuffix(runtime.suffixes[0])):
             _check_file(path.with_name(name))
         network = FileModel(path, runtime).eval()

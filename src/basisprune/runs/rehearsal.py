@@ -15,7 +15,7 @@ from basisprune.budget import Ratios
 from basisprune.callback import Callback
 from basisprune.data.decode import random_numbers_kept
 from basisprune.deploy.bundle import refuse_unsaveable
-from basisprune.deploy.export.runtime import has_onnx, to_proto
+from basisprune.deploy.export.onnx import has_onnx, to_proto
 from basisprune.deploy.fold import deploy
 from basisprune.errors import BasisPruneError, BundleError, LayerError, ModelError, pass_on
 from basisprune.importance import score_filters

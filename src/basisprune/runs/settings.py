@@ -264,7 +264,7 @@ class RunConfig:
 
     def _choose_cost(self) -> list[str]:
         """Set the cost to minimise: latency for a budget of latency, where that can be planned."""
-        from basisprune.deploy.export.runtime import has_onnx
+        from basisprune.deploy.export.onnx import has_onnx
 
         moves = self.method.moves
         foreseen = all(self.recipe.foresees(move) for move in moves)

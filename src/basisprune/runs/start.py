@@ -11,7 +11,7 @@ from torch import nn
 
 from basisprune.callback import Callback, NullCallback
 from basisprune.deploy.bundle import check_folder
-from basisprune.deploy.export.runtime import require_onnx
+from basisprune.deploy.export.onnx import ONNX
 from basisprune.deploy.timing import read_table, refuse_other_table
 from basisprune.errors import CheckpointError, ConfigError, DataError
 from basisprune.files import user_path
@@ -75,7 +75,7 @@ def _check_output(job: Job, output: OutputFolder, settings: Settings, callback: 
 def check_packages(config: RunConfig) -> None:
     """Raises MissingExtraError where ONNX is asked for and not installed."""
     if config.onnx or (config.int8 and config.onnx is None):
-        require_onnx()
+        ONNX.require()
 
 
 def _check_device(job: Job) -> None:

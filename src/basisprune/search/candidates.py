@@ -13,7 +13,7 @@ from basisprune.budget.certify import AcceptanceRule, Certificate, interval_of, 
 from basisprune.budget.evidence import Evidence
 from basisprune.budget.metrics import value_of
 from basisprune.costs import measure
-from basisprune.deploy.export.runtime import has_onnx
+from basisprune.deploy.export.onnx import has_onnx
 from basisprune.deploy.fold import deploy
 from basisprune.deploy.latency import Backend, measure_latency, onnx_session
 from basisprune.deploy.timing import table_milliseconds

@@ -18,7 +18,7 @@ from basisprune.budget.metrics import value_of
 from basisprune.callback import Callback
 from basisprune.data.load import Source
 from basisprune.data.manifest import keep_images, manifest_of
-from basisprune.deploy.export.runtime import has_onnx
+from basisprune.deploy.export.onnx import has_onnx
 from basisprune.method.pipeline import Pipeline
 from basisprune.method.states import State
 from basisprune.results import FrontPoint, Portfolio, RunSummary

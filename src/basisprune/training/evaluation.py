@@ -101,13 +101,13 @@ def _shared(
 
 
 @torch.inference_mode()
-def judge(model: nn.Module, data: object, task: Task, *, batch_size: int = 128) -> Outcomes:
+def judge(model: nn.Module, data: object, task: Task, *, batch_size: int = 128, shared: bool = True) -> Outcomes:
     """Return the outcomes of the model on all examples of the data, in order, in eval mode; the model is not changed.
 
-    The processes of a distributed run share images that are prepared here, and each gets the outcomes of all.
+    If `shared`, the processes of a distributed run share images that are prepared here; each gets the outcomes of all.
     """
     device = next(model.parameters()).device
-    batches = task_batches(data, model, task, batch_size=batch_size, shared=True)
+    batches = task_batches(data, model, task, batch_size=batch_size, shared=shared)
     with mode(model, training=False):
         rows = [
             task.rows(output, moved(batch.targets, device), len(batch.inputs))

@@ -85,7 +85,7 @@ def test_what_cannot_be_exported_is_refused_and_nothing_is_written(result, photo
     ):
         done = invoke("export", *words)
         assert (done.exit_code, said in done.stderr) == (1, True), (words, done.stderr)
-    monkeypatch.setattr("basisprune.deploy.export.interface.find_spec", lambda package: None)
+    monkeypatch.setattr("basisprune.deploy.export.runtime.find_spec", lambda package: None)
     done = invoke("export", result, "--to", "executorch")
     assert (done.exit_code, "pip install 'basisprune[executorch]'" in done.stderr) == (1, True)
     assert content(tmp_path) == before

@@ -18,7 +18,7 @@ def test_inspecting_a_result_lists_its_layers_and_ranks(compressed):
 
 
 def test_inspecting_a_model_by_name_can_measure_its_latency(monkeypatch):
-    monkeypatch.setattr("basisprune.deploy.export.runtime.has_onnx", lambda: False)
+    monkeypatch.setattr("basisprune.deploy.export.onnx.has_onnx", lambda: False)
     result = invoke("inspect", "tiny:tiny_backbone", "--size", 16, "--latency")
     assert result.exit_code == 0, result.output
     assert "onnxruntime" not in result.stdout

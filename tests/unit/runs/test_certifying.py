@@ -18,7 +18,7 @@ from basisprune.callback import NullCallback
 from basisprune.data import ArrayImages, Splits
 from basisprune.data.datasets import in_units
 from basisprune.deploy.bundle import save_pretrained
-from basisprune.deploy.export.quantise import Quantised
+from basisprune.deploy.export.onnx import Quantised
 from basisprune.errors import ModelError
 from basisprune.method.states import Stage, State
 from basisprune.recipes import DENSE, Step

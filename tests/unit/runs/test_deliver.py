@@ -17,7 +17,7 @@ from basisprune.callback import NullCallback
 from basisprune.data import Splits, load_data
 from basisprune.deploy.bundle import load_bundle
 from basisprune.deploy.comparing import difference
-from basisprune.deploy.export.quantise import Quantised
+from basisprune.deploy.export.onnx import Quantised
 from basisprune.deploy.fold import deploy
 from basisprune.errors import MissingExtraError, ModelError
 from basisprune.files import digest

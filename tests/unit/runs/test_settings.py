@@ -163,7 +163,7 @@ def test_a_budget_of_time_is_planned_by_time_where_scores_and_packages_allow_it(
     assert configure({"target_latency": 5.0, "recipe": "paper"}).optimize == "params"
     assert configure({"device": "device.json"}).optimize == "latency"
     assert configure({}).optimize == configure({"target_macs": 10**6}).optimize == "params"
-    monkeypatch.setattr("basisprune.deploy.export.runtime.has_onnx", lambda: False)
+    monkeypatch.setattr("basisprune.deploy.export.onnx.has_onnx", lambda: False)
     assert configure({"target_latency": 5.0}).optimize == "params"
     assert configure({"target_latency": 5.0, "device": "device.json"}).optimize == "latency"
     with pytest.raises(ConfigError, match="needs onnxruntime"):

@@ -7,7 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from basisprune.deploy.bundle.loading import Bundle
-from basisprune.deploy.export.onnx import export_onnx
+from basisprune.deploy.export import export_onnx
 from basisprune.errors import BasisPruneError, BundleError
 from basisprune.files import digest, read_bytes
 

@@ -1,150 +1,178 @@
-"""A network as an ONNX file, compared with PyTorch before anybody sees it."""
+"""Networks as ONNX graphs: exported by torch, run and quantised by onnxruntime."""
 
 from __future__ import annotations
 
-import copy
+import ast
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import logging
+import math
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
-from basisprune.deploy.export.common import (
-    LEAST,
-    OUTPUT,
-    PixelLayout,
-    WithPreparation,
-    example_for,
-    named_outputs,
-)
-from basisprune.deploy.export.differences import module_scopes, name_difference
-from basisprune.deploy.export.facts import for_openvino, for_ultralytics, input_facts
-from basisprune.deploy.export.interface import Order, Run, Runtime
-from basisprune.deploy.export.quantise import quantise
-from basisprune.deploy.export.runner import PREFIX
-from basisprune.deploy.export.runtime import PACKAGES, notes_in, open_session, require_onnx, run_all, to_proto
-from basisprune.errors import ConfigError, DataError, ModelError
-from basisprune.files import atomic
-from basisprune.torchkit.running import relative_difference
-from basisprune.transfer.model import known_spec
-from basisprune.types import InputSpec
+from basisprune.deploy.export.exportable import INPUT, OUTPUT, Exportable
+from basisprune.deploy.export.runtime import Runtime
+from basisprune.deploy.export.sandboxed import PREFIX, onnx_session, open_onnx
+from basisprune.errors import LayerError, ModelError
+from basisprune.files import replacing
+from basisprune.torchkit.running import hooked, mode, relative_difference
 
 if TYPE_CHECKING:
-    from onnx import ModelProto
+    from onnx import ModelProto, NodeProto
 
-_TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 2e-2}
+LEAST = 1e-6
+"""Outputs that are smaller than this count as this large where differences are given relative to them."""
+
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_NOTICEABLE = 1e-3
+_LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+_SHARES = (0.125, 0.25, 0.5)  # of the layers that stay in float, in turns, until the int8 file is good enough
 
 
-@dataclass(frozen=True)
-class OnnxReport:
-    """An ONNX file that was written: `difference` is the largest from PyTorch, in relation to the largest output.
+def open_session(model: Path | bytes, threads: int | None = None) -> Any:
+    """Open an ONNX file, or the content of one, in onnxruntime; raises ModelError if it cannot be read."""
+    try:
+        return onnx_session(model, threads)
+    except Exception as error:  # onnxruntime's own, of several kinds
+        where = model if isinstance(model, Path) else "the graph"
+        raise ModelError(f"{where}: onnxruntime cannot read it ({str(error)[:500]}); export it again") from error
 
-    `agreement` is the share of check inputs on which the int8 file names the same class as PyTorch.
+
+# ------------------------------------------------------------------------------------------- network -> graph
+
+
+def to_proto(network: nn.Module, example: Tensor, outputs: Sequence[str] = (OUTPUT,)) -> ModelProto:
+    """Export the network in eval mode with a free batch size; raises ModelError if it cannot be exported."""
+    proto = _exported(network, (example,), [INPUT], list(outputs), any_batch=True)
+    _shorten_statistics(proto)
+    return proto
+
+
+def layer_protos(layers: Sequence[nn.Module], inputs: Sequence[Tensor]) -> list[ModelProto]:
+    """Export each layer for the one shape of its input; all at once, because the exporter takes a moment to start."""
+    ins, outs = ([f"{kind}_{index}" for index in range(len(layers))] for kind in (INPUT, OUTPUT))
+    proto = _exported(_SideBySide(layers), tuple(inputs), ins, outs)
+    whole = import_module("onnx.utils").Extractor(proto)
+    return [whole.extract_model([one], [other]) for one, other in zip(ins, outs, strict=True)]
+
+
+def proto_of(what: Exportable) -> ModelProto:
+    """Export a network with its metadata: in our own words and, where all is known, in those of other readers."""
+    proto = to_proto(what.network, what.example, list(what.outputs))
+    notes = {f"{PREFIX}{name}": text for name, text in what.notes.items()}
+    if what.spec is not None and what.classes is not None:
+        notes |= what.ultralytics_notes
+        notes |= {f"model_info {name}": text for name, text in what.openvino_notes.items()}
+    notes[f"{PREFIX}preparing"] = json.dumps([] if what.layout is None else _preparing(proto))
+    for key, value in notes.items():
+        entry = proto.metadata_props.add()
+        entry.key, entry.value = key, value
+    # What only serves to debug the exporter goes: traces with paths of this machine, and derived shapes.
+    for part in (proto.graph, *proto.graph.node, *proto.graph.input, *proto.graph.output, *proto.graph.initializer):
+        del part.metadata_props[:]
+    del proto.graph.value_info[:]
+    return proto
+
+
+class _SideBySide(nn.Module):
+    """Each layer on an input of its own."""
+
+    def __init__(self, layers: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        return tuple(layer(features) for layer, features in zip(self.layers, inputs, strict=True))
+
+
+def _exported(
+    network: nn.Module, inputs: tuple[Tensor, ...], ins: list[str], outs: list[str], *, any_batch: bool = False
+) -> ModelProto:
+    shapes = ({0: torch.export.Dim("batch")},) * len(inputs) if any_batch else None
+    options: dict[str, Any] = {"dynamo": True, "verbose": False, "dynamic_shapes": shapes}
+    with torch.no_grad(), mode(network, training=False), warnings.catch_warnings(), _FourAxes():
+        warnings.simplefilter("ignore")  # the exporter warns of its own affairs
+        try:
+            program = torch.onnx.export(network, inputs, input_names=ins, output_names=outs, **options)
+        except Exception as error:
+            reason = _COLOURS.sub("", str(error))[:500]
+            what = f"{type(network).__name__} cannot be exported"
+            raise ModelError(f"{what}: {type(error).__name__}: {reason}") from error
+    if program is None:
+        raise ModelError(f"{type(network).__name__} cannot be exported: torch gave no program")
+    return program.model_proto
+
+
+class _FourAxes(TorchFunctionMode):
+    """Computes attention in the one shape that torch's exporter knows: (batch, heads, length, width)."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return (over_two_axes if func is F.scaled_dot_product_attention else func)(*args, **kwargs or {})
+
+
+def over_two_axes(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *rest: Any, **named: Any
+) -> Tensor:
+    """Compute `scaled_dot_product_attention` of (..., length, width), with all leading axes but the last in one."""
+    leading = query.shape[:-2]
+    if len(leading) == 2:
+        return F.scaled_dot_product_attention(query, key, value, attn_mask, *rest, **named)
+    if attn_mask is not None:
+        attn_mask = _with_two(attn_mask.expand(*leading, *attn_mask.shape[-2:]))
+    query, key, value = (_with_two(each) for each in (query, key, value))
+    found = F.scaled_dot_product_attention(query, key, value, attn_mask, *rest, **named)
+    return found.squeeze(1) if len(leading) == 1 else found.unflatten(0, leading[:-1])
+
+
+def _with_two(features: Tensor) -> Tensor:
+    return features.unsqueeze(1) if features.ndim == 3 else features.flatten(0, -4)
+
+
+def _shorten_statistics(proto: ModelProto) -> None:
+    """Write the statistics that `fold` leaves in norms, all 0 or all 1, as rules in the place of the numbers.
+
+    Runtimes carry them out once, when they load the file; norms of one width share theirs.
     """
-
-    path: Path
-    size: int
-    difference: float
-    int8_path: Path | None = None
-    int8_size: int | None = None
-    agreement: float | None = None
-
-
-def export_onnx(
-    model: nn.Module,
-    path: str | Path,
-    *,
-    example_inputs: Tensor | None = None,
-    check_inputs: Tensor | Iterable[object] | None = None,
-    classes: Sequence[str] | None = None,
-    preprocess: bool | PixelLayout = False,
-    int8: Iterable[object] | None = None,
-    input_spec: InputSpec | None = None,
-) -> OnnxReport:
-    """What was written to `path`: the network as ONNX for any batch size, with its classes and input spec inside.
-
-    The network may output one tensor, which the graph calls "scores", or several in tuples, lists and dicts, which
-    it calls by their keys and places, such as "out" or "output0".
-    With `preprocess` the graph takes uint8 pixels of the right size, (N, H, W, C) or as the layout says, and
-    normalises them itself; otherwise prepared images. onnxruntime's output is compared with PyTorch's on
-    `check_inputs`, a batch or batches of what the graph takes (tensors, or tuples that start with them), and
-    on random ones of other batch sizes. `int8` are batches to calibrate on, a few hundred images: then a
-    second file, `<name>.int8.onnx`, is written, whose accuracy `evaluate_onnx` measures. `classes` and
-    `input_spec` are by default what the network knows itself.
-
-    The network is not changed. Raises LayerError, naming the first layer that differs, and writes nothing, if
-    the outputs do not agree; ModelError if the network cannot be exported; MissingExtraError without the
-    packages of the extra `onnx`.
-    """
-    require_onnx()
-    path, spec = Path(path), input_spec or known_spec(model)
-    layout = _layout(preprocess, spec)
-    example = example_for(model, example_inputs, spec, layout)
-    network = model if spec is None or layout is None else WithPreparation(model, spec, layout)
-    checks = [*_batches(check_inputs, example), example, torch.cat([example] * 2)[:3], example[:1]]
-    calibration = None if int8 is None else _batches(int8, example)
-    if calibration == []:
-        raise DataError("int8: no batch came; a few hundred images are needed to calibrate on")
-    classes = getattr(model, "classes", None) if classes is None else classes
-    outputs = named_outputs(network, example)
-    width = next(iter(outputs.values())).shape[-1]
-    if classes is not None and list(outputs) == [OUTPUT] and len(classes) != width:
-        raise ConfigError.of("export_onnx", [f"classes: {len(classes)} given, the network has {width}"])
-    proto = to_proto(network, example, list(outputs))
-    _describe(proto, _notes(spec, layout, example, classes and list(classes)))
-    _describe(proto, _preparing(proto, layout))
-    difference = _compare(network, proto, checks)
-    strip(proto)
-    with atomic(path) as file:
-        file.write(proto.SerializeToString())
-    report = OnnxReport(path, path.stat().st_size, difference)
-    if calibration is None:
-        return report
-    small = quantise(path, path.with_suffix(".int8.onnx"), calibration)
-    return replace(
-        report, int8_path=small, int8_size=small.stat().st_size, agreement=_agreement(network, small, checks)
-    )
+    onnx = import_module("onnx")
+    graph = proto.graph
+    constants = {constant.name: constant for constant in graph.initializer}
+    rules: dict[str, NDArray[np.generic]] = {}
+    replaced: set[str] = set()
+    for norm in (node for node in graph.node if node.op_type == "BatchNormalization"):
+        for place, name in enumerate(norm.input[3:5], 3):
+            values = onnx.numpy_helper.to_array(constants[name]) if name in constants else np.empty(0)
+            if len(values) and values[0] in (0, 1) and (values == values[0]).all():
+                replaced.add(name)
+                norm.input[place] = f"fill.{values[0]:g}.{len(values)}"
+                rules[norm.input[place]] = values
+    replaced -= {name for node in graph.node for name in node.input}
+    for index in reversed(range(len(graph.initializer))):
+        if graph.initializer[index].name in replaced:
+            del graph.initializer[index]
+    for size in sorted({len(values) for values in rules.values()}):
+        graph.initializer.append(onnx.numpy_helper.from_array(np.array([size], dtype=np.int64), f"size.{size}"))
+    for name, values in rules.items():
+        value = onnx.numpy_helper.from_array(values[:1])
+        rule = onnx.helper.make_node("ConstantOfShape", [f"size.{len(values)}"], [name], name, value=value)
+        graph.node.insert(0, rule)
 
 
-def _layout(preprocess: bool | PixelLayout, spec: InputSpec | None) -> PixelLayout | None:
-    """How the graph's pixels lie, None for prepared images."""
-    layout: PixelLayout | None = "NHWC" if preprocess is True else preprocess or None
-    if layout is not None and (spec is None or layout not in ("NHWC", "NCHW")):
-        fault = f"{preprocess!r} given; allowed are False, 'NHWC' and 'NCHW', for a network with an input_spec"
-        raise ConfigError.of("export_onnx", [f"preprocess: {fault}"])
-    return layout
-
-
-def _batches(inputs: Tensor | Iterable[object] | None, example: Tensor) -> list[Tensor]:
-    """The inputs as a list of batches like the example; raises DataError for any other."""
-    batches = [] if inputs is None else [inputs] if isinstance(inputs, Tensor) else list(inputs)
-    tensors = [batch[0] if isinstance(batch, (tuple, list)) else batch for batch in batches]
-    for tensor in tensors:
-        if not isinstance(tensor, Tensor) or (tensor.dtype, tensor.shape[1:]) != (example.dtype, example.shape[1:]):
-            found = f"{tensor.dtype} {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise DataError(
-                f"export_onnx: a batch of {found} given, the graph takes {example.dtype} "
-                f"(N, {', '.join(map(str, example.shape[1:]))})"
-            )
-    return [tensor.to(example.device) for tensor in tensors if isinstance(tensor, Tensor)]
-
-
-def _notes(
-    spec: InputSpec | None, layout: PixelLayout | None, example: Tensor, classes: Sequence[str] | None
-) -> dict[str, str]:
-    """What the file says of itself: in our own words and, where it knows all of it, in those of other readers."""
-    facts = {"input": input_facts(spec, layout, example), "classes": classes}
-    notes = {f"{PREFIX}{name}": json.dumps(value) for name, value in facts.items()}
-    if spec is None or classes is None:
-        return notes
-    known = for_openvino(spec, layout, classes)
-    return notes | for_ultralytics(spec, classes) | {f"model_info {name}": value for name, value in known.items()}
-
-
-def _preparing(proto: ModelProto, layout: PixelLayout | None) -> dict[str, str]:
+def _preparing(proto: ModelProto) -> list[str]:
     """The nodes that prepare the images, which `quantise` leaves alone: what comes before all of the network's layers.
 
     A folded network is a graph, whose operations between layers name no module that they come from.
@@ -152,86 +180,186 @@ def _preparing(proto: ModelProto, layout: PixelLayout | None) -> dict[str, str]:
     constants = {constant.name for constant in proto.graph.initializer}
     before, names = {"", *constants, *(each.name for each in proto.graph.input)}, []
     for node in proto.graph.node:
-        inside = any(f"{scope}.".startswith("network.") for scope in module_scopes(node))
-        if layout is not None and not inside and before.issuperset(node.input):
+        inside = any(f"{scope}.".startswith("network.") for scope in _module_scopes(node))
+        if not inside and before.issuperset(node.input):
             before.update(node.output)
             names.append(node.name)
-    return {f"{PREFIX}preparing": json.dumps(names)}
+    return names
 
 
-def _describe(proto: ModelProto, notes: Mapping[str, str]) -> None:
-    """Writes the notes into the model's metadata."""
-    for key, value in notes.items():
-        entry = proto.metadata_props.add()
-        entry.key, entry.value = key, value
+def _module_scopes(node: NodeProto) -> list[str]:
+    """The paths of the modules, the outermost first, that a node of an exported graph comes from."""
+    notes = {prop.key: prop.value for prop in node.metadata_props}
+    scopes: list[str] = ast.literal_eval(notes.get("pkg.torch.onnx.name_scopes", "[]"))
+    return scopes[:-1]  # the last is the operation
 
 
-def strip(proto: ModelProto) -> None:
-    """Takes out what only serves to debug the exporter: traces with paths of this machine, and derived shapes."""
-    for part in (proto.graph, *proto.graph.node, *proto.graph.input, *proto.graph.output, *proto.graph.initializer):
-        del part.metadata_props[:]
-    del proto.graph.value_info[:]
+# ------------------------------------------------------------------------------------------- where a graph differs
 
 
-def _compare(network: nn.Module, proto: ModelProto, checks: Sequence[Tensor]) -> float:
-    """The largest difference between onnxruntime and PyTorch; raises LayerError if it is more than rounding."""
-    worst = 0.0
+def _locate(what: Exportable, inputs: Tensor, difference: float) -> LayerError:
+    """Name the first layer whose output onnxruntime computes otherwise.
+
+    Layers are modules without children that run once and that the exporter did not merge into others.
+    """
+    reason = f"the ONNX graph differs from PyTorch by {difference:.2g} of the largest output; nothing was written"
+    expected = _leaf_outputs(what.network, inputs)
+    proto = to_proto(what.network, what.example, list(what.outputs))
+    last: dict[str, str] = {}  # tensor that each module makes in the graph
+    for node in proto.graph.node:
+        path = ["", *_module_scopes(node)][-1]
+        last.pop(path, None)
+        last[path] = node.output[0]
+    found = {path: name for path, name in last.items() if path in expected}
     try:
-        session = open_session(proto.SerializeToString())
-    except Exception as error:
-        raise ModelError(f"onnxruntime cannot run {type(network).__name__}: {str(error)[:500]}") from error
-    for inputs in checks:
-        wanted = named_outputs(network, inputs).values()
+        values = _watched(proto, list(found.values()), inputs)
+    except Exception as error:  # the graph does not bear to be watched
+        return LayerError("", f"{reason} (the layer could not be found: {error})")
+    for path, name in found.items():
+        given, wanted = torch.from_numpy(values[name]), expected[path]
+        if given.shape == wanted.shape and relative_difference(wanted, given, least=LEAST) > _NOTICEABLE:
+            return LayerError(path.removeprefix("network."), f"is the first layer where {reason}")
+    return LayerError("", f"{reason}; every layer on its own agrees, so the difference lies between them")
+
+
+@torch.no_grad()
+def _leaf_outputs(network: nn.Module, inputs: Tensor) -> dict[str, Tensor]:
+    """What every module without children outputs, if it runs once and outputs one tensor."""
+    seen: dict[str, list[object]] = {}
+
+    def keep(name: str, _module: nn.Module, _args: object, output: object) -> None:
+        seen.setdefault(name, []).append(output.clone() if isinstance(output, Tensor) else output)
+
+    leaves = [(name, module) for name, module in network.named_modules() if name and not list(module.children())]
+    handles = [module.register_forward_hook(partial(keep, name)) for name, module in leaves]
+    with hooked(handles), mode(network, training=False):
+        network(inputs)
+    return {name: calls[0] for name, calls in seen.items() if len(calls) == 1 and isinstance(calls[0], Tensor)}
+
+
+def _watched(proto: ModelProto, names: Sequence[str], batch: Tensor) -> dict[str, NDArray[np.generic]]:
+    """The values of those tensors in a graph, as far as they are there; the graph is changed."""
+    onnx = import_module("onnx")
+    there = {output for node in proto.graph.node for output in node.output}
+    known = {output.name for output in proto.graph.output}
+    found = [name for name in dict.fromkeys(names) if name in there]
+    proto.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in found if name not in known)
+    session = open_session(proto.SerializeToString())
+    feed = {session.get_inputs()[0].name: batch.cpu().numpy()}
+    return dict(zip(found, map(np.asarray, session.run(found, feed)), strict=True))
+
+
+# ------------------------------------------------------------------------------------------- 8 bits
+
+
+def quantise(source: Path, target: Path, batches: Sequence[Tensor], keep: Sequence[str] = ()) -> None:
+    """Write the int8 file of a float one: weights per channel, activations by their range on the batches.
+
+    Weights use seven of eight bits, so that no processor overflows. The nodes named in `keep` stay as they are, and
+    so do those that prepare the images, and the metadata. Raises ModelError where onnxruntime cannot, and leaves no
+    file.
+    """
+    tools = import_module("onnxruntime.quantization")
+    notes = {entry.key: entry.value for entry in _read(source).metadata_props}
+    preparing: list[str] = json.loads(notes.get(f"{PREFIX}preparing", "[]"))
+    with replacing(target) as partial_file, _without_advice():
         try:
-            found = run_all(session, inputs)
-        except Exception as error:
-            raise ModelError(f"onnxruntime cannot run {type(network).__name__}: {str(error)[:500]}") from error
-        for expected, given in zip(wanted, found, strict=True):
-            difference = relative_difference(expected.cpu(), given, least=LEAST)
-            if difference > _TOLERANCE.get(expected.dtype, 2e-2):
-                raise name_difference(network, copy.deepcopy(proto), inputs, difference)
-            worst = max(worst, difference)
-    return worst
+            tools.quantize_static(
+                source,
+                partial_file,
+                _Calibration(batches),
+                quant_format=tools.QuantFormat.QDQ,
+                per_channel=True,
+                reduce_range=True,
+                activation_type=tools.QuantType.QUInt8,
+                weight_type=tools.QuantType.QInt8,
+                nodes_to_exclude=[*preparing, *keep],
+            )
+        except Exception as error:  # onnxruntime's own, of several kinds
+            reason = f"{type(error).__name__}: {str(error)[:500]}"
+            raise ModelError(f"{source}: onnxruntime cannot quantise it ({reason}); use it as it is") from error
 
 
-def _agreement(network: nn.Module, path: Path, checks: Sequence[Tensor]) -> float:
-    """On how many inputs, or places of them, both name the same class; by the first output if there are several."""
-    session = open_session(path)
-    same = []
-    for inputs in checks:
-        expected = next(iter(named_outputs(network, inputs).values())).cpu()
-        axis = 1 if expected.dim() > 3 else -1  # a map of classes for each place, or scores for each input
-        same.append((expected.argmax(axis) == run_all(session, inputs)[0].argmax(axis)).flatten())
-    return torch.cat(same).double().mean().item()
+class _Calibration:
+    """The batches, as onnxruntime asks for them."""
+
+    def __init__(self, batches: Sequence[Tensor]) -> None:
+        self.feeds = iter([{INPUT: batch.cpu().numpy()} for batch in batches])
+
+    def get_next(self) -> Mapping[str, NDArray[np.generic]] | None:
+        return next(self.feeds, None)
 
 
-def onnx_of(order: Order) -> ModelProto:
-    """The network as an onnx.ModelProto that knows its classes and its input."""
-    proto = to_proto(order.network, order.example)
-    _describe(proto, _notes(order.spec, order.layout, order.example, order.classes))
-    _describe(proto, _preparing(proto, order.layout))
-    strip(proto)
+@dataclass(frozen=True)
+class Quantised:
+    """An int8 file: how many of its layers stay in float, of all, and whether it is good enough."""
+
+    in_float: int
+    layers: int
+    accepted: bool
+
+
+def quantise_within(
+    source: Path, target: Path, batches: Sequence[Tensor], accepts: Callable[[Path], bool]
+) -> Quantised:
+    """Write an int8 file that `accepts` takes: more and more layers stay in float, those that hurt most.
+
+    If none is accepted, the last is left there, with half of the layers in float.
+    """
+    quantise(source, target, batches)
+    layers = {node.output[0]: node.name for node in _read(source).graph.node if node.op_type in _LAYERS}
+    if accepts(target):
+        return Quantised(0, len(layers), accepted=True)
+    worst = _by_harm(source, target, layers, batches[0])
+    for count in (math.ceil(share * len(worst)) for share in _SHARES):
+        quantise(source, target, batches, worst[:count])
+        if accepts(target):
+            return Quantised(count, len(layers), accepted=True)
+    return Quantised(count, len(layers), accepted=False)
+
+
+def _by_harm(source: Path, quantised: Path, layers: Mapping[str, str], batch: Tensor) -> list[str]:
+    """The layers, those first behind which the relative error grows most from one layer to the next."""
+    wanted, found = (_watched(_read(path), list(layers), batch) for path in (source, quantised))
+    harm, before = {}, 0.0
+    for output, layer in layers.items():
+        exact = wanted[output].astype(np.float64)
+        size = float(np.linalg.norm(exact)) or 1.0
+        error = float(np.linalg.norm(exact - found[output].astype(np.float64))) / size if output in found else before
+        harm[layer] = error - before
+        before = error
+    return sorted(harm, key=lambda layer: -harm[layer])
+
+
+def _read(path: Path) -> ModelProto:
+    proto: ModelProto = import_module("onnx").load(str(path))
     return proto
 
 
-def _write(order: Order, path: Path) -> None:
-    path.write_bytes(onnx_of(order).SerializeToString())
+@contextmanager
+def _without_advice() -> Iterator[None]:
+    """Silence what onnxruntime logs: the graph comes from an exporter that merged norms already."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
-def _open(path: Path, threads: int) -> Run:
-    session = open_session(path, threads)
-    name = session.get_inputs()[0].name
-    return lambda batch: session.run(None, {name: batch})[0]
-
-
-ONNX_RUNTIME = Runtime(
+ONNX = Runtime(
     name="onnx",
     title="ONNX Runtime",
     what="for ONNX Runtime and others",
-    packages=PACKAGES,
+    packages=("onnx", "onnxscript", "onnxruntime"),
     suffixes=(".onnx",),
-    write=_write,
-    open=_open,
-    notes=lambda path: notes_in(open_session(path)),
+    write=lambda what, path: path.write_bytes(proto_of(what).SerializeToString()),
+    open=open_onnx,
     quantise=quantise,
+    locate=_locate,
 )
+
+
+def has_onnx() -> bool:
+    """Whether the packages of the extra `onnx` are installed."""
+    return ONNX.is_installed

@@ -1,188 +1,238 @@
-"""torch's ONNX exporter and onnxruntime's sessions, for all that uses them."""
+"""A runtime as a value, and the files that it runs: as networks, and bounded in a process of their own."""
 
 from __future__ import annotations
 
-import re
-import warnings
-from collections.abc import Mapping, Sequence
-from importlib import import_module
+import json
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from basisprune.deploy.export.attention import FourAxes
-from basisprune.deploy.export.common import INPUT, OUTPUT
-from basisprune.deploy.export.runner import PREFIX
-from basisprune.errors import MissingExtraError, ModelError
-from basisprune.torchkit.running import mode
+from basisprune.deploy.export import sandboxed
+from basisprune.deploy.export.exportable import Exportable, PixelLayout, read_facts
+from basisprune.deploy.export.sandboxed import Array, Opened
+from basisprune.errors import LayerError, MissingExtraError, ModelError, pass_on
+from basisprune.torchkit.running import mode, placed
 
-if TYPE_CHECKING:
-    from onnx import ModelProto
+_T = TypeVar("_T")
+_BATCH = 16  # images at a time, so that large batches need no more memory than small ones
+_LEAST_BYTES, _TIMES_FILE = 4 << 30, 4  # of memory, and as many times the size of the file beside it
+_START, _READ = 60, 20 << 20  # seconds to start, and bytes read in each one more
+_LEAST, _TIMES_SLOWEST = 60, 10  # seconds for a batch, and as many times what its images took before
 
-PACKAGES = ("onnx", "onnxscript", "onnxruntime")
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
+@dataclass(frozen=True)
+class Runtime:
+    """One runtime and the format of its files.
 
-class Named(Protocol):
-    """An input of a session."""
+    The extra of its name has its `packages`. `suffixes` are those of all files that belong together, that of the one
+    to open first. `write` gets the path of that one in an empty folder; `open` gets it with the number of threads, and
+    gives the notes of the `Exportable` back, with the function that runs batches. `quantise`, where there is 8-bit
+    arithmetic, makes an int8 file of a float one from batches of inputs. `locate` finds the layer that differs.
+    Outputs may differ from PyTorch's by the share `tolerance` of the largest.
+    """
 
     name: str
+    title: str
+    what: str
+    packages: tuple[str, ...]
+    suffixes: tuple[str, ...]
+    write: Callable[[Exportable, Path], object]
+    open: Callable[[Path, int], Opened]
+    quantise: Callable[[Path, Path, Sequence[Tensor]], object] | None = None
+    locate: Callable[[Exportable, Tensor, float], LayerError] | None = None
+    takes_pixels: bool = True
+    takes_batches: bool = True
+    tolerance: float = 1e-4
 
+    @property
+    def is_installed(self) -> bool:
+        return all(find_spec(package) is not None for package in self.packages)
 
-class Metadata(Protocol):
-    """What a file says of itself."""
+    @property
+    def is_data(self) -> bool:
+        """Whether its files are data, which may be anybody's; others may run code when they are read."""
+        return self.name in sandboxed.OPENERS
 
-    custom_metadata_map: Mapping[str, str]
+    def require(self) -> None:
+        """Raise MissingExtraError for the first of its packages that is not installed."""
+        for package in self.packages:
+            if find_spec(package) is None:
+                raise MissingExtraError(package, extra=self.name)
 
+    def layout(self, *, prepared: bool) -> PixelLayout | None:
+        """The layout of the pixels that its files take, None for prepared images."""
+        return "NHWC" if self.takes_pixels and not prepared else None
 
-class Session(Protocol):
-    """An onnxruntime session, as far as it is used here."""
+    def files(self, stem: str = "model") -> tuple[str, ...]:
+        """The names of the files that belong together, the one to open first."""
+        return tuple(f"{stem}{suffix}" for suffix in self.suffixes)
 
-    def run(self, outputs: Sequence[str] | None, feed: Mapping[str, NDArray[np.generic]]) -> list[NDArray[np.generic]]:
-        """The outputs of those names, or all of them."""
-
-    def get_inputs(self) -> Sequence[Named]:
-        """What it takes."""
-
-    def get_modelmeta(self) -> Metadata:
-        """What its file says of itself."""
-
-
-def has_onnx() -> bool:
-    """Whether the packages of the extra `onnx` are installed."""
-    return all(find_spec(package) is not None for package in PACKAGES)
-
-
-def require_onnx() -> None:
-    """Raises MissingExtraError for the first package of the extra `onnx` that is not installed."""
-    for package in PACKAGES:
-        if find_spec(package) is None:
-            raise MissingExtraError(package, extra="onnx")
-
-
-def to_proto(network: nn.Module, example: Tensor, outputs: Sequence[str] = (OUTPUT,)) -> ModelProto:
-    """The network in eval mode as an onnx.ModelProto with a free batch size; raises ModelError if it cannot be."""
-    proto = _exported(network, (example,), [INPUT], list(outputs), any_batch=True)
-    _shorten_statistics(proto)
-    return proto
-
-
-def layer_protos(layers: Sequence[nn.Module], inputs: Sequence[Tensor]) -> list[ModelProto]:
-    """Each layer on its own as an onnx.ModelProto for the one shape of its input.
-
-    The exporter takes a moment to start, so all go through it at once and are parted afterwards.
-    """
-    utils = import_module("onnx.utils")
-    ins, outs = ([f"{kind}_{index}" for index in range(len(layers))] for kind in (INPUT, OUTPUT))
-    proto = _exported(_SideBySide(layers), tuple(inputs), ins, outs)
-    whole = utils.Extractor(proto)
-    return [whole.extract_model([given], [made]) for given, made in zip(ins, outs, strict=True)]
-
-
-def open_session(model: Path | bytes, threads: int | None = None) -> Session:
-    """An onnxruntime session on the CPU for a file, or for its content; raises ModelError if it cannot be read."""
-    onnxruntime = import_module("onnxruntime")
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    if threads is not None:
-        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    try:
-        session: Session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime's own, of several kinds
-        where = model if isinstance(model, Path) else "the graph"
-        raise ModelError(f"{where}: onnxruntime cannot read it ({str(error)[:500]}); export it again") from error
-    return session
-
-
-def feed_of(session: Session, inputs: Tensor) -> dict[str, NDArray[np.generic]]:
-    """What to run the session on, for a network with one input."""
-    return {session.get_inputs()[0].name: inputs.cpu().numpy()}
-
-
-def notes_in(session: Session) -> dict[str, str]:
-    """What the file of the session says of itself, as JSON texts by name."""
-    said = session.get_modelmeta().custom_metadata_map
-    return {key.removeprefix(PREFIX): value for key, value in said.items() if key.startswith(PREFIX)}
-
-
-def run_session(session: Session, inputs: Tensor) -> Tensor:
-    """The first output of an onnxruntime session; raises ModelError if it cannot be run."""
-    return run_all(session, inputs)[0]
-
-
-def run_all(session: Session, inputs: Tensor) -> list[Tensor]:
-    """All outputs of an onnxruntime session; raises ModelError if it cannot be run."""
-    try:
-        outputs = session.run(None, feed_of(session, inputs))
-    except Exception as error:  # onnxruntime's own, of several kinds
-        given = f"{inputs.dtype} {tuple(inputs.shape)}"
-        raise ModelError(f"onnxruntime cannot run the graph on {given} ({str(error)[:500]})") from error
-    return [torch.from_numpy(np.asarray(output)) for output in outputs]
-
-
-class _SideBySide(nn.Module):
-    """Each layer on an input of its own."""
-
-    def __init__(self, layers: Sequence[nn.Module]) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(layers)
-
-    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        return tuple(layer(features) for layer, features in zip(self.layers, inputs, strict=True))
-
-
-def _exported(
-    network: nn.Module, inputs: tuple[Tensor, ...], ins: list[str], outs: list[str], *, any_batch: bool = False
-) -> ModelProto:
-    shapes = ({0: torch.export.Dim("batch")},) * len(inputs) if any_batch else None
-    with torch.no_grad(), mode(network, training=False), warnings.catch_warnings(), FourAxes():
-        warnings.simplefilter("ignore")  # the exporter warns of its own affairs
+    @contextmanager
+    def errors(self, where: object) -> Iterator[None]:
+        """Turn whatever the runtime raises into a ModelError that says where."""
         try:
-            program = torch.onnx.export(
-                *(network, inputs),
-                input_names=ins,
-                output_names=outs,
-                dynamo=True,
-                verbose=False,
-                dynamic_shapes=shapes,
-            )
-        except Exception as error:
-            said = _COLOURS.sub("", str(error))[:500]
-            raise ModelError(f"{type(network).__name__} cannot be exported: {type(error).__name__}: {said}") from error
-    if program is None:
-        raise ModelError(f"{type(network).__name__} cannot be exported: torch gave no program")
-    return program.model_proto
+            yield
+        except ModelError:
+            raise
+        except Exception as error:  # runtimes raise errors of their own kinds
+            pass_on(error, where)
+            reason = " ".join(str(error).split())[:500]
+            raise ModelError(f"{where}: {self.title} cannot take it ({type(error).__name__}: {reason})") from error
 
 
-def _shorten_statistics(proto: ModelProto) -> None:
-    """Writes the statistics that `fold` leaves in norms, all 0 or all 1, as rules in the place of the numbers.
+class OpenFile:
+    """A file opened by its runtime on the CPU: its metadata, and its outputs for a batch.
 
-    Runtimes carry them out once, when they load the file; norms of one width share theirs.
+    Files of data run in a process of their own, bounded in memory and time, unless they are `trusted`.
     """
-    onnx = import_module("onnx")
-    graph = proto.graph
-    constants = {constant.name: constant for constant in graph.initializer}
-    rules: dict[str, NDArray[np.generic]] = {}
-    replaced: set[str] = set()
-    for norm in (node for node in graph.node if node.op_type == "BatchNormalization"):
-        for place, name in enumerate(norm.input[3:5], 3):
-            values = onnx.numpy_helper.to_array(constants[name]) if name in constants else np.empty(0)
-            if len(values) and values[0] in (0, 1) and (values == values[0]).all():
-                replaced.add(name)
-                norm.input[place] = f"fill.{values[0]:g}.{len(values)}"
-                rules[norm.input[place]] = values
-    replaced -= {name for node in graph.node for name in node.input}
-    for index in reversed(range(len(graph.initializer))):
-        if graph.initializer[index].name in replaced:
-            del graph.initializer[index]
-    for size in sorted({len(values) for values in rules.values()}):
-        graph.initializer.append(onnx.numpy_helper.from_array(np.array([size], dtype=np.int64), f"size.{size}"))
-    for name, values in rules.items():
-        value = onnx.numpy_helper.from_array(values[:1])
-        rule = onnx.helper.make_node("ConstantOfShape", [f"size.{len(values)}"], [name], name, value=value)
-        graph.node.insert(0, rule)
+
+    def __init__(self, path: Path, runtime: Runtime, threads: int, *, trusted: bool = False) -> None:
+        self.runtime = runtime
+        with runtime.errors(path):
+            if trusted or not runtime.is_data:
+                self.notes, self.run = runtime.open(path, threads)
+            else:
+                sandbox = Sandbox(path, runtime, threads)
+                self.notes, self.run = sandbox.notes, sandbox
+
+    def outputs(self, batch: Tensor) -> list[Tensor]:
+        """The outputs for a batch of what the file takes, one by one where the runtime takes no batches."""
+        inputs = np.ascontiguousarray(batch.cpu().numpy())
+        with self.runtime.errors(inputs.shape):
+            parts = [inputs] if self.runtime.takes_batches else np.split(inputs, len(inputs))
+            found = zip(*(self.run(part) for part in parts), strict=True)
+            return [torch.from_numpy(np.concatenate(each) if len(each) > 1 else each[0]) for each in found]
+
+
+class FileModel(nn.Module):
+    """An exported file as a network for images that are prepared by its `input_spec`.
+
+    Of a file with several outputs, `like` is the network that it was made from, which tells how they are nested.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        runtime: Runtime,
+        threads: int | None = None,
+        *,
+        like: nn.Module | None = None,
+        trusted: bool = False,
+    ) -> None:
+        super().__init__()
+        runtime.require()
+        self.file = OpenFile(path, runtime, threads or torch.get_num_threads(), trusted=trusted)
+        facts = read_facts(path, self.file.notes)
+        self.input, self.classes, self.input_spec = facts.input, facts.classes, facts.input.outside
+        self._like, self._structure = (like,), None if like is not None else tree_flatten(torch.empty(0))[1]
+        # A parameter, because callers look for a network's device there.
+        self.place = nn.Parameter(torch.empty(0), requires_grad=False)
+
+    def forward(self, images: Tensor) -> Any:
+        found = [output.to(images.device) for output in self.file.outputs(self.input.taken(images))]
+        if self._structure is None:
+            self._structure = _structure(self._like[0], images)
+        return tree_unflatten(found, self._structure)
+
+
+def _structure(model: nn.Module | None, inputs: Tensor) -> TreeSpec:
+    assert model is not None
+    with mode(model, training=False):
+        leaves, structure = tree_flatten(model(placed(inputs[:1], model)))
+    if not all(isinstance(leaf, Tensor) for leaf in leaves):
+        raise ModelError(f"{type(model).__name__} outputs other things than tensors, which no file has")
+    return structure
+
+
+class Sandbox:
+    """One file in a process of its own: `notes` is its metadata, and a call gives the scores of a batch.
+
+    Raises ModelError for a file that its runtime cannot take, and for one that asks for too much memory or time.
+    """
+
+    def __init__(self, path: Path, runtime: Runtime, threads: int) -> None:
+        self._title, self._path, self._slowest = runtime.title, path, 0.0
+        names = runtime.files(path.name.removesuffix(runtime.suffixes[0]))
+        size = sum(path.with_name(name).stat().st_size for name in names)
+        self._most, seconds = _LEAST_BYTES + _TIMES_FILE * size, _START + size // _READ
+        words = [runtime.name, str(path.absolute()), str(threads), str(self._most), str(seconds)]
+        command = [sys.executable, "-P", str(Path(sandboxed.__file__)), *words]  # no module beside it shadows another
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
+        weakref.finalize(self, _end, self._process)
+        notes = self._within(seconds, "to be opened", self._line).get("notes")
+        self.notes = {str(name): str(text) for name, text in notes.items()} if isinstance(notes, dict) else {}
+
+    def __call__(self, batch: Array) -> list[Array]:
+        first = 0 if self._slowest else 1  # a single image at first, to see how long it takes
+        starts = [0] * first + list(range(first, len(batch), _BATCH))
+        ends = [*starts[1:], len(batch)]
+        return [np.concatenate([self._scores(batch[start:end]) for start, end in zip(starts, ends, strict=True)])]
+
+    def _scores(self, batch: Array) -> Array:
+        seconds = round(_LEAST + _TIMES_SLOWEST * len(batch) * self._slowest)
+        started = time.monotonic()
+
+        def exchange() -> Array:
+            assert self._process.stdin is not None
+            assert self._process.stdout is not None
+            sandboxed.send(self._process.stdin, batch, seconds=seconds)
+            return sandboxed.receive(self._process.stdout, self._line())
+
+        scores = self._within(seconds, f"for {len(batch)} images", exchange)
+        self._slowest = max(self._slowest, (time.monotonic() - started) / len(batch))
+        return scores
+
+    def _line(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        answer: dict[str, Any] = json.loads(self._process.stdout.readline(2 * sandboxed.MOST_NOTES))
+        if "error" in answer:
+            reason = f"{self._title} cannot take it ({answer['error']})"
+            raise ModelError(f"{self._path}: {reason}; export it again ({self._limits})")
+        return answer
+
+    def _within(self, seconds: float, what: str, work: Callable[[], _T]) -> _T:
+        """Return the result of the work; after so many seconds, end the process, which ends the work too."""
+        timer, started = threading.Timer(seconds, self._process.kill), time.monotonic()
+        timer.daemon = True
+        timer.start()
+        try:
+            return work()
+        except ModelError:
+            raise
+        except (OSError, EOFError, ValueError) as error:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(5)
+            _end(self._process)
+            reason = f"{self._title} ended with code {self._process.returncode}"
+            if time.monotonic() - started >= seconds:
+                reason = f"it takes {self._title} more than {seconds:.0f} seconds {what}"
+            raise ModelError(f"{self._path}: {reason} ({self._limits}); do not use it, or export it again") from error
+        finally:
+            timer.cancel()
+
+    @property
+    def _limits(self) -> str:
+        return f"files run in at most {self._most / (1 << 30):.1f} GB"
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with suppress(OSError):  # what was to be sent has nowhere to go
+                pipe.close()

@@ -9,20 +9,22 @@ from pathlib import Path
 import onnx
 import pytest
 from graphs import NAMES
-from tiny import tiny_model
 from torch import nn
 
 from basisprune.deploy.export import export_onnx
-from basisprune.deploy.export.facts import for_openvino, for_ultralytics, read_facts
+from basisprune.deploy.export.exportable import Exportable, read_facts
 from basisprune.errors import ModelError
 from basisprune.transfer.model import transfer_model
 
 EVIL = ["it's", 'say "x"', "__import__('os').abort()", "\\", "a b"]
 
 
+def knowing(names, layout=None) -> Exportable:
+    return Exportable.of(transfer_model("test_resnet", len(names), input_size=16), layout, classes=names)
+
+
 def test_names_for_ultralytics_are_a_literal_whatever_they_are():
-    spec = tiny_model().input_spec
-    known = for_ultralytics(spec, EVIL)
+    known = knowing(EVIL).ultralytics_notes
     assert ast.literal_eval(known["names"]) == dict(enumerate(EVIL))
     assert ast.literal_eval(known["imgsz"]) == [16, 16]
     assert known["task"] == "classify"
@@ -30,8 +32,8 @@ def test_names_for_ultralytics_are_a_literal_whatever_they_are():
 
 @pytest.mark.parametrize("layout", ["NHWC", None])
 def test_openvino_is_told_to_normalise_what_the_file_does_not(layout):
-    spec = tiny_model().input_spec
-    known = for_openvino(spec, layout, EVIL)
+    what = knowing(EVIL, layout)
+    spec, known = what.input.spec, what.openvino_notes
     mean = [float(value) for value in known["mean_values"].split()]
     assert mean == pytest.approx([0, 0, 0] if layout else [255 * value for value in spec.mean], abs=1e-3)
     assert len(known["labels"].split()) == len(EVIL)

@@ -17,9 +17,9 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
-from basisprune.deploy.export import guard
-from basisprune.deploy.export.guard import Guarded, guarded
-from basisprune.deploy.export.onnx import ONNX_RUNTIME
+from basisprune.deploy.export import runtime
+from basisprune.deploy.export.onnx import ONNX
+from basisprune.deploy.export.runtime import OpenFile, Sandbox
 from basisprune.deploy.export.runtimes import RUNTIMES
 from basisprune.errors import ModelError
 from basisprune.runs.load import load_any
@@ -106,7 +106,7 @@ def test_memory_that_a_graph_asks_for_is_bounded(nodes, tiny, tmp_path):
 def test_a_graph_that_never_ends_is_ended(tiny, tmp_path, monkeypatch):
     path = hostile(tiny[1][False], tmp_path / "hostile.onnx", endless())
     for name in ("_START", "_LEAST"):
-        monkeypatch.setattr(guard, name, 8)
+        monkeypatch.setattr(runtime, name, 8)
     started = time.monotonic()
     with pytest.raises(ModelError, match=r"hostile\.onnx: it takes ONNX Runtime more than 8 seconds"):
         load_any(path)
@@ -117,8 +117,8 @@ def test_a_graph_that_never_ends_is_ended(tiny, tmp_path, monkeypatch):
 def test_so_is_one_that_never_ends_for_some_images(tiny, tmp_path, monkeypatch):
     path = hostile(tiny[1][False], tmp_path / "hostile.onnx", endless("images"))
     loaded = load_any(path)
-    monkeypatch.setattr(guard, "_LEAST", 3)
-    monkeypatch.setattr(guard, "_TIMES_SLOWEST", 1)
+    monkeypatch.setattr(runtime, "_LEAST", 3)
+    monkeypatch.setattr(runtime, "_TIMES_SLOWEST", 1)
     assert loaded.model(torch.zeros(20, *loaded.spec.shape)).shape == (20, 3)
     with pytest.raises(ModelError, match=r"more than [0-9]+ seconds for 16 images"):
         loaded.model(torch.ones(20, *loaded.spec.shape))
@@ -129,27 +129,29 @@ def test_so_is_one_that_never_ends_for_some_images(tiny, tmp_path, monkeypatch):
 def test_many_images_give_what_single_ones_give(tiny):
     model, paths = tiny
     images = torch.rand(40, 3, 16, 16, generator=torch.Generator().manual_seed(0))
-    wanted = torch.cat([model(image[None]) for image in images]).detach()
-    for kind in (True, False):
+    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (model.input_spec.mean, model.input_spec.std))
+    for kind in (True, False):  # with the normalisation in the file, and without
+        given = (images * 255).round() / 255
+        expected = torch.cat([model(image[None]) for image in (given - mean) / std]).detach()
         file = load_any(paths[kind]).model
-        given = images if kind is False else (images * 255).round() / 255
-        expected = wanted if kind is False else model((given - file.mean) / file.std).detach()
-        assert torch.allclose(file(given if kind is False else (given - file.mean) / file.std), expected, atol=1e-4)
+        assert torch.allclose(file(given if kind else (given - mean) / std), expected, atol=1e-4)
 
 
-def test_runtimes_whose_files_are_not_read_from_others_stay_as_they_are():
-    assert [name for name, each in RUNTIMES.items() if guarded(each, 1) is not each] == ["onnx", "openvino"]
+def test_files_of_data_run_in_a_process_of_their_own_unless_they_are_trusted(tiny):
+    assert [name for name, each in RUNTIMES.items() if each.is_data] == ["onnx", "openvino"]
+    assert isinstance(OpenFile(tiny[1][False], ONNX, 1).run, Sandbox)
+    assert not isinstance(OpenFile(tiny[1][False], ONNX, 1, trusted=True).run, Sandbox)
 
 
 def test_what_runs_a_file_ends_when_nobody_asks_any_more(tiny):
-    file = Guarded(ONNX_RUNTIME, tiny[1][False], 1)
+    file = Sandbox(tiny[1][False], ONNX, 1)
     process = file._process
     del file
     assert process.poll() is not None
     code = (
-        "import os, sys, time\nfrom pathlib import Path\nfrom basisprune.deploy.export.guard import Guarded\n"
-        "from basisprune.deploy.export.onnx import ONNX_RUNTIME\n"
-        f"file = Guarded(ONNX_RUNTIME, Path({str(tiny[1][False])!r}), 1)\n"
+        "import os, sys, time\nfrom pathlib import Path\nfrom basisprune.deploy.export.runtime import Sandbox\n"
+        "from basisprune.deploy.export.onnx import ONNX\n"
+        f"file = Sandbox(Path({str(tiny[1][False])!r}), ONNX, 1)\n"
         "print(file._process.pid, flush=True); time.sleep(60)\n"
     )
     asker = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)

@@ -10,7 +10,7 @@ from torch import nn
 
 from basisprune.data import PreparedBatches
 from basisprune.deploy.export import evaluate_onnx, export_onnx
-from basisprune.deploy.export.quantise import quantise_within
+from basisprune.deploy.export.onnx import quantise_within
 from basisprune.deploy.fold import fold
 from basisprune.transfer.model import transfer_model
 

@@ -2,40 +2,37 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
+import torch
 
-from basisprune.deploy.export.facts import GraphInput
-from basisprune.deploy.export.runtimes import RUNTIMES
-from basisprune.deploy.export.speed import measure_files, random_images, time_files
+from basisprune.deploy.export.exportable import GraphInput
+from basisprune.deploy.export.onnx import ONNX
+from basisprune.deploy.latency import file_latencies, random_images
 from basisprune.types import InputSpec
 
 
 @pytest.mark.parametrize(
-    ("prepares", "layout", "shape", "kind"),
+    ("layout", "shape", "kind"),
     [
-        (True, "NHWC", (2, 4, 6, 3), np.uint8),
-        (True, "NCHW", (2, 3, 4, 6), np.uint8),
-        (False, "NCHW", (2, 3, 4, 6), "f4"),
+        ("NHWC", (2, 4, 6, 3), torch.uint8),
+        ("NCHW", (2, 3, 4, 6), torch.uint8),
+        (None, (2, 3, 4, 6), torch.float32),
     ],
 )
-def test_noise_is_what_the_file_takes(prepares, layout, shape, kind):
+def test_noise_is_what_the_file_takes(layout, shape, kind):
     spec = InputSpec(size=(4, 6), mean=(0.5,) * 3, std=(0.5,) * 3)
-    images = random_images(GraphInput(spec, prepares, layout), 2)
-    assert (images.shape, images.dtype) == (shape, np.dtype(kind))
+    images = random_images(GraphInput(spec, layout), 2)
+    assert (images.shape, images.dtype) == (shape, kind)
 
 
-def test_every_file_and_pytorch_are_timed(tiny):
-    model, files = tiny
-    found = time_files({str(kind): (RUNTIMES["onnx"], path) for kind, path in files.items()}, model, repeats=3)
-    assert list(found) == ["False", "True", "NCHW", "PyTorch"]
-    assert all(each.milliseconds > 0 and each.spread >= 0 for each in found.values())
-
-
-def test_files_are_compared_with_the_first_at_each_batch_size(tiny):
-    paths = list(tiny[1].values())
-    rows = measure_files({"before": paths[0], "after": paths[1]}, RUNTIMES["onnx"], batch_sizes=(1, 4), repeats=3)
+def test_every_file_and_pytorch_are_timed_at_each_batch_size(tiny):
+    model, paths = tiny
+    files = {str(kind): (ONNX, path) for kind, path in paths.items()}
+    rows = file_latencies(files, model, batch_sizes=(1, 4), repeats=3)
     assert [(row.model, row.backend, row.batch_size) for row in rows] == [
-        (model, "onnxruntime", batch) for batch in (1, 4) for model in ("before", "after")
+        (name, "eager" if name == "PyTorch" else "onnxruntime", size)
+        for size in (1, 4)
+        for name in ("False", "True", "NCHW", "PyTorch")
     ]
-    assert [row.speedup for row in rows if row.model == "before"] == [1, 1]
+    assert all(row.seconds > 0 and row.spread >= 0 for row in rows)
+    assert [row.speedup for row in rows if row.model == "False"] == [1, 1]

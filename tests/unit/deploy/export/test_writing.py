@@ -13,9 +13,10 @@ from graphs import NAMES
 from tiny import tiny_images, tiny_model
 from torch import nn
 
-from basisprune.deploy.export import export
+from basisprune.deploy.export import Exported, export
+from basisprune.deploy.export.exportable import Exportable, FileFacts, read_facts
+from basisprune.deploy.export.runtime import FileModel, OpenFile
 from basisprune.deploy.export.runtimes import RUNTIMES
-from basisprune.deploy.export.writing import as_taken, make_order
 from basisprune.deploy.fold import fold
 from basisprune.errors import ConfigError, MissingExtraError, ModelError
 from basisprune.transfer.model import transfer_model
@@ -35,6 +36,10 @@ def sharp_model() -> nn.Module:
     return model
 
 
+def facts_of(file: Exported) -> FileFacts:
+    return read_facts(file.path, OpenFile(file.path, RUNTIMES[file.runtime], 1).notes)
+
+
 @pytest.mark.parametrize("name", INSTALLED)
 @pytest.mark.parametrize("prepared", [False, True])
 def test_a_file_computes_the_same_and_knows_its_classes_and_its_input(name, prepared, tmp_path):
@@ -44,17 +49,12 @@ def test_a_file_computes_the_same_and_knows_its_classes_and_its_input(name, prep
     assert (found.agreement.difference <= 1e-4, found.agreement.same, found.agreement.images) == (True, 1, len(given))
     assert set(content(tmp_path / "out")) == set(runtime.files())
     assert found.bytes == sum(map(len, content(tmp_path / "out").values()))
-    facts = runtime.facts(found.path)
-    assert facts.classes == tuple(NAMES)
-    assert (facts.input.spec, facts.input.prepares, facts.input.layout) == (
-        model.input_spec,
-        not prepared,
-        "NCHW" if prepared else "NHWC",
-    )
-    run = runtime.open(found.path, 1)
+    file = FileModel(found.path, runtime)
+    assert file.classes == tuple(NAMES)
+    assert (file.input.spec, file.input.layout) == (model.input_spec, None if prepared else "NHWC")
     for count in (1, 5):
-        batch = as_taken(given[:count], facts.input, prepared=prepared)
-        assert runtime.scores(run, batch).shape == (count, 3)
+        (scores,) = file.file.outputs(file.input.batch(given[:count], prepared=prepared))
+        assert scores.shape == (count, 3)
 
 
 def test_openvino_reads_labels_and_input_where_it_looks_for_them(tmp_path):
@@ -65,7 +65,7 @@ def test_openvino_reads_labels_and_input_where_it_looks_for_them(tmp_path):
     said = openvino.Core().read_model(found.path)
     assert said.get_rt_info(["model_info", "labels"]).value.split() == ["red_fox", '<b>"x"_&_y', "a_b"]
     assert said.get_rt_info(["model_info", "model_type"]).value == "Classification"
-    assert RUNTIMES["openvino"].facts(found.path).classes == tuple(evil)
+    assert facts_of(found).classes == tuple(evil)
 
 
 @pytest.mark.parametrize("name", ["onnx", "openvino"])
@@ -78,13 +78,12 @@ def test_int8_is_smaller_and_close(name, tmp_path):
     assert small.path.name.startswith("model.int8.")
     assert small.bytes < 0.5 * full.bytes
     assert small.agreement.same >= 0.8
-    assert RUNTIMES[name].facts(small.path) == RUNTIMES[name].facts(full.path)
+    assert facts_of(small) == facts_of(full)
 
 
 def test_the_network_is_exported_in_plain_memory_and_stays_as_it_is():
     model = sharp_model().to(memory_format=torch.channels_last)
-    order = make_order(model, RUNTIMES["torch"], model.input_spec, prepared=False)
-    assert all(tensor.is_contiguous() for tensor in order.network.parameters())
+    assert all(tensor.is_contiguous() for tensor in Exportable.of(model, "NHWC").network.parameters())
     assert not all(tensor.is_contiguous() for tensor in model.parameters())
 
 
@@ -104,7 +103,7 @@ def test_wrong_settings_are_refused_and_nothing_is_written(tmp_path):
 
 @pytest.mark.parametrize("name", ["openvino", "executorch", "ncnn"])
 def test_a_missing_package_is_named_with_its_extra(name, tmp_path, monkeypatch):
-    monkeypatch.setattr("basisprune.deploy.export.interface.find_spec", lambda package: None)
+    monkeypatch.setattr("basisprune.deploy.export.runtime.find_spec", lambda package: None)
     with pytest.raises(MissingExtraError, match=rf"is needed.*pip install 'basisprune\[{name}\]'"):
         export(tiny_model(), name, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
@@ -137,7 +136,7 @@ def test_a_runtime_that_fails_leaves_what_was_there(fault, tmp_path, monkeypatch
         raise RuntimeError("out of  luck\n")
 
     changed = {
-        "differs": {"open": lambda path, threads: lambda batch: torch.ones(len(batch), 3).numpy()},
+        "differs": {"open": lambda path, threads: ({}, lambda batch: [torch.ones(len(batch), 3).numpy()])},
         "raises": {"write": fail},
         "quantises": {"quantise": copied},
     }
