@@ -15,6 +15,7 @@ from basisprune.budget.certify import Certificate, Test
 from basisprune.callback import NullCallback
 from basisprune.deploy.bundle import save_pretrained
 from basisprune.deploy.export.runtimes import RUNTIMES
+from basisprune.deploy.latency import Latency
 from basisprune.files import digest
 from basisprune.results import DeliveredFile, RunSummary, RuntimeRow
 from basisprune.runs.export import ExportOptions, _may_judge, _note, _Work
@@ -94,7 +95,8 @@ def test_only_files_of_data_that_run_in_bounds_are_measured_beside_the_one_just_
     monkeypatch.setattr(work, "_row", lambda runtime, path, time: rows.append(path.name))
     monkeypatch.setattr(work, "_pytorch", lambda time: rows.append("PyTorch"))
     monkeypatch.setattr(
-        "basisprune.runs.export.time_files", lambda files, model: {**dict.fromkeys(files), "PyTorch": 1}
+        "basisprune.runs.export.file_latencies",
+        lambda files, model: [Latency(name, "", 1, 1.0, 0.0, 1.0) for name in (*files, "PyTorch")],
     )
     work.rows(RUNTIMES["openvino"])
     assert rows == ["PyTorch"]
