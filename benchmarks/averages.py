@@ -24,7 +24,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from basisprune import RECIPES, Session, evaluate, fit
 from basisprune.budget import Ratios
 from basisprune.callback import NullCallback, TrainingStep
-from basisprune.deploy.fold import settle
+from basisprune.deploy.fold import merge_full_rank
 from basisprune.method.pipeline import Pipeline
 from basisprune.method.states import NOT_AT_ALL
 from basisprune.recipes import find_framework
@@ -58,7 +58,7 @@ def averaged(model: str, dataset: str, seed: int, assets: Path) -> dict[str, flo
     pipeline = Pipeline(network, replace(splits, val=test), recipe, progress=False)
     move = find_framework(recipe.framework).moves[0]
     pruned = pipeline.remove(pipeline.dense(), move, Ratios(REMOVED, REMOVED), NOT_AT_ALL).model
-    tuned = settle(pruned, example_input(pruned, pipeline.spec.shape))
+    tuned = merge_full_rank(pruned, example_input(pruned, pipeline.spec.shape))
     averages = Averages(tuned)
     fit(tuned, splits.train, None, training, inplace=True, session=Session(callback=averages))
     found = {"last": evaluate(tuned, test).accuracy}

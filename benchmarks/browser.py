@@ -32,7 +32,7 @@ from basisprune import save_pretrained, transfer_model
 from basisprune.data import prepare
 from basisprune.data.decode import to_pixels
 from basisprune.deploy.bundle import load_bundle
-from basisprune.deploy.bundle.page import page_files
+from basisprune.deploy.bundle.hub import page_files
 
 NAMES = ["<img src=x onerror=\"document.title='harm'\">", "red fox", '{{7*7}} & "quotes"']
 NEEDED = ("gradio", "numpy", "onnxruntime", "pillow")

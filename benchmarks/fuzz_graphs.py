@@ -16,10 +16,9 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from basisprune.deploy.allowed import CLASSES, FUNCTIONS, KEYWORDS, METHODS
 from basisprune.deploy.bundle import load_bundle, save_pretrained
-from basisprune.deploy.bundle.layers import CLASSES
 from basisprune.deploy.fold import fold
-from basisprune.deploy.operations import FUNCTIONS, KEYWORDS, METHODS
 from basisprune.errors import BasisPruneError
 from basisprune.transfer.model import transfer_model
 

@@ -30,7 +30,7 @@ from field_bench import IMAGES, SIDE, START_PASSES, TEST_IMAGES, TUNE_PASSES, VA
 from field_methods import DATASETS, METHODS, Method, Size, start
 from field_points import best_rates
 
-from basisprune.deploy.fold import settle
+from basisprune.deploy.fold import merge_full_rank
 from basisprune.files import write_text
 from basisprune.torchkit.watching import example_input
 from basisprune.transfer.model import spec_of
@@ -92,7 +92,7 @@ def run(cell: Cell, assets: Path, runs: Path) -> dict[str, Any]:
         pruning = time.process_time() - pruning
         untuned = bench.val_accuracy(pruned)
         if tuning.train == "all":
-            pruned = settle(pruned, example_input(pruned, spec_of(pruned).shape), method.times(bench))
+            pruned = merge_full_rank(pruned, example_input(pruned, spec_of(pruned).shape), method.times(bench))
         network, passes = bench.trained(pruned, tuning, budget, teacher=teacher)
     return {
         **asdict(cell),

@@ -29,7 +29,7 @@ from torch import nn
 
 from basisprune import Augment, TrainConfig, measure, predict
 from basisprune.budget.planning import CostPlanner
-from basisprune.deploy.fold import deploy, settle
+from basisprune.deploy.fold import deploy, merge_full_rank
 from basisprune.files import write_text
 from basisprune.torchkit.watching import example_input
 from basisprune.transfer.model import spec_of
@@ -166,7 +166,7 @@ def run(cell: Cell, assets: Path, runs: Path, passes: int | None = None) -> dict
     assert bench.splits.test is not None
     how, share = part.prune, cell.share
     small = pruned(bench, how, share) if isinstance(how, Worth) else how(bench, share)
-    form = settle(small, example_input(small, spec_of(small).shape)) if part.settled else small
+    form = merge_full_rank(small, example_input(small, spec_of(small).shape)) if part.settled else small
     teacher = start(bench) if part.tuning.distill else None
     network, passes = bench.trained(form, part.tuning, TUNE_PASSES, teacher=teacher, passes=passes)
     before, after = (float(predict(each, bench.splits.test).hits.mean()) for each in (small, network))

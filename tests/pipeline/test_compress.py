@@ -25,7 +25,7 @@ from basisprune.data import Splits, load_data
 from basisprune.deploy.bundle import load_bundle
 from basisprune.deploy.export import evaluate_onnx
 from basisprune.deploy.fold import fold
-from basisprune.deploy.folded import FoldedModel
+from basisprune.deploy.graphs import FoldedModel
 from basisprune.errors import CheckpointError, ConfigError
 from basisprune.recipes import Recipe
 from basisprune.results import Limit, RunSummary

@@ -1,11 +1,11 @@
-"""training form -> inference form: numerically the same, in plain PyTorch."""
+"""Training form -> inference form: numerically the same, in plain PyTorch."""
 
 from __future__ import annotations
 
 import copy
 import math
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Literal, TypeAlias, get_args
 
@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from torchvision.ops import StochasticDepth
 
 from basisprune.basis.decompose import full_rank, merge_pair
-from basisprune.basis.layers import BasisPair
+from basisprune.basis.layers import BasisPair, Shift
 from basisprune.deploy.comparing import difference
-from basisprune.deploy.folded import traced
 from basisprune.deploy.form_times import table_seconds
 from basisprune.deploy.forms import (
     PLAIN,
@@ -30,8 +29,8 @@ from basisprune.deploy.forms import (
     plain_pair,
     subsampled,
 )
+from basisprune.deploy.graphs import trace
 from basisprune.deploy.latency import Backend, LayerTimer, in_channels_last, interleaved, onnx_layer_seconds
-from basisprune.deploy.shifts import merge_shifts
 from basisprune.errors import ConfigError, LayerError, ModelError
 from basisprune.joint_plan.times import TimeTable
 from basisprune.torchkit.kinds import refuse_lazy
@@ -50,7 +49,8 @@ LAYERS: tuple[type[Layer | BasisPair], ...] = (*PLAIN, BasisPair)
 _PLAIN_LAYERS = (*LAYERS, Conv2dSame)
 _DROPOUTS = (nn.modules.dropout._DropoutNd, DropPath, DropBlock2d, StochasticDepth)
 _ROUNDS = 15
-_TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
+_TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.float16: 3e-2}
+_TIGHT = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 1e-3}
 
 
 def fold(
@@ -62,19 +62,25 @@ def fold(
     times: TimeTable | None = None,
     inplace: bool = False,
 ) -> nn.Module:
-    """The model as it is best used: of plain modules, frozen, in eval mode, with the same output.
+    """Return the model as it is best used: plain modules, frozen, in eval mode, with the same output.
 
-    Scales go into the weights behind them; a batch norm goes into the layer before it, where a run on
-    `example_inputs` shows that nothing else reads that layer's output, and any other norm is left with a weight
-    and a bias alone; dropout goes. Each pair becomes two plain layers or the one dense layer it stands for,
-    whichever is cheaper: in multiply-adds, in parameters, or by `"latency"`, timed here at the layer's own input
-    size, in the `runtime` that is going to be used (in eager PyTorch in the memory format of the example), or looked
-    up in the `times` of a device.
-    `"none"` keeps all pairs. A `TransferModel` or `KeptModel` becomes a `torch.fx.GraphModule` with the same names
-    inside, which knows its `input_spec` and `classes`; it needs torch, and whatever package its blocks come from.
+    Scales go into the weights behind them; a batch norm goes into the layer before it, where a run on `example_inputs`
+    shows that nothing else reads that layer's output; any other norm keeps a weight and a bias alone; dropout goes.
+    Each pair becomes two plain layers or the one dense layer it stands for, whichever is cheaper. A `TransferModel` or
+    `KeptModel` becomes a `torch.fx.GraphModule` with the same names inside, which knows its `input_spec` and `classes`
+    and needs only torch and the package its blocks come from. The outputs are always compared.
 
-    The outputs are always compared. Raises LayerError, naming the first layer that differs, if they do not
-    agree, and ModelError if a TransferModel cannot be traced.
+    Args:
+        model: The network; it is changed only if `inplace`.
+        example_inputs: What to run it on; its memory format counts for `prefer="latency"`.
+        prefer: What a pair is to save: "macs", "params", "latency", or "none" to keep all pairs.
+        runtime: Where to time the layers, each at its own input size, for "latency".
+        times: A table of a device's latencies, which takes the place of timing here.
+        inplace: Whether to use the model up.
+
+    Raises:
+        LayerError: The outputs differ; it names the first layer that does. Or a network cannot be traced.
+        ModelError: The network has lazy layers, or outputs NaN.
 
     >>> from basisprune.basis.decompose import decompose
     >>> net = nn.Sequential(decompose(nn.Conv2d(3, 8, 3)), nn.BatchNorm2d(8), nn.Dropout(0.5)).eval()
@@ -85,10 +91,14 @@ def fold(
       (2): Identity()
     )
     """
-    _check_settings(prefer, runtime)
-    refuse_lazy(model, "fold")
+    options = {"prefer": (prefer, get_args(Preference)), "runtime": (runtime, get_args(Backend))}
+    if faults := [
+        f"{name}: {got!r} given; allowed are {may}" for name, (got, may) in options.items() if got not in may
+    ]:
+        raise ConfigError.of("fold", faults)
     if times is not None and prefer != "latency":
         raise ConfigError(f"fold: times given with prefer={prefer!r}; they are for prefer='latency'")
+    refuse_lazy(model, "fold")
     inputs = example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
     original = copy.deepcopy(model) if inplace else model
     result = merge_shifts((model if inplace else copy.deepcopy(model)).eval(), inputs)
@@ -112,15 +122,6 @@ def fold(
     return result
 
 
-def _check_settings(prefer: str, runtime: str) -> None:
-    options = {"prefer": (prefer, get_args(Preference)), "runtime": (runtime, get_args(Backend))}
-    faults = [
-        f"{name}: {given!r} given; allowed are {may}" for name, (given, may) in options.items() if given not in may
-    ]
-    if faults:
-        raise ConfigError.of("fold", faults)
-
-
 def deploy(model: nn.Module, spec: InputSpec, classes: Sequence[str], times: TimeTable | None = None) -> nn.Module:
     """The model as it is deployed: folded, and knowing its classes if it has any.
 
@@ -133,15 +134,14 @@ def deploy(model: nn.Module, spec: InputSpec, classes: Sequence[str], times: Tim
     return folded
 
 
-def settle(model: nn.Module, example_inputs: Tensor, times: TimeTable | None = None) -> nn.Module:
-    """The model with every pair of full rank that `deploy` would make one layer as that layer; the output is the same.
+def merge_full_rank(model: nn.Module, example_inputs: Tensor, times: TimeTable | None = None) -> nn.Module:
+    """Return a copy with every pair of full rank that `deploy` would make one layer as that layer, frozen.
 
-    Such a layer has lost nothing, and costs the same once it is deployed, so there is no reason to train it as two: as
-    one it is trained faster. It comes out frozen, as from `recompose`. A pair without some of its basis vectors stays
-    one even if it does not pay, so that these do not come back.
+    Such a pair costs the same once it is deployed, and one layer trains faster. A pair without some of its basis
+    vectors stays one even if it does not pay, so that these do not come back.
 
     >>> from basisprune.basis.decompose import decompose
-    >>> settle(decompose(nn.Conv2d(3, 8, 3)), torch.ones(2, 3, 8, 8))
+    >>> merge_full_rank(decompose(nn.Conv2d(3, 8, 3)), torch.ones(2, 3, 8, 8))
     Conv2d(3, 8, kernel_size=(3, 3), stride=(1, 1))
     """
     layers = dict(find_layers(model, LAYERS, opaque=BasisPair))
@@ -153,6 +153,9 @@ def settle(model: nn.Module, example_inputs: Tensor, times: TimeTable | None = N
         if isinstance(chosen[name], PLAIN) and pair.rank >= full_rank(pair.basis, pair.out_channels):
             result = replace_module(result, name, merge_pair(pair))
     return result
+
+
+settle = merge_full_rank  # its deprecated name
 
 
 def foldable_norms(model: nn.Module, run: Dataflow) -> dict[str, str]:
@@ -193,17 +196,14 @@ def _choices(
 def _forms(
     layer: Layer | BasisPair, norm: BatchNorm | None, calls: list[LayerCall], prefer: Preference
 ) -> list[nn.Module]:
-    """The forms that the layer, with the norm in it, can take in the folded model, the simplest first."""
-    forms: list[nn.Module]
     # Extra arguments are for the first of two layers alone; of a linear layer that is not called, the weight is read.
-    bypassed = isinstance(layer, BasisPair) and layer.scaling.spatial_dims == 0 and not calls
-    if not isinstance(layer, BasisPair) or bypassed or any(call.extra_arguments for call in calls):
-        forms = [merged(layer, norm)]
-    elif prefer == "none":
-        forms = [plain_pair(layer, norm)]
-    else:
-        forms = [merged(layer, norm), plain_pair(layer, norm)]
-    return forms
+    if (
+        not isinstance(layer, BasisPair)
+        or (layer.scaling.spatial_dims == 0 and not calls)
+        or any(call.extra_arguments for call in calls)
+    ):
+        return [merged(layer, norm)]
+    return [*([] if prefer == "none" else [merged(layer, norm)]), plain_pair(layer, norm)]
 
 
 def _cheapest(choices: Mapping[str, list[nn.Module]], run: Dataflow, prefer: Preference) -> dict[str, nn.Module]:
@@ -236,10 +236,7 @@ def _assembled(model: nn.Module, layers: Mapping[str, nn.Module], norms: Mapping
 
 
 def _by_table(choices: Mapping[str, list[nn.Module]], run: Dataflow, times: TimeTable) -> dict[str, nn.Module]:
-    """The form of each layer that is fastest by the table.
-
-    What it does not know, such as linear layers, is taken by its parameters.
-    """
+    """The form of each layer that is fastest by the table; the smallest of those it does not know, as linear layers."""
     known = table_seconds(choices, run, times)
     return _cheapest(choices, run, "params") | _fastest({name: choices[name] for name in known}, known)
 
@@ -295,7 +292,7 @@ def _plain_structure(model: nn.Module) -> nn.Module:
         model = replace_module(model, name, plain)
     outer: tuple[type[TransferModel | KeptModel], ...] = (TransferModel, KeptModel)
     for name, whole in list(find_layers(model, outer)):
-        graph = traced(name, whole)
+        graph = trace(name, whole)
         if where := difference(whole, graph, whole.input_spec.shape, modes=(False,)):
             raise LayerError(name, f"its code does something else when it is traced ({where})")
         model = replace_module(model, name, graph)
@@ -313,7 +310,7 @@ def _check_same(
     expected = list(tensors_in(run.output))
     if not all(bool(tensor.isfinite().all()) for tensor in expected):
         raise ModelError(f"{type(original).__name__}: its output holds NaN or infinite values, nothing to compare")
-    if _same(expected, list(tensors_in(result(*inputs)))):
+    if _same(expected, tensors_in(result(*inputs))):
         return
     before, after = _outputs_by_name(original, inputs), _outputs_by_name(result, inputs)
     for name, outputs in before.items():
@@ -336,9 +333,66 @@ def _outputs_by_name(model: nn.Module, inputs: tuple[object, ...]) -> dict[str, 
     return outputs
 
 
-def _same(expected: list[Tensor], given: list[Tensor]) -> bool:
+def _same(
+    expected: Iterable[Tensor], given: Iterable[Tensor], tolerance: Mapping[torch.dtype, float] = _TOLERANCE
+) -> bool:
     """Whether all tensors agree up to rounding, in relation to the largest value of each."""
-    return len(expected) == len(given) and all(
-        relative_difference(one, other) <= _TOLERANCE.get(one.dtype, 3e-2)
-        for one, other in zip(expected, given, strict=True)
+    one, other = list(expected), list(given)
+    return len(one) == len(other) and all(
+        relative_difference(a, b) <= tolerance.get(a.dtype, tolerance[torch.float16])
+        for a, b in zip(one, other, strict=True)
     )
+
+
+# ------------------------------------------------------------------------- constants left of dropped branches
+
+
+@torch.no_grad()
+def merge_shifts(model: nn.Module, inputs: tuple[object, ...]) -> nn.Module:
+    """Replace shifts in the model in eval mode, in place: each goes into the bias of the norm before it if it can.
+
+    A shift behind a sum goes into the norm whose output is the last term of it. Whether that is so is tried out. Where
+    it is not, a depthwise 1x1 conv takes the shift's place.
+    """
+
+    def without(network: nn.Module, name: str, norm: str) -> nn.Module:
+        network.get_parameter(f"{norm}.bias").add_(network.get_parameter(f"{name}.bias" if name else "bias"))
+        return replace_module(network, name, nn.Identity())
+
+    for name, shift in list(find_layers(model, Shift)):
+        before = _norm_before(model, name, inputs)
+        if before is not None:
+            tried = without(copy.deepcopy(model), name, before)
+            if _same(tensors_in(model(*inputs)), tensors_in(tried(*inputs)), _TIGHT):
+                model = without(model, name, before)
+                continue
+        model = replace_module(model, name, _plain_shift(shift.bias))
+    return model
+
+
+def _plain_shift(bias: Tensor) -> nn.Conv2d:
+    width = len(bias)
+    conv: nn.Conv2d = nn.utils.skip_init(nn.Conv2d, width, width, 1, groups=width, device=bias.device, dtype=bias.dtype)
+    conv.weight.fill_(1.0)
+    assert conv.bias is not None
+    conv.bias.copy_(bias)
+    return conv
+
+
+def _norm_before(model: nn.Module, shift: str, inputs: tuple[object, ...]) -> str | None:
+    """The norm of the shift's width that runs last before it, if each runs once."""
+    order: list[str] = []
+
+    def note(name: str) -> Callable[..., None]:
+        return lambda *_: order.append(name)
+
+    norms = {name: norm for name, norm in find_layers(model, BatchNorm) if affine(norm) is not None}
+    known: dict[str, nn.Module] = {**norms, shift: model.get_submodule(shift)}
+    with hooked([module.register_forward_hook(note(name)) for name, module in known.items()]):
+        model(*inputs)
+    width = len(known[shift].bias)  # type: ignore[arg-type]
+    if order.count(shift) != 1:
+        return None
+    earlier = [name for name in order[: order.index(shift)] if norms[name].num_features == width]
+    fits = earlier and order.count(earlier[-1]) == 1 and norms[earlier[-1]].bias is not None
+    return earlier[-1] if fits else None

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from basisprune.basis.decompose import merge_pair
 from basisprune.basis.layers import BasisPair
-from basisprune.deploy.folded import LAYER_ATTRIBUTES
+from basisprune.deploy.allowed import LAYER_ATTRIBUTES
 from basisprune.torchkit.surgery import (
     TORCH_CONVS,
     Layer,

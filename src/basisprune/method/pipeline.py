@@ -18,7 +18,7 @@ from basisprune.budget.planning import NO_FILTERS, CostPlanner, Scored
 from basisprune.callback import Callback, NullCallback, counted
 from basisprune.costs import measure
 from basisprune.data import LabelledImages, LoaderPart, Loaders, Splits, load_data
-from basisprune.deploy.fold import settle
+from basisprune.deploy.fold import merge_full_rank
 from basisprune.errors import ConfigError, TooMuchError
 from basisprune.joint_plan import PlanFrontier
 from basisprune.method.scoring import (
@@ -360,7 +360,7 @@ class Pipeline:
         if self.settings.finetune.train == "method":
             return state
         times = None if self.planner is None else self.planner.table
-        return replace(state, model=settle(state.model, example_input(state.model, self.spec.shape), times))
+        return replace(state, model=merge_full_rank(state.model, example_input(state.model, self.spec.shape), times))
 
     def _train(self, state: State, config: TrainConfig, tuning: Tuning = FULLY) -> State:
         checkpoint = self.store.path(state.steps, ".pt")

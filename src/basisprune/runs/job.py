@@ -24,7 +24,7 @@ from basisprune.data.load import PREFIXES, Reading, Source, fetch
 from basisprune.data.manifest import IMAGES, Manifest, read_manifest
 from basisprune.data.split import groups_of, reread, set_aside, units, white_of
 from basisprune.deploy.bundle import holds_bundle, load_bundle
-from basisprune.deploy.folded import FoldedModel
+from basisprune.deploy.graphs import FoldedModel
 from basisprune.deploy.timing import table_digest
 from basisprune.errors import CheckpointError, ConfigError, DataError, ModelError
 from basisprune.files import user_path

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from basisprune import PlanConfig, decompose, measure, transfer_model
 from basisprune.basis.layers import BasisPair, basis_pairs
-from basisprune.deploy.fold import fold, settle
+from basisprune.deploy.fold import fold, merge_full_rank
 from basisprune.errors import ConfigError, LayerError, ModelError
 from basisprune.planning import plan_basis
 from basisprune.pruning import prune_basis
@@ -384,21 +384,21 @@ def test_settling_keeps_the_output_and_what_is_deployed(network: str, stage: str
     model, inputs = NETWORKS[network]()
     model = STAGES[stage](model).train()
     before = copy.deepcopy(model.state_dict())
-    result = settle(model, inputs)
+    result = merge_full_rank(model, inputs)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     assert result.training
     torch.testing.assert_close(result.eval()(inputs), model.eval()(inputs), rtol=0, atol=1e-12)
     sizes = [sum(weight.numel() for weight in fold(each, inputs, "params").parameters()) for each in (model, result)]
     assert sizes[0] == sizes[1]
-    assert pairs_in(settle(result, inputs)) == pairs_in(result)
+    assert pairs_in(merge_full_rank(result, inputs)) == pairs_in(result)
 
 
 def test_only_pairs_that_pay_are_left_when_settled() -> None:
     split = decompose(sequential(nn.Conv2d(3, 16, 1), nn.Conv2d(16, 16, 1)))
     scores = {name: LayerScores(tuple(map(float, range(pair.rank)))) for name, pair in basis_pairs(split).items()}
     small = prune_basis(split, plan_basis(Scores("given", {"1": scores["1"]}), 0.75, PlanConfig(min_share=0.0)))
-    assert pairs_in(settle(split, IMAGES)) == []
-    assert pairs_in(settle(small, IMAGES)) == ["1"]
+    assert pairs_in(merge_full_rank(split, IMAGES)) == []
+    assert pairs_in(merge_full_rank(small, IMAGES)) == ["1"]
 
 
 def test_vectors_that_went_do_not_come_back_when_settled() -> None:
@@ -407,7 +407,7 @@ def test_vectors_that_went_do_not_come_back_when_settled() -> None:
     less = prune_basis(split, plan_basis(scores, 0.25, PlanConfig(min_share=0.0)))
     images = torch.randn(2, 16, 4, 4, dtype=torch.float64)
     assert type(fold(less, images, "params")[0]) is nn.Conv2d  # one layer is smaller
-    assert pairs_in(settle(less, images)) == ["0"]
+    assert pairs_in(merge_full_rank(less, images)) == ["0"]
 
 
 def pairs_in(model: nn.Module) -> list[str]:

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from basisprune.basis.layers import Shift
-from basisprune.deploy.fold import fold
-from basisprune.deploy.shifts import merge_shifts
+from basisprune.deploy.fold import fold, merge_shifts
 
 
 class Sum(nn.Module):

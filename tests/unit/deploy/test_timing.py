@@ -14,8 +14,7 @@ from torch import nn
 from basisprune.basis.decompose import decompose
 from basisprune.basis.layers import Shift
 from basisprune.deploy import timing
-from basisprune.deploy.fold import fold
-from basisprune.deploy.shifts import merge_shifts
+from basisprune.deploy.fold import fold, merge_shifts
 from basisprune.deploy.timing import (
     cache_folder,
     measured_table,

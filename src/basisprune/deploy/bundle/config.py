@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from keyword import iskeyword
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Generic, Literal, TypeAlias, TypeGuard, TypeVar
 
+import torch
 from pydantic import AfterValidator, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
+from torch import fx
 from typing_extensions import TypedDict  # pydantic takes that of `typing` from Python 3.12 on
 
-from basisprune.errors import BundleError
+from basisprune.errors import BundleError, LayerError
 from basisprune.types import BasisPlan, BlockPlan, FilterPlan, InputSpec
 
 _STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
@@ -19,6 +22,8 @@ _LARGEST_INPUT = 1 << 24  # numbers in one input, as in a colour image of 2,364 
 _MOST_STEPS = 50_000
 _MANY_FAULTS = 1000
 _LISTED = 3
+_NOT_FINITE = {repr(value): value for value in (math.inf, -math.inf, math.nan)}
+HINT = "pass factory='package.module:function' (or a timm name), which builds the backbone"
 
 
 def _checked_name(name: str) -> str:
@@ -57,9 +62,9 @@ Name = Annotated[str, AfterValidator(_checked_name)]
 ModuleName = Annotated[str, AfterValidator(_checked_module)]
 """A module in its parent: the same, or several of them with hyphens in between."""
 DottedName = Annotated[str, AfterValidator(_checked_path)]
-"""The names that lead from the network to a module of it; empty for the network itself."""
+"""The path from the network to a module in it; empty for the network itself."""
 TensorName = Annotated[str, AfterValidator(_checked_tensor)]
-"""The names that lead from the network to a tensor of it."""
+"""The path from the network to a tensor in it."""
 
 Node = TypedDict(
     "Node",
@@ -175,71 +180,132 @@ class Config:
     fingerprint: Fingerprint
 
 
-@dataclass(frozen=True)
-class _BasisEntry:
-    __pydantic_config__ = _STRICT
-    kind: Literal["basis"]
-    plan: BasisPlan
+_Kind = TypeVar("_Kind")
+_Plan = TypeVar("_Plan")
 
 
 @dataclass(frozen=True)
-class _FilterEntry:
+class _Entry(Generic[_Kind, _Plan]):
     __pydantic_config__ = _STRICT
-    kind: Literal["filters"]
-    plan: FilterPlan
-
-
-@dataclass(frozen=True)
-class _BlockEntry:
-    __pydantic_config__ = _STRICT
-    kind: Literal["blocks"]
-    plan: BlockPlan
+    kind: _Kind
+    plan: _Plan
 
 
 Plan: TypeAlias = BasisPlan | FilterPlan | BlockPlan
 KINDS: Mapping[type[Plan], str] = {BasisPlan: "basis", FilterPlan: "filters", BlockPlan: "blocks"}
+_AnyEntry: TypeAlias = (
+    _Entry[Literal["basis"], BasisPlan] | _Entry[Literal["filters"], FilterPlan] | _Entry[Literal["blocks"], BlockPlan]
+)
 _CONFIG = TypeAdapter(Config)
-_Entry = Annotated[_BasisEntry | _FilterEntry | _BlockEntry, Field(discriminator="kind")]
-_PLANS = TypeAdapter(list[_Entry])
+_PLANS = TypeAdapter(list[Annotated[_AnyEntry, Field(discriminator="kind")]])
 _NAMES = TypeAdapter(list[TensorName])
+_Read = TypeVar("_Read")
 
 
 def parse_config(content: bytes) -> Config:
-    """The config in JSON text; raises BundleError that lists what it may not say."""
-    try:
-        return _CONFIG.validate_json(content)
-    except ValidationError as error:
-        raise BundleError(_told(error)) from error
+    """Read config.json; raises BundleError that lists what it may not say."""
+    return _checked(_CONFIG, content)
 
 
 def parse_plans(content: bytes) -> tuple[Plan, ...]:
-    """The plans in JSON text; raises BundleError that lists what is none."""
-    try:
-        return tuple(entry.plan for entry in _PLANS.validate_json(content, strict=True))
-    except ValidationError as error:
-        raise BundleError(_told(error)) from error
+    """Read plans.json; raises BundleError that lists what is no plan."""
+    return tuple(entry.plan for entry in _checked(_PLANS, content))
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Raises BundleError unless all are dotted names of parts of a network."""
+    """Raise BundleError unless all are dotted names of parts of a network."""
+    _checked(_NAMES, list(names))
+
+
+def _checked(kind: TypeAdapter[_Read], value: object) -> _Read:
+    """The value; raises BundleError in one line, with names from the file as far as they can be printed."""
     try:
-        _NAMES.validate_python(list(names))
+        return kind.validate_json(value, strict=True) if isinstance(value, bytes) else kind.validate_python(value)
     except ValidationError as error:
-        raise BundleError(_told(error)) from error
-
-
-def _told(error: ValidationError) -> str:
-    """What is wrong, in one line; what the file calls things is shown as far as it can be printed."""
-    if (count := error.error_count()) > _MANY_FAULTS:  # each would take a kilobyte of memory
-        return f"does not make sense: {count:,} faults"
-    found = error.errors(include_url=False, include_input=False, include_context=False)
+        if (count := error.error_count()) > _MANY_FAULTS:  # each would take a kilobyte of memory
+            raise BundleError(f"does not make sense: {count:,} faults") from None
+        found = error.errors(include_url=False, include_input=False, include_context=False)
     listed = [
-        f"{'.'.join(_shown(step) for step in each['loc'][:12])}: {each['msg'].removeprefix('Value error, ')}"
+        f"{'.'.join(_printable(step) for step in each['loc'][:12])}: {each['msg'].removeprefix('Value error, ')}"
         for each in found[:_LISTED]
     ]
     more = f"; and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
-    return f"does not make sense: {'; '.join(listed)}{more}"
+    raise BundleError(f"does not make sense: {'; '.join(listed)}{more}")
 
 
-def _shown(step: object) -> str:
+def _printable(step: object) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in str(step)[:60])
+
+
+# ------------------------------------------------------------------------- attributes and arguments as JSON
+
+Plain: TypeAlias = "bool | int | float | str | tuple[Plain, ...] | list[Plain] | None"
+"""What an attribute must be to go into a file."""
+
+
+def is_plain(value: object) -> TypeGuard[Plain]:
+    """Whether the value can go into a file as an attribute."""
+    if isinstance(value, (tuple, list)):
+        return type(value) in (tuple, list, torch.Size) and all(map(is_plain, value))
+    return value is None or type(value) in (bool, int, float, str)
+
+
+def encode(value: object, numbers: Mapping[fx.Node, int] | None = None) -> JsonValue:
+    """The value as JSON that tells tuples from lists; with the `numbers` of the steps of a graph, an argument of one.
+
+    Raises LayerError for what a file cannot hold.
+
+    >>> encode((1, [math.inf]))
+    {'tuple': [1, [{'float': 'inf'}]]}
+    """
+    inner = partial(encode, numbers=numbers)
+    if isinstance(value, (tuple, list)):
+        items = list(map(inner, value))
+        return items if isinstance(value, list) else {"tuple": items}
+    if is_plain(value):
+        is_odd = isinstance(value, float) and not math.isfinite(value)
+        return {"float": repr(value)} if is_odd else value  # type: ignore[return-value]
+    if numbers is not None:
+        if isinstance(value, fx.Node):
+            return {"step": numbers[value]}
+        if isinstance(value, slice):
+            return {"slice": [inner(value.start), inner(value.stop), inner(value.step)]}
+        if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+            return {"dict": [[key, inner(item)] for key, item in value.items()]}
+        if value is ...:
+            return {"ellipsis": True}
+    raise LayerError("backbone", f"is given a {type(value).__name__}, which a bundle cannot hold; {HINT}")
+
+
+def decode(value: JsonValue, nodes: Sequence[fx.Node] | None = None) -> Any:
+    """The value that `encode` was given; raises BundleError for what it does not make.
+
+    >>> decode(encode((1, [math.inf])))
+    (1, [inf])
+    """
+    inner = partial(decode, nodes=nodes)
+    if isinstance(value, list):
+        return list(map(inner, value))
+    if not isinstance(value, dict):
+        return value
+    match next(iter(value.items()), None) if len(value) == 1 else None:
+        case "tuple", [*items]:
+            return tuple(map(inner, items))
+        case "float", str(text) if text in _NOT_FINITE:
+            return _NOT_FINITE[text]
+        case "step", int(number) if nodes is not None and 0 <= number < len(nodes):
+            return nodes[number]
+        case "slice", [start, stop, step] if nodes is not None:
+            return slice(inner(start), inner(stop), inner(step))
+        case "dict", [*pairs] if nodes is not None:
+            return dict(_pair(pair, nodes) for pair in pairs)
+        case "ellipsis", True if nodes is not None:
+            return ...
+    raise BundleError(f"{str(value)[:80]} is not a value that a bundle may hold")
+
+
+def _pair(pair: JsonValue, nodes: Sequence[fx.Node]) -> tuple[str, object]:
+    match pair:
+        case [str(key), item]:
+            return key, decode(item, nodes)
+    raise BundleError("graph: a dict in it has an entry that is not a name and a value")

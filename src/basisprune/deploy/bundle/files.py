@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import TypeVar
 from torch import Tensor
 
 from basisprune.deploy.bundle.config import Config, Plan, parse_config, parse_plans
-from basisprune.deploy.bundle.tensors import read_tensors
+from basisprune.deploy.bundle.structure import read_tensors
 from basisprune.errors import BundleError
 from basisprune.files import current, digest, json_digest, open_file, parse_json, read_bytes, write_together
 
@@ -20,6 +21,7 @@ FORMAT = 3  # 1 had no networks that stand alone, 2 said nothing to timm
 CONFIG, TENSORS, PLANS, CARD = "config.json", "model.safetensors", "plans.json", "README.md"
 FILES = (CONFIG, TENSORS, PLANS)  # those that are read
 NAMES = frozenset({*FILES, CARD})
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _MARK, _CARD_MARK = "basisprune_bundle", "library_name: basisprune"
 _TIMM, _BUILT = ("architecture", "num_classes", "label_names", "pretrained_cfg"), "network"
 _MOST = {CONFIG: 64 << 20, PLANS: 64 << 20, TENSORS: 4 << 30}  # bytes
@@ -38,7 +40,7 @@ class Stored:
 
 
 def write_folder(folder: Path, config: Config, files: Mapping[str, bytes], check: Callable[[Path], object]) -> Path:
-    """The folder with the config and the files, after `check` has seen them in a folder of their own.
+    """Write the config and the files into the folder, after `check` has seen them in a folder of their own.
 
     An older bundle is replaced in that moment and not before; files by other names stay. Raises BundleError for a
     folder that `check_folder` refuses.
@@ -49,9 +51,9 @@ def write_folder(folder: Path, config: Config, files: Mapping[str, bytes], check
     full = {_MARK: FORMAT, **for_timm(config), _BUILT: ours.pop("architecture"), **ours, "files": sums}
     try:
         entries = {**full, "checksum": json_digest(full)}.items()
-        lines = (
+        lines = [
             f"{json.dumps(key)}: {json.dumps(value, separators=_DENSE, allow_nan=False)}" for key, value in entries
-        )
+        ]
         text = "{\n" + ",\n".join(lines) + "\n}\n"
     except (TypeError, ValueError) as error:
         raise BundleError(
@@ -62,7 +64,7 @@ def write_folder(folder: Path, config: Config, files: Mapping[str, bytes], check
 
 
 def read_folder(folder: Path) -> Stored:
-    """What the files of a bundle say, every checksum compared.
+    """Read the files of a bundle, every checksum compared.
 
     Raises BundleError that says which file is missing, damaged, newer than this package or not what it should be.
     """
@@ -100,7 +102,7 @@ def read_folder(folder: Path) -> Stored:
 
 
 def for_timm(config: Config) -> dict[str, object]:
-    """What timm reads of the config: where the network comes from, its classes, and how images are prepared.
+    """Return what timm reads of a config: where the network comes from, its classes, and how images are prepared.
 
     timm builds the whole architecture of that name, not what pruning has left of it.
     """
@@ -140,7 +142,7 @@ def _start(folder: Path, name: str) -> str:
 
 
 def check_folder(folder: Path) -> None:
-    """Raises BundleError unless a bundle can be written there, and nothing of anybody else would be lost.
+    """Raise BundleError unless a bundle can be written there, and nothing of anybody else would be lost.
 
     The folder may be missing, empty, or hold a bundle or files by other names, which stay.
     """

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry
 from torch.utils.hooks import RemovableHandle
 
-from basisprune.deploy.operations import ARITHMETIC, FUNCTIONS, METHODS, NAMES
+from basisprune.deploy.allowed import ARITHMETIC, FUNCTION_NAMES, FUNCTIONS, METHODS
 from basisprune.errors import BundleError
 
 _LARGEST = 2 << 30  # bytes of one tensor
@@ -33,7 +33,7 @@ _MOST_VALUES = 100_000  # given to one step
 
 
 def work_allowed(weights: int, numbers: int) -> int:
-    """How many floating-point operations a network of so many weights may need for an input of so many numbers.
+    """Return how many floating-point operations a network of so many weights may need for so large an input.
 
     A conv without stride uses each weight at each pixel, and layers without weights do little else than their input.
     """
@@ -41,7 +41,7 @@ def work_allowed(weights: int, numbers: int) -> int:
 
 
 def memory_allowed(weights: int, numbers: int) -> int:
-    """How many bytes at a time such a network may need for such an input."""
+    """Return how many bytes at a time such a network may need for such an input."""
     return min(_MEMORY, (256 << 20) + 16 * weights + 3200 * numbers)
 
 
@@ -66,13 +66,11 @@ class Bounded(TorchDispatchMode):
         self._hook: RemovableHandle | None = None
 
     def __enter__(self) -> Bounded:
-        """Starts to count."""
         self._hook = register_module_forward_pre_hook(self._count_call)
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Ends to count."""
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         if self._hook is not None:
             self._hook.remove()
@@ -84,7 +82,6 @@ class Bounded(TorchDispatchMode):
         args: Sequence[object] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
-        """What the operation gives, if it is allowed."""
         self.operations += 1
         if self.operations > self.most:
             raise BundleError(f"a part of its network takes more than {self.most:,} operations")
@@ -136,16 +133,16 @@ class Bounded(TorchDispatchMode):
 
 
 def _taps(func: torch._ops.OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> int:
-    """Return how many numbers a pooling reads for each that it makes; 0 for what has no kernel, or counts its work."""
-    if func._overloadpacket in flop_registry:
+    """How many numbers a pooling reads for each that it makes; 0 for what has no kernel, or counts its work."""
+    names = [argument.name for argument in func._schema.arguments]
+    if func._overloadpacket in flop_registry or "kernel_size" not in names:
         return 0
-    for place, argument in enumerate(func._schema.arguments):
-        if argument.name == "kernel_size":
-            sides = args[place] if place < len(args) else kwargs.get("kernel_size")
-            if isinstance(sides, (tuple, list)):
-                times: int = argument.N if len(sides) == 1 else 1  # type: ignore[attr-defined]
-                return int(math.prod(sides) ** times)
-    return 0
+    place = names.index("kernel_size")
+    sides = args[place] if place < len(args) else kwargs.get("kernel_size")
+    if not isinstance(sides, (tuple, list)):
+        return 0
+    times: int = func._schema.arguments[place].N if len(sides) == 1 else 1  # type: ignore[attr-defined]
+    return int(math.prod(sides) ** times)
 
 
 def _tensors(value: object) -> Iterator[Tensor]:
@@ -178,7 +175,7 @@ class RunGuard:
         self.known = {(1, *shape)}  # is tried when the network is loaded
 
     def watch(self, images: Tensor) -> AbstractContextManager[object]:
-        """Limits of memory and work for the first run on images of this shape; nothing where another program traces."""
+        """The context to run the graph in on these images; nothing is bounded where another program traces."""
         traces = _is_traced() or type(images) is not Tensor
         if traces or images.device.type == "meta" or (shape := tuple(images.shape)) in self.known:
             return nullcontext()
@@ -188,9 +185,10 @@ class RunGuard:
         return Bounded(work=self.work * inputs, memory=memory, largest=memory)
 
     def check(self, function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]) -> None:
-        """Raises BundleError before a step takes numbers that are too large, or makes too many pieces.
+        """Raise BundleError before a step takes numbers that are too large, or makes too many pieces.
 
-        Python itself sets no bounds to a list times a billion, or to a number squared forty times.
+        Python itself sets no bounds to a list times a billion, or to a number squared forty times. Values in a tensor,
+        which differ from image to image, may not decide on a size.
         """
         if _is_traced():  # numbers are tensors then
             return
@@ -203,18 +201,14 @@ class RunGuard:
             raise BundleError("graph: a number in it becomes too large")
         if function in ARITHMETIC:
             if not all(isinstance(value, (Tensor, int, float)) for value in args):
-                raise BundleError(f"graph: {NAMES[function]} of something that is neither tensor nor number")
+                raise BundleError(f"graph: {FUNCTION_NAMES[function]} of something that is neither tensor nor number")
         else:
-            _refuse_values_as_sizes(function, args, kwargs)
+            _refuse_values_as_sizes(function, args[1:], kwargs)
         if function in _PIECES and (pieces := _PIECES[function](*args, **kwargs)) > _MOST_PIECES:
             raise BundleError(f"graph: {pieces:,} pieces of a tensor; at most {_MOST_PIECES:,} are allowed")
 
 
-def _refuse_values_as_sizes(
-    function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
-) -> None:
-    """Raises BundleError where the values in a tensor, which differ from image to image, would decide on a size."""
-    index = args[1:]
+def _refuse_values_as_sizes(function: object, index: Sequence[object], kwargs: Mapping[str, object]) -> None:
     if function is operator.getitem:
         if any(map(_is_mask, _leaves(index))) or any(isinstance(leaf, Tensor) for leaf in _bounds(index)):
             raise BundleError("graph: values in it are picked by other values, so that nobody knows how many")
@@ -264,34 +258,26 @@ def _is_whole(value: object) -> bool:
     return isinstance(value, Tensor) and not (value.is_floating_point() or value.is_complex())
 
 
-def _unbound(tensor: Tensor, dim: int = 0) -> int:
-    return tensor.shape[dim]
-
-
 def _split(tensor: Tensor, split_size_or_sections: object = None, dim: int = 0, *, split_size: object = None) -> int:
     size = split_size if split_size_or_sections is None else split_size_or_sections
     return tensor.shape[dim] // max(size, 1) if isinstance(size, int) else len(cast(Sequence[int], size))
 
 
-def _chunked(_tensor: Tensor, chunks: int, dim: int = 0) -> int:  # noqa: ARG001
-    return chunks
-
-
+_COUNTS: Mapping[str, Callable[..., int]] = {
+    "unbind": lambda tensor, dim=0: tensor.shape[dim],
+    "split": _split,
+    "chunk": lambda _tensor, chunks, _dim=0, **_: chunks,
+}
 _PIECES: Mapping[Callable[..., object], Callable[..., int]] = {
-    torch.unbind: _unbound,
-    METHODS["unbind"]: _unbound,
-    torch.split: _split,
-    METHODS["split"]: _split,
-    torch.chunk: _chunked,
-    METHODS["chunk"]: _chunked,
+    place[prefix + name]: count
+    for name, count in _COUNTS.items()
+    for place, prefix in ((FUNCTIONS, "torch."), (METHODS, ""))
 }
 """How many pieces each function makes of a tensor."""
 _BINARY = ("add", "div", "maximum", "minimum", "mul", "pow", "sub")
 _OF_SEVERAL: Set[Callable[..., object]] = {
-    *(FUNCTIONS[f"torch.{name}"] for name in _BINARY),
-    *(METHODS[name] for name in (*_BINARY, "add_", "div_", "mul_", "sub_", "expand_as", "view_as")),
-    *(METHODS[name] for name in ("max", "min")),
-    *(FUNCTIONS[f"torch.{name}"] for name in ("cat", "concat", "max", "min", "stack")),
+    *(FUNCTIONS[f"torch.{name}"] for name in (*_BINARY, "cat", "concat", "max", "min", "stack")),
+    *(METHODS[name] for name in (*_BINARY, "add_", "div_", "mul_", "sub_", "expand_as", "view_as", "max", "min")),
     FUNCTIONS["functional.scaled_dot_product_attention"],
 }
 """The functions that take whole numbers in tensors for what they are, and not as sizes."""

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import platform
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
+from huggingface_hub import snapshot_download
 from pydantic import JsonValue
 from torch import Tensor, nn
 
-from basisprune.deploy.bundle.arguments import check_loading
-from basisprune.deploy.bundle.config import Architecture, Config, Plan, Step
-from basisprune.deploy.bundle.files import Stored, read_folder
-from basisprune.deploy.bundle.graph import from_steps
-from basisprune.deploy.bundle.hub import fetch
+from basisprune.deploy.bundle.config import Architecture, Config, Fingerprint, Plan
+from basisprune.deploy.bundle.files import HUB_ID, NAMES, Stored, read_folder
 from basisprune.deploy.bundle.limits import Bounded, RunGuard, memory_allowed, work_allowed
-from basisprune.deploy.bundle.running import check_fingerprint, fixed_input, run
-from basisprune.deploy.bundle.structure import rebuild
-from basisprune.deploy.bundle.tensors import assign_tensors
-from basisprune.deploy.folded import FoldedModel, about, folded, traced
+from basisprune.deploy.bundle.steps import from_steps
+from basisprune.deploy.bundle.structure import assign_tensors, rebuild
+from basisprune.deploy.graphs import FoldedModel, about, graph_model, trace
 from basisprune.errors import BundleError, ModelError
+from basisprune.files import user_path
+from basisprune.torchkit.running import mode, tensors_in
 from basisprune.torchkit.surgery import named_tensors, refuse_hidden_names
 from basisprune.transfer.backbones import build_backbone, is_elsewhere
 from basisprune.transfer.kept import KeptModel
@@ -32,6 +33,8 @@ from basisprune.types import InputSpec
 _BUILDING, _BUILDING_PER_BYTE = 512 << 20, 64  # bytes, and times what the file's tensors take
 _BUILDING_OPERATIONS, _BUILDING_RUNS = 300_000, 8
 _LARGE_INPUT = 1 << 20  # numbers
+_VALUES = 64  # of the output that are kept to be compared
+_GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 @dataclass(frozen=True)
@@ -50,9 +53,17 @@ class Bundle:
 def from_pretrained(
     folder: str | Path, *, factory: str | None = None, revision: str | None = None, trust_remote_code: bool = False
 ) -> nn.Module:
-    """The network in a folder that `save_pretrained` wrote, in eval mode; see `load_bundle` for all else.
+    """Load the network, in eval mode, that `save_pretrained` wrote; see `load_bundle` for all else.
 
-    `folder` may be the id of a model on the Hugging Face hub, as `"owner/name"`, with its `revision`.
+    Args:
+        folder: The folder, or the id of a model on the Hugging Face hub, as `"owner/name"`.
+        factory: A function of yours, as `"package.module:function"`, that builds the backbone.
+        revision: Which revision of the model on the hub.
+        trust_remote_code: Whether a function that the bundle names may be imported and called.
+
+    Raises:
+        BundleError: The bundle is missing, damaged, tampered with, newer than this package, of another architecture,
+            or asks for code.
     """
     return load_bundle(folder, factory=factory, revision=revision, trust_remote_code=trust_remote_code).model
 
@@ -60,57 +71,67 @@ def from_pretrained(
 def load_bundle(
     folder: str | Path, *, factory: str | None = None, revision: str | None = None, trust_remote_code: bool = False
 ) -> Bundle:
-    """The network in the folder, or on the hub, with its classes, preprocessing, metrics and plans.
+    """Load a network with its classes, preprocessing, metrics and plans; arguments and errors as `from_pretrained`.
 
     Nothing that the bundle holds is run, and every byte, name, tensor and the output are checked. A network that is
     not built by timm and has not been folded may need the function that made its backbone: that one is imported and
-    called only with `trust_remote_code=True`, or if you name it yourself as `factory`, which takes its place. Raises
-    BundleError for a bundle that is missing, damaged, tampered with, newer than this package, of another architecture
-    or that asks for code; ConfigError for arguments of wrong types.
+    called only with `trust_remote_code=True`, or if you name it yourself as `factory`, which takes its place.
     """
-    check_loading(factory, revision, trust_remote_code)
-    path = fetch(folder, revision)
-    return assemble(read_folder(path), str(folder), factory=factory, trust_remote_code=trust_remote_code)
+    return assemble(read_folder(_fetch(folder, revision)), str(folder), factory, trust_remote_code is True)
 
 
-def assemble(stored: Stored, where: str, *, factory: str | None = None, trust_remote_code: bool = False) -> Bundle:
-    """The bundle that the files called `where` describe."""
-    config = stored.config
-    architecture = config.architecture
-    if factory is not None and architecture.builder is not None:
-        architecture = replace(architecture, backbone=factory)
-    elif architecture.builder is not None and is_elsewhere(architecture.builder):
-        raise BundleError(
-            f"{where}: is built by {architecture.builder!r}, which lies in another folder or on the hub; a bundle may "
-            "only name networks of timm and torchvision; pass a function of your own as factory="
-        )
-    elif architecture.builder is not None and not architecture.is_timm and not trust_remote_code:
-        raise BundleError(
-            f"{where}: is built by {architecture.builder!r}, which would be imported and run; if you trust whoever "
-            "made this bundle, pass trust_remote_code=True (--trust-code on the command line), or a function of your "
-            "own as factory=; a folded network does not need it"
-        )
-    classes = None if config.classes is None else tuple(config.classes)
-    is_own = factory is not None and architecture.backbone == factory  # else it is what the file says
-    is_trusted = is_own or trust_remote_code or architecture.is_timm
+def _fetch(folder: str | Path, revision: str | None) -> Path:
+    path = user_path(folder, "load_bundle")
+    if path.is_dir():
+        return path
+    if not isinstance(folder, str) or not HUB_ID.fullmatch(folder):
+        raise BundleError(f"{folder}: no such folder; pass one that save_pretrained wrote, or a hub id 'owner/name'")
     try:
-        model = _network(stored, architecture, is_trusted=is_trusted)
+        return Path(snapshot_download(folder, revision=revision, allow_patterns=sorted(NAMES)))
+    except Exception as error:  # the network fails in many ways
+        raise BundleError(
+            f"{folder}: no such folder, and the hub does not give it ({type(error).__name__}: {error})"
+        ) from error
+
+
+def assemble(stored: Stored, where: str, factory: str | None = None, trust_remote_code: bool = False) -> Bundle:
+    """Return the bundle that the files called `where` describe."""
+    config, known = stored.config, stored.config.input
+    architecture = config.architecture
+    builder = architecture.builder
+    if builder is not None and factory is not None:
+        architecture = replace(architecture, backbone=factory)
+    elif builder is not None and is_elsewhere(builder):
+        raise BundleError(
+            f"{where}: is built by {builder!r}, which lies in another folder or on the hub; a bundle may only name "
+            "networks of timm and torchvision; pass a function of your own as factory="
+        )
+    elif builder is not None and not architecture.is_timm and not trust_remote_code:
+        raise BundleError(
+            f"{where}: is built by {builder!r}, which would be imported and run; if you trust whoever made this "
+            "bundle, pass trust_remote_code=True (--trust-code on the command line), or a function of your own as "
+            "factory=; a folded network does not need it"
+        )
+    is_named = factory is not None and architecture.backbone == factory  # by the caller, and not by the file
+    classes = None if config.classes is None else tuple(config.classes)
+    try:
+        model = _network(stored, architecture, is_trusted=is_named or trust_remote_code or architecture.is_timm)
         refuse_hidden_names(model)
-        output = _first_output(model, config.input.shape)
-        check_fingerprint(output, config.fingerprint, config.versions)
-        _check_classes(classes, output)
+        output = _first_output(model, known.shape)
+        _check_fingerprint(output, config)
+        if classes is not None and (output.dim() < 2 or output.shape[-1] != len(classes)):
+            raise BundleError(f"it names {len(classes)} classes and outputs {tuple(output.shape)[1:]} numbers")
     except BundleError as error:
         raise BundleError(f"{where}: {error}") from error
     except ModelError as error:
         raise BundleError(f"{where}: its architecture cannot be built: {error}") from error
     except (Exception, SystemExit) as error:
         raise BundleError(f"{where}: does not make sense ({type(error).__name__}: {error}); fetch it again") from error
-    known = config.input
     return Bundle(model, known.shape, known.spec, classes, config.metrics, stored.plans, config.versions)
 
 
 def fresh_network(architecture: Architecture, spec: InputSpec | None) -> nn.Module | None:
-    """The architecture with random weights, or None where the structure says all."""
+    """Build the architecture with random weights; None where the structure says all."""
     if architecture.builder is None:
         return None
     with torch.random.fork_rng(devices=[]):  # drawn on the CPU; the GPUs are left alone
@@ -130,17 +151,21 @@ def _network(stored: Stored, architecture: Architecture, *, is_trusted: bool) ->
     assign_tensors(model, stored.tensors, config.tensors)
     source = ModelSource(architecture.backbone, architecture.insert_norm, is_trusted=is_trusted)
     if architecture.graph is not None:
-        return _from_graph(model, architecture.graph, config, source)
-    known = {"input_spec": spec, "classes": None if config.classes is None else tuple(config.classes)}
-    if isinstance(model, TransferModel | KeptModel):
-        model.source = source
-    for name, value in known.items():
-        if value is not None:
-            setattr(model, name, value)
-    is_traced = isinstance(model, TransferModel | KeptModel) and architecture.traced
+        if not architecture.alone:
+            raise BundleError("a graph stands alone")
+        graph = graph_model(model, from_steps(architecture.graph, model), about(spec, source, config.classes))
+        graph.guard = RunGuard(_weights(graph), config.input.shape)
+        return graph.eval()
     model.eval()
+    if spec is not None:
+        model.input_spec = spec  # type: ignore[assignment]
+    if config.classes is not None:
+        model.classes = tuple(config.classes)  # type: ignore[assignment]
+    if not isinstance(model, TransferModel | KeptModel):
+        return model
+    model.source = source
     with Bounded():
-        return traced("", model) if is_traced else model  # type: ignore[arg-type]
+        return trace("", model) if architecture.traced else model
 
 
 def _building(stored: Stored, architecture: Architecture) -> AbstractContextManager[object]:
@@ -170,14 +195,6 @@ def _building(stored: Stored, architecture: Architecture) -> AbstractContextMana
     return nullcontext()
 
 
-def _from_graph(parts: nn.Module, steps: list[Step], config: Config, source: ModelSource) -> nn.Module:
-    if not config.architecture.alone:
-        raise BundleError("a graph stands alone")
-    model = folded(parts, from_steps(steps, parts), about(config.input.spec, source, config.classes))
-    model.guard = RunGuard(_weights(model), config.input.shape)
-    return model.eval()
-
-
 def _first_output(model: nn.Module, shape: tuple[int, ...]) -> Tensor:
     """What the network outputs for the fixed input, while its costs are counted; it must leave its weights alone."""
     held = [tensor for _, tensor in named_tensors(model)]
@@ -194,6 +211,69 @@ def _weights(model: nn.Module) -> int:
     return sum(tensor.numel() for _, tensor in named_tensors(model))
 
 
-def _check_classes(classes: tuple[str, ...] | None, output: Tensor) -> None:
-    if classes is not None and (output.dim() < 2 or output.shape[-1] != len(classes)):
-        raise BundleError(f"it names {len(classes)} classes and outputs {tuple(output.shape)[1:]} numbers")
+# ------------------------------------------------------------------------ a network on one fixed input
+
+
+def fixed_input(model: nn.Module, shape: Sequence[int]) -> Tensor:
+    """Return one input in [-1, 1] that looks random and is the same on every machine and in every version."""
+    like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
+    steps = torch.arange(math.prod(shape), dtype=torch.float64) * _GOLDEN % 1
+    return (2 * steps - 1).reshape(1, *shape).to(like.dtype)
+
+
+def run(model: nn.Module, images: Tensor) -> Tensor:
+    """Return what the network outputs in eval mode: one tensor as it is; of several, all numbers in a row.
+
+    Raises BundleError unless these are finite numbers.
+    """
+    with torch.no_grad(), mode(model, training=False):
+        try:
+            output = model(images)
+        except BundleError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise BundleError(
+                f"the network does not run on an input of shape {tuple(images.shape)}: {type(error).__name__}: {error}"
+            ) from error
+    tensors = list(tensors_in(output))
+    if not tensors or not all(bool(tensor.isfinite().all()) for tensor in tensors):
+        what = "values that are not finite" if tensors else f"{type(output).__name__} without tensors"
+        raise BundleError(f"the network outputs {what}; tensors of finite numbers are needed")
+    if isinstance(output, Tensor):
+        return output
+    return torch.cat([tensor.flatten().to(torch.float64) for tensor in tensors])
+
+
+def fingerprint(output: Tensor) -> Fingerprint:
+    """Return what is kept of the output, to be compared when the network is loaded."""
+    values = output.double().flatten()
+    return Fingerprint(list(output.shape), values[:_VALUES].tolist(), values.norm().item())
+
+
+def _check_fingerprint(output: Tensor, config: Config) -> None:
+    """Raise BundleError unless the network outputs what it did when it was saved, but for rounding."""
+    wanted, versions = config.fingerprint, config.versions
+    found, root = fingerprint(output), math.sqrt(max(1, output.numel()))
+    coarse = output.is_floating_point() and torch.finfo(output.dtype).bits < 32
+    tolerance = (5e-2 if coarse else 2e-3) * found.norm / root + 1e-6
+    if (
+        found.shape == wanted.shape
+        and len(found.values) == len(wanted.values)
+        and all(abs(a - b) <= tolerance for a, b in zip(found.values, wanted.values, strict=True))
+        and abs(found.norm - wanted.norm) <= tolerance * root
+    ):
+        return
+    here = package_versions()
+    others = ", ".join(
+        f"{name} {versions.get(name)} then, {here[name]} now" for name in here if versions.get(name) != here[name]
+    )
+    raise BundleError(
+        "the network does not output what it did when it was saved; it was tampered with, or its architecture "
+        f"is another one now ({others or 'all versions are the same'})"
+    )
+
+
+def package_versions() -> dict[str, str]:
+    """Return the versions of what a saved network depends on."""
+    packages = ("basisprune", "torch", "timm", "safetensors")
+    return {"python": platform.python_version(), **{name: version(name) for name in packages}}

@@ -6,48 +6,39 @@ import copy
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TypedDict
+from typing import Any
 
 from pydantic import JsonValue
 from safetensors.torch import save
 from torch import Tensor, nn
 from torch.fx import GraphModule
-from typing_extensions import Unpack
 
+from basisprune.arguments import check
 from basisprune.data.arrays import told_apart
-from basisprune.deploy.bundle.arguments import check_repo_id, check_saving
-from basisprune.deploy.bundle.card import Card, model_card
 from basisprune.deploy.bundle.config import KINDS, Architecture, Config, Input, Plan
-from basisprune.deploy.bundle.files import CARD, PLANS, TENSORS, check_folder, read_folder, write_folder
-from basisprune.deploy.bundle.graph import plain_steps
-from basisprune.deploy.bundle.hub import HubFolder
-from basisprune.deploy.bundle.loading import assemble, fresh_network, load_bundle
-from basisprune.deploy.bundle.page import page_files
-from basisprune.deploy.bundle.running import fingerprint, fixed_input, package_versions, run
-from basisprune.deploy.bundle.structure import describe
-from basisprune.deploy.bundle.tensors import collect_tensors
-from basisprune.deploy.bundle.tracing import as_graph
+from basisprune.deploy.bundle.files import CARD, HUB_ID, PLANS, TENSORS, check_folder, read_folder, write_folder
+from basisprune.deploy.bundle.hub import Card, model_card, page_files, push_folder
+from basisprune.deploy.bundle.loading import (
+    assemble,
+    fingerprint,
+    fixed_input,
+    fresh_network,
+    load_bundle,
+    package_versions,
+    run,
+)
+from basisprune.deploy.bundle.steps import as_graph, plain_steps
+from basisprune.deploy.bundle.structure import collect_tensors, describe
 from basisprune.deploy.comparing import alike, difference
-from basisprune.deploy.folded import FoldedModel, untraced
+from basisprune.deploy.graphs import FoldedModel, from_graph
 from basisprune.errors import BundleError, ConfigError, LayerError
 from basisprune.files import user_path
+from basisprune.torchkit.kinds import odd_kinds
 from basisprune.transfer.kept import KeptModel
 from basisprune.transfer.model import ModelSource
 from basisprune.types import InputSpec
-
-
-class Saving(TypedDict, total=False):
-    """What `save_pretrained` accepts besides the network and the folder."""
-
-    classes: Sequence[str] | None
-    metrics: Mapping[str, JsonValue] | None
-    plans: Sequence[Plan]
-    factory: str | None
-    input_shape: Sequence[int] | None
-    check_inputs: Sequence[Tensor]
 
 
 @dataclass(frozen=True)
@@ -74,22 +65,33 @@ def save_pretrained(
     input_shape: Sequence[int] | None = None,
     check_inputs: Sequence[Tensor] = (),
 ) -> Path:
-    """The folder, which now holds the network as it is: dense, decomposed, pruned or folded.
-
-    A network from `transfer_model` knows how to build its architecture anew from a timm name or
-    `"package.module:factory"`; so does one of nothing but layers of torch.nn. A folded one whose code can be traced is
-    written as a graph of such layers. For any other, `factory` is the timm name or function that builds its backbone
-    (or the whole network, if it is not from `transfer_model`). Where a network that knows its function can be written
-    down without it, it is, so that nobody has to trust one.
-    `classes` are by default those that the network has as an attribute. `input_shape` is that of one input, for
-    networks without an `input_spec`. `metrics` is anything that JSON can hold.
+    """Save the network as it is (dense, decomposed, pruned or folded) and return the folder.
 
     What was written is loaded and compared with the network, bit for bit, in eval and in training mode, before it takes
-    the place of an older bundle in the folder: on the batches `check_inputs`, which are best real ones, and on random
-    ones of several sizes. Other files there stay. Raises BundleError or LayerError, and leaves the folder as it was, if
-    the network cannot be saved; ConfigError for arguments that are wrong. The network is not changed.
+    the place of an older bundle in the folder; other files there stay. The network is not changed.
+
+    A network from `transfer_model` is built anew from its timm name or `"package.module:factory"`; one of nothing but
+    listed layers, or folded and traceable, needs neither. Where a network that knows its function can be written down
+    without it, it is, so that nobody has to trust one.
+
+    Args:
+        model: The network.
+        folder: A folder that is new, empty or a bundle.
+        classes: The names of its classes; by default those that it has as an attribute.
+        metrics: Anything that JSON can hold.
+        plans: The plans that it was pruned by.
+        factory: For other networks, the timm name or function that builds the backbone (or the whole network, if it is
+            not from `transfer_model`).
+        input_shape: That of one input, for networks without an `input_spec`.
+        check_inputs: Batches to compare on, best real ones, besides random ones of several sizes.
+
+    Raises:
+        BundleError, LayerError: The network cannot be saved; the folder is as it was.
+        ConfigError: An argument is wrong.
     """
-    check_saving(model, classes, metrics, plans, factory, input_shape, check_inputs)
+    check(
+        "save_pretrained", (f"model: {kind} given; pass the plain network it was made of" for kind in odd_kinds(model))
+    )
     path = user_path(folder, "save_pretrained")
     check_folder(path)
     if any(tensor.device.type != "cpu" for tensor in (*model.parameters(), *model.buffers())):
@@ -112,19 +114,20 @@ def save_pretrained(
             versions=package_versions(),
             fingerprint=fingerprint(output),
         )
-        card = model_card(config).encode()
-        files = {TENSORS: save(tensors, {"format": "pt"}), PLANS: _plans_text(plans), CARD: card}
-        return write_folder(path, config, files, lambda new: _check_bundle(new, path))
+        entries = (f'{{"kind": {json.dumps(KINDS[type(plan)])}, "plan": {plan.to_json()}}}' for plan in plans)
+        texts = {PLANS: f"[{', '.join(entries)}]".encode(), CARD: model_card(config).encode()}
+        files = {TENSORS: save(tensors, {"format": "pt"}), **texts}
+        return write_folder(path, config, files, compare)
 
-    def _check_bundle(new: Path, where: Path) -> None:
-        bundle = assemble(read_folder(new), str(where), trust_remote_code=True)  # it is the caller's own
-        _refuse_other(model, bundle.model, known, check_inputs)
+    def compare(new: Path) -> None:
+        loaded = assemble(read_folder(new), str(path), trust_remote_code=True).model  # it is the caller's own
+        _refuse_other(model, loaded, known, check_inputs)
 
     return _first_that_fits(_forms(model, factory, known), write)
 
 
 def refuse_unsaveable(model: nn.Module, factory: str | None = None) -> None:
-    """Raises BundleError or LayerError for a network that `save_pretrained` could not write down; writes nothing."""
+    """Raise BundleError or LayerError for a network that `save_pretrained` could not write down; write nothing."""
     known = _input(model, None)
 
     def try_out(form: _Form) -> Path:
@@ -145,84 +148,77 @@ def push_to_hub(
     message: str = "Upload a basisprune bundle",
     trust_remote_code: bool = False,
     card: Card | None = None,
-    **saving: Unpack[Saving],
+    **saving: Any,
 ) -> str:
-    """The address of the commit on the hub that holds the bundle: a folder that `save_pretrained` wrote, or a network.
+    """Push a bundle to the Hugging Face hub and return the address of the commit.
 
-    A network is saved with `saving`, the arguments of `save_pretrained`; a folder is loaded once, to be sure
-    that others can, with `trust_remote_code` as `load_bundle` takes it. `card` is what only you know: the licence of
-    the weights and the datasets. Where the network can be written as ONNX, `app.py`, `requirements.txt` and
-    `model.onnx` go with it: a page for the browser that classifies photos.
+    Where the network can be written as ONNX, `app.py`, `requirements.txt` and `model.onnx` go with it: a page for the
+    browser that classifies photos.
+
+    Args:
+        bundle: A folder that `save_pretrained` wrote, which is loaded once to be sure that others can; or a network.
+        repo_id: `"owner/name"`.
+        private: Whether a new repository is private.
+        token: An access token of the hub; by default the one that was logged in with.
+        message: The message of the commit.
+        trust_remote_code: Whether a function that the folder names may be imported and called.
+        card: What only you know: the licence of the weights and the datasets.
+        saving: The arguments of `save_pretrained`, for a network.
     """
-    check_repo_id(repo_id)
+    if not HUB_ID.fullmatch(repo_id):
+        raise ConfigError.of("push_to_hub", [f"repo_id: {repo_id!r} given; write 'owner/name'"])
     about = card or Card()
     with TemporaryDirectory() as scratch:
         if isinstance(bundle, nn.Module):
             folder = save_pretrained(bundle, Path(scratch) / "bundle", **saving)
+        elif saving:
+            raise ConfigError.of("push_to_hub", [f"{sorted(saving)}: are for a network, and a folder was given"])
         else:
-            if saving:
-                raise ConfigError.of("push_to_hub", [f"{sorted(saving)}: are for a network, and a folder was given"])
             folder = user_path(bundle, "push_to_hub")
         trusted = trust_remote_code or isinstance(bundle, nn.Module)  # or it is the caller's own
-        loaded = load_bundle(folder, trust_remote_code=trusted)
-        more = page_files(loaded, folder, wanted=about.page)
-        return HubFolder(folder, about, more).push(repo_id, private=private, token=token, message=message)
+        more = page_files(load_bundle(folder, trust_remote_code=trusted), folder, wanted=about.page)
+        return push_folder(folder, about, more, repo_id, private=private, token=token, message=message)
 
 
 def _forms(model: nn.Module, factory: str | None, known: Input) -> list[Callable[[], _Form]]:
-    """The ways to write the network down, the ones that need the least to load it first.
-
-    A network that is not folded may be trained on, and needs its class.
-    """
-    architecture = _architecture(model, factory)
-    alone = replace(architecture, alone=True)
-    stands_alone, built = partial(_alone, model, alone), partial(_built, model, architecture, known.spec)
-    graph = [partial(_as_graph, model, alone, known)] if _is_folded(model) else []
-    if architecture.is_timm:
-        return [built, *graph]
-    source = getattr(model, "source", None)
-    is_trusted = factory is not None or not isinstance(source, ModelSource) or source.is_trusted
-    if architecture.backbone is None or not is_trusted:
-        return [stands_alone, *graph]
-    return [stands_alone, *(graph if isinstance(model, FoldedModel) else []), built]
-
-
-def _is_folded(model: nn.Module) -> bool:
-    """Whether the network is ready to be used: a graph, or frozen."""
-    return isinstance(model, FoldedModel) or not any(parameter.requires_grad for parameter in model.parameters())
-
-
-def _architecture(model: nn.Module, factory: str | None) -> Architecture:
-    source, is_graph = getattr(model, "source", None), isinstance(model, FoldedModel)
+    """The ways to write the network down, the ones that need the least to load it first."""
+    is_graph, source = isinstance(model, FoldedModel), getattr(model, "source", None)
     if isinstance(model, GraphModule) and not is_graph:
         raise BundleError(
             "a torch.fx graph is code, which no bundle holds; save what fold made of a network of transfer_model, "
             "as fold returned it"
         )
-    if not isinstance(source, ModelSource):
-        return Architecture(factory, insert_norm=None)
-    return Architecture(factory or source.backbone, source.insert_norm, is_graph)
+    architecture = Architecture(factory, insert_norm=None)
+    if isinstance(source, ModelSource):
+        architecture = Architecture(factory or source.backbone, source.insert_norm, is_graph)
+    alone = replace(architecture, alone=True)
+    is_frozen = not any(parameter.requires_grad for parameter in model.parameters())
 
+    def stands_alone() -> _Form:
+        return _Form(alone, from_graph(model, None) if isinstance(model, FoldedModel) else _bare(model))
 
-def _alone(model: nn.Module, architecture: Architecture) -> _Form:
-    return _Form(architecture, untraced(model, None) if isinstance(model, FoldedModel) else _bare(model))
+    def as_steps() -> _Form:
+        graph = as_graph(model, fixed_input(model, known.shape), known.spec)
+        parts, steps = plain_steps(graph)
+        return _Form(replace(alone, graph=steps), parts, graph=graph)
+
+    def built() -> _Form:
+        fresh = fresh_network(architecture, known.spec)
+        stored = from_graph(model, copy.deepcopy(fresh)) if isinstance(model, FoldedModel) else _bare(model)
+        return _Form(architecture, stored, fresh)
+
+    graph = [as_steps] if is_graph or is_frozen else []  # a network that is not folded may be trained on
+    if architecture.is_timm:
+        return [built, *graph]
+    is_trusted = factory is not None or not isinstance(source, ModelSource) or source.is_trusted
+    if architecture.backbone is None or not is_trusted:
+        return [stands_alone, *graph]
+    return [stands_alone, *(graph if is_graph else []), built]
 
 
 def _bare(model: nn.Module) -> nn.Module:
     """The network itself, if it kept its head: what is around it is made of what a bundle knows anyway."""
     return model.network if isinstance(model, KeptModel) and model.part is None else model
-
-
-def _as_graph(model: nn.Module, architecture: Architecture, known: Input) -> _Form:
-    graph = as_graph(model, fixed_input(model, known.shape), known.spec)
-    parts, steps = plain_steps(graph)
-    return _Form(replace(architecture, graph=steps), parts, graph=graph)
-
-
-def _built(model: nn.Module, architecture: Architecture, spec: InputSpec | None) -> _Form:
-    fresh = fresh_network(architecture, spec)
-    stored = untraced(model, copy.deepcopy(fresh)) if isinstance(model, FoldedModel) else _bare(model)
-    return _Form(architecture, stored, fresh)
 
 
 def _first_that_fits(forms: Sequence[Callable[[], _Form]], write: Callable[[_Form], Path]) -> Path:
@@ -273,8 +269,3 @@ def _checked_classes(classes: Sequence[str] | None, output: Tensor) -> list[str]
             [f"classes: {list(classes)[:5]} ... ({len(classes)}) given, {output.shape[-1]} names are needed"],
         )
     return list(told_apart(classes))
-
-
-def _plans_text(plans: Sequence[Plan]) -> bytes:
-    entries = (f'{{"kind": {json.dumps(KINDS[type(plan)])}, "plan": {plan.to_json()}}}' for plan in plans)
-    return f"[{', '.join(entries)}]".encode()

@@ -1,29 +1,30 @@
-"""A network's modules as JSON: how they differ from a freshly built network, and the way back."""
+"""A network as data, and back: how its modules differ from a freshly built network, and its tensors by name."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from pydantic import JsonValue
-from torch import nn
+from safetensors.torch import load
+from torch import Tensor, nn
 
-from basisprune.deploy.bundle.config import Node
-from basisprune.deploy.bundle.layers import (
+from basisprune.deploy.allowed import (
+    CLASS_NAMES,
+    CLASSES,
     INTERNAL,
-    NAMES,
+    LAYER_ATTRIBUTES,
     OURS,
     check_arguments,
-    class_of,
     is_taken,
+    may_alias,
     may_be_set,
 )
+from basisprune.deploy.bundle.config import Node, TensorFacts, check_names, decode, encode, is_plain
 from basisprune.deploy.bundle.limits import Bounded
-from basisprune.deploy.bundle.values import Plain, decode, encode, is_plain
-from basisprune.deploy.folded import LAYER_ATTRIBUTES
 from basisprune.errors import BundleError, LayerError
-from basisprune.torchkit.surgery import TORCH_CONVS
+from basisprune.torchkit.surgery import TORCH_CONVS, find_layers, module_at, named_tensors
 
 _MOST_PARTS = 100_000
 _MOST_NODES = 30_000  # that are built, or taken from the architecture
@@ -31,10 +32,9 @@ _MOST_OPERATIONS = 2_000  # to construct one layer
 
 
 def describe(model: nn.Module, fresh: nn.Module | None = None) -> Node:
-    """How the model's modules differ from those of `fresh`, or all of them if there is none; JSON values only.
+    """Return how the model's modules differ from those of `fresh`, or all of them if there is none, without weights.
 
-    Weights are left out. Neither network is changed. Raises LayerError for a module that is neither in `fresh`
-    nor of a class that a bundle may name.
+    Raises LayerError for a module that is neither in `fresh` nor of a class that a bundle may name.
 
     >>> describe(nn.Sequential(nn.Conv2d(3, 4, 1), nn.Identity()), nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU()))
     {'children': {'0': {'attributes': {'out_channels': 4}}, '1': {'class': 'torch.nn.Identity'}}}
@@ -43,16 +43,9 @@ def describe(model: nn.Module, fresh: nn.Module | None = None) -> Node:
 
 
 def rebuild(node: Node, fresh: nn.Module | None = None) -> nn.Module:
-    """The network that `describe` saw, on the modules of `fresh`, which is used up; weights are left as they are.
+    """Return the network that `describe` saw, with any weights, on the modules of `fresh`, which is used up.
 
     Raises BundleError if the node does not fit.
-
-    >>> net = nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU())
-    >>> rebuild(describe(net))
-    Sequential(
-      (0): Conv2d(3, 8, kernel_size=(1, 1), stride=(1, 1))
-      (1): ReLU()
-    )
     """
     try:
         return _Rebuilder(fresh).module(node, fresh, "")
@@ -91,9 +84,6 @@ class _Describer:
         self.paths[module], self.bases[module] = path, base
         self.used.add(base)
         node |= _own_differences(module, base)
-        _shorten_answers(module, node)
-        if list(module._modules) != list(base._modules):
-            node["order"] = list(module._modules)
         children: dict[str, Node | None] = {}
         for name, child in module._modules.items():
             if child is None:
@@ -110,7 +100,7 @@ class _Describer:
 
     def _start(self, module: nn.Module, path: str) -> tuple[nn.Module, Node]:
         """A module to describe this one from, and the node that leads to it."""
-        name, args = NAMES.get(type(module)), _arguments(module)
+        name, args = CLASS_NAMES.get(type(module)), _arguments(module)
         if name is not None and args is not None:
             try:
                 return _construct(name, args), {"class": name, **({"args": args} if args else {})}
@@ -140,55 +130,49 @@ class _Rebuilder:
         base = self._start(node, fresh)
         if base is None:
             raise BundleError(f"{path or 'structure'}: the architecture has no such module")
-        if "same" in node:
-            return base
         if self.parts.get(base) == 0:
             raise BundleError(f"{path}: is inside itself")
+        if "same" in node:
+            return base
         self.done[path], self.parts[base] = base, 0
         _apply_own(base, node)
-        children = node.get("children", {})
-        order = node.get("order", list(base._modules))
-        _check_order(order, children, path)
-        built: dict[str, nn.Module | None] = {}
-        for name in order:
-            start = _fresh_child(base, name, fresh)
-            inner = children.get(name, Node())
-            if inner is None or (name in base._modules and start is None and not inner):
-                built[name] = None
-            else:
-                built[name] = self.module(inner, start, f"{path}.{name}" if path else name)
+        built = self._children(node, base, fresh, path)
         base._modules.clear()
         for name, child in built.items():
             _refuse_taken(base, name)
             base._modules[name] = child
-        if "answers" in node:
-            _answer(base, built.get(node["answers"]))
-        self._count(base)
-        return base
-
-    def _start(self, node: Node, fresh: nn.Module | None) -> nn.Module | None:
-        """The module that the node describes changes of."""
-        if "same" in node:
-            earlier = self.done.get(node["same"])
-            if earlier is not None and self.parts[earlier] == 0:
-                raise BundleError(f"{node['same']}: is inside itself")
-            return earlier
-        if "class" in node:
-            return _construct(node["class"], node.get("args", {}))
-        return self.fresh.get(node["take"]) if "take" in node else fresh
-
-    def _count(self, base: nn.Module) -> None:
+        if (layer := built.get(node.get("answers", ""))) is not None:
+            for name, value in _layer_attributes(layer).items():
+                if not may_be_set(base, name, value):
+                    raise BundleError(f"a {type(base).__name__} cannot answer for a layer in it")
+                vars(base)[name] = value
         # A module may be met again as often as one likes, and what walks a network meets it as often.
         self.parts[base] = 1 + sum(self.parts[child] for child in base._modules.values() if child is not None)
         if self.parts[base] > _MOST_PARTS:
             raise BundleError(f"its network has more than {_MOST_PARTS:,} parts")
+        return base
 
+    def _children(self, node: Node, base: nn.Module, fresh: nn.Module | None, path: str) -> dict[str, nn.Module | None]:
+        children = node.get("children", {})
+        order = node.get("order", list(base._modules))
+        if unknown := children.keys() - set(order):
+            raise BundleError(f"{path}: the architecture has no children {sorted(unknown)}")
+        if len(set(order)) < len(order):
+            raise BundleError(f"{path}: names a child twice")
+        built: dict[str, nn.Module | None] = {}
+        for name in order:
+            start, inner = _fresh_child(base, name, fresh), children.get(name, Node())
+            is_empty = inner is None or (name in base._modules and start is None and not inner)
+            built[name] = None if is_empty else self.module(inner or Node(), start, f"{path}.{name}" if path else name)
+        return built
 
-def _check_order(order: Sequence[str], children: Mapping[str, object], path: str) -> None:
-    if unknown := children.keys() - set(order):
-        raise BundleError(f"{path}: the architecture has no children {sorted(unknown)}")
-    if len(set(order)) < len(order):
-        raise BundleError(f"{path}: names a child twice")
+    def _start(self, node: Node, fresh: nn.Module | None) -> nn.Module | None:
+        """The module that the node describes changes of."""
+        if "same" in node:
+            return self.done.get(node["same"])
+        if "class" in node:
+            return _construct(node["class"], node.get("args", {}))
+        return self.fresh.get(node["take"]) if "take" in node else fresh
 
 
 def _fresh_child(base: nn.Module, name: str, fresh: nn.Module | None) -> nn.Module | None:
@@ -205,35 +189,32 @@ def _own_differences(module: nn.Module, base: nn.Module) -> Node:
         for name, value in _plain_attributes(module).items()
         if known.get(name, ...) != value and may_be_set(base, name, vars(module)[name])
     }
+    # A container that has the attributes of one layer in it names that layer instead.
+    answers, likes = next(
+        (
+            (name, likes)
+            for name, child in module.named_children()
+            if (likes := _layer_attributes(child))
+            and likes.items() <= vars(module).items()
+            and likes.keys() <= changed.keys()
+        ),
+        (None, {}),
+    )
     if changed:
-        node["attributes"] = changed
+        node["attributes"] = {key: value for key, value in changed.items() if key not in likes}
     if (parameters := _parameter_names(module)) != _parameter_names(base):
         node["parameters"] = parameters
     if (buffers := _buffer_names(module)) != _buffer_names(base):
         node["buffers"] = buffers
+    if answers is not None:
+        node["answers"] = answers
+    if list(module._modules) != list(base._modules):
+        node["order"] = list(module._modules)
     return node
-
-
-def _shorten_answers(module: nn.Module, node: Node) -> None:
-    """Notes the attributes that a container has like one of the layers in it by that layer's name alone."""
-    for name, child in module.named_children():
-        likes = _layer_attributes(child)
-        if likes and likes.items() <= vars(module).items() and likes.keys() <= node.get("attributes", {}).keys():
-            node["answers"] = name
-            node["attributes"] = {key: value for key, value in node["attributes"].items() if key not in likes}
-            return
 
 
 def _layer_attributes(layer: nn.Module) -> dict[str, object]:
     return {name: vars(layer)[name] for name in LAYER_ATTRIBUTES if name in vars(layer)}
-
-
-def _answer(container: nn.Module, layer: nn.Module | None) -> None:
-    """Gives a container the attributes of the layer in it that it answers for."""
-    for name, value in ({} if layer is None else _layer_attributes(layer)).items():
-        if not may_be_set(container, name, value):
-            raise BundleError(f"a {type(container).__name__} cannot answer for a layer in it")
-        vars(container)[name] = value
 
 
 def _apply_own(module: nn.Module, node: Node) -> None:
@@ -247,7 +228,7 @@ def _apply_own(module: nn.Module, node: Node) -> None:
         module._parameters.clear()
         for name, there in node["parameters"].items():
             _refuse_taken(module, name)
-            module._parameters[name] = _unset_parameter(there)
+            module._parameters[name] = nn.Parameter(torch.empty(0, device="meta")) if there else None
     if "buffers" in node:
         module._buffers.clear()
         module._non_persistent_buffers_set.clear()
@@ -260,10 +241,6 @@ def _apply_own(module: nn.Module, node: Node) -> None:
 def _refuse_taken(module: nn.Module, name: str) -> None:
     if is_taken(module, name) or any(name in held for held in (module._parameters, module._buffers, module._modules)):
         raise BundleError(f"{name}: a {type(module).__name__} has something else by that name")
-
-
-def _unset_parameter(there: bool) -> nn.Parameter | None:
-    return nn.Parameter(torch.empty(0, device="meta")) if there else None
 
 
 def _parameter_names(module: nn.Module) -> dict[str, bool]:
@@ -285,30 +262,25 @@ def _arguments(module: nn.Module) -> dict[str, JsonValue] | None:
     for parameter in inspect.signature(type(module)).parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or parameter.name in ("device", "dtype"):
             continue
-        value = getattr(module, parameter.name, ...)
+        value, default = getattr(module, parameter.name, ...), parameter.default
         if parameter.name == "bias":
             value = value is not None
-        if is_plain(value):
-            if not _is_default(value, parameter.default):
+        if not is_plain(value):
+            if default is parameter.empty:
+                return None
+        elif isinstance(value, tuple) and isinstance(default, int):  # convs make (1, 1) of a stride of 1
+            if set(value) != {default}:  # another constructor may not: then the attribute is noted as a difference
                 args[parameter.name] = encode(value)
-        elif parameter.default is parameter.empty:
-            return None
+        elif value != default or type(value) is not type(default):
+            args[parameter.name] = encode(value)
     return args
-
-
-def _is_default(value: Plain, default: object) -> bool:
-    """Whether the value is what a constructor makes of its default: convs make (1, 1) of a stride of 1.
-
-    Where another constructor does not, the attribute differs from that of the module built, and is noted there.
-    """
-    if isinstance(value, tuple) and isinstance(default, int):
-        return set(value) == {default}
-    return bool(value == default) and type(value) is type(default)
 
 
 def _construct(name: str, args: Mapping[str, JsonValue]) -> nn.Module:
     """A module of the class, without memory for its weights; of our own classes a shell without attributes."""
-    kind = class_of(name)
+    kind = CLASSES.get(name)
+    if kind is None:
+        raise BundleError(f"{name[:80]!r} is not a class that a bundle may name; allowed are listed layers only")
     given = {key: decode(value) for key, value in args.items()}
     check_arguments(name, given)
     if kind in OURS:
@@ -327,5 +299,148 @@ def _odd_attributes(module: nn.Module) -> dict[str, object]:
     return {
         name: value
         for name, value in vars(module).items()
-        if name not in INTERNAL and not is_plain(value) and not isinstance(value, torch.Tensor)
+        if name not in INTERNAL and not is_plain(value) and not isinstance(value, Tensor)
     }
+
+
+# ---------------------------------------------------------------------------------------------- tensors
+
+
+def collect_tensors(model: nn.Module, fresh: nn.Module | None) -> tuple[dict[str, Tensor], TensorFacts]:
+    """Return each tensor under its first name, contiguous, and what safetensors does not keep of them.
+
+    Buffers that `fresh`, or any new norm, makes anyway, bit for bit, and that are no part of a state dict are left
+    out. Raises BundleError for a tensor with NaN in it.
+    """
+    made = (dict(named_tensors(fresh)) if fresh is not None else {}) | _new_statistics(model)
+    lasting = set(model.state_dict(keep_vars=True))
+    first: dict[int, str] = {}
+    tensors: dict[str, Tensor] = {}
+    shared: dict[str, str] = {}
+    frozen: list[str] = []
+    channels_last: list[str] = []
+    for name, tensor in named_tensors(model):
+        if name not in lasting and name in made and _identical(tensor, made[name]):
+            continue
+        if id(tensor) in first:
+            shared[name] = first[id(tensor)]
+            continue
+        first[id(tensor)] = name
+        _refuse_nan(name, tensor)
+        is_last, plain = _is_channels_last(tensor), tensor.detach()
+        tensors[name] = plain.clone(memory_format=torch.contiguous_format) if is_last else plain.contiguous()
+        if isinstance(tensor, nn.Parameter) and not tensor.requires_grad:
+            frozen.append(name)
+        if is_last:
+            channels_last.append(name)
+    is_frozen = not any(parameter.requires_grad for parameter in model.parameters())
+    facts = TensorFacts(shared, "all" if is_frozen else frozen, channels_last, _aliases(model, first))
+    seen: set[int] = set()
+    for name, tensor in tensors.items():  # safetensors does not take two that lie in one memory
+        pointer = tensor.untyped_storage().data_ptr()
+        tensors[name] = tensor.clone() if pointer in seen else tensor
+        seen.add(pointer)
+    return tensors, facts
+
+
+def _aliases(model: nn.Module, first: dict[int, str]) -> dict[str, str]:
+    """Plain attributes that are somebody's parameter, and whose: `.name` is that of one inside the same module."""
+    found = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        for name, value in vars(module).items():
+            if isinstance(value, Tensor) and id(value) in first:
+                origin = first[id(value)]
+                inside = path and origin.startswith(f"{path}.")
+                found[f"{path}.{name}" if path else name] = origin.removeprefix(path) if inside else origin
+    return found
+
+
+def read_tensors(content: bytes) -> dict[str, Tensor]:
+    """Read the tensors of a safetensors file; raises BundleError for what cannot be read, named or used."""
+    try:
+        tensors = load(content)
+    except Exception as error:  # a damaged header fails in many ways
+        raise BundleError(f"cannot be read ({type(error).__name__}: {error}); fetch it again") from error
+    check_names(tensors)
+    for name, tensor in tensors.items():
+        _refuse_nan(name, tensor)
+    return tensors
+
+
+def assign_tensors(model: nn.Module, tensors: dict[str, Tensor], facts: TensorFacts) -> None:
+    """Give the network the tensors, in place; raises BundleError that names what is missing or too many."""
+    shared, channels_last = facts.shared, set(facts.channels_last)
+    frozen = set(tensors if facts.frozen == "all" else facts.frozen)
+    given: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if name in channels_last:
+            tensor = torch.empty_like(tensor, memory_format=torch.channels_last).copy_(tensor)
+        is_parameter = name.rpartition(".")[2] in _home(model, name)._parameters
+        given[name] = nn.Parameter(tensor, requires_grad=name not in frozen) if is_parameter else tensor
+    for name, tensor in {**given, **{name: _of(given, origin) for name, origin in shared.items()}}.items():
+        _put(model, name, tensor)
+    for name, tensor in _new_statistics(model).items():
+        if name not in given and name not in shared:
+            _put(model, name, tensor)
+    for name, origin in facts.aliases.items():
+        path, _, leaf = name.rpartition(".")
+        if not may_alias(home := _home(model, name), leaf):
+            raise BundleError(f"{name}: is not an attribute that a bundle may set")
+        vars(home)[leaf] = _of(given, path + origin if origin.startswith(".") else origin)
+    lasting = set(model.state_dict(keep_vars=True))
+    left = ((name, tensor) for name, tensor in named_tensors(model) if name not in given and name not in shared)
+    unset = [name for name, tensor in left if name in lasting or tensor.is_meta]
+    if unset:
+        raise BundleError(f"{len(unset)} tensors of the network are missing, first {unset[0]}")
+
+
+def _new_statistics(model: nn.Module) -> dict[str, Tensor]:
+    """The running statistics of norms which have no place in a state dict, as any new norm has them."""
+    return {
+        f"{path}.{leaf}" if path else leaf: torch.full_like(norm.weight, value, requires_grad=False)
+        for path, norm in find_layers(model, nn.modules.batchnorm._BatchNorm)
+        for leaf, value in (("running_mean", 0), ("running_var", 1))
+        if leaf in norm._non_persistent_buffers_set and norm._buffers[leaf] is not None and norm.weight is not None
+    }
+
+
+def _of(tensors: dict[str, Tensor], name: str) -> Tensor:
+    if name not in tensors:
+        raise BundleError(f"{name}: there is no such tensor")
+    return tensors[name]
+
+
+def _put(model: nn.Module, name: str, tensor: Tensor) -> None:
+    home, leaf = _home(model, name), name.rpartition(".")[2]
+    for place in (home._parameters, home._buffers):
+        if place.get(leaf) is not None:
+            place[leaf] = tensor  # type: ignore[assignment]
+            return
+    raise BundleError(f"{name}: the architecture has no such tensor")
+
+
+def _home(model: nn.Module, name: str) -> nn.Module:
+    try:
+        return module_at(model, name.split(".")[:-1])
+    except LayerError as error:
+        raise BundleError(f"{name}: the architecture has no such tensor") from error
+
+
+def _refuse_nan(name: str, tensor: Tensor) -> None:
+    if tensor.is_floating_point() and bool(tensor.isnan().any()):
+        raise BundleError(f"{name}: holds NaN; a network like that is neither saved nor loaded")
+
+
+def _is_channels_last(tensor: Tensor) -> bool:
+    """Whether the strides are just those of channels_last, which `is_contiguous` cannot tell for 1x1 kernels."""
+    if tensor.dim() != 4:
+        return False
+    usual, last = (
+        torch.empty(tensor.shape, device="meta", memory_format=order).stride()
+        for order in (torch.contiguous_format, torch.channels_last)
+    )
+    return last == tensor.stride() != usual
+
+
+def _identical(one: Tensor, other: Tensor) -> bool:
+    return one.dtype == other.dtype and one.shape == other.shape and torch.equal(one, other)

@@ -17,17 +17,16 @@ import torch
 from bundles import refused, rewrite
 from torch import Tensor, nn
 
-from basisprune.deploy import folded, operations
+from basisprune.deploy import allowed, graphs
 from basisprune.deploy.bundle import (
+    config,
+    files,
     from_pretrained,
-    graph,
-    layers,
     limits,
     loading,
-    running,
     save_pretrained,
+    steps,
     structure,
-    tensors,
 )
 from basisprune.deploy.bundle.config import parse_plans
 from basisprune.deploy.bundle.saving import refuse_unsaveable
@@ -220,7 +219,7 @@ def test_arguments_express_nothing_but_values(forge, each):
 
 
 def test_the_tables_hold_no_function_that_could_do_anything_but_compute():
-    everything = [*operations.FUNCTIONS.values(), *(method.function for method in operations.METHODS.values())]
+    everything = [*allowed.FUNCTIONS.values(), *(method.function for method in allowed.METHODS.values())]
     assert all(
         getattr(each, "__module__", None)
         in (
@@ -235,7 +234,7 @@ def test_the_tables_hold_no_function_that_could_do_anything_but_compute():
         )
         for each in everything
     )
-    assert "out" not in operations.KEYWORDS
+    assert "out" not in allowed.KEYWORDS
 
 
 def looks_up_names(function: ast.AST) -> bool:
@@ -260,15 +259,15 @@ def looks_up_names(function: ast.AST) -> bool:
 
 
 def test_nothing_is_looked_up_by_a_name_while_a_bundle_is_loaded():
-    modules = (graph, layers, limits, loading, running, structure, tensors, folded, operations)
+    modules = (allowed, config, files, graphs, limits, loading, steps, structure)
     found = {
         f"{module.__name__.rpartition('.')[2]}.{node.name}"
         for module in modules
         for node in ast.walk(ast.parse(inspect.getsource(module)))
         if isinstance(node, ast.FunctionDef) and looks_up_names(node)
     }
-    saving = {"structure._arguments", "folded._adopt"}
-    assert found - saving == {"loading._network"}  # sets input_spec and classes
+    saving = {"structure._arguments", "graphs._adopt"}
+    assert found == saving
 
 
 ATTRIBUTES = [
@@ -285,8 +284,8 @@ ATTRIBUTES = [
 @pytest.mark.parametrize("text", ["\x1b[2J", "__import__('os')", "a" * 65, "é"])
 def test_layers_are_built_with_words_alone(text):
     with pytest.raises(BundleError):
-        layers.check_arguments("torch.nn.ReLU", {"inplace": text})
-    layers.check_arguments("torch.nn.Upsample", {"mode": "bilinear"})
+        allowed.check_arguments("torch.nn.ReLU", {"inplace": text})
+    allowed.check_arguments("torch.nn.Upsample", {"mode": "bilinear"})
 
 
 @pytest.mark.parametrize(
@@ -301,8 +300,8 @@ def test_layers_are_built_with_words_alone(text):
 )
 def test_constructors_compute_with_small_numbers_alone(given):
     with pytest.raises(BundleError):
-        layers.check_arguments("timm.layers.CondConv2d", given)
-    layers.check_arguments("timm.layers.CondConv2d", {"padding": "same", "kernel_size": (3, 3)})
+        allowed.check_arguments("timm.layers.CondConv2d", given)
+    allowed.check_arguments("timm.layers.CondConv2d", {"padding": "same", "kernel_size": (3, 3)})
 
 
 def test_many_faults_are_counted_not_listed():
@@ -559,8 +558,8 @@ def test_a_graph_leaves_its_weights_alone(graph_bundle, tmp_path):
 
 def test_a_method_is_for_tensors_alone():
     with pytest.raises(LayerError, match="is for tensors"):
-        operations.METHODS["split"]("a b", " ")
-    assert torch.equal(operations.METHODS["abs"](torch.tensor([-1.0])), torch.tensor([1.0]))
+        allowed.METHODS["split"]("a b", " ")
+    assert torch.equal(allowed.METHODS["abs"](torch.tensor([-1.0])), torch.tensor([1.0]))
 
 
 def test_no_part_is_built_over_and_over(saved):
@@ -650,7 +649,7 @@ def test_what_a_module_holds_is_what_its_attributes_are(held):
 def test_copies_of_a_loaded_network_are_watched_too(graph_bundle):
     model = from_pretrained(graph_bundle)
     other = copy.copy(model)
-    assert isinstance(other, folded.FoldedModel)
+    assert isinstance(other, graphs.FoldedModel)
     assert other.guard is model.guard
     assert all(one is same for one, same in zip(other.parameters(), model.parameters(), strict=True))
     assert torch.equal(other(torch.ones(2, 3, 8, 8)), model(torch.ones(2, 3, 8, 8)))
@@ -679,6 +678,6 @@ def test_numbers_are_no_large_formulas_of_the_size_of_the_input(graph_bundle, tm
 
 
 def test_every_argument_by_name_is_a_word():
-    assert all(len(name) > 1 or name == "p" for name in operations.KEYWORDS)
-    assert "_stacklevel" in operations.KEYWORDS
-    assert "out" not in operations.KEYWORDS
+    assert all(len(name) > 1 or name == "p" for name in allowed.KEYWORDS)
+    assert "_stacklevel" in allowed.KEYWORDS
+    assert "out" not in allowed.KEYWORDS

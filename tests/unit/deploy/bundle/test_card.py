@@ -13,8 +13,8 @@ from tiny import tiny_model
 from torch import nn
 
 from basisprune.deploy.bundle import Card, save_pretrained
-from basisprune.deploy.bundle.card import escaped, model_card
 from basisprune.deploy.bundle.files import read_folder
+from basisprune.deploy.bundle.hub import escaped, model_card
 from basisprune.errors import ConfigError
 
 METRICS = {

@@ -24,21 +24,21 @@ def test_a_bundle_comes_from_the_hub_by_its_id(saved, monkeypatch, tmp_path):
         return str(saved)
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("basisprune.deploy.bundle.hub.snapshot_download", download)
+    monkeypatch.setattr("basisprune.deploy.bundle.loading.snapshot_download", download)
     assert same(from_pretrained("owner/name", revision="v1"), tiny_decomposed(), torch.randn(2, 3, 16, 16))
     assert asked == [("owner/name", "v1")]
 
     def fail(*_, **__):
         raise OSError("offline")
 
-    monkeypatch.setattr("basisprune.deploy.bundle.hub.snapshot_download", fail)
+    monkeypatch.setattr("basisprune.deploy.bundle.loading.snapshot_download", fail)
     with pytest.raises(BundleError, match=r"owner/name: no such folder, and the hub .*offline"):
         from_pretrained("owner/name")
 
 
 def test_a_factory_that_a_bundle_from_the_hub_names_is_called_only_if_it_is_trusted(tmp_path, monkeypatch):
     folder = save_pretrained(transfer_model("networks:Residual", 3, input_size=16), tmp_path / "b")
-    monkeypatch.setattr("basisprune.deploy.bundle.hub.snapshot_download", lambda *_, **__: str(folder))
+    monkeypatch.setattr("basisprune.deploy.bundle.loading.snapshot_download", lambda *_, **__: str(folder))
     with pytest.raises(BundleError, match=r"built by 'networks:Residual'.*trust_remote_code=True"):
         from_pretrained("owner/name")
     from_pretrained("owner/name", factory="networks:Residual")
@@ -62,14 +62,14 @@ class Hub:
         self.calls.append(("create", repo_id, private, exist_ok))
         return Commit()
 
-    def upload_folder(self, *, repo_id, folder_path, **_):
+    def upload_folder(self, *, repo_id, folder_path, commit_message):
         files = {path.name: path.read_text(errors="ignore") for path in Path(folder_path).iterdir()}
         self.calls.append(("upload", repo_id, files))
         return Commit()
 
 
 def test_a_network_or_a_folder_is_pushed_with_a_card_made_from_its_metrics(saved, monkeypatch, tmp_path):
-    monkeypatch.setattr("huggingface_hub.hub_mixin.HfApi", Hub)
+    monkeypatch.setattr("basisprune.deploy.bundle.hub.HfApi", Hub)
     assert push_to_hub(saved, "owner/name") == Commit.commit_url
     assert Hub.calls[0] == ("create", "owner/name", False, True)
     files = Hub.calls[1][2]
@@ -99,7 +99,7 @@ def test_a_network_or_a_folder_is_pushed_with_a_card_made_from_its_metrics(saved
 
 
 def test_a_push_that_cannot_work_is_refused_before_the_hub_is_asked(saved, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.hub_mixin.HfApi", None)
+    monkeypatch.setattr("basisprune.deploy.bundle.hub.HfApi", None)
     with pytest.raises(ConfigError, match="write 'owner/name'"):
         push_to_hub(saved, "name")
     with pytest.raises(ConfigError, match="are for a network"):

@@ -16,7 +16,7 @@ from torch import nn
 from basisprune.data.decode import to_pixels
 from basisprune.data.transforms import prepare
 from basisprune.deploy.bundle import load_bundle, save_pretrained
-from basisprune.deploy.bundle.page import page_files
+from basisprune.deploy.bundle.hub import page_files
 from basisprune.deploy.export import export_onnx
 from basisprune.errors import BundleError
 from basisprune.files import digest

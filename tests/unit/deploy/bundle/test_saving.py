@@ -12,6 +12,7 @@ from networks import NETWORKS
 from tiny import CLASSES, tiny_decomposed, tiny_model
 from torch import Tensor, nn
 
+import basisprune
 from basisprune.coupling import trace_coupling
 from basisprune.deploy.bundle import from_pretrained, load_bundle, save_pretrained
 from basisprune.deploy.fold import fold
@@ -143,8 +144,8 @@ def test_a_plan_of_each_kind_survives_and_can_be_carried_out_again(tmp_path):
 
 
 def test_only_plans_are_saved_as_plans(tmp_path):
-    with pytest.raises(ConfigError, match="plans: dict given"):
-        save_pretrained(tiny_model(), tmp_path / "b", plans=[{}])
+    with pytest.raises(ConfigError, match=r"plans: .* given, Sequence"):
+        basisprune.save_pretrained(tiny_model(), tmp_path / "b", plans=[{}])
 
 
 def test_a_network_that_stands_alone_needs_no_factory(tmp_path):
@@ -157,19 +158,19 @@ def test_a_network_that_stands_alone_needs_no_factory(tmp_path):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"model": 3}, "model: int given, a torch.nn.Module is needed"),
+        ({"model": 3}, "model: 3 given"),
         ({"model": torch.compile(nn.ReLU())}, "model: a compiled network given"),
         ({"model": nn.LazyLinear(3)}, "model: a network with lazy layers"),
         ({"model": nn.Linear(3, 3, device="meta")}, "model: a network on the meta device"),
         ({"classes": "abc"}, "classes: 'abc' given"),
-        ({"classes": [1, 2, 3]}, r"classes: '\[1, 2, 3\]' given"),
-        ({"metrics": [1]}, "metrics: list given"),
-        ({"plans": 3}, "plans: int given"),
-        ({"factory": 3}, "factory: 3 given, a text is needed"),
-        ({"input_shape": "3"}, "input_shape: '3' given, whole numbers"),
+        ({"classes": [1, 2, 3]}, r"classes: \[1, 2, 3\] given"),
+        ({"metrics": [1]}, r"metrics: \[1\] given"),
+        ({"plans": 3}, "plans: 3 given"),
+        ({"factory": 3}, "factory: 3 given"),
+        ({"input_shape": "3"}, "input_shape: '3' given"),
         ({"input_shape": (3, -1, 4)}, r"input_shape: \(3, -1, 4\) is not a shape"),
         ({"input_shape": (3, 10**6, 10**6)}, "input_shape: .* is not a shape"),
-        ({"folder": 3}, "3 given, a path is needed"),
+        ({"folder": 3}, "folder: 3 given"),
         ({"folder": "x" * 5000}, "which cannot be a path"),
         ({"folder": "x" * 300}, "too long"),
         ({"folder": "~nouser/x"}, "home directory"),
@@ -179,7 +180,7 @@ def test_a_network_that_stands_alone_needs_no_factory(tmp_path):
 def test_arguments_of_wrong_types_are_refused_by_name(tmp_path, given, message):
     arguments = {"model": tiny_model(), "folder": tmp_path / "b", **given}
     with pytest.raises(ConfigError, match=message):
-        save_pretrained(**arguments)
+        basisprune.save_pretrained(**arguments)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -12,6 +12,7 @@ from networks import NETWORKS
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import basisprune
 from basisprune.deploy.bundle import from_pretrained, save_pretrained
 from basisprune.deploy.comparing import difference
 from basisprune.deploy.fold import fold
@@ -150,8 +151,8 @@ def test_a_network_that_no_graph_can_be_is_saved_by_its_factory(tmp_path):
 
 
 def test_inputs_to_compare_on_are_batches(tmp_path):
-    with pytest.raises(ValueError, match="check_inputs: int given"):
-        save_pretrained(nn.Conv2d(3, 4, 1), tmp_path / "b", input_shape=(3, 8, 8), check_inputs=3)
+    with pytest.raises(ValueError, match="check_inputs: 3 given"):
+        basisprune.save_pretrained(nn.Conv2d(3, 4, 1), tmp_path / "b", input_shape=(3, 8, 8), check_inputs=3)
 
 
 def test_the_network_is_compared_on_the_inputs_that_are_given(tmp_path, monkeypatch):
