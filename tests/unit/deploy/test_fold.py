@@ -13,8 +13,8 @@ from timm.layers import BatchNormAct2d, DropPath
 from torch import Tensor, nn
 
 from basisprune import PlanConfig, decompose, measure, transfer_model
-from basisprune.basis.layers import BasisPair, basis_pairs
-from basisprune.deploy.fold import fold, merge_full_rank
+from basisprune.basis.layers import BasisPair, Shift, basis_pairs
+from basisprune.deploy.fold import fold, merge_full_rank, merge_shifts
 from basisprune.errors import ConfigError, LayerError, ModelError
 from basisprune.planning import plan_basis
 from basisprune.pruning import prune_basis
@@ -437,3 +437,41 @@ def test_a_backbone_that_does_something_else_when_it_is_traced_is_refused(asks: 
     model = transfer_model(Asking(asks), 3, input_size=16)
     with pytest.raises(LayerError, match="something else when it is traced"):
         fold(model, torch.zeros(1, 3, 16, 16))
+
+
+class Sum(nn.Module):
+    """Two branches added, then shifted."""
+
+    def __init__(self, *, between: nn.Module) -> None:
+        super().__init__()
+        self.one, self.other = nn.Conv2d(3, 6, 1), nn.Conv2d(3, 6, 3, padding=1)
+        self.norm, self.between = nn.BatchNorm2d(6), between
+        self.shift = Shift(torch.randn(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.shift(self.between(self.one(x) + self.norm(self.other(x)))).mean(dim=(2, 3))
+
+
+def made(between: nn.Module) -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    return Sum(between=between).double().eval(), torch.randn(2, 3, 5, 5, dtype=torch.float64)
+
+
+def test_a_shift_behind_a_sum_goes_into_the_norm_before_it():
+    model, x = made(nn.Identity())
+    folded = fold(model, x)
+    assert isinstance(folded.shift, nn.Identity)
+    assert torch.allclose(folded(x), model(x), rtol=0, atol=1e-12)
+    assert isinstance(model.shift, Shift)
+
+
+def test_where_that_would_change_something_the_shift_stays_as_a_plain_layer():
+    model, x = made(nn.ReLU())
+    folded = fold(model, x)
+    assert type(folded.shift) is nn.Conv2d
+    assert torch.allclose(folded(x), model(x), rtol=0, atol=1e-12)
+
+
+def test_a_model_without_shifts_is_left_as_it_is():
+    model = nn.Sequential(nn.Conv2d(3, 4, 1))
+    assert merge_shifts(model, (torch.zeros(1, 3, 4, 4),)) is model
