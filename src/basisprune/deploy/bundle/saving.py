@@ -15,7 +15,6 @@ from safetensors.torch import save
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from basisprune.arguments import check
 from basisprune.data.arrays import told_apart
 from basisprune.deploy.bundle.config import KINDS, Architecture, Config, Input, Plan
 from basisprune.deploy.bundle.files import CARD, HUB_ID, PLANS, TENSORS, check_folder, read_folder, write_folder
@@ -89,9 +88,8 @@ def save_pretrained(
         BundleError, LayerError: The network cannot be saved; the folder is as it was.
         ConfigError: An argument is wrong.
     """
-    check(
-        "save_pretrained", (f"model: {kind} given; pass the plain network it was made of" for kind in odd_kinds(model))
-    )
+    if kinds := odd_kinds(model):
+        raise ConfigError.of("save_pretrained", [f"model: {kind} given; pass the plain network" for kind in kinds])
     path = user_path(folder, "save_pretrained")
     check_folder(path)
     if any(tensor.device.type != "cpu" for tensor in (*model.parameters(), *model.buffers())):
