@@ -28,7 +28,7 @@ from basisprune.errors import (
     is_about_memory,
     nearest,
 )
-from basisprune.runs.rehearsal import _scores
+from basisprune.runs.preflight import class_scores
 from basisprune.torchkit.watching import watch_run
 from basisprune.transfer.kept import kept_model
 
@@ -141,7 +141,7 @@ def test_a_network_without_memory_is_not_told_to_be_a_wrong_network(error):
         lambda: watch_run(network, images),
         lambda: kept_model(network),
         lambda: trace_coupling(network, images),
-        lambda: _scores(network, images, 4, training=False),
+        lambda: class_scores(network, images, 4, training=False),
     ):
         with pytest.raises(type(error)) as caught:
             work()

@@ -17,8 +17,8 @@ from basisprune.runs.certifying import certifiable_here
 from basisprune.runs.estimate import Estimate, estimate
 from basisprune.runs.job import Job
 from basisprune.runs.output import OutputFolder
+from basisprune.runs.preflight import preflight
 from basisprune.runs.settings import BUDGETS, RATIOS
-from basisprune.runs.start import check_start
 from basisprune.tasks import Task
 from basisprune.training.progress import duration
 from basisprune.transfer.model import spec_of
@@ -26,7 +26,7 @@ from basisprune.transfer.model import spec_of
 
 def show_plan(job: Job, output: Path, *, as_json: bool) -> None:
     """Prints the plan and the expected time, measured on a few training steps; writes nothing."""
-    check_start(job, OutputFolder(user_path(output, "output")), job.to_dict())
+    preflight(job, OutputFolder(user_path(output, "output")), job.to_dict())
     data, recipe, search, goal = job.splits, job.config.recipe, job.config.search, job.config.goal
     spec = spec_of(job.network)
     size = measure(deploy(job.network, spec, data.classes))

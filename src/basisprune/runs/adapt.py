@@ -20,8 +20,8 @@ from basisprune.method.states import StageStore, fingerprint
 from basisprune.results import Accuracy, Settings
 from basisprune.runs.job import Job
 from basisprune.runs.output import BUNDLE, SUMMARY, OutputFolder, versions
+from basisprune.runs.preflight import preflight
 from basisprune.runs.settings import TRAIN_OPTIONS
-from basisprune.runs.start import check_start
 from basisprune.torchkit.processes import Processes
 from basisprune.training.checkpoint import EpochRecord
 from basisprune.training.evaluation import predict
@@ -68,7 +68,7 @@ def adapt(job: Job, output: Path, callback: Callback, *, command: str = "") -> T
 
 def check_adapting(job: Job, output: Path, callback: Callback) -> None:
     """Raise the error that `adapt` would end with, as far as it can be known; writes nothing."""
-    check_start(job, OutputFolder(user_path(output, "output"), _COMMAND), _noted(job), callback)
+    preflight(job, OutputFolder(user_path(output, "output"), _COMMAND), _noted(job), callback)
 
 
 def _run(job: Job, output: Path, config: Settings, callback: Callback, command: str) -> TrainSummary:

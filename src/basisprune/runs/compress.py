@@ -27,8 +27,8 @@ from basisprune.runs.deliver import Delivery, deliver
 from basisprune.runs.exporting import Exporter
 from basisprune.runs.job import Job, ModelSource, factory_of, prepare_job
 from basisprune.runs.output import OutputFolder
+from basisprune.runs.preflight import preflight
 from basisprune.runs.settings import Options, configure
-from basisprune.runs.start import check_start
 from basisprune.runs.summary import summarise
 from basisprune.search import Search
 from basisprune.search.candidates import Candidate, SearchResult
@@ -169,7 +169,7 @@ def run_job(job: Job, *, output: Path | None, callback: Callback, command: str =
     processes = Processes.joined()
     callback = callback if processes.is_main else NullCallback()
     folder = None if output is None else OutputFolder(user_path(output, "output"))
-    processes.on_main(lambda: check_start(job, folder, job.to_dict(), callback))
+    processes.on_main(lambda: preflight(job, folder, job.to_dict(), callback))
     processes.agree(job.network)
     with nullcontext() if folder is None else folder.held(job.to_dict(), callback):
         return _run(job, folder, callback, command)

@@ -32,7 +32,6 @@ from basisprune.method.pipeline import Pipeline
 from basisprune.method.states import StageStore
 from basisprune.recipes import for_own_inputs
 from basisprune.results import Settings
-from basisprune.runs.given import check_classes
 from basisprune.runs.output import (
     CONFIG,
     DEVICE_DIGEST,
@@ -46,6 +45,7 @@ from basisprune.runs.output import (
 from basisprune.runs.settings import RunConfig, names_in
 from basisprune.torchkit.imports import called, is_reference, named_object, refuse_code
 from basisprune.torchkit.processes import Processes
+from basisprune.training.trainable import classes_of
 from basisprune.transfer.backbones import build_backbone, is_known_name
 from basisprune.transfer.checkpoints import fill, read_checkpoint, told
 from basisprune.transfer.hints import NO_HINTS, Hints
@@ -53,6 +53,7 @@ from basisprune.transfer.kept import KeptModel, kept_model, kept_with_facts
 from basisprune.transfer.model import TransferModel, spec_of, transfer_model, with_shape
 
 ModelSource = str | os.PathLike[str] | nn.Module
+_LISTED = 10
 _Read = Callable[[tuple[int, int] | None], Splits]
 
 
@@ -382,3 +383,31 @@ def load_images(
 def _called(given: object) -> str:
     """The name of a model or data in the settings."""
     return str(given) if isinstance(given, str | os.PathLike) else f"a {type(given).__name__}{IN_PYTHON}"
+
+
+def check_classes(network: nn.Module, splits: Splits, names: Sequence[str] | None, callback: Callback) -> None:
+    """Raises ModelError unless a network that keeps its head has the classes of the data.
+
+    `names` are what the network calls them, if it is known. Where they are others, the callback is told what was made
+    of them; where they are those of the data in another order, that is refused.
+    """
+    found, wanted = classes_of(network), splits.num_classes
+    if found != wanted:
+        raise ModelError(
+            f"keep_head: the network distinguishes {found} classes, and the data has {wanted} "
+            f"({listed(splits.classes)}); pass the data that it was trained for, or omit keep_head for a new head"
+        )
+    if names is None or tuple(names) == tuple(splits.classes):
+        return
+    if sorted(names) == sorted(splits.classes):
+        raise ModelError(
+            f"keep_head: the network has its classes in the order {listed(names)}, and the data in the order "
+            f"{listed(splits.classes)}, which is that of sorted folder names; reorder the rows of its last layer, or "
+            "name the folders so that they sort as the network has them"
+        )
+    callback.log(f"the network's classes {listed(names)} are taken for {listed(splits.classes)}, in this order")
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return the first of the names, as text."""
+    return ", ".join(names[:_LISTED]) + (", ..." if len(names) > _LISTED else "")

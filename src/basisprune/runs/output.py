@@ -14,17 +14,19 @@ from importlib.metadata import version
 from pathlib import Path
 
 from pydantic import JsonValue
+from torch import nn
 
 from basisprune.callback import Callback
 from basisprune.data.load import PREFIXES
 from basisprune.data.manifest import IMAGES
-from basisprune.errors import CheckpointError
+from basisprune.errors import CheckpointError, ConfigError
 from basisprune.files import clear_leftovers, digest, locked, read_bytes, set_aside, write_text
 from basisprune.method.states import CLAIM
 from basisprune.results import Settings
 from basisprune.runs.parsing import differences, parse_settings, yaml_of
 from basisprune.runs.settings import OPTIONS, in_python
 from basisprune.torchkit.processes import Processes
+from basisprune.torchkit.surgery import named_tensors
 
 CONFIG, VERSIONS, DEVICE_DIGEST, PREPARED = "config.yaml", "versions", "device_sha256", "prepared"
 BUNDLE, ONNX, INT8, REPORT, SUMMARY = "model", "model.onnx", "model.int8.onnx", "report.html", "summary.json"
@@ -34,6 +36,9 @@ IN_PYTHON = in_python("")  # the ending of an unnamed object's name in the setti
 _FREE = frozenset({"onnx", "int8"})
 _SEAL = re.compile(rb"(.*)# sha256 ([0-9a-f]{64})\n", re.DOTALL)
 _MOST_BYTES = 1 << 20
+# In sizes of the network: a checkpoint with the state of its optimizer, and the results, which are complete before
+# they replace older ones.
+_CHECKPOINT, _RESULTS = 3, 4
 _is_junction: Callable[[str], bool] = getattr(os.path, "isjunction", lambda _: False)  # since Python 3.12
 _PACKAGES = ("basisprune", "torch", "timm", "torchvision", "accelerate", "numpy")
 
@@ -255,3 +260,52 @@ def changed_settings(old: Settings, new: Settings) -> dict[str, str]:
     found = {name: change for name, change in differences(old, new).items() if name.partition(".")[0] not in ignored}
     # Earlier runs had it in the settings of each training.
     return {name: change for name, change in found.items() if not name.endswith(".prepared")}
+
+
+def is_text(value: str) -> bool:
+    """Whether a file can hold the text as UTF-8."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def check_place(path: Path, data: str) -> None:
+    """Raise an error for a folder that cannot be written to, or that lies in that of the images."""
+    if not is_text(str(path)):
+        raise ConfigError(f"output: {str(path)!r} given, which is not UTF-8; use another name")
+    try:
+        images = Path(data).expanduser()
+        is_inside = images.is_dir() and path.resolve().is_relative_to(images.resolve())
+    except (OSError, RuntimeError, ValueError):  # a name that is not a path
+        is_inside = False
+    if is_inside:
+        raise ConfigError(
+            f"output: {path} lies in the folder of the images, {data}, where the next start would take it for a class; "
+            "use a folder elsewhere"
+        )
+    there = _nearest(path)
+    if not there.is_dir():
+        raise CheckpointError(f"{path}: {there} is a file; pass a new or empty folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ConfigError(f"output: {path} cannot be written to: {there} is read-only for you; use another folder")
+
+
+def _nearest(path: Path) -> Path:
+    """Return the path, or the innermost folder around it that exists."""
+    return next(place for place in (path, *path.absolute().parents) if place.exists())
+
+
+def check_space(network: nn.Module, candidates: int, output: Path, callback: Callback) -> None:
+    """Raise ConfigError if the disk cannot hold even one candidate; tell if it may become full."""
+    size = sum(tensor.nbytes for _, tensor in named_tensors(network))
+    free = shutil.disk_usage(_nearest(output)).free
+    least, most = ((_CHECKPOINT * (1 + count) + _RESULTS) * size for count in (min(candidates, 1), candidates))
+    if free < least:
+        raise ConfigError(
+            f"output: the disk of {output} has {free:,} bytes left, and this run needs at least {least:,}; free some, "
+            "or use a folder on another disk"
+        )
+    if free < most:
+        callback.log(f"the disk of {output} has {free:,} bytes left, and this run may need up to {most:,}")

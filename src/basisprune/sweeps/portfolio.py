@@ -23,8 +23,8 @@ from basisprune.files import user_path
 from basisprune.results import BackboneRow, Portfolio, RunSummary
 from basisprune.runs.job import ModelSource, code_of, load_images
 from basisprune.runs.output import BUNDLE, IN_PYTHON, SUMMARY, OutputFolder, refuse_links
+from basisprune.runs.preflight import preflight
 from basisprune.runs.settings import Options, configure
-from basisprune.runs.start import check_start
 from basisprune.runs.tested import TESTS
 from basisprune.sweeps.backbones import (
     AUTO,
@@ -183,7 +183,7 @@ def check_portfolio(
         run = portfolio.stage_run("start", backbone)
         try:
             job = job_of(run, callback, portfolio.in_memory)
-            check_start(job, OutputFolder(run.folder), job.to_dict())
+            preflight(job, OutputFolder(run.folder), job.to_dict())
             return  # one that can be trained is enough
         except BasisPruneError as error:
             faults.append(f"{backbone.name}: {error}")

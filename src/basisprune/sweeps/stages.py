@@ -26,8 +26,8 @@ from basisprune.runs.certifying import ONNX_RUNTIME, PYTORCH, Certified
 from basisprune.runs.compress import Compressed, certify_job
 from basisprune.runs.job import Job, ModelSource, factory_of
 from basisprune.runs.output import OutputFolder
+from basisprune.runs.preflight import preflight
 from basisprune.runs.settings import Options, RunConfig, configure
-from basisprune.runs.start import check_start
 from basisprune.runs.summary import summarise
 from basisprune.search import Search
 from basisprune.search.candidates import ALL, SearchResult
@@ -268,7 +268,7 @@ def reference_folder(root: Path, best: Backbone) -> Path:
 def _prepared(run: Run, callback: Callback, in_memory: InMemory) -> Iterator[tuple[Job, Pipeline]]:
     """Yield the job and its pipeline, and lock the folder of the backbone."""
     job, folder = job_of(run, callback, in_memory), OutputFolder(run.folder)
-    check_start(job, folder, job.to_dict(), callback)
+    preflight(job, folder, job.to_dict(), callback)
     with folder.held(job.to_dict(), callback):
         keep_images(folder.path, job.splits, callback)
         yield job, job.pipeline(folder.stages, callback)

@@ -20,8 +20,8 @@ from basisprune.results import RunSummary
 from basisprune.runs.adapt import adapt, check_adapting
 from basisprune.runs.compress import run_job
 from basisprune.runs.output import SUMMARY, OutputFolder
+from basisprune.runs.preflight import preflight
 from basisprune.runs.settings import Options
-from basisprune.runs.start import check_start
 from basisprune.sweeps.backbones import AUTO
 from basisprune.sweeps.portfolio import check_portfolio, compress_portfolio
 from basisprune.sweeps.running import Failure, Run, read_value, write_value
@@ -67,7 +67,7 @@ def check_run(run: Run, callback: Callback) -> None:
         check_adapting(job_of(run, callback), run.folder, callback)
     else:
         job = job_of(run, callback)
-        check_start(job, OutputFolder(run.folder), job.to_dict(), callback)
+        preflight(job, OutputFolder(run.folder), job.to_dict(), callback)
 
 
 def is_done(run: Run) -> bool:
