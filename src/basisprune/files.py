@@ -58,11 +58,7 @@ def atomic(path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Where to write what takes the place of `path` when the block ends well, and goes otherwise.
-
-    It lies beside `path`, hidden and with the same suffix, for what writes by name and looks at the suffix. The folder
-    of `path` is made if it is missing. What took its place is on the disk, even if the machine stops a moment later.
-    """
+    """Where to write what takes the place of `path` when the block ends well, and goes otherwise."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with _own_name(path.parent, _PARTIAL, path.suffix) as partial:
         try:
@@ -89,10 +85,7 @@ def sync(path: Path) -> None:
 
 
 def clear_leftovers(folder: Path) -> None:
-    """Removes what writers that were killed left in the folder, and ends what they had ready.
-
-    Files of a writer that is still at work stay.
-    """
+    """Removes what writers that were killed left in the folder, and ends what they had ready."""
     settle(folder)
     for entry in _entries(folder):
         if _is_left(entry):
@@ -118,10 +111,7 @@ def checked(path: Path) -> Iterator[BinaryIO]:
 
 
 def read_checked(path: Path, *, most: int = _MOST_BYTES) -> bytes:
-    """The content of a file that `write_checked` or `checked` wrote.
-
-    Raises CheckpointError for a file whose checksum is wrong or missing, OSError for one that cannot be read.
-    """
+    """The content of a file that `write_checked` or `checked` wrote."""
     data = read_bytes(path, most=most)
     content, seal = data[:-_SEAL_LENGTH], _SEAL.fullmatch(data[-_SEAL_LENGTH:])
     if seal is None or digest(content).encode() != seal[1]:
@@ -131,10 +121,7 @@ def read_checked(path: Path, *, most: int = _MOST_BYTES) -> bytes:
 
 
 def sound_or_aside(path: Path, say: Callable[[str], None], *, most: int = _MOST_BYTES) -> bytes | None:
-    """What `read_checked` gives; None where there is no file, and where it is damaged.
-
-    A damaged one is set aside under another name and `say` gets a line, so that it can be made again.
-    """
+    """What `read_checked` gives; None where there is no file, and where it is damaged."""
     try:
         return read_checked(path, most=most)
     except FileNotFoundError:
@@ -194,14 +181,11 @@ def file_digest(path: Path) -> str:
 
 
 class _Summing(io.BufferedWriter):
-    """A file that knows the checksum of what was written to it."""
-
     def __init__(self, raw: io.FileIO) -> None:
         super().__init__(raw)
         self.sum = hashlib.sha256()
 
     def write(self, content: bytes | bytearray | memoryview, /) -> int:  # type: ignore[override]
-        """The number of bytes, which are all written."""
         self.sum.update(content)
         return super().write(content)
 
@@ -210,12 +194,7 @@ class _Summing(io.BufferedWriter):
 
 
 def write_together(folder: Path, files: Mapping[str, bytes], check: Callable[[Path], object]) -> None:
-    """Puts the files into the folder, all or none of them, after `check` has seen them in a folder of their own.
-
-    Files by other names stay as they are. Until the very moment in which all are ready, the folder holds what it
-    held; from then on it holds the new files, even if whoever writes is killed: `current` finds them, and `settle`,
-    which the next writer calls, puts them in place.
-    """
+    """Puts the files into the folder, all or none of them, after `check` has seen them in a folder of their own."""
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     clear_leftovers(folder)
@@ -260,10 +239,7 @@ def current(folder: Path, name: str) -> Path:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """The folder, which must exist, is nobody else's while the block runs; raises CheckpointError if it is already.
-
-    The system lets go of the lock when a process ends, however it does.
-    """
+    """The folder, which must exist, is nobody else's while the block runs; raises CheckpointError if it is already."""
     there = os.stat(folder)
     key = there.st_dev, there.st_ino
     handle = None if key in _locked else _lock(folder / _LOCK)
@@ -313,10 +289,7 @@ def _lock_handle(handle: int) -> None:
 
 
 def read_bytes(path: Path, *, most: int = _MOST_BYTES) -> bytes:
-    """The content of a file of at most this many bytes; raises OSError for a larger one, and for what is not a file.
-
-    Nothing is opened that could make the reader wait, as a pipe would, or never end, as a device would.
-    """
+    """The content of a file of at most this many bytes; raises OSError for a larger one, and for what is not a file."""
     with open_file(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > most or len(content := file.read(size + 1)) > most:  # `read` takes the memory that it is asked for
@@ -337,14 +310,7 @@ def open_file(path: Path) -> BinaryIO:
 
 
 def parse_json(content: bytes) -> Json:
-    """The value in JSON text; raises ValueError for other text, for one too deep, and for numbers that are not finite.
-
-    >>> parse_json(b'{"a": [1, 2.5]}')
-    {'a': [1, 2.5]}
-    >>> parse_json(b"[1e999]")
-    Traceback (most recent call last):
-    ValueError: the number 1e999 is too large
-    """
+    """Return the value in JSON text; raise ValueError for other text, too deep nesting and numbers that are not finite."""
     try:
         value: Json = json.loads(content.decode(), parse_constant=_refuse_number, parse_float=_finite, parse_int=_whole)
         json.dumps(value, ensure_ascii=False).encode()  # or half of a surrogate pair is met where it cannot be printed
@@ -390,7 +356,6 @@ def user_path(given: object, where: str) -> Path:
 
 @contextmanager
 def _own_name(folder: Path, kind: str, suffix: str = "") -> Iterator[Path]:
-    """A name in the folder that nobody else uses, and that tells who is at work there."""
     path = folder / f"{kind}-{os.getpid()}-{uuid.uuid4().hex[:8]}{suffix}"
     _at_work.add(path)
     try:
@@ -400,7 +365,6 @@ def _own_name(folder: Path, kind: str, suffix: str = "") -> Iterator[Path]:
 
 
 def _is_left(entry: Path) -> bool:
-    """Whether the file or folder is that of a writer which does not run any more."""
     match = _LEFT.fullmatch(entry.name)
     if match is None or os.name != "posix":  # elsewhere asking for a process would end it
         return False

@@ -63,12 +63,10 @@ class JsonValue:
     __pydantic_config__: ClassVar[ConfigDict] = {"extra": "forbid", "ser_json_inf_nan": "constants"}
 
     def to_json(self) -> str:
-        """The value as one JSON object."""
         return _adapter(type(self)).dump_json(self).decode()
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
-        """The value that `to_json` wrote; raises PlanError, with all that is wrong, when the text is not one."""
         from pydantic import ValidationError
 
         try:
@@ -86,7 +84,6 @@ def _adapter(kind: type[Value]) -> TypeAdapter[Value]:
 
 
 def _are_finite(values: object) -> bool:
-    """Whether this is a list of finite numbers; nothing can be computed from NaN."""
     if not isinstance(values, tuple | list):
         return False
     return all(isinstance(value, int | float) and math.isfinite(value) for value in values)
@@ -210,7 +207,6 @@ class LayerPlan:
 
     @property
     def removed(self) -> int:
-        """The number of basis vectors that go."""
         return self.rank - len(self.keep)
 
 
@@ -231,17 +227,14 @@ class BasisPlan(JsonValue):
 
     @property
     def removed(self) -> int:
-        """The number of basis vectors that go, over all layers."""
         return sum(layer.removed for layer in self.layers.values())
 
     @property
     def total(self) -> int:
-        """The number of basis vectors before pruning, over all layers."""
         return sum(layer.rank for layer in self.layers.values())
 
     @property
     def fraction_removed(self) -> float:
-        """The fraction of all basis vectors that goes."""
         return self.removed / self.total
 
 
@@ -299,7 +292,6 @@ class Group:
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """The modules whose weights produce the channels."""
         return tuple(self.filters)
 
 
@@ -317,11 +309,9 @@ class Coupling(JsonValue):
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """The modules that produce channels of some group, each once."""
         return tuple(dict.fromkeys(name for group in self.groups for name in group.layers))
 
     def __getitem__(self, name: str) -> Group:
-        """The group of that name; a KeyError if there is none."""
         return {group.name: group for group in self.groups}[name]
 
 
@@ -354,7 +344,6 @@ class FilterPlan(JsonValue):
 
     @property
     def removed(self) -> int:
-        """The number of filters that go, over all layers."""
         lost = (
             sum(group.filters.values()) * (group.size - len(self.groups[group.name].keep)) // group.size
             for group in self.coupling.groups
@@ -363,7 +352,6 @@ class FilterPlan(JsonValue):
 
     @property
     def fraction_removed(self) -> float:
-        """The fraction of all filters that goes."""
         return self.removed / self.total
 
 
@@ -387,7 +375,6 @@ class BlockPlan(JsonValue):
 
     @property
     def removed(self) -> int:
-        """The number of branches that go."""
         return len(self.blocks)
 
 
@@ -410,10 +397,8 @@ class JointPlan(JsonValue):
 
     @property
     def options(self) -> Mapping[str, Option]:
-        """How it was made."""
         return self.basis.options
 
     @property
     def fraction_removed(self) -> float:
-        """The fraction of the cost that goes."""
         return 1 - self.cost_left / self.cost

@@ -34,13 +34,7 @@ _UNPACKED, _MOST_TIMES = 1 << 30, 100  # bytes that any file may unpack to, and 
 
 
 def as_pixels(images: NDArray[np.generic] | Tensor, where: str) -> Tensor:
-    """Return images (N, H, W) or (N, H, W, C) as a uint8 tensor (N, C, H, W); C is 1 or 3.
-
-    Integers within 0..255 are converted. Raises DataError, starting with `where`, for anything else.
-
-    >>> as_pixels(np.zeros((5, 28, 28), dtype=np.int32), "x_train").shape
-    torch.Size([5, 1, 28, 28])
-    """
+    """Return images (N, H, W) or (N, H, W, C) as a uint8 tensor (N, C, H, W); C is 1 or 3."""
     if not isinstance(images, Tensor | np.ndarray):
         raise DataError(f"{where}: {type(images).__name__} given as images, an array or a tensor is needed")
     array = images.detach().cpu().numpy() if isinstance(images, Tensor) else images
@@ -237,10 +231,7 @@ def from_array(array: NDArray[np.generic]) -> Tensor:
 
 
 def read_arrays(path: Path) -> Arrays:
-    """Return the arrays of `KEYS` in a .npz file; nothing is ever unpickled.
-
-    Raises DataError, which names the file and the array, for one that is missing, damaged, pickled or too large.
-    """
+    """Return the arrays of `KEYS` in a .npz file; nothing is ever unpickled."""
     # Archives are damaged in many ways.
     with readable(path, Exception, advice="; write it with numpy.savez"), open_file(path) as stream:
         _check_headers(path, stream)
@@ -250,10 +241,7 @@ def read_arrays(path: Path) -> Arrays:
 
 
 def _check_headers(path: Path, stream: BinaryIO) -> None:
-    """Raise DataError unless arrays have the size that they claim and fit into memory.
-
-    numpy.load would allocate what a header asks for before it looks at what there is.
-    """
+    """Raise DataError unless arrays have the size that they claim and fit into memory."""
     if stream.read(len(MAGIC_PREFIX)) == MAGIC_PREFIX:
         raise DataError(f"{path}: a single array given, a .npz with x_train, y_train, ... is needed")
     total = 0
@@ -287,7 +275,6 @@ def _check_keys(path: Path, keys: set[str]) -> None:
 
 
 def _claimed_bytes(member: IO[bytes]) -> int | None:
-    """Return the size of an array by its header; None for pickled objects, which are refused later."""
     version = np.lib.format.read_magic(member)
     headers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     if version not in headers:

@@ -111,14 +111,7 @@ def linked(count: int, pairs: Pairs) -> Labels:
 
 
 def near_copies(thumbnails: Sequence[bytes]) -> Pairs:
-    """Return pairs (m, 2) of images that are near copies, which link all that are; an empty thumbnail has none.
-
-    >>> import torch
-    >>> from basisprune.data.decode import thumbnail
-    >>> image = torch.rand(3, 40, 40)
-    >>> near_copies([thumbnail(image), b"", thumbnail(image * 0.99)]).tolist()
-    [[0, 2]]
-    """
+    """Return pairs (m, 2) of images that are near copies, which link all that are; an empty thumbnail has none."""
     known: dict[bytes, int] = {}
     same = [(known.setdefault(each, place), place) for place, each in enumerate(thumbnails) if each]
     pairs = [np.array([pair for pair in same if pair[0] != pair[1]], dtype=np.int64).reshape(-1, 2)]
@@ -138,7 +131,6 @@ def near_copies(thumbnails: Sequence[bytes]) -> Pairs:
 
 
 def _grey(seen: Thumbnails) -> Numbers:
-    """Return the thumbnails in grey, blurred a little, so that shifts by a part of a pixel change less."""
     found: Numbers = seen[:, : SIDE * SIDE].reshape(-1, SIDE, SIDE).astype(np.float32)
     for _ in range(2):
         padded = np.pad(found, ((0, 0), (1, 1), (0, 0)), mode="edge")
@@ -147,10 +139,7 @@ def _grey(seen: Thumbnails) -> Numbers:
 
 
 def _described(seen: Thumbnails) -> tuple[Numbers, Numbers]:
-    """Return each thumbnail's energy per pixel and its low frequencies.
-
-    The energy is around its own mean or the mean image, so that a common background makes no two images alike.
-    """
+    """Return each thumbnail's energy per pixel and its low frequencies."""
     energies, spectra = [], []
     mean = np.mean(seen[:, : SIDE * SIDE], axis=0, dtype=np.float64).reshape(SIDE, SIDE).astype(np.float32)
     for start in range(0, len(seen), _BLOCK):
@@ -192,7 +181,6 @@ def _distances(one: Numbers, other: Numbers) -> Numbers:
 
 
 def _shows_the_same(seen: Thumbnails, energy: Numbers, pairs: Pairs) -> npt.NDArray[np.bool_]:
-    """Return which of the pairs are copies, one perhaps shifted."""
     found = np.zeros(len(pairs), dtype=np.bool_)
     for start in range(0, len(pairs), _BLOCK):
         some = pairs[start : start + _BLOCK]
@@ -207,7 +195,6 @@ def _shows_the_same(seen: Thumbnails, energy: Numbers, pairs: Pairs) -> npt.NDAr
 
 
 def _unexplained(one: Numbers, other: Numbers) -> Numbers:
-    """Return the mean square difference of two images that no shift by a part of a pixel explains."""
     apart, mean = one - other, (one + other) / 2
     down, right = np.gradient(mean, axis=(1, 2))
     each = [(first * second).mean((1, 2)) for first, second in ((down, down), (right, right), (down, right))]
@@ -223,6 +210,5 @@ def _unexplained(one: Numbers, other: Numbers) -> Numbers:
 
 
 def _window(images: Numbers, down: int, right: int) -> Numbers:
-    """Cut the images to where they overlap with others shifted against them."""
     rows, columns = (slice(1 + max(by, 0), SIDE - 1 + min(by, 0)) for by in (down, right))
     return images[:, rows, columns]

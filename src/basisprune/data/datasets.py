@@ -69,7 +69,6 @@ class LabelledImages(Dataset[Item]):
 
     @property
     def independent(self) -> int:
-        """The number of units: of images, if none belong together."""
         return len(self) if self.units is None else len(np.unique(self.units))
 
     def __len__(self) -> int:
@@ -79,16 +78,13 @@ class LabelledImages(Dataset[Item]):
         raise NotImplementedError
 
     def __getitems__(self, indices: Sequence[int]) -> list[Item]:
-        """Return the items of a whole batch; PyTorch's loaders ask for them all at once."""
         return [self[index] for index in indices]
 
     @cached_property
     def looks(self) -> dict[int, Look]:
-        """What the images opened so far have shown, by index."""
         return {}
 
     def look(self, index: int) -> Look:
-        """Open an image and return what it shows; a damaged one has a fault."""
         try:
             return self._look(index)
         except DataError as error:
@@ -99,18 +95,15 @@ class LabelledImages(Dataset[Item]):
         return Look(image_hash(image), thumbnail=thumbnail(image))
 
     def content_hash(self, index: int) -> str:
-        """Return the hash that `look` gives; raise DataError for a damaged image."""
         found = self.look(index)
         if found.fault:
             raise DataError(found.fault)
         return found.sha256
 
     def manifest_name(self, index: int, part: str) -> str:
-        """Return the name of an image in a manifest, for a dataset that is this part of the data."""
         return f"{part}[{index}]"
 
     def read_as(self, size: tuple[int, int] | None, white: int | None) -> LabelledImages:  # noqa: ARG002
-        """Return the same images, read at another size or white level; None leaves either as it is."""
         return self
 
 
@@ -145,7 +138,6 @@ class ArrayImages(LabelledImages):
         return self.images[index], int(self.labels[index])
 
     def __getitems__(self, indices: Sequence[int]) -> list[Item]:
-        """Return the items of a whole batch, gathered at once."""
         chosen = torch.as_tensor(indices, dtype=torch.int64)
         return list(zip(self.images[chosen].unbind(), self.labels[chosen.numpy()].tolist(), strict=True))
 
@@ -161,11 +153,9 @@ class FileImages(LabelledImages):
         self.labels, self.classes, self.size, self.white = read_only(labels), tuple(classes), size, white
 
     def content(self, index: int) -> bytes:
-        """Return the bytes of an image's file; raise DataError that names it if they cannot be read."""
         raise NotImplementedError
 
     def name(self, index: int) -> str:
-        """Return the name of an image in errors."""
         raise NotImplementedError
 
     def __getitem__(self, index: int) -> Item:
@@ -175,11 +165,9 @@ class FileImages(LabelledImages):
         return look_at_content(self.content(index), self.name(index))
 
     def content_hash(self, index: int) -> str:
-        """Return the hash of the file's content, which is not decoded."""
         return hashlib.sha256(self.content(index)).hexdigest()
 
     def read_as(self, size: tuple[int, int] | None, white: int | None) -> Self:
-        """Return the same files, read at another size or white level."""
         other = copy.copy(self)
         other.size, other.white = size or self.size, self.white if white is None else white
         return other
@@ -210,7 +198,6 @@ class Selection(LabelledImages):
         return self.dataset[int(self.indices[index])]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Item]:
-        """Return the items of a whole batch, as the dataset below gathers them."""
         return self.dataset.__getitems__(self.indices[indices].tolist())
 
 
@@ -304,44 +291,37 @@ class WrappedDataset(LabelledImages):
         return Look(image_hash(image), thumbnail=thumbnail(tensor)) if self._repeats else Look()
 
     def content_hash(self, index: int) -> str:
-        """Return the hash of an item's file or image; empty for a dataset whose images differ each time."""
         if self.paths is not None:
             return file_hash(self.paths[index])
         return image_hash(self._read_the_same(index)) if self._repeats else ""
 
     def manifest_name(self, index: int, part: str) -> str:
-        """Return the path of an item's file from the dataset's root, or its index."""
         if self.paths is None:
             return super().manifest_name(index, part)
         root = getattr(self.dataset, "root", None)
         return f"{part}/{path_from(self.paths[index], Path(root) if isinstance(root, str | os.PathLike) else None)}"
 
     def read_as(self, size: tuple[int, int] | None, white: int | None) -> Self:  # noqa: ARG002
-        """Return the same items, PIL images of another size."""
         other = copy.copy(self)
         other.size = size or self.size
         return other
 
     @cached_property
     def paths(self) -> tuple[Path, ...] | None:
-        """The file of every item, if the dataset lists one for each and none twice."""
         found = listed(self.dataset, paths_in)
         return tuple(found) if found is not None and len(set(found)) == len(self) else None
 
     @cached_property
     def in_parallel(self) -> bool:  # type: ignore[override]
-        """Whether its items come from files of their own."""
         return self.paths is not None
 
     @cached_property
     def groups(self) -> tuple[str, ...] | None:  # type: ignore[override]
-        """The groups that the dataset lists."""
         groups = getattr(self.dataset, "groups", None)
         return None if groups is None else as_groups(groups, len(self), self.name)
 
     @cached_property
     def labels(self) -> Labels:  # type: ignore[override]
-        """The label of every item."""
         found = listed(self.dataset, labels_in)
         if found is None or any(self._read(index)[1] != found[index] for index in self._some()):
             found = [self._read(index)[1] for index in range(len(self))]
@@ -353,13 +333,11 @@ class WrappedDataset(LabelledImages):
 
     @cached_property
     def classes(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The names that the dataset gives its classes, or "0", "1", ... up to the largest label."""
         names = declared_classes(self.dataset)
         return names if len(names) > self.labels.max(initial=-1) else numbered_classes(self.labels, self.name)
 
     @cached_property
     def _repeats(self) -> bool:
-        """Whether some items are the same when read again."""
         first, again = ([image_hash(self._read_the_same(index)) for index in self._some()] for _ in range(2))
         return first == again
 
@@ -370,7 +348,6 @@ class WrappedDataset(LabelledImages):
         return f"{self.name}: item {index}"
 
     def _read_the_same(self, index: int) -> object:
-        """Read an image with the same random numbers each time."""
         with random_numbers_kept(seed=0):
             return self._read(index)[0]
 

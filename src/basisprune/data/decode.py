@@ -70,10 +70,7 @@ class Look:
 
 @contextmanager
 def readable(where: object, *kinds: type[Exception], advice: str = "") -> Iterator[None]:
-    """Raise errors of these kinds, by default those of files, as a DataError that names the place and ends in advice.
-
-    Errors of the machine, such as too many open files, stay as they are.
-    """
+    """Raise errors of these kinds, by default those of files, as a DataError that names the place."""
     caught = kinds or (OSError, ValueError)
     try:
         yield
@@ -86,11 +83,7 @@ def readable(where: object, *kinds: type[Exception], advice: str = "") -> Iterat
 
 
 def decode(path: Path, size: tuple[int, int], white: int | None = None) -> Tensor:
-    """Decode an image file, upright, in colour and resized to (height, width): uint8 (3, *size).
-
-    `white` is the white level of images of more than 8 bits, by default what the brightest pixel suggests.
-    Raises DataError, which names the file, if it is missing, damaged or no image.
-    """
+    """Decode an image file, upright, in colour and resized to (height, width): uint8 (3, *size)."""
     with readable(path):
         content = read_bytes(path)
     return decode_content(content, path, size, white)
@@ -173,7 +166,6 @@ def _image_in(file: BinaryIO, path: str | Path) -> Iterator[Image.Image]:
 
 
 def _deep_values(image: Image.Image, file: BinaryIO) -> NDArray[np.generic] | None:
-    """Return the values of an image of more than 8 bits, upright (H, W) or (H, W, C); None for other images."""
     if _is_deep_grey(image):
         return np.asarray(ImageOps.exif_transpose(image))
     swapped = _with_bytes_swapped(image)
@@ -189,7 +181,6 @@ def _deep_values(image: Image.Image, file: BinaryIO) -> NDArray[np.generic] | No
 
 
 def _with_bytes_swapped(image: Image.Image) -> list[object] | None:
-    """Return Pillow's tiles with the bytes of each value swapped, for colour images of 16 bits; None for others."""
     turned = {f"{mode};16{one}": f"{mode};16{other}" for mode in ("RGB", "RGBA") for one, other in ("BL", "LB")}
     swapped: list[object] = []
     for codec, extents, offset, options in getattr(image, "tile", ()):
@@ -222,7 +213,6 @@ def _to_tensor(image: Image.Image, size: tuple[int, int] | None) -> Tensor:
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
-    """Convert an image of 8 bits to RGB, transparent parts on white."""
     if image.mode == "RGB" and "transparency" not in image.info:
         return image
     if image.mode in ("RGBA", "RGBa", "LA", "La", "PA") or "transparency" in image.info:
@@ -307,6 +297,5 @@ def random_numbers_kept(seed: int | None = None) -> Iterator[None]:
 
 
 def _version(path: Path) -> _Version:
-    """Identify the file as it is now; other content has another version."""
     known = os.stat(path)
     return os.fspath(path), known.st_ino, known.st_size, known.st_mtime_ns

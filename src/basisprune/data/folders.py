@@ -47,12 +47,10 @@ class FolderImages(FileImages):
         check_labels(self.labels, self.classes, "FolderImages")
 
     def content(self, index: int) -> bytes:
-        """Return the bytes of the file."""
         with readable(self.paths[index]):
             return read_bytes(self.paths[index])
 
     def name(self, index: int) -> str:
-        """Return the path of the file."""
         return str(self.paths[index])
 
     def _look(self, index: int) -> Look:
@@ -62,20 +60,14 @@ class FolderImages(FileImages):
         return look_at_file(path)
 
     def content_hash(self, index: int) -> str:
-        """Return the hash of the file's content, which is not decoded."""
         return file_hash(self.paths[index])
 
     def manifest_name(self, index: int, part: str) -> str:  # noqa: ARG002
-        """Return the path of the file from the root."""
         return path_from(self.paths[index], self.root)
 
 
 def image_files(folder: Path, seen: _Seen | None = None) -> list[Path]:
-    """List the images in the folder, however deep, sorted; hidden files and files of other kinds are ignored.
-
-    Links are followed, but not to a folder that was read already; `seen` holds such folders, and the call adds to it.
-    Raises DataError that names such a link, and an image's name that leads to no file.
-    """
+    """List the images in the folder, however deep, sorted; hidden files and files of other kinds are ignored."""
     return [path for path in all_files(folder, seen) if path.suffix.lower() in EXTENSIONS]
 
 
@@ -109,12 +101,7 @@ def subfolders(folder: Path) -> list[Path]:
 
 
 def read_folder(folder: Path, size: tuple[int, int]) -> Splits:
-    """Read the parts that the folder has: class folders, or train/, val/ and test/ with class folders each.
-
-    Other folders beside train/ are ignored. Raises DataError, which names the folder, if it is empty, a class is
-    without images, there is one class only, the parts differ in their classes, or a folder may be meant as a part but
-    is not called one.
-    """
+    """Read the parts that the folder has: class folders, or train/, val/ and test/ with class folders each."""
     parts = _part_folders(folder)
     _refuse_likely_parts(folder, parts)
     files = {part: _class_files(path) for part, path in (parts or {"train": folder}).items()}
@@ -134,7 +121,6 @@ def read_folder(folder: Path, size: tuple[int, int]) -> Splits:
 
 
 def _part_folders(folder: Path) -> dict[str, Path]:
-    """Return the folder of each part that there is; none if the folder holds the classes themselves."""
     inner = subfolders(folder)
     named = {part: [path for path in inner if path.name.casefold() in names] for part, names in PARTS.items()}
     if not any(subfolders(path) for path in named["train"]):
@@ -149,7 +135,6 @@ def _part_folders(folder: Path) -> dict[str, Path]:
 
 
 def _refuse_likely_parts(folder: Path, parts: dict[str, Path]) -> None:
-    """Raise DataError for a folder called almost like a part that holds the classes of other folders."""
     beside = subfolders(folder)
     likely = [path for path in beside if path.name.casefold().startswith(_BEGINNINGS)]
     held = {path: {inner.name for inner in subfolders(path)} for path in likely}

@@ -69,7 +69,6 @@ class HubImages(FileImages):
         self.rows, self.column, self.where = rows, rows.column_names[0], where
 
     def content(self, index: int) -> bytes:
-        """Return the bytes of the image's file."""
         with readable(self.name(index), Exception):  # Arrow has many kinds of its own
             found = self.rows[index][self.column]
         content = found.get("bytes") if isinstance(found, Mapping) else None
@@ -80,7 +79,6 @@ class HubImages(FileImages):
         return content
 
     def name(self, index: int) -> str:
-        """Return the dataset, its part and the row."""
         return f"{self.where}[{index}]"
 
 
@@ -94,12 +92,7 @@ def _is_saved(folder: Path) -> bool:
 
 
 def read_hub(source: str | Path, size: tuple[int, int]) -> Splits:
-    """Read the parts of a dataset by name, after `hf:`, or in a folder; no code of it is ever run.
-
-    It needs one column of images, and one of class labels or one called `label`. Splits that are not called train,
-    validation or test are ignored; a single one is for training. Raises DataError for anything that does not fit,
-    MissingExtraError without the package.
-    """
+    """Read the parts of a dataset by name, after `hf:`, or in a folder; no code of it is ever run."""
     where = str(source)
     found = load_hub(where)
     parts: dict[str, datasets.Dataset] = {}
@@ -148,10 +141,7 @@ def load_hub(source: str) -> Mapping[str, datasets.Dataset]:
 
 @contextmanager
 def _plain_types() -> Iterator[None]:
-    """Have types of columns be those of data alone.
-
-    The package looks a type up among all functions of pyarrow, of which some load libraries or write links.
-    """
+    """Have types of columns be those of data alone."""
     from datasets.features import features
 
     to_arrow = features.string_to_arrow
@@ -169,7 +159,6 @@ def _plain_types() -> Iterator[None]:
 
 
 def _hub_id(name: str) -> str:
-    """Return the name if it can only be that of a dataset on the hub, and no address or builder of the package."""
     from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES
 
     if not _HUB_ID.fullmatch(name) or name in _PACKAGED_DATASETS_MODULES:
@@ -178,10 +167,7 @@ def _hub_id(name: str) -> str:
 
 
 def _saved(folder: Path) -> Mapping[str, datasets.Dataset]:
-    """Return the splits that `save_to_disk` wrote, read file by file.
-
-    The package's own reader takes names of files for addresses, and starts what they ask for.
-    """
+    """Return the splits that `save_to_disk` wrote, read file by file."""
     import datasets
 
     splits = {"train": folder}
@@ -204,7 +190,6 @@ def _state(path: Path) -> dict[str, Json]:
 
 
 def _plain_names(names: object, where: Path) -> list[str]:
-    """Return the names of files or folders beside `where`; raise DataError for anything else."""
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise DataError(f"{where}: does not name the parts of a dataset; save it again")
     if odd := [name for name in names if name in ("", ".", "..") or set(name) & set(_NEVER_IN_NAMES + "/\\")]:
@@ -213,7 +198,6 @@ def _plain_names(names: object, where: Path) -> list[str]:
 
 
 def _parquet_files(folder: Path) -> dict[str, list[str]]:
-    """Return the files of each part by the start of their names; all others are for training."""
     paths = [path for path in all_files(folder) if path.suffix == _PARQUET]
     parts: dict[str, list[str]] = {}
     for path in paths:
@@ -245,7 +229,6 @@ def _columns(rows: datasets.Dataset, where: str) -> tuple[str, str]:
 
 
 def _is_label_column(kind: object) -> bool:
-    """Return whether a column holds numbers or text, which reading does not open."""
     import datasets
 
     if isinstance(kind, datasets.ClassLabel):
@@ -254,7 +237,6 @@ def _is_label_column(kind: object) -> bool:
 
 
 def _labels(rows: datasets.Dataset, column: str, where: str) -> list[str]:
-    """Return the label of each row as text: the name of its class if the dataset names them."""
     names = getattr(rows.features[column], "names", None)
     found = list(rows.select_columns([column]).with_format(None)[:][column])
     wrong = next((index for index, label in enumerate(found) if not _is_label(label, names)), None)
@@ -270,7 +252,6 @@ def _is_label(label: object, names: list[str] | None) -> bool:
 
 
 def _undecoded(rows: datasets.Dataset, column: str, where: str) -> datasets.Dataset:
-    """Return the rows with the bytes of their images, and nothing else."""
     import datasets
 
     with readable(f"{where}: images", Exception):
@@ -286,11 +267,7 @@ def cache_folder() -> Path:
 
 
 def read_torchvision(source: str, size: tuple[int, int]) -> Splits:
-    """Read the parts of a torchvision dataset by name, after `torchvision:`; download them into the cache folder.
-
-    Datasets that lie in memory keep their size; images in files are resized to `size` as they are decoded.
-    Raises DataError for an unknown name, with the nearest valid ones, and if files are missing.
-    """
+    """Read the parts of a torchvision dataset by name, after `torchvision:`; download them into the cache folder."""
     name = source.removeprefix(TORCHVISION)
     if name not in ARGUMENTS:
         hint = nearest(name, ARGUMENTS, most=3) or f" Known are {', '.join(sorted(ARGUMENTS))}"
@@ -317,7 +294,6 @@ def _read_part(
 
 
 def _images_in_memory(dataset: object) -> NDArray[np.uint8] | None:
-    """Return the uint8 array (N, H, W) or (N, H, W, C) of a dataset that holds one; nothing is decoded."""
     data = getattr(dataset, "data", None)
     if not isinstance(data, np.ndarray | Tensor):
         return None

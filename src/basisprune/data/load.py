@@ -65,7 +65,6 @@ class Reading:
     callback: Callback | None = None
 
     def report(self, what: str, found: Sequence[str]) -> None:
-        """Report what was found, the first ten by name; raise DataError instead if `strict`."""
         if self.strict:
             raise DataError.of(what, found)
         rest = [f"and {len(found) - _MOST_SHOWN} more"] if len(found) > _MOST_SHOWN else []
@@ -146,7 +145,6 @@ def load_data(
 
 
 def _as_prepared(splits: Splits, where: str) -> Splits:
-    """Return the splits with parts that say that their images are normalised."""
     parts = {name: copy(part) for name, part in splits.parts.items()}
     for part in parts.values():
         if not isinstance(part, WrappedDataset):
@@ -164,10 +162,7 @@ def fetch(source: str) -> None:
 
 
 def read_parts(source: Source, size: tuple[int, int], reading: Reading, white: int | None = None) -> Splits:
-    """Return the parts that the source has itself, undivided, without images that cannot be used.
-
-    `white` is the white level of images of more than 8 bits, by default what they suggest.
-    """
+    """Return the parts that the source has itself, undivided, without images that cannot be used."""
     splits = _opened(*_read(source, size), reading)
     return splits if white is None else reread(splits, white=white)
 
@@ -183,7 +178,6 @@ def recall(
 
 
 def _read(source: object, size: tuple[int, int] | None) -> tuple[Splits, str]:
-    """Return the parts that the source has itself, with labels that fit, and what to call it in errors."""
     splits, where = _parts(source, size)
     known = np.unique(splits.train.labels)
     if len(known) < 2:
@@ -234,12 +228,7 @@ def _read_named(source: str | os.PathLike[str], size: tuple[int, int]) -> Splits
 
 
 def read_npz(path: Path) -> Splits:
-    """Read the parts in a .npz file: x_train, y_train, x_test, y_test, and x_val, y_val if they are there.
-
-    Images are (N, H, W) or (N, H, W, C) in 0..255, labels any integers: the classes are those of y_train,
-    sorted and named by their numbers. `groups` and `groups_val` may name the group of each image of x_train and x_val.
-    Raises DataError, which names the file and the array, for anything that does not fit.
-    """
+    """Read the parts in a .npz file: x_train, y_train, x_test, y_test, and x_val, y_val if they are there."""
     arrays = read_arrays(path)
     parts: dict[str, LabelledImages] = {}
     numbers: list[int] = []
@@ -284,10 +273,7 @@ def _wrap(datasets: Sequence[object], size: tuple[int, int] | None) -> Splits:
 
 
 def _opened(splits: Splits, where: str, reading: Reading) -> Splits:
-    """Return the splits without images that cannot be used, all reported, and with one white level for deep images.
-
-    Raises DataError if a class loses all its images and for deep images of several kinds.
-    """
+    """Return the splits without images that cannot be used, all reported, and with one white level for deep images."""
     callback = reading.callback or NullCallback()
     callback.log(f"{where}: opening {sum(map(len, splits.parts.values())):,} images")
     look_at(splits.parts.values(), callback)
@@ -320,7 +306,6 @@ def _sound(part: LabelledImages, looks: list[Look], where: str) -> LabelledImage
 
 
 def _white(depths: Sequence[Depth | None], where: str) -> int | None:
-    """Return the white level of a dataset: that of its brightest deep image."""
     integers, floats = (
         max((each.white for each in depths if each is not None and each.floats == kind), default=None)
         for kind in (False, True)
@@ -334,10 +319,7 @@ def _white(depths: Sequence[Depth | None], where: str) -> int | None:
 
 
 def _without_shared(splits: Splits, groups: Mapping[str, str], reading: Reading, where: str) -> Splits:
-    """Return the splits with each image and each group in one part only: the first of the data that has it.
-
-    What is left out of the others is reported, or refused with `strict`. Raises DataError if nothing is left of a part.
-    """
+    """Return the splits with each image and each group in one part only: the first of the data that has it."""
     names = names_of(splits)
     keys = {part: keys_of(splits, part, groups) for part in names}
     shared: dict[str, set[int]] = {part: set() for part in names}

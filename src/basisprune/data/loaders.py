@@ -85,7 +85,6 @@ def make_loader(
 
 
 def _prepare_worker(_worker: int) -> None:
-    """Keep the memory of a worker flat, however many images it reads."""
     gc.freeze()  # a collection would write to all objects that it was forked with, and so copy them
     if platform.libc_ver()[0] == "glibc":
         # Its heap would grow by half of every image, in pieces that fit nothing; so large blocks go back at once.
@@ -139,7 +138,6 @@ class PreparedBatches:
             self._divide(batch_size)
 
     def _divide(self, batch_size: int) -> None:
-        """Leave this process its share of the batches, whole ones, because some scores depend on their size."""
         processes, places = Processes.here(), list(cast("Sequence[int]", self.loader.sampler))
         count = min(len(places), batch_size * math.ceil(min(self.limit, len(places)) / batch_size))
         spans = [range(start, min(start + batch_size, count)) for start in range(0, count, batch_size)]
@@ -152,7 +150,6 @@ class PreparedBatches:
         self.copies = 1
 
     def gathered(self, found: Sequence[Tensor]) -> Tensor:
-        """Return what all processes found for their batches (a number for each image), in the order of all images."""
         if self._spans is None:
             return torch.cat(list(found))
         whole = torch.zeros(self._images, *found[0].shape[1:], dtype=found[0].dtype)
@@ -265,7 +262,6 @@ def _note_units(parts: Mapping[str, LoaderPart], reading: Reading) -> None:
 
 
 def _fault_of(name: str, loader: object) -> str:
-    """Return why this cannot be a loader; empty if it can."""
     if hasattr(loader, "__next__"):
         return f"{name}: a {type(loader).__name__} given, which can be gone through only once; pass {_REPEATABLE}"
     if isinstance(loader, Dataset) and not isinstance(loader, IterableDataset | LoaderPart):
@@ -276,8 +272,6 @@ def _fault_of(name: str, loader: object) -> str:
 
 
 class _Scan(NamedTuple):
-    """What the first pass through a loader shows; `targets` is a hash of all of them."""
-
     steps: int
     labels: Labels
     is_labelled: bool
@@ -332,39 +326,32 @@ class LoaderPart(LabelledImages):
 
     @property
     def steps(self) -> int:
-        """The number of batches."""
         return self._scan.steps
 
     @property
     def hashes(self) -> tuple[str, ...]:
-        """The hash of each input, in the order of the first pass."""
         return self._scan.hashes
 
     @property
     def targets_hash(self) -> str:
-        """The hash of all targets, however they are divided into batches; empty if the order is not fixed."""
         return self._scan.targets if self.fixed else ""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the first input."""
         return self._scan.shape
 
     @property
     def labels(self) -> Labels:  # type: ignore[override]
-        """The class of each example; zeros if the task has no classes."""
         return self._scan.labels
 
     @cached_property
     def classes(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The names that were given, or numbers up to the largest label; none if the task has no classes."""
         return (self._names or numbered_classes(self.labels, self.name)) if self._scan.is_labelled else ()
 
     def _look(self, index: int) -> Look:
         return Look(self.hashes[index] if self.fixed else "", thumbnail=self._scan.thumbnails[index])
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        """Return the input of an example, found by going through the batches."""
         place = 0
         for inputs, _ in self:
             if index < place + len(inputs):
@@ -394,7 +381,6 @@ class LoaderPart(LabelledImages):
 
 
 def _add(digest: hashlib._Hash, targets: object) -> None:
-    """Add the numbers and texts among the targets; other objects have no content that could be compared."""
     for leaf in tree_leaves(targets):
         if isinstance(leaf, Tensor):
             digest.update(leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
@@ -405,10 +391,7 @@ def _add(digest: hashlib._Hash, targets: object) -> None:
 
 
 def own_part(data: object, task: Task, batch_size: int, *, shuffle: bool = False) -> LoaderPart | None:
-    """Return the data as a part of the user's own batches; None for labelled images, which are prepared here.
-
-    A map-style dataset of a task other than classification gets a DataLoader, shuffled by PyTorch's random numbers.
-    """
+    """Return the data as a part of the user's own batches; None for labelled images, which are prepared here."""
     if isinstance(data, LoaderPart):
         return data
     if isinstance(data, LabelledImages) or (task.has_classes and _is_of_images(data)):
@@ -419,7 +402,6 @@ def own_part(data: object, task: Task, batch_size: int, *, shuffle: bool = False
 
 
 def _is_of_images(data: object) -> bool:
-    """Return whether it is a dataset or DataLoader, or like one: with a length, and items that are no batches."""
     if isinstance(data, Dataset | DataLoader):
         return True
     if not (hasattr(data, "__getitem__") and hasattr(data, "__len__")) or len(data) == 0:

@@ -84,7 +84,6 @@ class Manifest(JsonValue):
 
     @property
     def digest(self) -> str:
-        """A hash of all images in their roles, without what was left out."""
         digest = hashlib.sha256(json.dumps([self.classes, self.white]).encode())
         for listed in (self.parts, self.units):
             for role, rows in sorted(listed.items()):
@@ -94,8 +93,6 @@ class Manifest(JsonValue):
 
 @dataclass(frozen=True)
 class _Sealed(JsonValue):
-    """A manifest as it lies on the disk, with its own hash."""
-
     sha256: str
     images: Manifest = field(repr=False)
 
@@ -181,11 +178,7 @@ def recalled(
     roles: Sequence[Role] = ROLES,
     callback: Callback | None = None,
 ) -> dict[Role, LabelledImages]:
-    """Return the images that a manifest lists for these roles: files of a folder, or images among the parts given.
-
-    Other images of the data are ignored. Raises DataError, which lists them, for images that are missing, replaced or
-    of another class.
-    """
+    """Return the images that a manifest lists for these roles: files of a folder, or images among the parts given."""
     wanted = {role: manifest.parts[role] for role in roles if role in manifest.parts}
     faults: list[str] = []
     if isinstance(given, Path):

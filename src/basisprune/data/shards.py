@@ -61,7 +61,6 @@ class ShardImages(FileImages):
         self._rows = np.array(rows, dtype=np.int64).reshape(-1, 3)
 
     def content(self, index: int) -> bytes:
-        """Return the bytes of the image's file."""
         number, offset, size = self._rows[index].tolist()
         if size > MOST_BYTES:
             raise DataError(f"{self.name(index)}: has {size:,} bytes; at most {MOST_BYTES:,} are read")
@@ -73,11 +72,9 @@ class ShardImages(FileImages):
         return content
 
     def name(self, index: int) -> str:
-        """Return the path of the shard and the name of the image in it."""
         return f"{self.shards[int(self._rows[index, 0])]}/{self._names[index]}"
 
     def manifest_name(self, index: int, part: str) -> str:  # noqa: ARG002
-        """Return the same from the root on."""
         return f"{path_from(self.shards[int(self._rows[index, 0])].absolute(), self.root)}/{self._names[index]}"
 
 
@@ -90,12 +87,7 @@ def holds_shards(folder: Path) -> bool:
 
 
 def read_shards(source: str | Path, size: tuple[int, int]) -> Splits:
-    """Read the parts in tar files: a path with {000..009} for numbers, the folder of the files, or a single one.
-
-    An image and its label share their name up to its first dot: `0001.jpg` and `0001.cls`, which holds a number or a
-    name. Without any labels, classes are the folders in the tar files. Shards called train..., val... and test..., or
-    in such folders, are parts. Raises DataError, which names the file, for anything else.
-    """
+    """Read the parts in tar files: a path with {000..009} for numbers, the folder of the files, or a single one."""
     shards = _listed(source)
     root = Path(os.path.commonpath([path.absolute().parent for path in shards]))
     parts = _by_part(shards, root)
@@ -166,7 +158,6 @@ def _by_part(shards: Sequence[Path], root: Path) -> dict[str, list[Path]]:
 
 
 def _index(shard: Path) -> list[Place]:
-    """Return where each image of a shard lies, with its label."""
     kinds = (OSError, tarfile.TarError, EOFError, OverflowError, ValueError, RecursionError)
     with readable(shard, *kinds, advice="; write it anew as a tar file"):
         images, labels = _members(shard)
@@ -208,7 +199,6 @@ def _members(shard: Path) -> tuple[dict[str, tuple[str, int, int]], dict[str, st
 
 
 def _place(member: tarfile.TarInfo, files: dict[str, tuple[int, int]], shard: Path) -> tuple[int, int]:
-    """Return where the content of an image or a label lies; a hard link has that of a file before it."""
     if _UNSHOWN.search(member.name):
         raise DataError(f"{shard}: {member.name!r} is no name in UTF-8, or has control characters; call it otherwise")
     found = files.get(member.linkname if member.islnk() else member.name)
@@ -223,8 +213,6 @@ def _place(member: tarfile.TarInfo, files: dict[str, tuple[int, int]], shard: Pa
 
 
 class _Bounded:
-    """A file of which only headers are read, so that no header can fill the memory."""
-
     def __init__(self, file: BinaryIO) -> None:
         self.seek, self.tell, self._read = file.seek, file.tell, file.read
 
@@ -235,7 +223,6 @@ class _Bounded:
 
 
 def _split_name(name: str) -> tuple[str, str]:
-    """Split a name at the first dot after its folders; the rest is in lower case."""
     folder, slash, last = name.rpartition("/")
     stem, dot, suffix = last.partition(".")
     return f"{folder}{slash}{stem}", f"{dot}{suffix}".casefold()

@@ -85,10 +85,7 @@ class Splits:
 
 
 def names_of(splits: Splits) -> dict[str, list[str]]:
-    """Return the name of each image of each part: the path of its file, or its index in its dataset.
-
-    A dataset that several parts were drawn from is called as the first of them.
-    """
+    """Return the name of each image of each part: the path of its file, or its index in its dataset."""
     called: dict[int, str] = {}
     names: dict[str, list[str]] = {}
     for part, images in splits.parts.items():
@@ -153,7 +150,6 @@ def split_indices(
 
 
 def _sizes(count: int, fractions: Sequence[float]) -> list[int]:
-    """Return how many of `count` images go to each part, so that one stays and later parts get one if they can."""
     sizes: list[int] = []
     for position, fraction in enumerate(fractions):
         spare = count - 1 - sum(sizes)
@@ -164,7 +160,6 @@ def _sizes(count: int, fractions: Sequence[float]) -> list[int]:
 
 
 def _together(units: Labels | None) -> list[NDArray[np.int64]]:
-    """Return the members of each unit that has several."""
     if units is None or len(units) == 0:
         return []
     order = np.argsort(units, kind="stable")
@@ -179,10 +174,7 @@ def _place(
     part_of: NDArray[np.int64],
     random: np.random.Generator,
 ) -> None:
-    """Note in `part_of` where each unit goes, so that no part loses a class, and all are near to `wanted`.
-
-    `wanted` (classes, parts) are the images of each class that each part should get.
-    """
+    """Note in `part_of` where each unit goes, so that no part loses a class, and all are near to `wanted`."""
     has = np.zeros_like(wanted)
     single = np.ones(len(labels), dtype=bool)
     single[np.concatenate(together)] = False
@@ -209,7 +201,6 @@ def _place(
 
 
 def _shared_out(count: int, wanted: list[int], placed: list[int]) -> list[int]:
-    """Return how many of `count` single images of a class go to each part; the first gets what the others leave."""
     given = [0] * len(wanted)
     for part, asked in enumerate(wanted):  # one each, training first
         if asked > 0 and placed[part] == 0 and sum(given) < count:
@@ -221,14 +212,7 @@ def _shared_out(count: int, wanted: list[int], placed: list[int]) -> list[int]:
 
 
 def limit_indices(labels: Labels, limit: int, seed: int) -> NDArray[np.int64]:
-    """Return the sorted indices of `limit` images, each class in its proportion and with at least one.
-
-    Smaller limits choose among what larger ones choose. Raises ConfigError if there are more classes.
-
-    >>> labels = np.array([0] * 8 + [1] * 4)
-    >>> labels[limit_indices(labels, limit=6, seed=0)]
-    array([0, 0, 0, 0, 1, 1])
-    """
+    """Return the sorted indices of `limit` images, each class in its proportion and with at least one."""
     present = np.unique(labels)
     if limit < len(present):
         raise ConfigError(f"limit: {limit} given, at least {len(present)} is needed (classes)", where="load_data")
@@ -258,10 +242,7 @@ def fill(splits: Splits, fractions: tuple[float, float], *, seed: int, units: La
 
 
 def set_aside(splits: Splits, share: float, seed: int, units: Labels | None = None) -> Splits:
-    """Set that share of the validation images aside to confirm, stratified by class; units stay together.
-
-    Splits that have such images already, or too few to divide, are returned as they are.
-    """
+    """Set that share of the validation images aside to confirm, stratified by class; units stay together."""
     if splits.val is None or splits.confirm is not None or share == 0:
         return splits
     search, confirm = split_indices(splits.val.labels, [share], seed, units)
@@ -327,11 +308,7 @@ def related(splits: Splits, groups: Mapping[str, str]) -> Splits:
 
 
 def read_groups(path: Path) -> dict[str, str]:
-    """Read the group of each image from a CSV file of two columns, the image's name and its group.
-
-    A first line `file,group` is ignored. Raises DataError, which names the file and the lines, for anything that does
-    not fit.
-    """
+    """Read the group of each image from a CSV file of two columns, the image's name and its group."""
     with readable(path, OSError, UnicodeDecodeError, csv.Error, advice="; write it as file,group in UTF-8"):
         lines = read_bytes(path, most=_MOST_BYTES).decode("utf-8-sig").splitlines()
         rows = [(number, row) for number, row in enumerate(csv.reader(lines, strict=True), 1) if any(row)]

@@ -79,7 +79,6 @@ def prepare(
 
 
 def _unit_pixels(images: Tensor) -> Tensor:
-    """Return the images as float32 in [0, 1]."""
     if images.dtype == torch.uint8:
         return images.float() / 255
     if not images.is_floating_point():
@@ -95,7 +94,6 @@ def _unit_pixels(images: Tensor) -> Tensor:
 
 
 def _with_channels(pixels: Tensor, wanted: int) -> Tensor:
-    """Return the wanted channels; grey stays grey until it is normalised, to resize it only once."""
     given = pixels.shape[1]
     if given == wanted or (given, wanted) == (1, 3):
         return pixels
@@ -174,17 +172,14 @@ class Augment:
 
     @property
     def moves(self) -> bool:
-        """Whether pixels move."""
         return bool(self.shift or self.flip or self.rotation or self.crop < 1)
 
     @property
     def paints(self) -> bool:
-        """Whether pixels change their colours, which they cannot when they are normalised."""
         return bool(self.colour or self.policy)
 
     @property
     def blends(self) -> bool:
-        """Whether images, and with them labels, are blended."""
         return bool(self.mixup or self.cutmix)
 
 
@@ -233,7 +228,6 @@ def _moved(images: Tensor, settings: Augment, generator: torch.Generator | None)
 
 
 def _windows(draws: Tensor, smallest: float) -> Tensor:
-    """Turn draws (4, N) in [0, 1) into windows (N, 4) of any area down to the smallest, anywhere in the image."""
     area = smallest + (1 - smallest) * draws[0]
     aspect = _ASPECT ** (2 * draws[1] - 1)
     size = torch.stack([(area * aspect).sqrt(), (area / aspect).sqrt()]).clamp(max=1)
@@ -328,7 +322,6 @@ def blend(
 
 @contextmanager
 def _seeded_by(generator: torch.Generator | None) -> Iterator[None]:
-    """Seed PyTorch's global random numbers on the CPU, from which torchvision draws, by the generator for a while."""
     seed = int(torch.randint(2**62, (), generator=generator))
     state = torch.default_generator.get_state()
     try:
@@ -344,5 +337,4 @@ def _laid_out(result: Tensor, *, like: Tensor) -> Tensor:
 
 
 def _number(value: object) -> float:
-    """Return the value as a number, NaN if it is none."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan

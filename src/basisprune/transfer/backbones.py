@@ -53,11 +53,7 @@ def is_elsewhere(backbone: str) -> bool:
 
 
 def architecture_name(backbone: str | nn.Module, model: nn.Module) -> str | None:
-    """Return the name by which the architecture of a network can be built again; None for a module.
-
-    A network that timm built from a folder or from the hub is known by its architecture, if timm has one of that name:
-    what the folder says may be anything, and is never taken for a reference to code.
-    """
+    """Return the name by which the architecture of a network can be built again; None for a module."""
     if not isinstance(backbone, str):
         return None
     source, _, name = backbone.partition(":")
@@ -73,16 +69,7 @@ def architecture_name(backbone: str | nn.Module, model: nn.Module) -> str | None
 def build_backbone(
     backbone: str | nn.Module, *, pretrained: bool = False, size: tuple[int, int] | None = None
 ) -> nn.Module:
-    """A network of its own, in eval mode, every float parameter trainable.
-
-    `backbone` is a timm name (also as `"timm:name"`, `"hf-hub:owner/name"` or `"local-dir:folder"`),
-    `"torchvision:name"`, `"package.module:factory"`, or a module, which is copied. `size` goes to timm models that
-    are built for one image size. Raises ModelError if there is no such network.
-
-    >>> module = nn.Conv2d(3, 8, 1)
-    >>> build_backbone(module) is module
-    False
-    """
+    """A network of its own, in eval mode, every float parameter trainable."""
     if not isinstance(backbone, str | nn.Module):
         raise ModelError(
             f"{type(backbone).__name__} given; a timm name, 'package.module:factory' or a module is needed"
@@ -154,7 +141,6 @@ def _from_timm(name: str, pretrained: bool, size: tuple[int, int] | None) -> nn.
 
 
 def _measure_weights(name: str) -> None:
-    """Raise an error for pickles in a folder that would become far larger than their files when timm reads them."""
     source, _, folder = name.partition(":")
     if source.replace("_", "-") != _PLACES[1]:
         return
@@ -226,7 +212,6 @@ def hints_of_name(backbone: object) -> Hints:
 
 
 def _from_factory(reference: str) -> nn.Module:
-    """What the function makes; whatever goes wrong in the code of others, and even if it exits, is a ModelError."""
     factory = named_object(reference, "a factory", ModelError)
     if not callable(factory) or isinstance(factory, nn.Module):
         raise ModelError(

@@ -51,7 +51,6 @@ def silence_auxiliary_heads(model: nn.Module) -> None:
 
 
 def _check_output(model: nn.Module, run: WatchedRun, mode: str) -> None:
-    """Raises ModelError unless the run gave one tensor of features."""
     where = type(model).__name__ + (".forward_features" if hasattr(model, "forward_features") else "")
     if not isinstance(run.output, Tensor):
         raise ModelError(
@@ -66,11 +65,7 @@ def _check_output(model: nn.Module, run: WatchedRun, mode: str) -> None:
 
 
 def _body_and_rest(run: WatchedRun) -> tuple[list[ModuleCall], list[ModuleCall]]:
-    """The leaf calls up to the last layer that gives a map, and the later ones that may be replaced.
-
-    A layer also gives a map if it works inside a module that does: so do the gates of
-    squeeze-and-excitation. A module that the body uses as well may not be replaced.
-    """
+    """The leaf calls up to the last layer that gives a map, and the later ones that may be replaced."""
     leaves = [call for call in run.calls if call.is_leaf]
     last = max((i for i, call in enumerate(leaves) if call.has_parameters and _gives_map(call)), default=-1)
     body = leaves[: last + 1]
@@ -84,7 +79,6 @@ def _gives_map(call: ModuleCall) -> bool:
 
 
 def _closing_pools(run: WatchedRun) -> dict[str, nn.Module]:
-    """The pooling layers that end `forward_features`, as VGG's last max-pooling does."""
     if not is_map(run.output_shape):
         return {}
     body, rest = _body_and_rest(run)
@@ -114,7 +108,6 @@ def _may_start_tail(call: ModuleCall, body: list[ModuleCall], run: WatchedRun) -
 
 
 def _is_passage(call: ModuleCall, body: list[ModuleCall], run: WatchedRun) -> bool:
-    """Whether all that the body computes goes through this call, which is then no side branch."""
     around = parameters_of(upstream(run.output_nodes, without=call.nodes))
     return not any(id(p) in around for part in body for p in part.module.parameters())
 
@@ -124,7 +117,6 @@ def _is_pool(module: nn.Module) -> bool:
 
 
 def _drop_unused(model: nn.Module, example: Tensor) -> nn.Module:
-    """The model with every module that holds parameters but takes no part in either mode an Identity."""
     modules, parameters = _used(model, example)
     dropped: set[int] = set()
     for name, module in list(model.named_modules()):
@@ -137,7 +129,6 @@ def _drop_unused(model: nn.Module, example: Tensor) -> nn.Module:
 
 
 def _used(model: nn.Module, example: Tensor) -> tuple[set[int], set[int]]:
-    """The ids of the model's modules that are called, and of its parameters that count, in either mode."""
     modules: set[int] = set()
     parameters: set[int] = set()
     for train in (False, True):
@@ -150,6 +141,5 @@ def _used(model: nn.Module, example: Tensor) -> tuple[set[int], set[int]]:
 
 
 def _check_no_softmax(model: nn.Module, run: WatchedRun) -> None:
-    """Raises ModelError if forward ends in a functional softmax, which would spoil the features."""
     if any("Softmax" in node.name() for node in run.output_nodes):
         raise ModelError(f"{type(model).__name__} ends in a softmax inside its forward; {_WAY_OUT}")

@@ -63,14 +63,7 @@ class Fitting:
 
 
 def read_checkpoint(path: str | Path, *, key: str | None = None) -> Checkpoint:
-    """What a file of weights holds, or a folder that Hugging Face or timm wrote.
-
-    Files end in .safetensors, .pt, .pth, .bin, .ckpt or .tar; a folder holds model.safetensors or pytorch_model.bin,
-    whole or in shards. `key` names the entry with the state dict, such as "state_dict_ema"; by default it is looked
-    for under the names that Lightning, timm and others use. For a file of several networks it is what the names of the
-    one start with, such as "student", after the entry if that is unusual too ("nets.student"). Raises ModelError for
-    what cannot be read, and for what would run code.
-    """
+    """What a file of weights holds, or a folder that Hugging Face or timm wrote."""
     place = user_path(path, "weights")
     if place.is_dir():
         return _from_folder(place, key)
@@ -157,10 +150,7 @@ def told(found: Checkpoint, fitting: Fitting) -> list[str]:
 def _prefix(
     given: Mapping[str, Tensor], own: Mapping[str, Tensor], optional: Collection[str], found: Checkpoint
 ) -> str:
-    """What precedes the network's names in the file, where more of them fit with it than without.
-
-    Raises ModelError where all that is needed fits with several, and is not the same.
-    """
+    """What precedes the network's names in the file, where more of them fit with it than without."""
     needed = {name for name in own if not name.endswith("num_batches_tracked")}
     counts = _prefixes(given, {*needed, *optional})
     fitting = [
@@ -185,7 +175,6 @@ def _prefix(
 
 
 def _prefixes(given: Collection[str], wanted: Collection[str]) -> Counter[str]:
-    """How many of the wanted names are there behind each prefix, "" among them."""
     longest = max((name.count(".") for name in wanted), default=0)
     counts = Counter({"": 0})
     for name in given:
@@ -251,7 +240,6 @@ def _found(path: Path, content: object, key: str | None, hints: Hints = NO_HINTS
 
 
 def _entered(content: object, key: str) -> tuple[list[str], object, str]:
-    """The entries that a key names, what they hold, and what is left of the key, which names must start with."""
     entry: list[str] = []
     while key and isinstance(content, Mapping):
         head, _, rest = (key, "", "") if key in content else key.partition(".")
@@ -262,7 +250,6 @@ def _entered(content: object, key: str) -> tuple[list[str], object, str]:
 
 
 def _rival(first: object, other: object) -> bool:
-    """Whether both are weights of one network, and not the same."""
     if not (_is_state_dict(first) and _is_state_dict(other)) or first.keys() != other.keys():
         return False
     return any(first[name].shape != other[name].shape or not torch.equal(first[name], other[name]) for name in first)
@@ -323,13 +310,11 @@ def _fault(error: Exception) -> str:
 
 
 def _culprit(error: pickle.UnpicklingError) -> str:
-    """The class that torch refused to make, if it says so."""
     _, mark, rest = str(error).partition("Unsupported global: GLOBAL ")
     return f" (it needs {rest.split()[0][:100]})" if mark and rest.split() else ""
 
 
 def _tensors_in(content: object) -> Iterator[tuple[str, Tensor]]:
-    """The tensors in dicts in dicts, each dict once, however often it is there."""
     seen, level = set(), [content]
     for _ in range(_DEEPEST + 1):
         mappings = [each for each in level if isinstance(each, Mapping)]
@@ -345,7 +330,6 @@ def _tensors_in(content: object) -> Iterator[tuple[str, Tensor]]:
 
 
 def _from_folder(folder: Path, key: str | None) -> Checkpoint:
-    """The weights of a folder as Hugging Face and timm write it, whole or in shards."""
     hints = hints_of(folder)
     for name in _FILES:
         if (folder / name).exists():
@@ -377,7 +361,6 @@ def _from_shards(folder: Path, index: Path) -> dict[str, Tensor]:
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    """Which file each tensor is in."""
     try:
         said: Json = parse_json(read_bytes(index, most=_MOST_INDEX))
     except (OSError, ValueError) as error:

@@ -32,19 +32,12 @@ class Hints:
     classes: tuple[str, ...] | None = None
 
     def over(self, other: Hints) -> Hints:
-        """These hints, and the other ones for what they do not know.
-
-        >>> Hints(mean=(0.5,)).over(Hints(mean=(0.4,), std=(0.2,)))
-        Hints(size=None, mean=(0.5,), std=(0.2,), interpolation=None, classes=None)
-        """
+        """These hints, and the other ones for what they do not know."""
         own = {each.name: value for each in fields(self) if (value := getattr(self, each.name)) is not None}
         return replace(other, **own)
 
     def spec(self, channels: int) -> InputSpec:
-        """The preparation of images with that many channels; what is unknown is ImageNet's, at 224x224.
-
-        A mean or deviation of one number is taken for every channel. Raises ConfigError for numbers that do not fit.
-        """
+        """The preparation of images with that many channels; what is unknown is ImageNet's, at 224x224."""
         usual = Hints(_DEFAULT_SIZE, timm.data.IMAGENET_DEFAULT_MEAN, timm.data.IMAGENET_DEFAULT_STD, "bilinear")
         known = self.over(usual)
         mean, std = (_per_channel(name, getattr(known, name), channels) for name in ("mean", "std"))
@@ -99,7 +92,6 @@ def _timm_hints(said: dict[str, Json]) -> Hints:
 
 
 def _preprocessing(said: dict[str, Json]) -> Hints:
-    """What an image processor of Hugging Face does, as far as it can be done here: images are never cropped."""
     size = said.get("size")
     if isinstance(size, dict):
         edge = size.get("shortest_edge")
@@ -114,7 +106,6 @@ def _preprocessing(said: dict[str, Json]) -> Hints:
 
 
 def _classes(config: dict[str, Json]) -> tuple[str, ...] | None:
-    """The names of the classes in their order, unless they are none but numbers."""
     names, numbered = config.get("label_names"), config.get("id2label")
     if isinstance(numbered, dict):
         names = [numbered.get(str(index)) for index in range(len(numbered))]

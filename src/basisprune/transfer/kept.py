@@ -48,11 +48,9 @@ class KeptModel(nn.Module):
         self.source = source or ModelSource(None, None)
 
     def get_classifier(self) -> list[nn.Module]:
-        """What the network names as its classifier; empty if it does not."""
         return model_heads(self.network)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The scores (N, classes), before any softmax."""
         output: Tensor = self.network(x)
         return output if self.part is None else getattr(output, self.part)
 
@@ -133,7 +131,6 @@ def _check_weights(pretrained: bool, weights: str | Path | None, weights_key: st
 
 
 def _own_hints(network: str | nn.Module, built: nn.Module) -> Hints:
-    """What the network says of itself: its `input_spec` and the names of its classes."""
     spec, names = known_spec(built), getattr(built, "classes", None)
     is_named = isinstance(names, Sequence) and bool(names) and all(isinstance(name, str) for name in names)
     classes = tuple(names) if is_named and isinstance(network, nn.Module) else None  # type: ignore[arg-type]

@@ -52,7 +52,6 @@ class GlobalPool(nn.Module):
         self.prefix_tokens = prefix_tokens
 
     def forward(self, x: Tensor) -> Tensor:
-        """The pooled features (N, C)."""
         if self.layout == "NCHW":
             return F.adaptive_avg_pool2d(x, 1).flatten(1)
         if self.layout == "NHWC":
@@ -62,7 +61,6 @@ class GlobalPool(nn.Module):
         return x
 
     def extra_repr(self) -> str:
-        """The layout, for `print(model)`."""
         return self.layout + (f", prefix_tokens={self.prefix_tokens}" if self.prefix_tokens else "")
 
 
@@ -87,12 +85,10 @@ class TransferModel(nn.Module):
         self.source = source
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """The pooled features (N, C), which the classifier reads."""
         pooled: Tensor = self.pool(features_of(self.backbone)(x))
         return pooled
 
     def forward(self, x: Tensor) -> Tensor:
-        """The scores (N, classes), before any softmax."""
         scores: Tensor = self.classifier(self.dropout(self.forward_features(x)))
         return scores
 
@@ -170,7 +166,6 @@ def _check_settings(
 
 
 def _input_spec(name: str | nn.Module, model: nn.Module, size: tuple[int, int] | None) -> InputSpec:
-    """How the model wants its images: what timm or torchvision knows of it, otherwise ImageNet's usual preparation."""
     spec = hints_of_network(model).over(hints_of_name(name)).spec(image_channels(model))
     return spec if size is None else replace(spec, size=size)
 
@@ -182,7 +177,6 @@ def image_channels(model: nn.Module) -> int:
 
 
 def _assemble(body: nn.Module, num_classes: int, dropout: float, spec: InputSpec, example: Tensor) -> TransferModel:
-    """The body with a pool that suits its features and a classifier with small random weights."""
     shape = watch_run(body, example).output_shape
     layout = _layout(body, shape)
     channels = shape[1 if layout in ("NCHW", "NC") else -1]
@@ -194,7 +188,6 @@ def _assemble(body: nn.Module, num_classes: int, dropout: float, spec: InputSpec
 
 
 def _layout(body: nn.Module, shape: Shape) -> Layout:
-    """Where the channels are: as timm's `output_fmt` or `num_features` says, otherwise where torch has them."""
     if len(shape) < 4:
         return "NC" if len(shape) == 2 else "NLC"
     channels = getattr(body, "num_features", None)

@@ -77,11 +77,7 @@ def _normalises_otherwise(module: nn.Module) -> bool:
 
 
 def _bare_convs(run: WatchedRun) -> list[str]:
-    """The names of the convs that work on maps and meet no norm before the next layer.
-
-    Every path counts, through other operations too, so this asks autograd's graph; `torchkit.dataflow` tells which norm
-    reads a conv's output itself.
-    """
+    """The names of the convs that work on maps and meet no norm before the next layer."""
     edges = upstream(run.output_nodes)
     if any(name in node.name() for node in edges for name in _NORM_NODES[1:]):
         return []
@@ -103,7 +99,6 @@ def _bare_convs(run: WatchedRun) -> list[str]:
 
 
 def _meets_norm(start: Node, consumers: dict[Node, list[Node]], norms: set[Node], layers: set[Node]) -> bool:
-    """Whether a path leads from `start` to a norm without passing another layer."""
     seen: set[Node] = set()
     pending = list(consumers.get(start, []))
     while pending:

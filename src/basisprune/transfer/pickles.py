@@ -37,7 +37,6 @@ class _Extent:
     depth: int = 0
 
     def add(self, parts: Iterable[_Extent]) -> _Extent:
-        """The same, with these parts in it."""
         for part in parts:
             self.size += part.size
             self.depth = max(self.depth, part.depth + 1)
@@ -49,10 +48,7 @@ class _Extent:
 
 
 def load_tensors(file: BinaryIO) -> object:
-    """What `torch.save` wrote to the file: tensors and plain values, nothing else.
-
-    Raises BombError for a file that is larger than it looks, and whatever torch does for a damaged one.
-    """
+    """What `torch.save` wrote to the file: tensors and plain values, nothing else."""
     refuse_bombs(file)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch, about tensors that are refused later
@@ -75,7 +71,6 @@ def refuse_bombs(file: BinaryIO) -> None:
 
 
 def _pickles_in(file: BinaryIO, size: int) -> Iterator[IO[bytes]]:
-    """The pickles of an archive, whose parts must lie in it one beside the other, not packed."""
     with zipfile.ZipFile(file) as archive:
         parts = archive.infolist()
         if any(part.compress_type != zipfile.ZIP_STORED for part in parts):
@@ -117,7 +112,6 @@ def measure(file: IO[bytes]) -> None:
 
 
 def _taken(stack: list[_Extent | None], code: pickletools.OpcodeInfo) -> list[_Extent]:
-    """What the instruction takes from the stack, the top first."""
     before, taken = list(code.stack_before), []
     if pickletools.markobject in before:
         while (each := stack.pop()) is not None:
