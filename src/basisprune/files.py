@@ -310,7 +310,7 @@ def open_file(path: Path) -> BinaryIO:
 
 
 def parse_json(content: bytes) -> Json:
-    """Return the value in JSON text; raise ValueError for other text, too deep nesting and numbers that are not finite."""
+    """Return the value in JSON text; raise ValueError for other text, and for what is too deep or not finite."""
     try:
         value: Json = json.loads(content.decode(), parse_constant=_refuse_number, parse_float=_finite, parse_int=_whole)
         json.dumps(value, ensure_ascii=False).encode()  # or half of a surrogate pair is met where it cannot be printed
