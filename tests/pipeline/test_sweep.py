@@ -116,7 +116,7 @@ def test_a_sweep_on_ray_survives_a_worker_that_is_killed_in_the_middle(colours, 
         watcher.join()
     assert not (tmp_path / "current" / "imported").exists()
     assert len(killed) == 1
-    assert not result.failed
+    assert not result.failed, notes.lines
     assert [row.attempts for row in result.rows] == [1, 2]
     assert any("Ray worker died" in line for line in notes.lines)
     first, second = (starts(out / "cells" / f"tiny_backbone-colours-basis-{seed}.log") for seed in (0, 1))

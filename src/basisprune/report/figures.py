@@ -1,18 +1,15 @@
-"""A result's numbers -> plotly figures, as plain data for the page to draw."""
+"""A result's numbers -> figures in plotly's format, as plain data for the page to draw."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from importlib import import_module
-from types import ModuleType
 from typing import Any, TypeAlias
 
 from basisprune.costs import LayerReport
-from basisprune.errors import MissingExtraError
 from basisprune.results import CandidateRow, Errors, FrontPoint, LayerImportance, RunSummary, Side
 
 Trace: TypeAlias = dict[str, object]
@@ -62,265 +59,212 @@ class Plot:
 
 
 def light(name: str) -> str:
-    """The colour of that name in the light theme.
-
-    >>> light("card")
-    '#ffffff'
-    """
+    """Return the colour of that name in the light theme."""
     return PALETTE[name][0]
 
 
-@dataclass(frozen=True)
-class Point:
-    """A network in a plot of accuracy against costs."""
-
-    name: str
-    status: str
-    network: Side | CandidateRow
-
-    def cost(self, name: str) -> float | None:
-        """What it costs, or None if that was not measured."""
-        value: float | None = getattr(self.network, name, None)
-        return value
-
-
 def search_plots(summary: RunSummary) -> list[Plot]:
-    """Accuracy of every candidate against each measured cost, with error bars."""
-    points = [Point("unpruned", "reference", summary.reference)]
-    points += [Point(candidate.name, candidate.status, candidate) for candidate in summary.candidates]
+    """Draw the accuracy of every candidate against each measured cost, with error bars."""
+    networks: list[tuple[str, str, Side | CandidateRow]] = [("unpruned", "reference", summary.reference)]
+    networks += [(each.name, each.status, each) for each in summary.candidates]
     limited, bound = summary.budget.quantity, summary.budget.bound(summary.reference.accuracy)
-    least = 0.0 if summary.metric_is_share else -math.inf
-    low, high, below = _accuracy_range(points, bound if limited == "accuracy" else None, least)
     share, name = summary.metric_is_share, summary.metric
+    limit = bound if limited == "accuracy" else None
+    low, high, below = _accuracy_range(networks, limit, 0.0 if share else -math.inf)
     note = f"Not shown: {below} below {format(low, '.0%' if share else '.4g')}; the table lists all." if below else ""
-    plots = []
+    plots, line = [], {"type": "line", "line": {"color": light("accent"), "width": 1, "dash": "dot"}}
+    across = line | {"xref": "x domain", "x0": 0, "x1": 1, "yref": "y", "y0": bound, "y1": bound}
+    upright = line | {"yref": "y domain", "y0": 0, "y1": 1, "xref": "x", "x0": bound, "x1": bound}
     for cost, label in COSTS.items():
-        measured = [point for point in points if point.cost(cost) is not None]
+        measured = [each for each in networks if getattr(each[2], cost, None) is not None]
         if len(measured) < 2:
             continue
-        figure = _figure([_points(status, measured, cost, summary) for status in _MARKERS], height=320)
-        figure.update_xaxes(
-            rangemode="tozero", title_text=f"{label}{', ms' if cost == 'latency_ms' else ''}", tickformat="~s", nticks=6
-        )
-        shown = (".0%" if high - low > 0.05 else ".1%") if share else ".4~g"
-        figure.update_yaxes(tickformat=shown, range=[low, high])
-        if limited in ("accuracy", cost):
-            line = figure.add_hline if limited == "accuracy" else figure.add_vline
-            line(bound, line={"color": light("accent"), "width": 1, "dash": "dot"})
+        drawn = [_candidates(status, measured, cost, summary) for status in _MARKERS]
         title = f"{name[:1].upper()}{name[1:]} against {label}"
-        alt = f"{title} of {len(measured)} models; the table of candidates has the numbers."
-        plots.append(_plot(f"search-{cost}", title, alt, figure, note))
+        form = (".0%" if high - low > 0.05 else ".1%") if share else ".4~g"
+        about = f"search-{cost}", title, f"{title} of {len(measured)} models; the table of candidates has the numbers."
+        x = {"rangemode": "tozero", "tickformat": "~s", "nticks": 6}
+        x |= _titled(f"{label}{', ms' if cost == 'latency_ms' else ''}")
+        y = {"tickformat": form, "range": [low, high]}
+        limits = [across] if limited == "accuracy" else [upright] if limited == cost else []
+        plots.append(_plot(about, drawn, height=320, x=x, y=y, shapes=limits, note=note))
     return plots
 
 
 def front_plots(points: Sequence[FrontPoint], key: str = "front") -> list[Plot]:
-    """Accuracy against parameters and against milliseconds, with a line through the points that nothing beats there."""
+    """Draw accuracy against parameters and milliseconds, with a line through the points that nothing beats there."""
     plots = []
     for cost, label in _FRONT_AXES.items():
-        shown = [point for point in points if getattr(point, cost) is not None]
-        if len(shown) < 2:
+        drawn = [point for point in points if getattr(point, cost) is not None]
+        if len(drawn) < 2:
             continue
-        groups = list(dict.fromkeys(point.group for point in shown))
-        traces = [
-            _front_line(shown, cost),
-            *(_front_marks(shown, group, place, cost) for place, group in enumerate(groups)),
-        ]
-        figure = _figure(traces, height=360, legend=True)
-        figure.update_xaxes(type="log", title_text=label, nticks=6)
-        figure.update_yaxes(tickformat=".1%")
-        alt = f"Accuracy against {label} of {len(shown)} networks; the table has the numbers."
-        plots.append(_plot(f"{key}-{cost}", f"Accuracy against {label}", alt, figure))
+        groups = list(dict.fromkeys(point.group for point in drawn))
+        marks = [_group(drawn, group, place, cost) for place, group in enumerate(groups)]
+        about = f"Accuracy against {label}"
+        plots.append(
+            _plot(
+                (f"{key}-{cost}", about, f"{about} of {len(drawn)} networks; the table has the numbers."),
+                [_front_line(drawn, cost), *marks],
+                height=360,
+                legend=True,
+                x={"type": "log", "nticks": 6} | _titled(label),
+                y={"tickformat": ".1%"},
+            )
+        )
     return plots
 
 
 def rank_plot(layers: Sequence[LayerReport]) -> Plot | None:
-    """The share of the full rank that each decomposed layer keeps, from input to output; None if there are none."""
+    """Draw the share of the full rank that each decomposed layer keeps, in order; None if there are none."""
     numbered = [(number, layer) for number, layer in enumerate(layers, 1) if layer.rank is not None]
     if not numbered:
         return None
     numbers = [number for number, _ in numbered]
     hover = [f"<b>{escape(each.name, quote=False)}</b><br>{each.rank} of {each.full_rank}" for _, each in numbered]
-    kept = [(layer.rank or 0) / layer.full_rank for _, layer in numbered]
-    bar: Trace = {"type": "bar", "x": numbers, "hovertext": hover, "hoverinfo": "text"}
-    full = {
-        **bar,
-        "y": [1] * len(numbers),
-        "marker": {"color": light("soft"), "line": {"width": 0}},
-        "hoverinfo": "skip",
-    }
-    figure = _figure([full, {**bar, "y": kept, "marker": {"color": light("accent"), "line": {"width": 0}}}], height=260)
-    figure.update_layout(barmode="overlay", bargap=0.25, hovermode="x")
-    figure.update_xaxes(title_text="layer, from input to output", showgrid=False, dtick=_step(len(layers)))
-    figure.update_yaxes(tickformat=".0%", range=[0, 1.02], nticks=5)
+    bars: list[Trace] = [
+        {"type": "bar", "x": numbers, "hovertext": hover, "marker": {"color": light(colour), "line": {"width": 0}}}
+        for colour in ("soft", "accent")
+    ]
+    bars[0] |= {"y": [1] * len(numbers), "hoverinfo": "skip"}
+    bars[1] |= {"y": [(layer.rank or 0) / layer.full_rank for _, layer in numbered], "hoverinfo": "text"}
     alt = f"Share of the full rank kept by {len(numbers)} layers; the table of layers has the numbers."
-    return _plot("ranks", "Share of the full rank kept", alt, figure)
+    x = {"showgrid": False, "dtick": _step(len(layers))} | _titled("layer, from input to output")
+    y = {"tickformat": ".0%", "range": [0, 1.02], "nticks": 5}
+    about, over = ("ranks", "Share of the full rank kept", alt), "overlay"
+    return _plot(about, bars, height=260, x=x, y=y, barmode=over, bargap=0.25, hovermode="x")
 
 
 def importance_plots(importance: Mapping[str, LayerImportance]) -> list[Plot]:
-    """Scale factors and Taylor importance relative to its maximum, per layer, in singular-value order."""
+    """Draw scale factors and Taylor importance relative to its maximum, per layer, in singular-value order."""
     plots = []
     for number, (name, values) in enumerate(importance.items()):
         top = max((abs(value) for value in values.taylor if value is not None), default=0) or 1
         taylor = [None if value is None else value / top for value in values.taylor]
-        figure = _figure(
-            [
-                _line("Taylor importance", range(1, len(taylor) + 1), taylor, "blue", width=1.3),
-                _line("scale factor", range(1, len(values.scales) + 1), values.scales, "red", width=1.3),
-            ],
-            height=240,
-        )
-        figure.update_xaxes(title_text="basis vector", showgrid=False, dtick=_step(len(taylor)))
-        figure.update_yaxes(rangemode="tozero", nticks=5)
+        lines = [
+            _line("Taylor importance", range(1, len(taylor) + 1), taylor, "blue", width=1.3),
+            _line("scale factor", range(1, len(values.scales) + 1), values.scales, "red", width=1.3),
+        ]
         alt = f"Scale factors and Taylor importance of the {len(taylor)} basis vectors of {name}."
-        plots.append(_plot(f"importance-{number}", name, alt, figure))
+        x = {"showgrid": False, "dtick": _step(len(taylor))} | _titled("basis vector")
+        y = {"rangemode": "tozero", "nticks": 5}
+        plots.append(_plot((f"importance-{number}", name, alt), lines, height=240, x=x, y=y))
     return plots
 
 
 def error_plot(errors: Errors) -> Plot:
-    """The errors of examples after pruning against those before; below the line they became smaller."""
+    """Draw the errors of examples after pruning against those before; below the line they became smaller."""
     most = max((*errors.before, *errors.after, 1e-12))
-    dots: Trace = {
-        "type": "scatter",
-        "mode": "markers",
-        "x": list(errors.before),
-        "y": list(errors.after),
-        "marker": {"color": light("accent"), "size": 5, "opacity": 0.6},
-        "hoverinfo": "x+y",
-    }
-    figure = _figure([_line("unchanged", [0, most], [0, most], "faint", dash="dot"), dots], height=320)
-    figure.update_xaxes(title_text="error before", rangemode="tozero", nticks=6)
-    figure.update_yaxes(title_text="error after", rangemode="tozero", nticks=6)
+    marker = {"color": light("accent"), "size": 5, "opacity": 0.6}
+    dots = _dots(errors.before, errors.after, marker) | {"hoverinfo": "x+y"}
     alt = f"The errors of {len(errors.before)} examples after pruning against those before."
-    return _plot("errors", "Errors before and after", alt, figure)
+    axes = [{"rangemode": "tozero", "nticks": 6} | _titled(f"error {when}") for when in ("before", "after")]
+    lines = [_line("unchanged", [0, most], [0, most], "faint", dash="dot"), dots]
+    return _plot(("errors", "Errors before and after", alt), lines, height=320, x=axes[0], y=axes[1])
 
 
 def training_plots(summary: RunSummary) -> list[Plot]:
-    """Validation accuracy of every candidate by epoch, and the losses of the chosen one; empty without training."""
+    """Draw the validation accuracy of every candidate by epoch, and the losses of the chosen one."""
     name = summary.metric
     trained = [candidate for candidate in summary.candidates if candidate.history]
     if not trained:
         return []
     chosen = next((candidate for candidate in trained if candidate.chosen), None)
     others = [candidate for candidate in trained if candidate is not chosen]
-    lines = [_bundle(others)] if others else []
-    if chosen:
-        epochs = [record.epoch for record in chosen.history]
-        training = [record.train_accuracy for record in chosen.history]
-        lines.append(_line("training", epochs, training, "accent", dash="dot"))
-        lines.append(
-            _line("validation", epochs, [record.val_accuracy for record in chosen.history], "accent", width=2.5)
-        )
-    accuracy = _figure(lines, height=300, legend=True)
-    accuracy.update_yaxes(tickformat=".0%" if summary.metric_is_share else ".4~g")
-    alt = f"Validation {name} by epoch of {len(trained)} candidates."
-    plots = [_plot("training-accuracy", f"{name[:1].upper()}{name[1:]} by epoch", alt, accuracy)]
-    if chosen:
-        pair = [
-            _line("training", epochs, [record.train_loss for record in chosen.history], "accent", dash="dot"),
-            _line("validation", epochs, [record.val_loss for record in chosen.history], "accent", width=2.5),
+    x = {"showgrid": False, "dtick": _step(max(len(each.history) for each in trained))} | _titled("epoch")
+
+    def both(training: str, validation: str) -> list[Trace]:
+        records = chosen.history if chosen else ()
+        epochs = [record.epoch for record in records]
+        parts = (("training", training, 1.6, "dot"), ("validation", validation, 2.5, "solid"))
+        return [
+            _line(part, epochs, [getattr(each, key) for each in records], "accent", width=width, dash=dash)
+            for part, key, width, dash in parts
+            if records
         ]
-        loss = _figure(pair, height=300, legend=True)
-        loss.update_yaxes(rangemode="tozero")
-        plots.append(_plot("training-loss", "Loss of the chosen model", "Loss by epoch of the chosen model.", loss))
-    longest = max(len(candidate.history) for candidate in trained)
-    for figure in (plot.figure for plot in plots):
-        figure["layout"]["xaxis"].update(title={"text": "epoch"}, showgrid=False, dtick=_step(longest))
+
+    about = f"{name[:1].upper()}{name[1:]} by epoch", f"Validation {name} by epoch of {len(trained)} candidates."
+    lines = [*([_bundle(others)] if others else []), *both("train_accuracy", "val_accuracy")]
+    y = {"tickformat": ".0%" if summary.metric_is_share else ".4~g"}
+    plots = [_plot(("training-accuracy", *about), lines, height=300, legend=True, x=x, y=y)]
+    if chosen:
+        about = "Loss of the chosen model", "Loss by epoch of the chosen model."
+        losses = both("train_loss", "val_loss")
+        y = {"rangemode": "tozero"}
+        plots.append(_plot(("training-loss", *about), losses, height=300, legend=True, x=x, y=y))
     return plots
 
 
-def _points(status: str, points: Iterable[Point], cost: str, summary: RunSummary) -> Trace:
-    """One trace: the networks with that status, with confidence intervals as error bars."""
+def _candidates(
+    status: str, networks: Iterable[tuple[str, str, Side | CandidateRow]], cost: str, summary: RunSummary
+) -> Trace:
+    """Draw the networks with that status, with confidence intervals as error bars."""
     style = _MARKERS[status]
-    shown = [point for point in points if point.status == status]
-    networks = [point.network for point in shown]
+    drawn = [(name, network) for name, each, network in networks if each == status]
     colour, form = light(str(style["color"])), ".1%" if summary.metric_is_share else ".4g"
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "name": status,
-        "x": [point.cost(cost) for point in shown],
-        "y": [network.accuracy for network in networks],
-        "error_y": {
-            "array": [network.interval[1] - network.accuracy for network in networks],
-            "arrayminus": [network.accuracy - network.interval[0] for network in networks],
-            "color": colour if status in ("chosen", "reference") else light("faint"),
-            "thickness": 1,
-            "width": 0,
-        },
-        "marker": {
-            "symbol": style["symbol"],
-            "size": style["size"],
-            "color": colour,
-            "line": {"width": style["line"], "color": colour},
-        },
-        "hovertext": [
-            f"<b>{escape(point.name, quote=False)}</b> ({status})<br>{escape(summary.metric, quote=False)} "
-            f"{point.network.accuracy:{form}}, {point.network.interval[0]:{form}} to {point.network.interval[1]:{form}}"
-            f"<br>{COSTS[cost]} {point.cost(cost):,}"
-            for point in shown
-        ],
-        "hoverinfo": "text",
+    metric = escape(summary.metric, quote=False)
+    hover = [
+        f"<b>{escape(name, quote=False)}</b> ({status})<br>{metric} {each.accuracy:{form}}, {each.interval[0]:{form}} "
+        f"to {each.interval[1]:{form}}<br>{COSTS[cost]} {getattr(each, cost):,}"
+        for name, each in drawn
+    ]
+    bars = {
+        "array": [each.interval[1] - each.accuracy for _, each in drawn],
+        "arrayminus": [each.accuracy - each.interval[0] for _, each in drawn],
+        "color": colour if status in ("chosen", "reference") else light("faint"),
+        "thickness": 1,
+        "width": 0,
     }
+    marker = {**style, "color": colour, "line": {"width": style["line"], "color": colour}}
+    dots = _dots([getattr(each, cost) for _, each in drawn], [each.accuracy for _, each in drawn], marker, hover)
+    return dots | {"name": status, "error_y": bars}
 
 
 def _front_line(points: Sequence[FrontPoint], cost: str) -> Trace:
-    """The front of accuracy against this cost alone, as steps."""
-    best, front = -1.0, []
+    """Draw the front of accuracy against this cost alone, as steps."""
+    front: list[FrontPoint] = []
     for point in sorted(points, key=lambda each: (getattr(each, cost), -each.accuracy)):
-        if point.accuracy > best:
+        if not front or point.accuracy > front[-1].accuracy:
             front.append(point)
-            best = point.accuracy
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "name": "front",
-        "x": [getattr(point, cost) for point in front],
-        "y": [point.accuracy for point in front],
-        "line": {"color": light("faint"), "width": 1.5, "shape": "hv"},
-        "hoverinfo": "skip",
+    x, y = [getattr(point, cost) for point in front], [point.accuracy for point in front]
+    line = {"color": light("faint"), "width": 1.5, "shape": "hv"}
+    return _line("front", x, y, "faint") | {"line": line, "hoverinfo": "skip"}
+
+
+def _group(points: Sequence[FrontPoint], group: str, place: int, cost: str) -> Trace:
+    """Draw the points of one group; those on the front are filled, and the chosen one is large."""
+    drawn = [point for point in points if point.group == group]
+    row, column = divmod(place, len(_FRONT_COLOURS))
+    symbol = _FRONT_SYMBOLS[row % len(_FRONT_SYMBOLS)]
+    marker = {
+        "symbol": [symbol if point.front else f"{symbol}-open" for point in drawn],
+        "size": [15 if point.chosen else 8 for point in drawn],
+        "color": light(_FRONT_COLOURS[column]),
     }
+    hover = [
+        f"<b>{escape(point.group, quote=False)}</b>, {escape(point.name, quote=False)}<br>accuracy "
+        f"{point.accuracy:.1%}, {point.parameters:,} parameters"
+        + ("" if point.latency_ms is None else f", {point.latency_ms:.3g} ms")
+        for point in drawn
+    ]
+    x, y = [getattr(point, cost) for point in drawn], [point.accuracy for point in drawn]
+    return _dots(x, y, marker, hover) | {"name": group}
 
 
-def _front_marks(points: Sequence[FrontPoint], group: str, place: int, cost: str) -> Trace:
-    """The points of one group; those on the front are filled, and the chosen one is large."""
-    shown = [point for point in points if point.group == group]
-    colour, symbol = (
-        light(_FRONT_COLOURS[place % len(_FRONT_COLOURS)]),
-        _FRONT_SYMBOLS[place // len(_FRONT_COLOURS) % len(_FRONT_SYMBOLS)],
-    )
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "name": group,
-        "x": [getattr(point, cost) for point in shown],
-        "y": [point.accuracy for point in shown],
-        "marker": {
-            "symbol": [symbol if point.front else f"{symbol}-open" for point in shown],
-            "size": [15 if point.chosen else 8 for point in shown],
-            "color": colour,
-        },
-        "hovertext": [
-            f"<b>{escape(point.group, quote=False)}</b>, {escape(point.name, quote=False)}<br>accuracy "
-            f"{point.accuracy:.1%}, {point.parameters:,} parameters"
-            + ("" if point.latency_ms is None else f", {point.latency_ms:.3g} ms")
-            for point in shown
-        ],
-        "hoverinfo": "text",
-    }
-
-
-def _accuracy_range(points: Sequence[Point], limit: float | None, least: float = 0.0) -> tuple[float, float, int]:
-    """The accuracy range to show, and the number of failed candidates below it.
+def _accuracy_range(
+    networks: Iterable[tuple[str, str, Side | CandidateRow]], limit: float | None, least: float
+) -> tuple[float, float, int]:
+    """Return the accuracy range to show, and the number of failed candidates below it.
 
     A hopeless candidate would otherwise compress the points that matter.
     """
-    good = [point.network for point in points if point.status != "failed"]
-    failed = [point.network for point in points if point.status == "failed"]
+    parts: dict[bool, list[Side | CandidateRow]] = {True: [], False: []}
+    for _, status, network in networks:
+        parts[status != "failed"].append(network)
+    good, failed = parts[True], parts[False]
     if len(good) < 2 and failed:
         good.append(max(failed, key=lambda network: network.accuracy))
     ends = [end for network in good for end in (*network.interval, network.accuracy)]
-    if limit is not None:
-        ends.append(limit)
+    ends += [] if limit is None else [limit]
     span = max(max(ends) - min(ends), 0.01)
     lowest = min([*ends, *(network.accuracy for network in failed)])
     low = max(lowest - 0.1 * span, min(ends) - 0.4 * span, least)
@@ -328,45 +272,60 @@ def _accuracy_range(points: Sequence[Point], limit: float | None, least: float =
 
 
 def _bundle(candidates: Iterable[CandidateRow]) -> Trace:
-    """The validation curves of many candidates as one trace, with gaps in between."""
+    """Draw the validation curves of many candidates as one trace, with gaps in between."""
+    epochs: list[float | None] = []
+    values: list[float | None] = []
+    names: list[str] = []
+    for candidate in candidates:
+        epochs += [*(record.epoch for record in candidate.history), None]
+        values += [*(record.val_accuracy for record in candidate.history), None]
+        names += [*([escape(candidate.name, quote=False)] * len(candidate.history)), ""]
+    return _line("others", epochs, values, "faint", width=1) | {
+        "opacity": 0.7,
+        "hovertext": names,
+        "hoverinfo": "text+y",
+    }
 
-    def rows() -> Iterator[tuple[int | None, float | None, str]]:
-        for candidate in candidates:
-            for record in candidate.history:
-                yield record.epoch, record.val_accuracy, escape(candidate.name, quote=False)
-            yield None, None, ""
 
-    epochs, values, names = zip(*rows(), strict=True)
-    line = _line("others", epochs, values, "faint", width=1)
-    return {**line, "opacity": 0.7, "hovertext": list(names), "hoverinfo": "text+y"}
+def _dots(x: Iterable[object], y: Iterable[object], marker: object, hover: list[str] | None = None) -> Trace:
+    about = {} if hover is None else {"hovertext": hover, "hoverinfo": "text"}
+    return {"type": "scatter", "mode": "markers", "x": list(x), "y": list(y), "marker": marker, **about}
 
 
 def _line(
-    name: str,
-    x: Iterable[float | None],
-    y: Iterable[float | None],
-    colour: str,
-    *,
-    width: float = 1.6,
-    dash: str = "solid",
+    name: str, x: Iterable[object], y: Iterable[object], colour: str, *, width: float = 1.6, dash: str = "solid"
 ) -> Trace:
     style = {"color": light(colour), "width": width, "dash": dash}
     return {"type": "scatter", "mode": "lines", "name": name, "x": list(x), "y": list(y), "line": style}
 
 
 def _step(count: int) -> int | None:
-    """The step between integer ticks: 1 for few, plotly's choice for many."""
+    """Return the step between integer ticks: 1 for few, plotly's choice for many."""
     return 1 if count <= 12 else None
 
 
-def _figure(traces: Sequence[Trace], *, height: int, legend: bool = False) -> Any:
-    """A plotly figure in our style: no frame, a thin grid, nothing that captures touch scrolling."""
+def _titled(text: str) -> dict[str, object]:
+    return {"title": {"text": text}}
+
+
+def _plot(
+    about: tuple[str, str, str],
+    traces: Sequence[Trace],
+    *,
+    height: int,
+    x: Mapping[str, object],
+    y: Mapping[str, object],
+    legend: bool = False,
+    note: str = "",
+    **layout: Any,
+) -> Plot:
+    """Make a figure in our style: no frame, a thin grid, nothing that captures touch scrolling."""
     axis = {"gridcolor": light("line"), "linecolor": light("line"), "zeroline": False, "fixedrange": True}
     text = {"family": FONT, "size": 12, "color": light("muted")}
-    return graph_objects().Figure(
-        data=[dict(trace) for trace in traces],
-        layout={
-            "template": None,
+    label = {"bgcolor": light("card"), "bordercolor": light("faint"), "font": {**text, "color": light("ink")}}
+    figure = {
+        "data": list(traces),
+        "layout": {
             "height": height,
             "margin": {"l": 52, "r": 12, "t": 34 if legend else 10, "b": 46},
             "paper_bgcolor": "rgba(0,0,0,0)",
@@ -376,24 +335,11 @@ def _figure(traces: Sequence[Trace], *, height: int, legend: bool = False) -> An
             "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "bgcolor": "rgba(0,0,0,0)"},
             "hovermode": "closest",
             "dragmode": False,
-            "hoverlabel": {
-                "bgcolor": light("card"),
-                "bordercolor": light("faint"),
-                "font": {**text, "color": light("ink")},
-            },
-            "xaxis": axis,
-            "yaxis": axis,
+            "hoverlabel": label,
+            "xaxis": {**axis, **x},
+            "yaxis": {**axis, **y},
+            **layout,
         },
-    )
-
-
-def _plot(key: str, title: str, alt: str, figure: Any, note: str = "") -> Plot:
-    return Plot(key, title, alt, json.loads(figure.to_json()), note)
-
-
-def graph_objects() -> ModuleType:
-    """The module plotly.graph_objects; raises MissingExtraError without plotly."""
-    try:
-        return import_module("plotly.graph_objects")
-    except ModuleNotFoundError as error:
-        raise MissingExtraError("plotly", extra="report") from error
+    }
+    # Numbers that are not finite are null in JSON.
+    return Plot(*about, json.loads(json.dumps(figure), parse_constant=lambda _: None), note)

@@ -1,14 +1,16 @@
-"""The result of a search -> one self-contained HTML file for any screen, readable offline."""
+"""The result of a run or a sweep -> one self-contained HTML file for any screen, readable offline."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module, resources
 from pathlib import Path
 from typing import Any
+
+from pydantic import JsonValue
 
 from basisprune.budget.metrics import in_points, in_words
 from basisprune.errors import MissingExtraError
@@ -20,13 +22,12 @@ from basisprune.report.figures import (
     Plot,
     error_plot,
     front_plots,
-    graph_objects,
     importance_plots,
     rank_plot,
     search_plots,
     training_plots,
 )
-from basisprune.results import CandidateRow, Interval, RunSummary, Side
+from basisprune.results import CandidateRow, FrontPoint, Interval, RunSummary, Side
 from basisprune.types import dotted
 
 # A larger matrix is unreadable; only the classes most often confused are shown.
@@ -58,46 +59,108 @@ class Speed:
     speedup: float
 
 
+@dataclass(frozen=True)
+class SweepPage:
+    """What is on the page of a sweep: a table, the networks of each front by its title, and the same as JSON."""
+
+    title: str
+    message: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    fronts: Mapping[str, Sequence[FrontPoint]]
+    data: Mapping[str, JsonValue]
+
+
 def write_report(summary: RunSummary, path: str | Path) -> Path:
-    """The path of the report: one HTML file with the figures, tables and raw numbers of the run.
+    """Write the report, one HTML file with the figures, tables and raw numbers of the run, and return its path.
 
     The file is self-contained and needs no network. The page also contains the summary as JSON, in the script
-    element with the id "result". Raises MissingExtraError without plotly or jinja2.
+    element with the id "result". Raises MissingExtraError without jinja2.
     """
     path = Path(path)
     write_text(path, render_report(summary))
     return path
 
 
+def write_sweep_page(page: SweepPage, path: Path) -> Path:
+    """Write the page of a sweep likewise."""
+    fronts = enumerate(page.fronts.items())
+    plots = {title: front_plots(points, f"front-{place}") for place, (title, points) in fronts}
+    write_text(path, _render("sweep.html", plots, page=page))
+    return path
+
+
 def render_report(summary: RunSummary) -> str:
-    """The text of the report that `write_report` writes."""
-    graph_objects()  # fail before any work
+    """Return the text of the report that `write_report` writes."""
     too_many = len(summary.classes) > _MOST_CLASSES and summary.confusion is not None
     if too_many:
         summary = replace(summary, confusion=None)
-    plots, rows = _plots(summary), comparison(summary)
-    template = environment().get_template("report.html")
-    text: str = template.render(
+    rows, ranks = comparison(summary), rank_plot(summary.layers)
+    plots = {
+        "portfolio": [] if summary.portfolio is None else front_plots(summary.portfolio.points),
+        "search": search_plots(summary),
+        "ranks": [ranks] if ranks else [],
+        "importance": importance_plots(summary.importance),
+        "training": training_plots(summary),
+        "errors": [] if summary.errors is None else [error_plot(summary.errors)],
+    }
+    first = {row.key: row for row in reversed(rows) if row.key != "bytes"}
+    settings = [
+        (name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+        for name, value in dotted(summary.config)
+    ]
+    return _render(
+        "report.html",
+        plots,
         result=summary,
         data=summary.as_dict(),
         rows=rows,
-        plots=plots,
-        figures={plot.key: plot.figure for group in plots.values() for plot in group},
         confusion=_matrices(summary),
         too_many_classes=too_many,
         speeds=_speeds(summary),
         metric_key=metric_key(summary),
-        tiles=_tiles(rows),
-        settings=[(name, _as_text(value)) for name, value in dotted(summary.config)],
-        palette=PALETTE,
-        font=FONT,
-        plotly=resources.files(__package__).joinpath("templates/plotly-basic.min.js").read_text(encoding="utf-8"),
+        tiles=[row for row in rows if row is first.get(row.key)],
+        settings=settings,
+    )
+
+
+def environment() -> Any:
+    """Return the environment of the templates; raises MissingExtraError without jinja2."""
+    try:
+        jinja2 = import_module("jinja2")
+    except ModuleNotFoundError as error:
+        raise MissingExtraError("jinja2", extra="report") from error
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("basisprune.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    # Keys keep the order of the result; tojson escapes anything that could end a script element.
+    environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":")}
+    environment.filters.update(amount=amount, exact=exact, change=change, points=points, limit=_limit, number=number)
+    return environment
+
+
+def _render(template: str, plots: Mapping[str, Sequence[Plot]], **values: object) -> str:
+    text: str = (
+        environment()
+        .get_template(template)
+        .render(
+            plots=plots,
+            figures={plot.key: plot.figure for group in plots.values() for plot in group},
+            palette=PALETTE,
+            font=FONT,
+            plotly=resources.files(__package__).joinpath("templates/plotly-basic.min.js").read_text(encoding="utf-8"),
+            **values,
+        )
     )
     return text
 
 
 def comparison(summary: RunSummary) -> list[Row]:
-    """The rows of the before-and-after table: accuracies, then costs, on the test images if there are any."""
+    """Return the rows of the before-and-after table: accuracies, then costs, on the test images if there are any."""
     test, chosen, reference = summary.test, summary.chosen, summary.reference
     rows = []
     if test:
@@ -113,12 +176,6 @@ def comparison(summary: RunSummary) -> list[Row]:
         if values[0] is not None and (values[1] is not None or after is None):
             rows.append(Row(cost, label, *values))
     return rows
-
-
-def _tiles(rows: Sequence[Row]) -> list[Row]:
-    """The rows at the top of the page: the first accuracy, the latency of the deployed form, and the sizes."""
-    first = {row.key: row for row in reversed(rows) if row.key != "bytes"}
-    return [row for row in rows if row is first.get(row.key)]
 
 
 def _latency_rows(summary: RunSummary) -> list[Row]:
@@ -137,20 +194,8 @@ def _accuracy_row(summary: RunSummary, part: str, before: Side, after: Side | Ca
 
 
 def metric_key(summary: RunSummary) -> str:
-    """Which kind of value the metric has: shares are shown as accuracies are."""
+    """Return the kind of value that the metric is: shares are shown as accuracies are."""
     return "accuracy" if summary.metric_is_share else "number"
-
-
-def _plots(summary: RunSummary) -> dict[str, list[Plot]]:
-    ranks = rank_plot(summary.layers)
-    return {
-        "portfolio": [] if summary.portfolio is None else front_plots(summary.portfolio.points),
-        "search": search_plots(summary),
-        "ranks": [ranks] if ranks else [],
-        "importance": importance_plots(summary.importance),
-        "training": training_plots(summary),
-        "errors": [] if summary.errors is None else [error_plot(summary.errors)],
-    }
 
 
 @dataclass(frozen=True)
@@ -207,32 +252,8 @@ def _mistakes(matrix: Sequence[Sequence[int]], index: int) -> int:
     return sum(matrix[index]) + sum(row[index] for row in matrix) - 2 * matrix[index][index]
 
 
-def _as_text(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def environment() -> Any:
-    """What fills in the templates, with the numbers as people read them; raises MissingExtraError without jinja2."""
-    try:
-        jinja2 = import_module("jinja2")
-    except ModuleNotFoundError as error:
-        raise MissingExtraError("jinja2", extra="report") from error
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("basisprune.report"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    # Keys keep the order of the result; tojson escapes anything that could end a script element.
-    environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":")}
-    environment.filters.update(amount=amount, exact=exact, change=change, points=points)
-    environment.filters.update(limit=_limit, number=number)
-    return environment
-
-
 def percent(value: float) -> str:
-    """A fraction as a percentage.
+    """Format a fraction as a percentage.
 
     >>> percent(0.9734)
     '97.3 %'
@@ -241,7 +262,7 @@ def percent(value: float) -> str:
 
 
 def points(value: float) -> str:
-    """A fraction in percentage points, without a unit.
+    """Format a fraction in percentage points, without a unit.
 
     >>> points(0.0042)
     '0.4'
@@ -250,7 +271,7 @@ def points(value: float) -> str:
 
 
 def number(value: float) -> str:
-    """A number that is no share, with four digits.
+    """Format a number that is no share, with four digits.
 
     >>> number(12.34567)
     '12.35'
@@ -259,7 +280,7 @@ def number(value: float) -> str:
 
 
 def amount(value: float | None, key: str) -> str:
-    """A value of that kind, short enough to read at a glance.
+    """Format a value of that kind, short enough to read at a glance.
 
     >>> amount(4_651_234, "macs"), amount(812, "parameters"), amount(0.5, "accuracy"), amount(3.14159, "latency_ms")
     ('4.65 M', '812', '50.0 %', '3.14 ms')
@@ -285,7 +306,7 @@ def _three_digits(value: float) -> str:
 
 
 def exact(value: float | None, key: str) -> str:
-    """A value of that kind with all digits a table needs.
+    """Format a value of that kind with all digits a table needs.
 
     >>> exact(4_651_234, "macs"), exact(0.9734, "accuracy")
     ('4,651,234', '97.3 %')
@@ -294,7 +315,7 @@ def exact(value: float | None, key: str) -> str:
 
 
 def change(row: Row) -> str:
-    """The change from before to after: points of accuracy, or the relative change of a cost.
+    """Format the change from before to after: points of accuracy, or the relative change of a cost.
 
     >>> change(Row("macs", "multiply-adds", 400, 100)) == "\u221275.0 %"
     True
@@ -309,22 +330,18 @@ def change(row: Row) -> str:
     return f"{after / before - 1:+.1%}".replace("%", " %").replace("-", _MINUS)
 
 
-def _metric(summary: RunSummary) -> str:
-    """What the budget is counted in, in words."""
-    return summary.metric if summary.certificate is None else in_words(summary.certificate.metric)
-
-
 def _limit(summary: RunSummary) -> str:
-    """The limit of the search, as a sentence."""
+    """Word the limit of the search as a sentence."""
+    metric = summary.metric if summary.certificate is None else in_words(summary.certificate.metric)
     kind, value, quantity = summary.budget.kind, summary.budget.value, summary.budget.quantity
     if quantity is None or value is None:
         return "The ratios were fixed."
     if quantity == "accuracy" and not summary.metric_is_share:
-        return f"Limit: {'lose at most' if kind == 'max_drop' else 'at least'} {number(value)} of {_metric(summary)}."
+        return f"Limit: {'lose at most' if kind == 'max_drop' else 'at least'} {number(value)} of {metric}."
     if kind == "max_drop":
-        return f"Limit: lose at most {in_points(value)} of {_metric(summary)}."
+        return f"Limit: lose at most {in_points(value)} of {metric}."
     if kind == "min_accuracy":
-        return f"Limit: at least {percent(value)} {_metric(summary)}."
+        return f"Limit: at least {percent(value)} {metric}."
     if quantity == "latency_ms":
         return f"Limit: a latency of at most {amount(value, quantity)}."
     return f"Limit: at most {amount(value, quantity)} {COSTS[quantity]}."

@@ -17,7 +17,7 @@ _NUMBERS = re.compile(r"[-+]?[0-9.]+(e[-+]?[0-9]+)?( [-+]?[0-9.]+(e[-+]?[0-9]+)?
 
 
 def layer_table(report: ModelReport) -> str:
-    """A text table of every layer: kind, rank of full rank, parameters, multiply-adds."""
+    """Format a table of every layer: kind, rank of full rank, parameters, multiply-adds."""
     rows = [
         (
             layer.name or "(root)",
@@ -36,7 +36,7 @@ def layer_table(report: ModelReport) -> str:
 
 
 def framework_table(results: Sequence[Pruned]) -> str:
-    """A text table that compares the results of frameworks: test accuracy or metric, parameters, multiply-adds.
+    """Format a table that compares the results of frameworks: test accuracy or metric, parameters, multiply-adds.
 
     The share removed is relative to the first one.
     """
@@ -61,7 +61,7 @@ def framework_table(results: Sequence[Pruned]) -> str:
 
 
 def comparison_table(summary: RunSummary) -> str:
-    """A before-and-after text table: accuracies, parameters, multiply-adds, latency, file size."""
+    """Format a before-and-after table: accuracies, parameters, multiply-adds, latency, file size."""
     rows = [
         (row.label, exact(row.before, row.key), exact(row.after, row.key), change(row)) for row in comparison(summary)
     ]
@@ -69,7 +69,7 @@ def comparison_table(summary: RunSummary) -> str:
 
 
 def runtime_table(rows: Sequence[RuntimeRow]) -> str:
-    """A text table of a network in several runtimes: file, size, difference from PyTorch, accuracy, latency."""
+    """Format a table of a network in several runtimes: file, size, difference from PyTorch, accuracy, latency."""
     cells = [
         (
             row.title,
@@ -86,7 +86,7 @@ def runtime_table(rows: Sequence[RuntimeRow]) -> str:
 
 
 def csv_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """The rows as CSV, in which no text is a formula to a spreadsheet, nor anything but text to a terminal.
+    """Format rows as CSV, in which no text is a formula to a spreadsheet, nor anything but text to a terminal.
 
     >>> print(csv_table(("class", "share"), [("=1+1", -0.5), ("a\\tb", None)]))
     class,share
@@ -102,13 +102,13 @@ def csv_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def _csv_cell(text: str) -> str:
-    """The text, behind an apostrophe where a spreadsheet would compute it."""
+    """Put an apostrophe before what a spreadsheet would compute."""
     begins = text[:1] in ("\t", "\r", "\n") or text.lstrip()[:1] in tuple("=+-@\uff1d\uff0b\uff0d\uff20")
     return f"'{printable(text)}" if begins and text and not _NUMBERS.fullmatch(text) else printable(text)
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: set[int]) -> str:
-    """Aligned columns under a header; columns in `left` are left-aligned, the others right-aligned.
+    """Align columns under a header; columns in `left` are left-aligned, the others right-aligned.
 
     >>> print(text_table(("name", "n"), [("a", "10"), ("bb", "2")], left={0}))
     name   n

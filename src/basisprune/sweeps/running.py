@@ -10,7 +10,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
@@ -35,6 +35,7 @@ Kind: TypeAlias = Literal["compress", "train", "probe", "start", "search", "deli
 LOCAL = "local"
 _FINAL = (ConfigError, DataError, ModelError, MissingExtraError)
 _LONGEST_NAME = 80
+_MOST_TASKS = 1000  # on Ray at a time, each of which has a thread that waits for it
 _SMALL_STORE = 100 << 20  # bytes; Ray stores nothing but the runs, as text
 T = TypeVar("T", bound=JsonValue)
 
@@ -72,7 +73,6 @@ class Run(JsonValue):
 
     @property
     def log(self) -> Path:
-        """The file for its progress, beside its folder."""
         return self.beside("log")
 
     @property
@@ -82,7 +82,6 @@ class Run(JsonValue):
         return self.beside(f"{part}{'' if self.best is None else f'-against-{slug(self.best.name)}'}.json")
 
     def beside(self, suffix: str) -> Path:
-        """A file beside the folder."""
         return self.folder.with_name(f"{self.folder.name}.{suffix}")
 
 
@@ -152,6 +151,7 @@ class Running:
 
 Pool: TypeAlias = Callable[[Sequence[Run]], Iterator[tuple[Run, Failure | None]]]
 """Does all runs and yields each when it ends, with its failure if it has failed."""
+Do: TypeAlias = Callable[[Run], Failure | None]
 
 
 def run_all(
@@ -189,31 +189,33 @@ def open_pool(running: Running, callback: Callback, in_process: Callable[[Run], 
 
     With one job, runs are done by `in_process` in this process, if it is given.
     """
+    # The workers of joblib's own backends do several runs each, and one that is killed ends all others. So its threads
+    # wait for processes that do one run each.
+    place: AbstractContextManager[Do]
+    jobs = running.jobs
     if running.ray_address is not None:
-        with _ray_pool(running) as pool:
-            yield pool
+        place, jobs = _on_ray(running), _MOST_TASKS
     elif in_process is not None and running.jobs == 1:
-        yield partial(_parallel, 1, partial(_attempt, in_process), callback)
+        place = nullcontext(partial(_attempt, in_process))
     else:
-        with closing(Subprocesses(running.threads)) as subprocesses:
-            yield partial(_parallel, running.jobs, subprocesses.do, callback)
+        place = _in_processes(running.threads)
 
+    def pool(runs: Sequence[Run]) -> Iterator[tuple[Run, Failure | None]]:
+        if running.jobs > 1:  # or two processes would download the same images
+            for data in {run.data for run in runs}:
+                with suppress(BasisPruneError):  # which the run reports
+                    fetch(data)
 
-def _parallel(
-    jobs: int, do: Callable[[Run], Failure | None], callback: Callback, runs: Sequence[Run]
-) -> Iterator[tuple[Run, Failure | None]]:
-    if jobs > 1:  # or two processes would download the same images
-        for data in {run.data for run in runs}:
-            with suppress(BasisPruneError):  # which the run reports
-                fetch(data)
+        def job(run: Run) -> tuple[Run, Failure | None]:
+            callback.log(f"{run.name}: {run.kind}")
+            return run, do(run)
 
-    def job(run: Run) -> tuple[Run, Failure | None]:
-        callback.log(f"{run.name}: {run.kind}")
-        return run, do(run)
+        count = max(min(jobs, len(runs)), 1)
+        parallel = Parallel(n_jobs=count, backend="threading", return_as="generator_unordered")
+        yield from parallel(delayed(job)(run) for run in runs)
 
-    parallel = Parallel(n_jobs=jobs, backend="threading", return_as="generator_unordered")
-    found: Iterator[tuple[Run, Failure | None]] = parallel(delayed(job)(run) for run in runs)
-    return found
+    with place as do:
+        yield pool
 
 
 def _attempt(do: Callable[[Run], None], run: Run) -> Failure | None:
@@ -224,90 +226,79 @@ def _attempt(do: Callable[[Run], None], run: Run) -> Failure | None:
     return None
 
 
-class Subprocesses:
+@contextmanager
+def _in_processes(threads: int) -> Iterator[Do]:
     """Do each run in a process of its own, so that one that is killed or runs out of memory ends no other.
 
-    The processes share the cores. They end with this process, which closes their standard input.
+    The processes end with the block, or with this process, which closes their standard input.
     """
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    environment["PYTHONSAFEPATH"] = "1"  # or files in the current folder would pass for installed packages
+    lock, live, is_closed = threading.Lock(), set["subprocess.Popen[bytes]"](), threading.Event()
 
-    def __init__(self, threads: int) -> None:
-        self._threads = str(threads)
-        self._lock = threading.Lock()
-        self._live: set[subprocess.Popen[bytes]] = set()
-        self._is_closed = False
-
-    def do(self, run: Run) -> Failure | None:
-        """Start a process for the run, wait for it, and return why it failed."""
+    def do(run: Run) -> Failure | None:
         write_value(run.beside("run"), run)
         run.beside("failed").unlink(missing_ok=True)
-        with self._lock:
-            if self._is_closed:
+        with lock, open(run.log, "ab") as log:
+            if is_closed.is_set():
                 return Failure("stopped before it began")
-            process = self._started(run)
-            self._live.add(process)
-        with process:
-            code = process.wait()
-        self._live.discard(process)
-        if code == 0:
-            return None
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        return read_if_sound(run.beside("failed"), Failure) or Failure(f"its process {how}; see {run.log}")
-
-    def close(self) -> None:
-        """End all processes."""
-        with self._lock:
-            self._is_closed = True
-        for process in list(self._live):
-            process.kill()
-            process.wait()
-
-    def _started(self, run: Run) -> subprocess.Popen[bytes]:
-        environment = {**os.environ, "OMP_NUM_THREADS": self._threads, "MKL_NUM_THREADS": self._threads}
-        environment["PYTHONSAFEPATH"] = "1"  # or files in the current folder would pass for installed packages
-        with open(run.log, "ab") as log:
-            return subprocess.Popen(
-                [sys.executable, "-m", "basisprune.sweeps.worker", str(run.beside("run")), self._threads],
+            process = subprocess.Popen(
+                [sys.executable, "-m", "basisprune.sweeps.worker", str(run.beside("run")), str(threads)],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=environment,
                 start_new_session=True,  # Ctrl-C is for this process, which ends the others
             )
+            live.add(process)
+        with process:
+            code = process.wait()
+        live.discard(process)
+        if code == 0:
+            return None
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        return read_if_sound(run.beside("failed"), Failure) or Failure(f"its process {how}; see {run.log}")
+
+    try:
+        yield do
+    finally:
+        with lock:
+            is_closed.set()
+        for process in list(live):
+            process.kill()
+            process.wait()
 
 
 @contextmanager
-def _ray_pool(running: Running) -> Iterator[Pool]:
-    """Yield a pool of Ray tasks, each in a worker process of its own, with the resources that it asks for.
+def _on_ray(running: Running) -> Iterator[Do]:
+    """Do each run in a Ray task with a worker process of its own and the resources that it asks for.
 
     Raises MissingExtraError without Ray, and ConfigError where there is no cluster at the address.
     """
-    # Ray's backend of joblib reuses its workers for several runs, and one that is killed ends the whole call.
     ray = require_ray()
     is_owner = not ray.is_initialized()
     if is_owner:
         _connect(ray, running)
-    needs = running.resources
+    needs, unfinished = running.resources, set[Any]()
     task = ray.remote(max_retries=0, max_calls=1)(_on_node)
     task = task.options(num_cpus=running.threads, num_gpus=needs.gpus, memory=needs.memory)
-    submitted: dict[Any, Run] = {}
 
-    def pool(runs: Sequence[Run]) -> Iterator[tuple[Run, Failure | None]]:
-        submitted.update({task.remote(run.to_json(), running.threads): run for run in runs})
-        while submitted:
-            (ended, *_), _ = ray.wait(list(submitted), num_returns=1)
-            run = submitted.pop(ended)
-            try:
-                failure = ray.get(ended)
-            except ray.exceptions.RayError as error:
-                yield run, Failure(f"its Ray worker died: {str(error).splitlines()[0]}")
-            else:
-                yield run, None if failure is None else Failure.from_json(failure)
+    def do(run: Run) -> Failure | None:
+        submitted = task.remote(run.to_json(), running.threads)
+        unfinished.add(submitted)
+        try:
+            failure = ray.get(submitted)
+        except ray.exceptions.RayError as error:
+            return Failure(f"its Ray worker died: {str(error).splitlines()[0]}")
+        finally:
+            unfinished.discard(submitted)
+        return None if failure is None else Failure.from_json(failure)
 
     try:
-        yield pool
+        yield do
     finally:
-        for unfinished in submitted:
-            ray.cancel(unfinished, force=True)
+        for submitted in list(unfinished):
+            ray.cancel(submitted, force=True)
         if is_owner:
             ray.shutdown()
 

@@ -17,7 +17,8 @@ from pydantic import JsonValue
 from basisprune.callback import Callback, NullCallback
 from basisprune.errors import CheckpointError, ConfigError, MissingExtraError, nearest
 from basisprune.files import locked, sealed, write_text
-from basisprune.report.fronts import Front, SweepPage, write_sweep_page
+from basisprune.recipes import FrameworkName
+from basisprune.report.html import SweepPage, write_sweep_page
 from basisprune.runs.job import code_of
 from basisprune.runs.output import refuse_links
 from basisprune.runs.parsing import changed, differences, faults_of, read_settings
@@ -331,8 +332,7 @@ def _write(folder: Path, rows: Sequence[SweepRow], callback: Callback) -> None:
     write_text(folder / TABLE, as_csv(rows))
     failed = sum(row.status == "failed" for row in rows)
     message = f"{len(rows) - failed} of {len(rows)} cells are done" + (f", {failed} failed." if failed else ".")
-    figures = tuple(Front(name, points) for name, points in fronts.items())
-    page = SweepPage(folder.name, message, HEADER, tuple(as_cells(rows)), figures, content)
+    page = SweepPage(folder.name, message, HEADER, tuple(as_cells(rows)), fronts, content)
     try:
         write_sweep_page(page, folder / PAGE)
     except MissingExtraError as error:

@@ -5,10 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from plotly import graph_objects
 from summaries import sample, summary
 
-from basisprune.report.figures import PALETTE, importance_plots, rank_plot, search_plots, training_plots
-from basisprune.results import LayerImportance
+from basisprune.report.figures import PALETTE, error_plot, importance_plots, rank_plot, search_plots, training_plots
+from basisprune.results import Errors, LayerImportance
+
+
+def test_plotly_knows_every_property_of_the_figures():
+    result = summary()
+    plots = [*search_plots(result), *training_plots(result), *importance_plots(result.importance)]
+    for plot in [*plots, rank_plot(result.layers), error_plot(Errors("test", (1.0, 2.0), (0.5, 3.0)))]:
+        assert graph_objects.Figure(plot.figure).to_plotly_json()["data"]
 
 
 @pytest.mark.parametrize(

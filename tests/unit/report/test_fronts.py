@@ -6,7 +6,7 @@ import json
 import re
 
 from basisprune.report.figures import front_plots
-from basisprune.report.fronts import Front, SweepPage, write_sweep_page
+from basisprune.report.html import SweepPage, write_sweep_page
 from basisprune.results import FrontPoint
 
 
@@ -38,10 +38,8 @@ def test_without_milliseconds_there_is_no_plot_of_them():
 
 def test_the_page_holds_all_and_names_do_no_harm(tmp_path):
     rows = (("<script>alert(1)</script>", "done"),)
-    front = Front("cifar10", POINTS)
-    page = SweepPage(
-        "sweep", "1 of 1 cells are done.", ("model", "outcome"), rows, (front,), {"cells": [1, "</script>"]}
-    )
+    content = {"cells": [1, "</script>"]}
+    page = SweepPage("sweep", "1 of 1 cells are done.", ("model", "outcome"), rows, {"cifar10": POINTS}, content)
     text = write_sweep_page(page, tmp_path / "sweep.html").read_text()
     assert "<script>alert" not in text
     assert "front-0-parameters" in text

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 import threading
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,7 @@ from basisprune.sweeps.running import (
     Resources,
     Run,
     Running,
-    Subprocesses,
+    _in_processes,
     cores,
     open_pool,
     read_value,
@@ -148,8 +148,8 @@ def worker(tmp_path, monkeypatch):
 
 
 def failure_of(one: Run, running: Running | None = None) -> Failure | None:
-    with closing(Subprocesses((running or Running()).threads)) as subprocesses:
-        return subprocesses.do(one)
+    with _in_processes((running or Running()).threads) as do:
+        return do(one)
 
 
 @needs_shell
@@ -197,18 +197,22 @@ def test_processes_end_with_their_pool_and_no_more_are_started(worker, tmp_path)
         thread = started(pool, [run(tmp_path, "a"), run(tmp_path, "b")])
     thread.join(60)
     assert not thread.is_alive()
-    subprocesses = Subprocesses(1)
-    subprocesses.close()
-    assert subprocesses.do(run(tmp_path)) == Failure("stopped before it began")
+    with _in_processes(1) as do:
+        pass
+    assert do(run(tmp_path)) == Failure("stopped before it began")
 
 
 @needs_shell
-def test_a_worker_notices_that_its_parent_ended(worker, tmp_path):
+def test_a_worker_notices_that_its_parent_ended(worker, tmp_path, monkeypatch):
     worker("echo begun; cat > /dev/null")  # reads until the pipe is closed
-    with closing(Subprocesses(1)) as subprocesses:
-        thread = started(lambda runs: map(subprocesses.do, runs), [run(tmp_path)])
-        with subprocesses._lock:
-            (process,) = subprocesses._live
+    processes: list[subprocess.Popen] = []
+    start = subprocess.Popen
+    monkeypatch.setattr(
+        subprocess, "Popen", lambda *args, **more: processes.append(start(*args, **more)) or processes[-1]
+    )
+    with _in_processes(1) as do:
+        thread = started(lambda runs: map(do, runs), [run(tmp_path)])
+        (process,) = processes
         assert process.poll() is None
         process.stdin.close()
         thread.join(60)
