@@ -17,7 +17,6 @@ from pydantic import JsonValue
 from basisprune.callback import Callback, NullCallback
 from basisprune.errors import CheckpointError, ConfigError, MissingExtraError, nearest
 from basisprune.files import locked, sealed, write_text
-from basisprune.recipes import FrameworkName
 from basisprune.report.html import SweepPage, write_sweep_page
 from basisprune.runs.job import code_of
 from basisprune.runs.output import refuse_links
