@@ -19,12 +19,13 @@ import os
 import re
 import shutil
 import stat
-import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, NoReturn, TypeAlias
+from typing import BinaryIO, TypeAlias
+
+from filelock import FileLock, Timeout
 
 from basisprune.errors import CheckpointError, ConfigError
 
@@ -40,7 +41,6 @@ _SEAL = re.compile(rb"\nsha256 ([0-9a-f]{64})\n")
 _SEAL_LENGTH = 73
 _CHECKSUM = "checksum"
 _LOCK = ".basisprune-lock"
-_locked: set[tuple[int, int]] = set()  # the folders in which this process works
 
 
 def write_text(path: Path, text: str) -> None:
@@ -97,17 +97,20 @@ def clear_leftovers(folder: Path) -> None:
 
 
 def write_checked(path: Path, content: bytes) -> None:
-    """Writes the content and its checksum to `path`, for `read_checked`; whole or not at all."""
+    """Write the content and its checksum to `path`, for `read_checked`; whole or not at all."""
     with checked(path) as file:
         file.write(content)
 
 
 @contextmanager
 def checked(path: Path) -> Iterator[BinaryIO]:
-    """A file to write the whole of, as `atomic` gives, whose checksum is added at the end."""
-    with replacing(path) as partial, _Summing(open(partial, "wb", buffering=0)) as file:
-        yield file
-        file.write(b"\nsha256 " + file.sum.hexdigest().encode() + b"\n")
+    """Open a file for atomic writing, whose checksum is added at the end."""
+    with replacing(path) as partial:
+        with open(partial, "wb") as file:
+            yield file
+        found = file_digest(partial)
+        with open(partial, "ab") as file:
+            file.write(f"\nsha256 {found}\n".encode())
 
 
 def read_checked(path: Path, *, most: int = _MOST_BYTES) -> bytes:
@@ -172,22 +175,9 @@ def digest(content: bytes) -> str:
 
 
 def file_digest(path: Path) -> str:
-    """The checksum of a file, which is not read into memory as a whole."""
+    """Return the SHA-256 of a file, which is not read into memory as a whole."""
     with open_file(path) as file:
-        found = hashlib.sha256()
-        while piece := file.read(1 << 20):
-            found.update(piece)
-        return found.hexdigest()
-
-
-class _Summing(io.BufferedWriter):
-    def __init__(self, raw: io.FileIO) -> None:
-        super().__init__(raw)
-        self.sum = hashlib.sha256()
-
-    def write(self, content: bytes | bytearray | memoryview, /) -> int:  # type: ignore[override]
-        self.sum.update(content)
-        return super().write(content)
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 # ------------------------------------------------------------------------------------------- files that belong together
@@ -239,50 +229,20 @@ def current(folder: Path, name: str) -> Path:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """The folder, which must exist, is nobody else's while the block runs; raises CheckpointError if it is already."""
-    there = os.stat(folder)
-    key = there.st_dev, there.st_ino
-    handle = None if key in _locked else _lock(folder / _LOCK)
-    if handle is None:
-        raise CheckpointError(f"{folder}: another run works in this folder; wait until it ends, or use another folder")
-    _locked.add(key)
+    """Hold the folder, which must exist, until the block ends; raise CheckpointError if another run has it."""
+    lock = FileLock(os.path.realpath(folder / _LOCK), timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise CheckpointError(
+            f"{folder}: another run works in this folder; wait until it ends, or use another folder"
+        ) from None
     try:
         yield
     finally:
-        _locked.discard(key)
         with suppress(OSError):  # it is gone, or the disk is read-only by now
             (folder / _LOCK).unlink()
-        os.close(handle)
-
-
-def _lock(path: Path) -> int | None:
-    """The open file that holds the lock; None if another process has it."""
-    while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
-        try:
-            _lock_handle(handle)
-        except OSError as error:
-            os.close(handle)
-            if error.errno in (errno.EACCES, errno.EAGAIN):
-                return None
-            raise
-        try:
-            if os.path.samestat(os.stat(path), os.fstat(handle)):
-                return handle
-        except FileNotFoundError:
-            pass
-        os.close(handle)  # whoever had it has just removed the file
-
-
-def _lock_handle(handle: int) -> None:
-    if sys.platform == "win32":
-        import msvcrt
-
-        msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
-    else:
-        import fcntl
-
-        fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a process that was forked does not hold it
+        lock.release()
 
 
 # ------------------------------------------------------------------------------------------- what comes from outside
@@ -297,57 +257,69 @@ def read_bytes(path: Path, *, most: int = _MOST_BYTES) -> bytes:
     return content
 
 
-def open_file(path: Path) -> BinaryIO:
-    """The file, open for reading; raises OSError for a folder, a pipe, a device or a socket."""
-    _refuse_special(path, os.stat(path).st_mode)
-    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0)))  # noqa: SIM115
+def open_file(path: Path) -> io.BufferedReader:
+    """Open the file for reading; raise OSError for a folder, a pipe, a device or a socket."""
+    return open(path, "rb", opener=_opened)
+
+
+def _opened(name: str, flags: int) -> int:
+    _refuse_special(name, os.stat(name).st_mode)
+    handle = os.open(name, flags | getattr(os, "O_NONBLOCK", 0))
     try:
-        _refuse_special(path, os.fstat(file.fileno()).st_mode)  # it may have been changed in between
+        _refuse_special(name, os.fstat(handle).st_mode)  # it may have been changed in between
     except OSError:
-        file.close()
+        os.close(handle)
         raise
-    return file
+    return handle
 
 
 def parse_json(content: bytes) -> Json:
     """Return the value in JSON text; raise ValueError for other text, and for what is too deep or not finite."""
     try:
-        value: Json = json.loads(content.decode(), parse_constant=_refuse_number, parse_float=_finite, parse_int=_whole)
+        value: Json = json.loads(content.decode(), parse_constant=_number, parse_float=_number, parse_int=_number)
         json.dumps(value, ensure_ascii=False).encode()  # or half of a surrogate pair is met where it cannot be printed
     except RecursionError:
         raise ValueError(f"it is nested more than {_DEEPEST} levels deep") from None
     level = [value]
     for _ in range(_DEEPEST):
-        level = [inner for outer in level for inner in _inner(outer)]
+        nested = [each for each in level if isinstance(each, dict | list)]
+        level = [inner for each in nested for inner in (each.values() if isinstance(each, dict) else each)]
         if not level:
             return value
     raise ValueError(f"it is nested more than {_DEEPEST} levels deep")
 
 
+def _number(text: str) -> int | float:
+    if len(text) > _MOST_DIGITS:
+        raise ValueError(f"a number of {len(text):,} digits is given; at most {_MOST_DIGITS} are read")
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"the number {text} is too large" if text[-1].isdigit() else f"{text} is not a number")
+    return value if {".", "e", "E"} & set(text) else int(text)
+
+
 def user_path(given: object, where: str) -> Path:
-    """The path that somebody names, with `~` for a home folder; raises ConfigError for what is none.
+    """Return the path that a user names, with `~` for a home folder; raise ConfigError for what is none.
 
     >>> user_path(3, "load_data")
     Traceback (most recent call last):
     basisprune.errors.ConfigError: load_data: 3 given, a path is needed
     """
-    if not isinstance(given, str | os.PathLike) or not isinstance(os.fspath(given), str):
+    if not isinstance(given, str | os.PathLike) or not isinstance(text := os.fspath(given), str):
         raise ConfigError.of(where, [f"{given!r} given, a path is needed"])
-    text = str(os.fspath(given))
+    shown = text if len(text) < 100 else f"{text[:60]}... ({len(text):,} characters)"
     if not text or "\0" in text or len(os.fsencode(text)) > _LONGEST_PATH:
-        shown = text if len(text) < 100 else f"{text[:60]}... ({len(text):,} characters)"
         raise ConfigError.of(where, [f"{shown!r} given, which cannot be a path"])
     try:
         path = Path(text).expanduser()
-    except RuntimeError as error:
-        raise ConfigError.of(where, [f"{text!r} given: {error}"]) from error
-    try:
         os.lstat(path)
     except FileNotFoundError:
         pass
+    except RuntimeError as error:
+        raise ConfigError.of(where, [f"{text!r} given: {error}"]) from error
     except OSError as error:
         if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
-            raise ConfigError.of(where, [f"{text[:60]}... given: {error.strerror}"]) from error
+            raise ConfigError.of(where, [f"{shown} given: {error.strerror}"]) from error
     return path
 
 
@@ -365,6 +337,7 @@ def _own_name(folder: Path, kind: str, suffix: str = "") -> Iterator[Path]:
 
 
 def _is_left(entry: Path) -> bool:
+    """Return whether the file or folder is that of a writer which does not run any more."""
     match = _LEFT.fullmatch(entry.name)
     if match is None or os.name != "posix":  # elsewhere asking for a process would end it
         return False
@@ -372,10 +345,8 @@ def _is_left(entry: Path) -> bool:
         return entry not in _at_work
     try:
         os.kill(int(match[2]), 0)
-    except ProcessLookupError:
-        return True
-    except (OSError, OverflowError):
-        return False
+    except (OSError, OverflowError) as error:
+        return isinstance(error, ProcessLookupError)
     return False
 
 
@@ -386,29 +357,8 @@ def _entries(folder: Path) -> list[Path]:
         return []
 
 
-def _refuse_special(path: Path, mode: int) -> None:
+def _refuse_special(path: str, mode: int) -> None:
     if stat.S_ISREG(mode):
         return
     kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
     raise OSError(errno.EINVAL, f"it is {kinds.get(stat.S_IFMT(mode), 'a device')}, no file", str(path))
-
-
-def _inner(value: Json) -> list[Json]:
-    return list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"the number {text[:20]} is too large")
-    return value
-
-
-def _whole(text: str) -> int:
-    if len(text) > _MOST_DIGITS:
-        raise ValueError(f"a number of {len(text):,} digits is given; at most {_MOST_DIGITS} are read")
-    return int(text)
-
-
-def _refuse_number(text: str) -> NoReturn:
-    raise ValueError(f"{text} is not a number")
