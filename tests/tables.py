@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from basisprune.deploy.layer_models import Wanted
+from basisprune.deploy.timing import Wanted
 from basisprune.joint_plan.times import ChannelTimes, LayerShape, TimeTable
 
 

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import cast
 
 import torch
+from safetensors.torch import save
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from basisprune.basis.decompose import choose_layers, full_rank
-from basisprune.basis.layers import BasisPair, BasisScalingConv
+from basisprune.basis.layers import BasisPair, BasisScalingConv, half_name
 from basisprune.errors import ConfigError, ModelError
 from basisprune.torchkit.running import hooked, mode
-from basisprune.torchkit.surgery import TORCH_CONVS, Layer, find_layers, has_channels_last, is_depthwise
+from basisprune.torchkit.surgery import (
+    TORCH_CONVS,
+    Layer,
+    find_layers,
+    has_channels_last,
+    is_depthwise,
+    output_channels,
+)
 from basisprune.transfer.model import known_spec
 
 _LARGEST_SIDE = 1 << 14  # pixels
@@ -65,7 +74,8 @@ def measure(model: nn.Module, input_size: int | tuple[int, ...] | None = None) -
     (224, True)
     """
     shape = _input_shape(model, input_size)
-    counter = _count_flops(model, shape)
+    with FlopCounterMode(display=False) as counter:
+        _run_once(model, shape)
     counts = counter.get_flop_counts()
 
     names: dict[nn.Module, list[str]] = {}
@@ -77,12 +87,14 @@ def measure(model: nn.Module, input_size: int | tuple[int, ...] | None = None) -
         known = names[model.get_submodule(name)]
         return sum(sum(counts.get(each, {}).values()) for each in known) // 2
 
+    running = ("running_mean", "running_var")
+    statistics = [buffer for name, buffer in model.named_buffers() if name.rpartition(".")[2] in running]
     return ModelReport(
         layers=tuple(_layer_reports(model, macs)),
         input_shape=shape,
         parameters=_size(model.parameters()),
         trainable=_size(p for p in model.parameters() if p.requires_grad),
-        paper_parameters=_size(model.parameters()) + _size(_statistics(model)),
+        paper_parameters=_size(model.parameters()) + _size(statistics),
         macs=counter.get_total_flops() // 2,
     )
 
@@ -110,32 +122,60 @@ def weight_uses(model: nn.Module, input_size: int | tuple[int, ...] | None = Non
     return uses
 
 
-def _layer_reports(model: nn.Module, macs: Callable[[str], int]) -> list[LayerReport]:
+def layer_reports(trained: nn.Module, deployed: nn.Module) -> list[LayerReport]:
+    """Report the layers of the trained network, with what each costs in deployed form, as one layer or two."""
+    costs = {layer.name: layer for layer in measure(deployed).layers}
+    rows = []
+    for layer in measure(trained).layers:
+        parts = [costs[name] for name in (layer.name, *_halves(layer.name)) if name in costs]
+        note = layer.note or ("one conv in the deployed model" if layer.rank and len(parts) == 1 else "")
+        rows.append(replace(_with_costs(layer, parts), note=note))
+    return rows
+
+
+def joined_report(model: nn.Module, shape: Sequence[int]) -> ModelReport:
+    """Measure a network; the two halves of a layer that was folded are one row, with their rank."""
+    report = measure(model, tuple(shape))
+    by_name = {layer.name: layer for layer in report.layers}
+    rows = []
+    for layer in report.layers:
+        stem, _, half = layer.name.rpartition(".")
+        halves = [by_name[name] for name in _halves(stem) if name in by_name]
+        if half not in ("basis", "scaling") or len(halves) < 2:
+            rows.append(layer)
+        elif half == "basis":
+            first, second = (cast("Layer", model.get_submodule(each.name)) for each in halves)
+            rank, full = output_channels(first), full_rank(first, output_channels(second))
+            whole = replace(layer, name=stem, rank=rank, full_rank=full, note="split into two")
+            rows.append(_with_costs(whole, halves))
+    return replace(report, layers=tuple(rows))
+
+
+def _with_costs(layer: LayerReport, parts: Sequence[LayerReport]) -> LayerReport:
+    return replace(layer, parameters=sum(part.parameters for part in parts), macs=sum(part.macs for part in parts))
+
+
+def _halves(name: str) -> tuple[str, str]:
+    return half_name(name, "basis"), half_name(name, "scaling")
+
+
+def weight_bytes(model: nn.Module) -> int:
+    """The size of a file of the model's weights."""
+    return len(save({name: value.contiguous().clone() for name, value in model.state_dict().items()}))
+
+
+def _layer_reports(model: nn.Module, macs: Callable[[str], int]) -> Iterator[LayerReport]:
     notes = {choice.name: choice.left_alone or "" for choice in choose_layers(model, linear=True)}
     kinds: tuple[type[nn.Module], ...] = (*TORCH_CONVS, nn.Linear, BasisPair)
-    reports = []
     for name, layer in find_layers(model, kinds, opaque=BasisPair):
-        core: Layer = layer.basis if isinstance(layer, BasisPair) else layer  # type: ignore[assignment]
-        outputs = layer.out_channels if isinstance(layer, BasisPair) else None
-        reports.append(
-            LayerReport(
-                name=name,
-                kind=_kind(core),
-                rank=layer.rank if isinstance(layer, BasisPair) else None,
-                full_rank=full_rank(core, outputs),
-                parameters=_size(layer.parameters()),
-                macs=macs(name),
-                note=notes.get(name, "") or _rank_note(layer, core, outputs),
-            )
-        )
-    return reports
-
-
-def _rank_note(layer: nn.Module, core: Layer, outputs: int | None) -> str:
-    """After filters went, a pair may keep more basis vectors than its smaller conv has ranks."""
-    if isinstance(layer, BasisPair) and layer.rank > full_rank(core, outputs):
-        return "more basis vectors than ranks: the dense conv is smaller"
-    return ""
+        pair = layer if isinstance(layer, BasisPair) else None
+        core = cast("Layer", layer if pair is None else pair.basis)
+        full = full_rank(core, None if pair is None else pair.out_channels)
+        note = notes.get(name, "")
+        if not note and pair is not None and pair.rank > full:  # as when filters went
+            note = "more basis vectors than ranks: the dense conv is smaller"
+        rank = None if pair is None else pair.rank
+        yield LayerReport(name, _kind(core), rank, full, _size(layer.parameters()), macs(name), note)
 
 
 def _kind(layer: Layer) -> str:
@@ -162,24 +202,11 @@ def _input_shape(model: nn.Module, size: int | tuple[int, ...] | None) -> tuple[
     return (channels, *size) if len(size) == 2 and not one_dimensional else tuple(size)
 
 
-def _count_flops(model: nn.Module, shape: tuple[int, ...]) -> FlopCounterMode:
-    counter = FlopCounterMode(display=False)
-    with counter:
-        _run_once(model, shape)
-    return counter
-
-
 @torch.no_grad()
 def _run_once(model: nn.Module, shape: tuple[int, ...]) -> None:
     like = next(model.parameters(), torch.zeros(()))
     with mode(model, training=False):
         model(torch.zeros(1, *shape, device=like.device, dtype=like.dtype))
-
-
-def _statistics(model: nn.Module) -> Iterable[Tensor]:
-    for name, buffer in model.named_buffers():
-        if name.rpartition(".")[2] in ("running_mean", "running_var"):
-            yield buffer
 
 
 def _size(tensors: Iterable[Tensor]) -> int:

@@ -38,7 +38,7 @@ def inspect(
       basisprune inspect out/model --json
     """
     with told_errors():
-        from basisprune.deploy.layer_costs import joined_report
+        from basisprune.costs import joined_report
         from basisprune.report import layer_table
         from basisprune.transfer.model import spec_of
 

@@ -105,8 +105,7 @@ def _from_model(
     keep_head: bool,
     trust_code: bool,
 ) -> None:
-    from basisprune.deploy.layer_models import SCRIPT, write_layer_models
-    from basisprune.deploy.timing import profile_here, wanted_shapes
+    from basisprune.deploy.timing import SCRIPT, profile_here, wanted_shapes, write_layer_models
     from basisprune.files import user_path, write_text
     from basisprune.transfer.model import spec_of
 

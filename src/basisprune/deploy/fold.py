@@ -17,7 +17,6 @@ from torchvision.ops import StochasticDepth
 from basisprune.basis.decompose import full_rank, merge_pair
 from basisprune.basis.layers import BasisPair, Shift
 from basisprune.deploy.comparing import difference
-from basisprune.deploy.form_times import table_seconds
 from basisprune.deploy.forms import (
     PLAIN,
     BatchNorm,
@@ -28,6 +27,7 @@ from basisprune.deploy.forms import (
     plain_layers,
     plain_pair,
     subsampled,
+    table_seconds,
 )
 from basisprune.deploy.graphs import trace
 from basisprune.deploy.latency import Backend, LayerTimer, in_channels_last, interleaved, onnx_layer_seconds

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from basisprune.basis.decompose import merge_pair
 from basisprune.basis.layers import BasisPair
 from basisprune.deploy.allowed import LAYER_ATTRIBUTES
+from basisprune.joint_plan.times import LayerShape, TimeTable
 from basisprune.torchkit.surgery import (
     TORCH_CONVS,
     Layer,
@@ -21,6 +23,7 @@ from basisprune.torchkit.surgery import (
     make_linear,
     output_channels,
 )
+from basisprune.torchkit.watching import Dataflow, LayerCall
 
 BatchNorm: TypeAlias = nn.modules.batchnorm._BatchNorm
 PLAIN: tuple[type[Layer], ...] = (*TORCH_CONVS, nn.Linear)
@@ -87,6 +90,32 @@ def answer_like(container: nn.Sequential, layer: Layer, outputs: int) -> nn.Sequ
     # For its device and dtype: a plain attribute, not one more parameter.
     container.__dict__["weight"] = layer.weight
     return container
+
+
+def table_seconds(
+    choices: Mapping[str, Sequence[nn.Module]], run: Dataflow, table: TimeTable
+) -> dict[str, list[float]]:
+    """The seconds of all forms of each layer, over all its calls; layers that the table does not know are left out."""
+    found = {}
+    for name, forms in choices.items():
+        seconds = [_form_seconds(form, run.calls.get(name, []), table) for form in forms]
+        known = [value for value in seconds if value is not None]
+        if len(known) == len(seconds) and run.calls.get(name):
+            found[name] = known
+    return found
+
+
+def _form_seconds(form: nn.Module, calls: Sequence[LayerCall], table: TimeTable) -> float | None:
+    total, parts = 0.0, list(plain_layers(form).values())
+    for call in calls:
+        for part, sides in zip(parts, (call.shape, call.output_shape), strict=False):
+            if not isinstance(part, nn.Conv2d) or len(call.shape) != 4:
+                return None
+            shape = LayerShape.of(part, (sides[-2], sides[-1]))
+            if table.missing({"": shape}):
+                return None
+            total += float(table.seconds(shape, part.in_channels, output_channels(part)))
+    return total
 
 
 def affine(norm: BatchNorm) -> tuple[Tensor, Tensor] | None:

@@ -10,8 +10,10 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from torch import nn
 
 from basisprune.errors import ConfigError, PlanError
+from basisprune.torchkit.surgery import is_depthwise
 from basisprune.types import JsonValue
 
 Kind: TypeAlias = Literal["conv", "depthwise", "norm"]
@@ -45,23 +47,24 @@ class LayerShape:
             return f"norm on maps of {height}x{width}"
         name = "depthwise conv" if self.kind == "depthwise" else "conv"
         groups = f" in {self.groups} groups" if self.groups > 1 else ""
-        stride = "" if self.stride == (1, 1) else f", stride {_shown(self.stride)}"
-        dilation = "" if self.dilation == (1, 1) else f", dilation {_shown(self.dilation)}"
+        stride = "" if self.stride == (1, 1) else f", stride {_by(self.stride)}"
+        dilation = "" if self.dilation == (1, 1) else f", dilation {_by(self.dilation)}"
         return f"{self.kernel[0]}x{self.kernel[1]} {name}{groups}{stride}{dilation}, on maps of {height}x{width}"
 
-    @property
-    def file_name(self) -> str:
-        """A name for a file, without suffix.
+    @classmethod
+    def of(cls, conv: nn.Conv2d, size: Sides) -> LayerShape:
+        """The shape of a conv that reads maps of this size.
 
-        >>> LayerShape("conv", (3, 3), (2, 2), (32, 32)).file_name
-        'conv-k3x3-s2x2-d1x1-g1-32x32'
+        >>> str(LayerShape.of(nn.Conv2d(8, 8, 3, stride=2, groups=8), (16, 16)))
+        '3x3 depthwise conv, stride 2, on maps of 16x16'
         """
-        sides = (self.kernel, self.stride, self.dilation)
-        parts = [f"{letter}{height}x{width}" for letter, (height, width) in zip("ksd", sides, strict=True)]
-        return "-".join([self.kind, *parts, f"g{self.groups}", f"{self.size[0]}x{self.size[1]}"])
+        kernel, stride, dilation = ((side[0], side[1]) for side in (conv.kernel_size, conv.stride, conv.dilation))
+        if is_depthwise(conv):
+            return cls("depthwise", kernel, stride, size, 1, dilation)
+        return cls("conv", kernel, stride, size, conv.groups, dilation)
 
 
-def _shown(sides: Sides) -> str:
+def _by(sides: Sides) -> str:
     return str(sides[0]) if sides[0] == sides[1] else f"{sides[0]}x{sides[1]}"
 
 
@@ -78,7 +81,6 @@ class ChannelTimes:
     seconds: tuple[tuple[float, ...], ...]
 
     def faults(self) -> list[str]:
-        """What is wrong with the numbers."""
         found = [
             f"{self.shape}: {name} {axis} given; rising numbers of channels are needed"
             for name, axis in (("inputs", self.inputs), ("outputs", self.outputs))

@@ -18,9 +18,9 @@ from basisprune.budget.certify import Certificate, interval_of
 from basisprune.budget.metrics import ClassMetric, in_points, in_words, value_of
 from basisprune.budget.planning import CostPlanner
 from basisprune.budget.proportions import Paired
+from basisprune.costs import layer_reports, weight_bytes
 from basisprune.data import LabelledImages, LoaderPart
 from basisprune.deploy.latency import measure_latency
-from basisprune.deploy.layer_costs import layer_reports, weight_bytes
 from basisprune.importance import taylor_scores
 from basisprune.method.pipeline import Pipeline
 from basisprune.results import (

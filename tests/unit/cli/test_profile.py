@@ -10,8 +10,7 @@ import pytest
 from commands import invoke
 
 from basisprune.deploy import device
-from basisprune.deploy.layer_models import SCRIPT
-from basisprune.deploy.timing import read_table
+from basisprune.deploy.timing import SCRIPT, read_table
 
 
 @pytest.fixture(scope="module")

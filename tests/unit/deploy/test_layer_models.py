@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from basisprune.deploy import device
-from basisprune.deploy.layer_models import SCRIPT, Wanted, channel_axes, write_layer_models
+from basisprune.deploy.timing import SCRIPT, Wanted, channel_axes, write_layer_models
 from basisprune.errors import ConfigError
 from basisprune.joint_plan.times import LayerShape, TimeTable
 

@@ -88,7 +88,6 @@ def test_the_fold_takes_the_form_that_is_faster_on_the_device(penalty, kind):
 
 def test_a_measurement_is_kept_and_a_damaged_one_is_made_again(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("sys.platform", "linux")
     model, x = NETWORKS["plain"]()
     shapes, made = wanted_shapes(model, tuple(x.shape[1:])), []
     monkeypatch.setattr(timing, "profile_here", lambda shapes, **_: made.append(1) or invented(shapes))

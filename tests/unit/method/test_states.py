@@ -11,7 +11,7 @@ from tiny import tiny_images, tiny_model
 from torch import nn
 
 from basisprune.data import ArrayImages, Loaders, load_data
-from basisprune.deploy.layer_models import Wanted
+from basisprune.deploy.timing import Wanted
 from basisprune.errors import CheckpointError
 from basisprune.files import write_checked
 from basisprune.joint_plan.times import LayerShape
