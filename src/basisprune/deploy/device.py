@@ -37,7 +37,7 @@ class ProfileError(Exception):
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measures the folder that this file lies in, and writes the result; the exit code."""
+    """Measure the folder that this file lies in, write the result, and return the exit code."""
     parser = argparse.ArgumentParser(description="Measure how long layers take on this device.")
     parser.add_argument("--output", type=Path, default=Path("device.json"), help="The file to write.")
     parser.add_argument("--threads", type=int, help="Threads of the runtime (default: as prepared).")
@@ -58,21 +58,24 @@ def main(arguments: list[str] | None = None) -> int:
 def profile(
     folder: Path, *, threads: int | None = None, repeats: int = REPEATS, say: Callable[[str], None] = lambda _: None
 ) -> dict[str, Any]:
-    """What the file of times holds: the seconds of every layer in the folder, on this machine."""
-    runtime = _runtime()
+    """Measure the seconds of every layer in the folder on this machine, and return what the file of times holds."""
+    try:
+        import onnxruntime as runtime
+    except ImportError as error:
+        raise ProfileError("onnxruntime is not installed here; pip install onnxruntime") from error
     request = _read_request(folder)
     count = threads or request["threads"]
     if count < 1 or repeats < 2:
         raise ProfileError(f"threads {count}, repeats {repeats} given; at least 1 and 2 are needed")
-    shapes, seconds = request["shapes"], []
+    tables: list[dict[str, Any]] = []
     call, floor = _overhead(runtime, folder / CHAIN, count, repeats)
-    for number, asked in enumerate(shapes, 1):
-        say(f"{number} of {len(shapes)}: {asked['file']}")
-        raw = _node_seconds(runtime, folder / asked["file"], count, repeats)
+    for number, layer in enumerate(request["shapes"], 1):
+        say(f"{number} of {len(request['shapes'])}: {layer['file']}")
+        raw = _node_seconds(runtime, folder / layer["file"], count, repeats)
         corrected = {name: max(value - floor, 0.0) + call for name, value in raw.items()}
-        seconds.append(_rows(asked, corrected))
-    keys = ("shape", "inputs", "outputs")
-    tables = [{**{key: each[key] for key in keys}, "seconds": rows} for each, rows in zip(shapes, seconds, strict=True)]
+        tables.append(
+            {key: layer[key] for key in ("shape", "inputs", "outputs")} | {"seconds": _rows(layer, corrected)}
+        )
     return {
         "runtime": RUNTIME,
         "device": device_name(),
@@ -85,7 +88,7 @@ def profile(
 
 
 def device_name() -> str:
-    """The processor of this machine, as the system calls it."""
+    """Return the processor of this machine, as the system calls it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -95,16 +98,8 @@ def device_name() -> str:
 
 
 def versions(runtime: Any) -> dict[str, str]:
-    """What the times depend on beside the processor."""
+    """Return what the times depend on beside the processor."""
     return {"onnxruntime": str(runtime.__version__), "system": platform.system()}
-
-
-def _runtime() -> Any:
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise ProfileError("onnxruntime is not installed here; pip install onnxruntime") from error
-    return onnxruntime
 
 
 def _read_request(folder: Path) -> dict[str, Any]:
@@ -116,10 +111,9 @@ def _read_request(folder: Path) -> dict[str, Any]:
         raise ProfileError(f"{path}: cannot be read ({error}); prepare the folder again") from error
     if not complete:
         raise ProfileError(f"{path}: is not a list of layers for {RUNTIME}; prepare the folder again")
-    names = [asked["file"] for asked in request["shapes"]] + [CHAIN, request["probe"]["file"]]
-    missing = [name for name in names if not (folder / name).is_file()]
-    if missing:
-        raise ProfileError(f"{folder / missing[0]}: is missing; copy the whole folder, or prepare it again")
+    for name in (*(layer["file"] for layer in request["shapes"]), CHAIN, request["probe"]["file"]):
+        if not (folder / name).is_file():
+            raise ProfileError(f"{folder / name}: is missing; copy the whole folder, or prepare it again")
     return dict(request)
 
 
@@ -171,16 +165,13 @@ def _overhead(runtime: Any, path: Path, threads: int, repeats: int) -> tuple[flo
     return min(runs) / LINKS, float(np.median(links)) if links else 0.0
 
 
-def _rows(asked: dict[str, Any], seconds: Times) -> list[list[float]]:
-    per_channel = asked["shape"]["kind"] != "conv"
-    rows = []
-    for inputs in asked["inputs"]:
-        words = [str(inputs) if per_channel else f"{inputs}x{outputs}" for outputs in asked["outputs"]]
-        missing = [word for word in words if not seconds.get(word)]
-        if missing:
-            raise ProfileError(f"{asked['file']}: onnxruntime's trace does not tell the time of {missing[0]}")
-        rows.append([seconds[word] for word in words])
-    return rows
+def _rows(layer: dict[str, Any], seconds: Times) -> list[list[float]]:
+    pattern = "{0}x{1}" if layer["shape"]["kind"] == "conv" else "{0}"
+    words = [[pattern.format(inputs, outputs) for outputs in layer["outputs"]] for inputs in layer["inputs"]]
+    for word in (word for row in words for word in row):
+        if not seconds.get(word):
+            raise ProfileError(f"{layer['file']}: onnxruntime's trace does not tell the time of {word}")
+    return [[seconds[word] for word in row] for row in words]
 
 
 def _block(runtime: Any, folder: Path, request: dict[str, Any], threads: int, repeats: int) -> int:

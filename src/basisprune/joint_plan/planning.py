@@ -1,10 +1,11 @@
-"""Basis vectors and filters in one plan, by the loss for each parameter, multiply-add or second (not in the paper).
+"""Basis vectors, filters and whole branches in one plan: a knapsack over what each loses and costs (not in the paper).
 
-Plans are sought that minimise loss + price * cost, for prices from nothing upward: the frontier of a knapsack. The loss
-is the sum of the scores of all that goes, halved; the cost of a weight, or the time of a layer, depends on how many
-vectors and filters stay at either side of it, so each layer's rank and each group's width is chosen for the best given
-all others, in turns, until none changes. What a single threshold for all scores would choose is on the frontier too,
-wherever that is better.
+The loss is the sum of the scores of all that goes, halved; the cost of a weight, or the time of a layer, depends on how
+many vectors and filters stay at either side of it. Each layer's rank and each group's width is a lever. For each price,
+all levers are set to where loss + price * cost is lowest given the others, in turns, until none moves; between two
+settings, the next price is the one at which both are worth the same, as long as that finds a better one. The settings
+of a single threshold for all scores are looked at too. Which settings are found does not depend on any budget, so that
+a larger budget never loses more.
 """
 
 from __future__ import annotations
@@ -14,24 +15,32 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from torch import nn
 
 from basisprune.basis.layers import BasisPair, basis_pairs, half_name
 from basisprune.errors import PlanError, TooMuchError
-from basisprune.joint_plan.knapsack import Lever, Place, Point, explore
 from basisprune.joint_plan.times import NetworkTimes
 from basisprune.planning import Array, PlanConfig, Queue, checked_values, filter_plan, group_parts, traced, unit_scores
 from basisprune.torchkit.surgery import is_transposed
 from basisprune.types import BasisPlan, Block, Coupling, Group, JointPlan, LayerPlan, Scores
+
+Place: TypeAlias = tuple[str, int]
+"""An axis of a parameter: its name and the dimension."""
 
 Costs: TypeAlias = Mapping[str, int] | NetworkTimes
 """What `weight_uses` tells of a model, or the times of its layers on a device."""
 
 Price: TypeAlias = Callable[[Sequence[Array]], Array]
 """What a parameter of this shape costs."""
+
+
+_TURNS = 30
+_LOWEST = 1e-15  # a price, of that at which all that can be lost weighs as much as the whole cost
+_FINE = 0.006  # steps of the cost, as a share of the whole, that need not be finer
+_THRESHOLDS = 96
 
 
 def plan_together(
@@ -44,7 +53,7 @@ def plan_together(
     coupling: Coupling | None = None,
     costs: Costs | None = None,
 ) -> JointPlan:
-    """The plan of least loss that removes at least the fraction `pruning_ratio` of parameters, multiply-adds or time.
+    """Plan the removal of at least the fraction `pruning_ratio` of parameters, multiply-adds or time, at least loss.
 
     One point of `plan_frontier`, which has the settings. Raises PlanError when there is not that much to remove.
     """
@@ -61,7 +70,7 @@ def plan_frontier(
     costs: Costs | None = None,
     blocks: Sequence[Block] = (),
 ) -> PlanFrontier:
-    """The plans of least loss for every budget, of which `plan(ratio)` carries one out.
+    """Find the plans of least loss for every budget, of which `plan(ratio)` returns one.
 
     `basis` and `filters` are scores in units of the loss, as `joint_loss` gives them; either may have no layers, and
     what has no scores is left alone. With `config.per="parameter"` (the default) all parameters count, but for the
@@ -80,8 +89,9 @@ def plan_frontier(
     pairs = basis_pairs(model) if basis.layers else {}
     sizes = _Sizes(model, pairs, _pricing(model, config, costs))
     levers = {("basis", name): _rank_lever(name, pairs.get(name), basis, config) for name in basis.layers}
-    for group in _scored(coupling, filters):
-        levers["filters", group.name] = _width_lever(model, group, filters, config)
+    for group in coupling.groups:
+        if all(name in filters.layers for name in group.layers):
+            levers["filters", group.name] = _width_lever(model, group, filters, config)
     known = {block.name: block for block in blocks if block.last in basis.layers}
     # They come last: what remains of a branch when its ranks are set decides whether it is worth its cost.
     levers |= {("blocks", name): _block_lever(block, basis, sizes) for name, block in known.items()}
@@ -103,7 +113,7 @@ class PlanFrontier:
 
     @property
     def cost(self) -> float:
-        """What the whole network costs."""
+        """The cost of the whole network."""
         return self.points[0].cost
 
     def point(self, pruning_ratio: float) -> Point:
@@ -191,10 +201,6 @@ def _seconds(times: NetworkTimes, name: str, sizes: Sequence[Array]) -> Array:
     return times.seconds(name, inputs, sizes[0])
 
 
-def _scored(coupling: Coupling, filters: Scores) -> list[Group]:
-    return [group for group in coupling.groups if all(name in filters.layers for name in group.layers)]
-
-
 def _rank_lever(name: str, pair: BasisPair | None, basis: Scores, config: PlanConfig) -> Lever:
     layer = basis.layers[name]
     if pair is None or pair.rank != len(layer.values):
@@ -224,8 +230,7 @@ def _block_lever(block: Block, basis: Scores, sizes: _Sizes) -> Lever:
     return Lever.of(queue, dict.fromkeys(sizes.presence(f"{block.name}."), 1.0))
 
 
-@dataclass(frozen=True)
-class _Pair:
+class _Pair(NamedTuple):
     """The weights of a pair, and where the first has the channels that the one conv would output."""
 
     first: str
@@ -258,7 +263,6 @@ class _Sizes:
         return [(name, len(sizes) - 1) for name, sizes in self._shapes.items() if name.startswith(prefix)]
 
     def costs(self, lever: Lever, level: int) -> Array:
-        """What all that the lever reaches costs at each of its levels, if it is at this one now."""
         kept = np.asarray(lever.queue.starts, dtype=np.float64)
         moved = {
             (name, dim): self._shapes[name][dim] + (kept - kept[level]) * each
@@ -269,14 +273,12 @@ class _Sizes:
         return sum((self._term(name, moved) for name in terms), np.zeros(len(kept)))
 
     def move(self, lever: Lever, before: int, after: int) -> None:
-        """Moves the lever from one level to another."""
         slots = lever.queue.starts[after] - lever.queue.starts[before]
         for (name, dim), each in lever.reach.items():
             if name in self._shapes:
                 self._shapes[name][dim] = self._shapes[name][dim] + slots * each
 
     def total(self) -> float:
-        """What all parameters cost now."""
         own = [name for name in self._shapes if name not in self._pairs or self._pairs[name].first == name]
         return float(sum(float(self._term(name, {})) for name in own))
 
@@ -292,3 +294,122 @@ class _Sizes:
 
     def _shape(self, name: str, moved: Mapping[Place, Array]) -> list[Array]:
         return [moved.get((name, dim), size) for dim, size in enumerate(self._shapes[name])]
+
+
+# ------------------------------------------------------------------------------------------- the knapsack
+
+
+@dataclass(frozen=True)
+class Lever:
+    """One rank or width: `losses[level]` is what goes with all but `queue.starts[level]` slots.
+
+    `reach` says by how much one slot shortens which axes.
+    """
+
+    queue: Queue
+    losses: Array
+    reach: Mapping[Place, float]
+
+    @classmethod
+    def of(cls, queue: Queue, reach: Mapping[Place, float]) -> Lever:
+        count, lengths = len(queue.order), np.diff(queue.starts)
+        blocks = np.asarray(queue.values) * lengths * count
+        losses = np.concatenate([np.cumsum(blocks[::-1])[::-1], [0.0]])
+        return cls(queue, losses, reach)
+
+
+class Sizes(Protocol):
+    """The cost of everything as levers move; `costs` are those at each level of a lever that is at this one now."""
+
+    def costs(self, lever: Lever, level: int) -> Array: ...
+
+    def move(self, lever: Lever, before: int, after: int) -> None: ...
+
+    def total(self) -> float: ...
+
+
+@dataclass(frozen=True)
+class Point:
+    """A setting of all levers: what it costs, and what is lost."""
+
+    levels: tuple[int, ...]
+    cost: float
+    loss: float
+
+
+def explore(levers: Sequence[Lever], sizes: Sizes) -> tuple[Point, ...]:
+    """Find settings of little loss, from the whole, which comes first, to the cheapest; `sizes` start whole."""
+    whole = [len(lever.losses) - 1 for lever in levers]
+    setting = _Setting(levers, sizes, list(whole))
+    first = setting.point()
+    most = sum(float(lever.losses[0]) for lever in levers)
+    ends = setting.settled(_LOWEST * most / first.cost if first.cost else 0.0), setting.settled(math.inf)
+    found = {point.levels: point for point in (first, *ends)}
+    between = [ends]
+    while between:
+        dear, cheap = between.pop()
+        saved = dear.cost - cheap.cost
+        if saved <= _FINE * first.cost:
+            continue
+        price = (cheap.loss - dear.loss) / saved  # at which both are worth the same
+        point = setting.settled(price)
+        if point.loss + price * point.cost < (cheap.loss + price * cheap.cost) * (1 - 1e-9):
+            between += [(dear, point), (point, cheap)]
+        found.setdefault(point.levels, point)
+    for levels in _by_threshold(levers):
+        setting.go(levels)
+        point = setting.filled()
+        found.setdefault(point.levels, point)
+    setting.go(whole)
+    return tuple(found.values())
+
+
+@dataclass
+class _Setting:
+    """Levers at their levels, and what everything costs there."""
+
+    levers: Sequence[Lever]
+    sizes: Sizes
+    levels: list[int]
+
+    def point(self) -> Point:
+        loss = sum(float(lever.losses[level]) for lever, level in zip(self.levers, self.levels, strict=True))
+        return Point(tuple(self.levels), self.sizes.total(), loss)
+
+    def go(self, levels: Sequence[int]) -> None:
+        for place, lever in enumerate(self.levers):
+            self._move(place, lever, levels[place])
+
+    def settled(self, price: float) -> Point:
+        """Where no lever moves any more at this price; all begin whole."""
+        self.go([len(lever.losses) - 1 for lever in self.levers])
+        for _ in range(_TURNS):
+            before = list(self.levels)
+            for place, lever in enumerate(self.levers):
+                costs = self.sizes.costs(lever, self.levels[place])
+                worth = costs if math.isinf(price) else lever.losses + price * costs
+                self._move(place, lever, int(np.argmin(worth)))
+            if self.levels == before:
+                break
+        return self.point()
+
+    def filled(self) -> Point:
+        """Where every lever keeps all that costs nothing more."""
+        for place, lever in enumerate(self.levers):
+            level = self.levels[place]
+            costs = self.sizes.costs(lever, level)
+            self._move(place, lever, int(np.flatnonzero(costs <= costs[level])[-1]))
+        return self.point()
+
+    def _move(self, place: int, lever: Lever, level: int) -> None:
+        self.sizes.move(lever, self.levels[place], level)
+        self.levels[place] = level
+
+
+def _by_threshold(levers: Sequence[Lever]) -> list[list[int]]:
+    """The levels at which all levers keep what is worth more than one threshold, for several of them."""
+    values = np.unique(np.concatenate([np.asarray(lever.queue.values) for lever in levers] or [np.zeros(0)]))
+    if len(values) > _THRESHOLDS:
+        values = np.quantile(values, np.linspace(0, 1, _THRESHOLDS), method="nearest")
+    worth = [np.asarray(lever.queue.values) for lever in levers]
+    return [[int(np.sum(each > value)) for each in worth] for value in values]

@@ -133,7 +133,7 @@ class TimeTable(JsonValue):
             raise ConfigError.of("TimeTable", faults)
 
     def missing(self, shapes: Mapping[str, LayerShape]) -> list[str]:
-        """A line for each of these layers that nothing is known of."""
+        """Return a line for each of these layers that nothing is known of."""
         return [f"{name}: no times for a {shape}" for name, shape in shapes.items() if shape not in self._grids]
 
     def seconds(self, shape: LayerShape, inputs: float | Array, outputs: float | Array) -> Array:

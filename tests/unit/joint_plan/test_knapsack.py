@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from basisprune.joint_plan.knapsack import Lever, Point, explore
+from basisprune.joint_plan.planning import Lever, Point, explore
 from basisprune.planning import Array, PlanConfig, Queue
 
 

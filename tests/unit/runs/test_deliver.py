@@ -202,13 +202,13 @@ def test_an_int8_file_that_was_exported_stays_and_one_of_the_run_goes_if_it_is_n
 
 def test_latency_is_that_of_the_delivered_file_first(tmp_path, monkeypatch):
     timed = []
-    real = basisprune.runs.deliver.measure_files
+    real = basisprune.runs.deliver.file_latencies
 
     def recorded(files, *given, **options):
-        timed.append((tmp_path / "model.onnx").samefile(files["after"]))
+        timed.append((tmp_path / "model.onnx").samefile(files["after"][1]))
         return real(files, *given, **options)
 
-    monkeypatch.setattr(basisprune.runs.deliver, "measure_files", recorded)
+    monkeypatch.setattr(basisprune.runs.deliver, "file_latencies", recorded)
     found = deliver(FOUND, delivery(onnx=True), tmp_path, NullCallback())
     assert timed == [True]
     assert [row.backend for row in found.latency.rows] == ["onnxruntime"] * 4 + ["eager"] * 4
