@@ -36,8 +36,8 @@ from .tasks import segmentation as segmentation
 from .training.config import TrainConfig as TrainConfig
 from .training.evaluation import evaluate as evaluate
 from .training.evaluation import predict as predict
+from .training.lessons import Session as Session
 from .training.loop import fit as fit
-from .training.trainer import Session as Session
 from .transfer.hints import Hints as Hints
 from .transfer.kept import kept_model as kept_model
 from .transfer.model import transfer_model as transfer_model

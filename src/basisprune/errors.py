@@ -24,7 +24,7 @@ import difflib
 import errno
 import unicodedata
 from collections.abc import Callable, Iterable
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 _UNPRINTABLE = ("Cc", "Cf", "Cs", "Zl", "Zp")  # categories of Unicode
 _MOST_LINES = 20
@@ -148,6 +148,23 @@ class MissingExtraError(BasisPruneError, ImportError):
             f"the package {package!r} is needed for this; install it with: pip install 'basisprune[{extra}]'"
         )
         self.args = (package, extra)  # what a pickle of it calls the class with
+
+
+def broken_rules(settings: object, *rules: tuple[str, Callable[[Any], bool], str]) -> list[str]:
+    """List the fields that break a rule: their names, what a value other than None must be, and that in words.
+
+    >>> from types import SimpleNamespace
+    >>> broken_rules(SimpleNamespace(epochs=0), ("epochs", lambda value: value > 0, "at least 1 is needed"))
+    ['epochs: 0 given, at least 1 is needed']
+    """
+    faults = []
+    for names, fits, needed in rules:
+        for name in names.split():
+            value = getattr(settings, name)
+            if value is not None and not fits(value):
+                shown = f"{value:.3g}" if isinstance(value, int) and abs(value) > 10**20 else repr(value)
+                faults.append(f"{name}: {shown} given, {needed}")
+    return faults
 
 
 def is_about_memory(error: BaseException) -> bool:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias, get_args
 
 from basisprune.basis.decompose import Basis, LinearLayers
 from basisprune.data.transforms import Augment
-from basisprune.errors import ConfigError, nearest
+from basisprune.errors import ConfigError, broken_rules, nearest
 from basisprune.planning import PlanConfig
 from basisprune.pruning import Compensation
 from basisprune.tasks import Task
@@ -15,7 +16,6 @@ from basisprune.training.config import Choices, Precision, TrainConfig
 from basisprune.types import Augmentation, FloatType, FrameworkName
 
 Axis: TypeAlias = Literal["basis", "filters"]
-Start: TypeAlias = Literal["dense", "decomposed"]
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ GIVEN, DENSE, DECOMPOSED, POLISHED = Step("given"), Step("dense"), Step("decompo
 
 
 def named(steps: Steps) -> str:
-    """The steps in words.
+    """Describe the steps in words.
 
     >>> named((DECOMPOSED, Step("basis", 0.5), POLISHED))
     'decomposed, basis 0.5, polished'
@@ -100,7 +100,7 @@ assert tuple(FRAMEWORKS) == get_args(FrameworkName)
 
 
 def find_framework(name: str) -> Framework:
-    """The framework of that name.
+    """Return the framework of that name.
 
     >>> find_framework("basis+tylor")
     Traceback (most recent call last):
@@ -121,17 +121,15 @@ BasisScores: TypeAlias = Literal["taylor", "loss"]
 class Recipe:
     """All settings of a framework: how to decompose, train, plan, prune and train again.
 
-    `basis_images` is the number of training images used to compute the bases "outputs" and "loss". `score_images` sets
-    this many validation images aside for the scores, at most half, so that networks are judged on images that did not
-    influence them; with None, all validation images serve both purposes, as in the paper. If `scores` is "loss", all
-    scores are from training images, as many as for the basis, unless `score_images` is given. Scores are averages over
-    batches of `score_batch` images: the smaller the batch, the more squares are averaged. `compensate` is how
-    `prune_basis` compensates for pruned basis vectors: "none", "mean" or "refit". With `rebase`, every pair is rotated
-    to the principal axes of its outputs (in the metric of the loss, if that is the basis) before its basis vectors are
-    scored. `scores` ranks the basis vectors: "taylor" is the paper's, on validation images; "loss" estimates the loss
-    itself, on the training images used for the basis. `filter_compensate` is how `prune_filters` compensates for
-    pruned filters, like `compensate` for basis vectors. `framework` is the default pruning method.
-    `linear` says whether linear layers are split too, as in `decompose`.
+    `basis_images` is the number of training images for the bases "outputs" and "loss"; `linear` says whether linear
+    layers are split too, as in `decompose`. With `rebase`, every pair is rotated to the principal axes of its outputs
+    (in the metric of the loss, if that is the basis) before its basis vectors are scored. `scores` ranks these:
+    "taylor" is the paper's, on validation images; "loss" estimates the loss itself, on the training images of the
+    basis. `score_images` holds out this many validation images for the scores, at most half, so that networks are
+    judged on images that did not influence them; None: all validation images serve both purposes, as in the paper.
+    Scores are averages over batches of `score_batch` images: the smaller the batch, the more squares are averaged.
+    `compensate` is how `prune_basis` compensates for pruned basis vectors, `filter_compensate` how `prune_filters`
+    compensates for pruned filters: "none", "mean" or "refit". `framework` is the default pruning method.
     """
 
     basis: Basis
@@ -151,32 +149,33 @@ class Recipe:
     linear: LinearLayers = "auto"
 
     def __post_init__(self) -> None:
-        faults = []
-        faults += [
-            f"{name}: {getattr(self, name)!r} given; allowed are {', '.join(get_args(Compensation))}"
-            for name in ("compensate", "filter_compensate")
-            if getattr(self, name) not in get_args(Compensation)
-        ]
-        if self.basis == "loss" and self.scale_init != 1.0:
-            faults.append(
-                f"scale_init: {self.scale_init} given; the basis 'loss' is computed on a trained network; pass 1.0"
+        choices = {
+            "compensate filter_compensate": get_args(Compensation),
+            "basis": get_args(Basis),
+            "scores": get_args(BasisScores),
+            "framework": get_args(FrameworkName),
+            "linear": (True, False, "auto"),
+        }
+        faults = [
+            fault
+            for names, allowed in choices.items()
+            for fault in broken_rules(
+                self, (names, allowed.__contains__, f"allowed are {', '.join(map(str, allowed))}")
             )
-        if self.linear not in (True, False, "auto"):
-            faults.append(f"linear: {self.linear!r} given; allowed are True, False and 'auto'")
-        choices = {"basis": get_args(Basis), "scores": get_args(BasisScores), "framework": get_args(FrameworkName)}
-        faults += [
-            f"{name}: {getattr(self, name)!r} given; allowed are {', '.join(allowed)}"
-            for name, allowed in choices.items()
-            if getattr(self, name) not in allowed
         ]
-        for name in ("basis_images", "score_images", "score_batch"):
-            count = getattr(self, name)
-            if count is not None and count < 1:
-                faults.append(f"{name}: {count} given; at least 1 is needed")
+        counts = "basis_images score_images score_batch"
+        faults += broken_rules(self, (counts, lambda count: count >= 1, "at least 1 is needed"))
+        if self.basis == "loss" and self.scale_init != 1.0:
+            computed = "the basis 'loss' is computed on a trained network"
+            faults.append(f"scale_init: {self.scale_init} given; {computed}; pass 1.0")
         if self.filter_plan.per != "vector":
             faults.append(f"filter_plan.per: {self.filter_plan.per!r} given; only 'vector' is allowed for filters")
         if faults:
             raise ConfigError.of("Recipe", faults)
+
+    def with_training(self, change: Callable[[TrainConfig], TrainConfig]) -> Recipe:
+        """Return the recipe with both trainings changed."""
+        return replace(self, train=change(self.train), finetune=change(self.finetune))
 
     def foresees(self, move: Move) -> bool:
         """Whether the scores of all that the move prunes are in units of the loss.
@@ -216,6 +215,7 @@ _QUICK_TRAINING = TrainConfig(
     augmentation=Augment(shift=0.05),
     choices=Choices(augmentation=True, precision=True),
 )
+_LONG_TRAINING = replace(_QUICK_TRAINING, epochs=50, patience=15, dropout=True)
 _QUICK = Recipe(
     basis="loss",
     scale_init=1.0,
@@ -246,8 +246,8 @@ RECIPES = {
     "quick": _QUICK,
     "best": replace(
         _QUICK,
-        train=replace(_QUICK_TRAINING, epochs=50, patience=15, dropout=True),
-        finetune=replace(_QUICK_TRAINING, epochs=50, patience=15, dropout=True, distill=0.5),
+        train=_LONG_TRAINING,
+        finetune=replace(_LONG_TRAINING, distill=0.5),
     ),
 }
 """The presets: the paper's protocol; a short one, with scores in units of the loss and all weights trained
@@ -291,13 +291,11 @@ def trained_with(
         mixed = _PRECISIONS.get(precision or "auto", config.mixed_precision)
         return replace(config, choices=choices, augmentation=fixed, mixed_precision=mixed, **changes)  # type: ignore[arg-type]
 
-    return replace(recipe, train=changed(recipe.train), finetune=changed(recipe.finetune))
+    return recipe.with_training(changed)
 
 
 def for_task(recipe: Recipe, task: Task) -> Recipe:
-    """The recipe without what the task has no use for: smoothed labels and blended images where there are no classes,
-    and a teacher where nobody says how far two outputs are apart.
-    """
+    """Return the recipe without what the task has no use for: smoothing and blending of classes, or a teacher."""
 
     def changed(config: TrainConfig) -> TrainConfig:
         if task.distance is None:
@@ -306,21 +304,21 @@ def for_task(recipe: Recipe, task: Task) -> Recipe:
             return config
         return replace(config, label_smoothing=0.0, augmentation=replace(config.augmentation, mixup=0.0, cutmix=0.0))
 
-    return replace(recipe, train=changed(recipe.train), finetune=changed(recipe.finetune))
+    return recipe.with_training(changed)
 
 
 def for_own_inputs(recipe: Recipe) -> Recipe:
-    """The recipe for inputs that come from somebody's own loader: taken as they are, without augmentation."""
+    """Return the recipe for inputs from a user's own loader: taken as they are, without augmentation."""
 
     def changed(config: TrainConfig) -> TrainConfig:
         blends = Augment(mixup=config.augmentation.mixup, cutmix=config.augmentation.cutmix)
         return replace(config, augmentation=blends)
 
-    return replace(recipe, train=changed(recipe.train), finetune=changed(recipe.finetune))
+    return recipe.with_training(changed)
 
 
 def find_recipe(recipe: str | Recipe) -> Recipe:
-    """The recipe of that name, or the recipe itself.
+    """Return the recipe of that name, or the recipe itself.
 
     "paper" has the shifts that the paper uses for all its datasets; "paper:cifar10", "paper:mnist" and
     "paper:fashion_mnist" add the flips or rotations it uses for these. The size it enlarges images to is in

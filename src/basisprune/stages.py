@@ -37,15 +37,11 @@ _NONE = Scores("loss", {})
 
 @dataclass(frozen=True)
 class Importance:
-    """What each basis vector and filter of a network is worth; `score` makes it.
+    """What each basis vector and filter of a network is worth, as returned by `score`.
 
-    Attributes:
-        basis: The scores of all basis vectors; without layers where none were asked for or nothing is decomposed.
-        filters: The scores of all filters; without layers where none were asked for.
-        coupling: The filters that must be removed together; None without filter scores.
-        example_shape: The shape of a batch of images that the network ran on.
-        basis_statistics: What compensating for removed basis vectors needs, by layer.
-        filter_statistics: What compensating for removed filters needs, by layer.
+    Scores have no layers where none were asked for or nothing is decomposed. `coupling` tells which filters must be
+    removed together (None without filter scores), `example_shape` the shape of a batch that the network ran on; the
+    statistics, by layer, are what compensating for removed basis vectors and filters needs.
     """
 
     basis: Scores
@@ -99,32 +95,22 @@ def score(
     coupling = None if filters is None else trace_coupling(model, images[:2])
     of_basis: _Known = _NONE, {}
     of_filters: _Known = _NONE, {}
-    if basis == filters == "loss" and coupling is not None:  # from one pass
+    if coupling is not None and basis == filters == "loss":  # from one pass
         vectors, channels = joint_loss(model, coupling, batches, loss=loss, refit=True)
         of_basis, of_filters = (vectors.scores, vectors.statistics), (channels.scores, channels.statistics)
     else:
-        if basis is not None:
-            of_basis = _of_basis(model, batches, basis, loss)
-        if filters is not None and coupling is not None:
-            of_filters = _of_filters(model, batches, filters, coupling, loss)
+        if basis == "loss":
+            vectors = basis_loss(model, batches, loss=loss)
+            of_basis = vectors.scores, vectors.statistics
+        elif basis is not None:
+            of_basis = taylor_scores(model, batches, loss=loss), basis_statistics(model, batches)
+        if coupling is not None and filters == "loss":
+            channels = filter_loss(model, coupling, batches, loss=loss, refit=True)
+            of_filters = channels.scores, channels.statistics
+        elif coupling is not None and filters is not None:
+            scores = score_filters(model, filters, coupling.layers, batches, loss=loss)
+            of_filters = scores, filter_statistics(model, coupling, batches)
     return Importance(of_basis[0], of_filters[0], coupling, tuple(images.shape), of_basis[1], of_filters[1])
-
-
-def _of_basis(model: nn.Module, batches: Iterable[object], method: BasisMethod, loss: Loss) -> _Known:
-    if method == "taylor":
-        return taylor_scores(model, batches, loss=loss), basis_statistics(model, batches)
-    found = basis_loss(model, batches, loss=loss)
-    return found.scores, found.statistics
-
-
-def _of_filters(
-    model: nn.Module, batches: Iterable[object], method: FilterMethod, coupling: Coupling, loss: Loss
-) -> _Known:
-    if method == "loss":
-        found = filter_loss(model, coupling, batches, loss=loss, refit=True)
-        return found.scores, found.statistics
-    scores = score_filters(model, method, coupling.layers, batches, loss=loss)
-    return scores, filter_statistics(model, coupling, batches)
 
 
 def plan(model: nn.Module, importance: Importance, pruning_ratio: float, config: PlanConfig | None = None) -> Plan:
@@ -147,15 +133,8 @@ def plan(model: nn.Module, importance: Importance, pruning_ratio: float, config:
     if importance.filters.layers and importance.basis.layers:
         config = config or PlanConfig(per="parameter")
         costs = weight_uses(model, importance.example_shape[1:]) if config.per == "mac" else None
-        return plan_together(
-            model,
-            importance.basis,
-            importance.filters,
-            pruning_ratio,
-            config,
-            coupling=importance.coupling,
-            costs=costs,
-        )
+        scores = importance.basis, importance.filters
+        return plan_together(model, *scores, pruning_ratio, config, coupling=importance.coupling, costs=costs)
     if importance.coupling is not None:
         return plan_filters(model, importance.filters, pruning_ratio, config, coupling=importance.coupling)
     if not importance.basis.layers:
@@ -205,42 +184,30 @@ def prune(
     9
     """
     if isinstance(what, BasisPlan | FilterPlan | JointPlan):
-        return _carried_out(model, what, importance, compensate)
+        return _carry_out(model, what, importance, compensate)
     if remove not in get_args(Removed):
         raise ConfigError(f"prune: remove {remove!r} given; allowed are {', '.join(get_args(Removed))}")
     if batches is None:
         raise ConfigError("prune: a fraction given without batches; pass prepared training images with labels")
     if remove != "filters" and next(find_layers(model, BasisPair), None) is None:
         model, _ = split_by_loss(model, batches, loss=loss)
-    scored = score(
-        model,
-        batches,
-        basis=None if remove == "filters" else "loss",
-        filters=None if remove == "basis" else "loss",
-        loss=loss,
-    )
-    return _carried_out(model, plan(model, scored, what, config), scored, compensate)
+    basis: BasisMethod | None = None if remove == "filters" else "loss"
+    scored = score(model, batches, basis=basis, filters=None if remove == "basis" else "loss", loss=loss)
+    return _carry_out(model, plan(model, scored, what, config), scored, compensate)
 
 
-def _carried_out(
+def _carry_out(
     model: nn.Module, plan: Plan, importance: Importance | None, compensate: Compensation | None
 ) -> nn.Module:
-    """Return the network without what the plan removes."""
     if importance is None:
         if compensate == "refit":
             raise ConfigError("prune: compensate='refit' needs the importance that the plan was made from; pass it")
-        if isinstance(plan, BasisPlan):
-            return prune_basis(model, plan, compensate=compensate or "mean")
-        if isinstance(plan, FilterPlan):
-            return prune_filters(model, plan, compensate=compensate or "none")
-        return prune_together(model, plan, compensate=compensate or "none")
-    how: Compensation = compensate or "refit"
+        how: Compensation = compensate or ("mean" if isinstance(plan, BasisPlan) else "none")
+        basis = filters = None
+    else:
+        how, basis, filters = compensate or "refit", importance.basis_statistics, importance.filter_statistics
     if isinstance(plan, BasisPlan):
-        refit = importance.basis_statistics if how == "refit" else None
-        return prune_basis(model, plan, compensate=how, statistics=refit)
+        return prune_basis(model, plan, compensate=how, statistics=basis if how == "refit" else None)
     if isinstance(plan, FilterPlan):
-        known = None if how == "none" else importance.filter_statistics
-        return prune_filters(model, plan, compensate=how, statistics=known)
-    return prune_together(
-        model, plan, compensate=how, basis=importance.basis_statistics, filters=importance.filter_statistics
-    )
+        return prune_filters(model, plan, compensate=how, statistics=None if how == "none" else filters)
+    return prune_together(model, plan, compensate=how, basis=basis, filters=filters)

@@ -168,8 +168,8 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(monkey
         with pytest.raises(Killed):
             fit(tiny_decomposed(), tiny_images(), None, config, checkpoint=path)
     before = path.read_bytes()
-    original = basisprune.training.trainer.prepare
-    monkeypatch.setattr(basisprune.training.trainer, "prepare", lambda *a, **k: original(*a, **k) * math.nan)
+    original = basisprune.training.lessons.prepare
+    monkeypatch.setattr(basisprune.training.lessons, "prepare", lambda *a, **k: original(*a, **k) * math.nan)
     with pytest.raises(TrainingError, match="epoch 1, step 0: the loss is nan at learning rate"):
         fit(tiny_decomposed(), tiny_images(), None, config, checkpoint=path)
     assert path.read_bytes() == before

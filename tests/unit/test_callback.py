@@ -8,12 +8,12 @@ import pytest
 
 from basisprune.callback import Callback, NullCallback, TrainingStep
 from basisprune.cli.common import Teller
-from basisprune.training.progress import SearchProgress, TrainingBar
+from basisprune.training.progress import SearchProgress
 
 CALLS = [name for name in vars(Callback) if not name.startswith("_")]
 
 
-@pytest.mark.parametrize("kind", [NullCallback, SearchProgress, Teller, TrainingBar])
+@pytest.mark.parametrize("kind", [NullCallback, SearchProgress, Teller])
 @pytest.mark.parametrize("call", CALLS)
 def test_every_listener_takes_every_call(kind, call):
     wanted, found = (inspect.signature(getattr(each, call)) for each in (Callback, kind))

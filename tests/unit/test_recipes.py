@@ -31,7 +31,7 @@ def test_the_papers_datasets_are_enlarged_four_times_and_moved_as_it_says():
 
 
 def test_a_compensation_that_is_not_known_is_refused():
-    with pytest.raises(ConfigError, match=r"compensate: 'refitted' given; allowed are none, mean, refit$"):
+    with pytest.raises(ConfigError, match=r"compensate: 'refitted' given, allowed are none, mean, refit$"):
         dataclasses.replace(RECIPES["quick"], compensate="refitted")
 
 

@@ -57,9 +57,9 @@ from basisprune.torchkit.watching import example_input
 from basisprune.training.checkpoint import EpochRecord, out_of_patience
 from basisprune.training.config import TrainConfig
 from basisprune.training.evaluation import evaluate, judge, validation_images
+from basisprune.training.lessons import Session
 from basisprune.training.loop import fit
 from basisprune.training.trainable import set_trainable
-from basisprune.training.trainer import Session
 from basisprune.transfer.model import spec_of, with_shape
 from basisprune.types import OUTPUT, BlockPlan, FilterPlan, FrameworkName
 

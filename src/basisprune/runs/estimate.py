@@ -21,8 +21,8 @@ from basisprune.search.stepping import axes_of, most_steps
 from basisprune.tasks import CLASSIFICATION, Task
 from basisprune.training.config import TrainConfig
 from basisprune.training.evaluation import evaluate
+from basisprune.training.lessons import Session
 from basisprune.training.loop import fit
-from basisprune.training.trainer import Session
 from basisprune.transfer.model import spec_of
 
 _STEPS = 3

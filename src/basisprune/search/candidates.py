@@ -10,7 +10,6 @@ from torch import nn
 
 from basisprune.budget import Budget, Optimize
 from basisprune.budget.certify import AcceptanceRule, Certificate, interval_of, loss_of
-from basisprune.budget.evidence import Evidence
 from basisprune.budget.metrics import value_of
 from basisprune.costs import measure
 from basisprune.deploy.export.onnx import has_onnx
@@ -43,12 +42,11 @@ class Candidate:
     """A network that was tried, judged on the validation images; its size is that of the deployed form.
 
     The ratios are the fractions of basis vectors and filters actually removed; with blocks of `round_to`, they are
-    smaller than requested. `drop` is what is lost relative to the unpruned network, of accuracy or of the metric of the
-    budget, whose value is `score`. Its paired 95 % interval is that of a network that was not selected: all candidates
-    are judged on the same images, so that it is too narrow for those that look best. A candidate is `undecided` if it
-    contains the limit. `chance` is how likely it is to be certified on the confirming images, where there are enough.
-    `branches` is the number of residual branches that went as a whole. For another task than classification, `accuracy`
-    is its metric, whose name is `metric`, and `shown` the value as text.
+    smaller than requested. `accuracy` is the metric of the task, named `metric`, `shown` its text, and `score` that of
+    the budget. `drop` is what is lost relative to the unpruned network. Its paired 95% interval is that of a network
+    that was not selected: all candidates are judged on the same images, so that it is too narrow for those that look
+    best. A candidate is `undecided` if it contains the limit. `chance` is how likely it is to be certified on the
+    confirming images, where there are enough. `branches` counts the residual branches removed as a whole.
     """
 
     steps: Steps
@@ -72,34 +70,36 @@ class Candidate:
 
     @classmethod
     def of(cls, state: State, reference: State, size: Size, asked: Shares = ALL) -> Candidate:
-        """The candidate for a state, assumed to pass until it is judged; `asked` are the requested shares."""
-        kept = really_kept(state, asked)
-        value, interval, loss = _judged(reference, state)
+        """Describe a state, assumed to pass until it is judged; `asked` are the requested shares."""
+        kept, outcomes = really_kept(state, asked), state.outcomes
+        loss = loss_of(reference.outcomes, outcomes)
+        # The last training; of a network that was split after its training, that training.
+        stages = state.stages[-1:] if state.plans else state.stages[::-1]
         return cls(
             steps=state.steps,
             basis_ratio=1 - kept["basis"],
             filter_ratio=1 - kept["filters"],
-            accuracy=value,
-            interval=interval,
+            accuracy=outcomes.value,
+            interval=interval_of(outcomes),
             drop=loss.drop,
             drop_interval=loss.interval(),
             passed=True,
             undecided=False,
             parameters=size.parameters,
             macs=size.macs,
-            history=_history(state),
+            history=next((stage.history for stage in stages if stage.history), ()),
             latency_ms=size.latency_ms,
             branches=state.branches,
-            metric=state.outcomes.task.metric_name,
-            shown=state.outcomes.task.format(value),
+            metric=outcomes.task.metric_name,
+            shown=outcomes.task.format(outcomes.value),
         )
 
     def judged(self, budget: Budget) -> Candidate:
-        """The candidate judged by a budget of size or time."""
+        """Judge it by a budget of size or time."""
         return replace(self, passed=budget.allows(self.parameters, self.macs, self.latency_ms))
 
     def judged_by(self, standard: AcceptanceRule, state: State, reference: State) -> Candidate:
-        """The candidate judged by a budget of accuracy; `reference` is the unpruned network."""
+        """Judge it by a budget of accuracy; `reference` is the unpruned network."""
         promise, before, after = standard.promise, reference.outcomes, state.outcomes
         evidence = promise.evidence(before, after)
         low, high = evidence.interval()
@@ -115,7 +115,7 @@ class Candidate:
         )
 
     def order(self, optimize: Optimize) -> tuple[float, ...]:
-        """What it is to have least of, then the other sizes."""
+        """Return the cost to minimise, then the other sizes."""
         sizes = {"params": float(self.parameters), "macs": float(self.macs)}
         if self.latency_ms is not None:
             sizes["latency"] = self.latency_ms
@@ -186,20 +186,8 @@ class SearchResult:
         return self.trials[0].state
 
 
-def _judged(reference: State, state: State) -> tuple[float, tuple[float, float], Evidence]:
-    """How good a network is on the validation images, with its 95 % interval, and what it lost."""
-    before, after = reference.outcomes, state.outcomes
-    return after.value, interval_of(after), loss_of(before, after)
-
-
-def _history(state: State) -> tuple[EpochRecord, ...]:
-    """The last training of the network; of one that was split after its training, that training."""
-    stages = state.stages[-1:] if state.plans else state.stages
-    return next((stage.history for stage in reversed(stages) if stage.history), ())
-
-
 def really_kept(state: State, asked: Shares) -> Shares:
-    """The shares that the state's plans actually kept; with blocks, possibly more than requested."""
+    """Return the shares that the state's plans actually kept; with blocks, possibly more than requested."""
     if not state.plans:
         return asked
     kept = dict(ALL)
@@ -211,7 +199,7 @@ def really_kept(state: State, asked: Shares) -> Shares:
 
 
 def share(value: float) -> str:
-    """A fraction as a percentage, with more digits near 1.
+    """Format a fraction as a percentage, with more digits near 1.
 
     >>> share(0.5), share(0.9953)
     ('50%', '99.5%')
@@ -229,48 +217,46 @@ class Scale:
     def __init__(self, pipeline: Pipeline, *, timed: bool = False, foreign: State | None = None) -> None:
         planner = pipeline.planner
         self.pipeline, self.foreign = pipeline, foreign
+        self.table = None if planner is None else planner.table
         self.timed = timed or (planner is not None and planner.optimize == "latency")
         self.timed_in: Backend | None = None
         self._last: tuple[State, nn.Module] | None = None
 
     def deployed(self, state: State) -> nn.Module:
-        """The state's network in deployed form; folded only once if requested twice in a row."""
+        """Return the state's network in deployed form; folded only once if requested twice in a row."""
         if self._last is None or self._last[0] is not state:
-            planner = self.pipeline.planner
-            times = None if planner is None else planner.table
-            folded = deploy(state.model, self.pipeline.spec, self.pipeline.splits.classes, times)
-            self._last = state, folded
+            self._last = state, deploy(state.model, self.pipeline.spec, self.pipeline.splits.classes, self.table)
         return self._last[1]
 
     def size(self, state: State) -> Size:
-        """What the network costs; milliseconds only if they are asked for."""
+        """Return what the network costs; milliseconds only if they are asked for."""
         deployed = self.deployed(state)
         report = measure(deployed, self.pipeline.spec.shape)
         return Size(report.parameters, report.macs, self.milliseconds(state, deployed) if self.timed else None)
 
     def milliseconds(self, state: State, deployed: nn.Module) -> float:
-        """Milliseconds per image, measured once; on another device, what the table of its times adds up to."""
+        """Return milliseconds per image, measured once; on another device, what the table of its times adds up to."""
         planner = self.pipeline.planner
-        if planner is not None and planner.elsewhere and planner.table is not None:
-            return table_milliseconds(deployed, self.pipeline.spec.shape, planner.table)
+        if planner is not None and planner.elsewhere and self.table is not None:
+            return table_milliseconds(deployed, self.pipeline.spec.shape, self.table)
         self.timed_in = backend = self.timed_in or self.program(deployed)
         file = f"latency-{backend}-reference" if state is self.foreign else f"latency-{backend}"
         return self.pipeline.store.number(state.steps, file, lambda: self.measured(deployed, backend))
 
     def measured(self, deployed: nn.Module, backend: Backend) -> float:
-        """Milliseconds per image in that program, on this machine."""
+        """Measure milliseconds per image in that program, on this machine."""
         shape = self.pipeline.spec.shape
         report = measure_latency({"model": deployed}, shape, batch_sizes=(1,), backends=(backend,))
         return 1000 * report.rows[0].seconds
 
     def program(self, deployed: nn.Module) -> Backend:
-        """What networks are timed in: ONNX Runtime if it is installed and can run this one, or else PyTorch."""
+        """Return what networks are timed in: ONNX Runtime if it is installed and can run this one, or else PyTorch."""
         if not has_onnx():
             return "eager"
         try:
             onnx_session(deployed, self.pipeline.spec.shape, threads=1)
         except Exception as error:  # torch's exporter can raise anything for an unsupported network
-            said = f"measuring latency in PyTorch, because ONNX Runtime cannot run the network: {error}"
-            self.pipeline.notify.log(said)
+            why = f"ONNX Runtime cannot run the network: {error}"
+            self.pipeline.notify.log(f"measuring latency in PyTorch, because {why}")
             return "eager"
         return "onnxruntime"

@@ -1,4 +1,4 @@
-"""The smallest model within a budget: the paper's search for the largest ratios, automated."""
+"""The smallest model within a budget: the paper's search for the largest ratios (Section 3.5), automated."""
 
 from __future__ import annotations
 
@@ -20,25 +20,28 @@ from basisprune.torchkit.processes import Processes
 
 SAFER = 3
 """The most networks that are tried to have one to fall back on."""
-
 _LARGER = 0.7
 """The power of the share kept that gives the next larger one to fall back on: 0.2 is followed by 0.32, then 0.45."""
-
 _GRACE, _LEAST_GRACE = 5, 2  # a candidate can be hopeless after a fifth of its epochs, and never after its first
 _MORE_STEPS = 3  # extra steps if tuning between steps shifted the size slightly
 
 
 class Search:
-    """Searches for the smallest network within the budget, first by basis ratio, then by filter ratio.
+    """Searches for the smallest network within the budget, one move of the framework after the other.
 
-    Tuning ends as soon as a candidate is hopeless, or good enough where it is neither to be certified nor to tell how
-    far to go next. All training goes through the pipeline's checkpoints, so a search that was killed repeats its steps
-    from them and gives the same result. Given `Ratios` instead of a budget, each of the framework's moves is made once.
-    `framework` overrides the one in the config; `reference` is the network that accuracy is compared with, by default
-    the one that would be deployed without pruning: the plainly trained one, or the given one if it was trained before
-    and is better. With a `promise` and confirming images, candidates pass if they are likely to be certified on those,
-    and a few larger ones are tried for one that is all but sure to be; where none is likely to be, or without a
-    promise, they pass by the estimate.
+    Each move tries shares to keep (`Stepping` says which) from the smallest network that passed so far. All training
+    goes through the pipeline's checkpoints, so a search that was killed repeats its steps from them and gives the same
+    result. Given `Ratios` instead of a budget, each move is made once.
+
+    Args:
+        pipeline: What trains, prunes and tunes.
+        goal: A budget of accuracy, size or time, or fixed ratios.
+        config: How far the search goes.
+        framework: What is pruned; by default the framework of the config, or else of the recipe.
+        reference: The network that accuracy is compared with; by default the one that would be deployed unpruned.
+        promise: What is to be certified. With confirming images, candidates pass if they are likely to be certified on
+            those, and a few larger ones are tried for one that is all but sure to be; where none is likely to be, or
+            without a promise, they pass by the estimate.
     """
 
     def __init__(
@@ -61,7 +64,7 @@ class Search:
         self.scale = Scale(pipeline, timed=timed, foreign=reference)
 
     def run(self) -> SearchResult:
-        """The smallest network within the budget; the unpruned one if there is none.
+        """Return the smallest network within the budget; the unpruned one if there is none.
 
         Ctrl-C ends the search with the best result so far, once the unpruned network is trained; in a distributed run,
         it ends the run.
@@ -76,35 +79,11 @@ class Search:
             if Processes.here().count > 1:
                 raise  # each was somewhere else, so that they have no common result
             interrupted = True
-        return SearchResult(
-            tuple(self.trials), self._best(), interrupted, self._to_test(), timed_in=self.scale.timed_in
-        )
+        return self._result(interrupted=interrupted)
 
-    def _unpruned(self, start: State) -> State:
-        """The network that would be deployed without pruning: plainly trained, or as it was given if that is better.
-
-        A split by the loss does not change it.
-        """
-        split_first = self.framework.start == DECOMPOSED.name and self.pipeline.settings.basis != "loss"
-        plain, given = self.pipeline.dense() if split_first else start, self.pipeline.given()
-        return given if self._value(given) > self._value(plain) else plain
-
-    def _value(self, state: State) -> float:
-        """How good a network is, in what the budget is counted in."""
-        if self.standard is None:
-            return value_of(self.pipeline.task.budget_metric, state.outcomes)
-        return value_of(self.standard.promise.metric, state.outcomes)
-
-    def _standard(self, promise: Guarantee | None) -> AcceptanceRule | None:
-        """How candidates are judged; None for goals that are not about accuracy."""
-        if not isinstance(self.goal, Budget) or not self.goal.is_about_accuracy:
-            return None
-        if promise is None:
-            return AcceptanceRule(Guarantee(self.goal, metric=self.pipeline.task.budget_metric))
-        confirm = self.pipeline.splits.confirm
-        if confirm is None or not promise.reachable(confirm.labels, confirm.units):
-            return AcceptanceRule(promise)
-        return AcceptanceRule(promise, confirm.independent)
+    def _result(self, *, interrupted: bool = False) -> SearchResult:
+        trials, timed_in = tuple(self.trials), self.scale.timed_in
+        return SearchResult(trials, self._best(), interrupted, self._to_test(), timed_in=timed_in)
 
     def _try_candidates(self, start: State) -> None:
         if isinstance(self.goal, Ratios):
@@ -115,7 +94,7 @@ class Search:
             self._reach_size(start, self.goal)
 
     def _remove(self, state: State, ratios: Ratios) -> None:
-        """Tries the single candidate with the given ratios."""
+        """Try the single candidate with the given ratios."""
         kept = dict(ALL)
         for move in self.framework.moves:
             if any(ratios.of(axis) > 0 for axis in move.axes):
@@ -123,59 +102,30 @@ class Search:
                 kept |= {axis: 1 - ratios.of(axis) for axis in move.axes}
         self._judge(state, kept)
 
+    # Budgets of accuracy
+
     def _shrink(self, start: State, budget: Budget) -> None:
+        """Descend to the smallest network that passes, polish it, and find one to fall back on."""
         asked = self._descend(start, budget)
-        if self._best() == 0 and self._asks_for_less():
+        if self._best() == 0 and self._lower_standard():
             asked = self._descend(start, budget)
         chosen = self._best()
         if self.config.polish and chosen:
             best = self.trials[chosen]
             kept: Shares = {"basis": 1 - best.candidate.basis_ratio, "filters": 1 - best.candidate.filter_ratio}
             self._judge(self.pipeline.polish(best.state), kept)
-        if chosen and self.standard is not None and self.standard.confirming is not None:
+        if chosen and self._confirming is not None:
             self._fall_back(start, asked, budget)
 
-    def _fall_back(self, start: State, asked: Shares, budget: Budget) -> None:
-        """Tries a few larger networks for one that is all but sure to be certified, if the smaller ones fail.
-
-        They are larger than all that were tried and are not.
-        """
-        move = self.framework.moves[0]
-        share = max((asked[move.axes[0]], *self._unsure))
-        for _ in range(SAFER):
-            if any((trial.candidate.chance or 0.0) >= SURE for trial in self.trials[1:]):
-                return
-            share = share**_LARGER
-            self.pipeline.notify.log("trying a larger network, to fall back on if the smaller ones are not certified")
-            tried = self.pipeline.prune(start, move, round(1 - share, 4), self._tuning(budget))
-            if _removes_nothing(tried, start):
-                return
-            self._judge(tried, _multiplied(ALL, move, share))
-
     def _descend(self, start: State, budget: Budget) -> Shares:
-        """Makes the network as small as its standard allows, one move after the other; the shares that it came to."""
+        """Make the network as small as passes, one move after the other; return the shares that it came to."""
         state, kept = start, ALL
         for move in self.framework.moves:
-            state, kept = self._gallop(state, kept, move, budget)
+            state, kept = self._descend_by(move, state, kept, budget)
         return kept
 
-    def _asks_for_less(self) -> bool:
-        """Whether candidates are judged by the estimate from now on, because none is likely to be certified."""
-        if self.standard is None or self.standard.confirming is None:
-            return False
-        self.pipeline.notify.log(
-            f"no candidate is likely to be certified on {self.standard.confirming:,} images; searching by the estimate"
-        )
-        self.standard = replace(self.standard, confirming=None)
-        reference = self.trials[0].state
-        self.trials[1:] = [
-            replace(trial, candidate=trial.candidate.judged_by(self.standard, trial.state, reference))
-            for trial in self.trials[1:]
-        ]
-        return True
-
-    def _gallop(self, start: State, kept: Shares, move: Move, budget: Budget) -> tuple[State, Shares]:
-        """The state with the smallest share that passes, and what it keeps; `start` if none does."""
+    def _descend_by(self, move: Move, start: State, kept: Shares, budget: Budget) -> tuple[State, Shares]:
+        """Return the state with the smallest share that passes, and what it keeps; `start` if none does."""
         stepping = self._stepping(start, move, budget)
         tuning = self._tuning(budget, foreseen=stepping.outlook is not None)
         state, best = start, Attempt(1.0, 0.0, passed=True)
@@ -204,10 +154,11 @@ class Search:
         return state, _multiplied(kept, move, best.share)
 
     def _stepping(self, start: State, move: Move, budget: Budget) -> Stepping:
-        """How the search for the smallest share of the move's axes goes."""
+        """Return the rule for the next share; aim at half of the budget where there must be room for certification."""
         config, reference = self.config, self._value(self.trials[0].state)
+        allowed = reference - budget.least_accuracy(reference)
         return Stepping(
-            allowed=self._allowed(budget, reference),
+            allowed=allowed if self._confirming is None else allowed / 2,
             step=config.step,
             tolerance=config.tolerance,
             smallest=config.smallest,
@@ -215,13 +166,8 @@ class Search:
             outlook=self.pipeline.outlook(start, move, config.smallest),
         )
 
-    def _allowed(self, budget: Budget, reference: float) -> float:
-        """The loss that a candidate is aimed at; half of the budget where there must be room for certification."""
-        allowed = reference - budget.least_accuracy(reference)
-        return allowed if self.standard is None or self.standard.confirming is None else allowed / 2
-
     def _tuning(self, budget: Budget, *, foreseen: bool = False) -> Tuning:
-        """Candidates are tuned until they are good enough or hopeless.
+        """Return how long candidates are tuned: until they are good enough or hopeless.
 
         If they are to be certified, none is good enough: one that passes on a few images in the middle of its tuning,
         at a high learning rate, was often lucky, and fails on the confirming images. Nor is any where the loss is
@@ -229,17 +175,36 @@ class Search:
         are not followed while training: all epochs are trained.
         """
         metric = None if self.standard is None else self.standard.promise.metric
-        if self.config.tune_fully or self.standard is None or not (metric == "accuracy" or isinstance(metric, Task)):
+        if self.config.tune_fully or not (metric == "accuracy" or isinstance(metric, Task)):
             return Tuning()
         limit = budget.least_accuracy(self.trials[0].candidate.accuracy)
-        enough = None if foreseen or self.standard.confirming is not None else limit - EQUAL
+        enough = None if foreseen or self._confirming is not None else limit - EQUAL
         if isinstance(metric, Task) and not metric.is_share:
             return Tuning(enough=enough)  # how far is hopeless, nobody knows
         grace = max(math.ceil(self.pipeline.settings.finetune.epochs / _GRACE), _LEAST_GRACE)
         return Tuning(enough=enough, hopeless=limit - self.config.give_up_margin, grace=grace)
 
+    def _fall_back(self, start: State, asked: Shares, budget: Budget) -> None:
+        """Try a few larger networks for one that is all but sure to be certified, if the smaller ones fail.
+
+        They are larger than all that were tried and are not.
+        """
+        move = self.framework.moves[0]
+        share = max((asked[move.axes[0]], *self._unsure))
+        for _ in range(SAFER):
+            if any((trial.candidate.chance or 0.0) >= SURE for trial in self.trials[1:]):
+                return
+            share = share**_LARGER
+            self.pipeline.notify.log("trying a larger network, to fall back on if the smaller ones are not certified")
+            tried = self.pipeline.prune(start, move, round(1 - share, 4), self._tuning(budget))
+            if _removes_nothing(tried, start):
+                return
+            self._judge(tried, _multiplied(ALL, move, share))
+
+    # Budgets of size or time
+
     def _reach_size(self, start: State, budget: Budget) -> None:
-        """Prunes as little as possible to become small enough; only the last candidate of each move is judged."""
+        """Prune as little as possible to become small enough; only the last candidate of each move is judged."""
         if self.trials[0].candidate.passed:
             return
         state, kept = start, ALL
@@ -261,7 +226,7 @@ class Search:
                 break
 
     def _share_for_size(self, start: State, move: Move, budget: Budget) -> float:
-        """The largest share to keep that is small enough, found without tuning; the smallest if none is."""
+        """Return the largest share to keep that is small enough, found without tuning; the smallest if none is."""
         large, small, impossible = 1.0, 0.0, 0.0
         while (lower := small or impossible) < large * (1 - self.config.tolerance / 4) and large > self.config.smallest:
             share = math.sqrt(large * lower) if lower else max(large * self.config.step, self.config.smallest)
@@ -280,8 +245,54 @@ class Search:
         size = self.scale.size(state)
         return budget.allows(size.parameters, size.macs, size.latency_ms)
 
+    # How candidates are judged
+
+    def _standard(self, promise: Guarantee | None) -> AcceptanceRule | None:
+        """Return how candidates are judged; None for goals that are not about accuracy."""
+        if not isinstance(self.goal, Budget) or not self.goal.is_about_accuracy:
+            return None
+        if promise is None:
+            return AcceptanceRule(Guarantee(self.goal, metric=self.pipeline.task.budget_metric))
+        confirm = self.pipeline.splits.confirm
+        if confirm is None or not promise.reachable(confirm.labels, confirm.units):
+            return AcceptanceRule(promise)
+        return AcceptanceRule(promise, confirm.independent)
+
+    @property
+    def _confirming(self) -> int | None:
+        """On how many images candidates are to be certified; None if they pass by the estimate."""
+        return None if self.standard is None else self.standard.confirming
+
+    def _lower_standard(self) -> bool:
+        """Judge by the estimate from now on, because none is likely to be certified; False if that is so already."""
+        if self.standard is None or self._confirming is None:
+            return False
+        images = f"{self._confirming:,} images"
+        self.pipeline.notify.log(f"no candidate is likely to be certified on {images}; searching by the estimate")
+        self.standard = standard = replace(self.standard, confirming=None)
+        reference = self.trials[0].state
+        self.trials[1:] = [
+            replace(trial, candidate=trial.candidate.judged_by(standard, trial.state, reference))
+            for trial in self.trials[1:]
+        ]
+        return True
+
+    def _unpruned(self, start: State) -> State:
+        """Return the network that would be deployed unpruned: plainly trained, or as it was given if that is better.
+
+        A split by the loss does not change it.
+        """
+        split_first = self.framework.start == DECOMPOSED.name and self.pipeline.settings.basis != "loss"
+        plain, given = self.pipeline.dense() if split_first else start, self.pipeline.given()
+        return given if self._value(given) > self._value(plain) else plain
+
+    def _value(self, state: State) -> float:
+        """Return how good a network is, in the metric of the budget."""
+        metric = self.pipeline.task.budget_metric if self.standard is None else self.standard.promise.metric
+        return value_of(metric, state.outcomes)
+
     def _judge(self, state: State, kept: Shares) -> Candidate:
-        """The verdict on one more candidate, which is added to the trials."""
+        """Add one more candidate to the trials, with the verdict on it; the first one is the reference."""
         reference = self.trials[0].state if self.trials else state
         candidate = Candidate.of(state, reference, self.scale.size(state), kept)
         if self.standard is not None:
@@ -294,8 +305,8 @@ class Search:
         return candidate
 
     def _to_test(self) -> tuple[int, ...]:
-        """The places of the candidates to test on the confirming images, in order; those within the estimate."""
-        if self.standard is None or self.standard.confirming is None:
+        """Return the places of the candidates to test on the confirming images, in order; those within the estimate."""
+        if self.standard is None or self._confirming is None:
             return ()
         before = self.trials[0].state.outcomes
         entries = [
@@ -310,9 +321,9 @@ class Search:
         return "params" if self.pipeline.planner is None else self.pipeline.planner.optimize
 
     def _best(self) -> int:
-        """The smallest candidate that passed, the most accurate among equals; for size budgets, the most accurate.
+        """Return the place of the smallest candidate that passed (by latency, of the fastest), then the most accurate.
 
-        By latency, the fastest one.
+        For budgets of size, it is the most accurate that passed, or the smallest of all.
         """
         candidates = [trial.candidate for trial in self.trials]
         if isinstance(self.goal, Ratios):
@@ -332,16 +343,16 @@ class Search:
 
 
 def _agreed(share: float | None) -> float | None:
-    """The share that the main process tries next, so that all processes of a distributed run prune the same."""
+    """Return the share that the main process tries next, so that all processes of a distributed run prune the same."""
     processes = Processes.here()
     if processes.count == 1:
         return share
-    told: float | None = json.loads(processes.from_main(lambda: json.dumps(share).encode()))
-    return told
+    agreed: float | None = json.loads(processes.from_main(lambda: json.dumps(share).encode()))
+    return agreed
 
 
 def _multiplied(kept: Shares, move: Move, share: float) -> Shares:
-    """The shares, with those of the move's axes reduced further."""
+    """Return the shares, with those of the move's axes reduced further."""
     return {**kept, **{axis: kept[axis] * share for axis in move.axes}}
 
 

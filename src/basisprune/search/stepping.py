@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import get_args
 
-from basisprune.errors import ConfigError
+from basisprune.errors import ConfigError, broken_rules
 from basisprune.method.scoring import Outlook
 from basisprune.recipes import Move
 from basisprune.types import FrameworkName
@@ -39,19 +39,16 @@ class SearchConfig:
     polish: bool = True
 
     def __post_init__(self) -> None:
-        faults = []
         allowed = [name for name in get_args(FrameworkName) if name != "baseline"]
-        if self.framework is not None and self.framework not in allowed:
-            faults.append(f"framework: {self.framework!r} given; allowed are {', '.join(allowed)}")
+        faults = broken_rules(
+            self,
+            ("framework", allowed.__contains__, f"allowed are {', '.join(allowed)}"),
+            ("step tolerance smallest give_up_margin", lambda value: 0 < value < 1, "0 < value < 1 is needed"),
+        )
         faults += [
-            f"{name}: {getattr(self, name)!r} given; allowed are True and False"
+            f"{name}: {getattr(self, name)!r} given, allowed are True and False"
             for name in ("warm_start", "tune_fully", "polish")
             if not isinstance(getattr(self, name), bool)
-        ]
-        faults += [
-            f"{name}: {getattr(self, name)} given; 0 < {name} < 1 is needed"
-            for name in ("step", "tolerance", "smallest", "give_up_margin")
-            if not 0 < getattr(self, name) < 1
         ]
         if faults:
             raise ConfigError.of("SearchConfig", faults)
@@ -99,7 +96,7 @@ class Stepping:
     outlook: Outlook | None = None
 
     def next_share(self, attempts: Sequence[Attempt]) -> float | None:
-        """The share to try next; None if hardly anything smaller can be found.
+        """Return the share to try next; None if hardly anything smaller can be found.
 
         That is so if what passed keeps the smallest share, or if what failed, or is expected to fail, is within the
         tolerance of what passed, by the share or by the size.
@@ -151,7 +148,7 @@ class Stepping:
         return passed.size * (1 - self.tolerance) <= failed.size < passed.size
 
     def _loss(self, passed: Attempt | None, failed: Attempt | None, outlook: Outlook) -> float:
-        """The expected rise of the loss at which all of the allowed accuracy should be lost."""
+        """Return the expected rise of the loss at which all of the allowed accuracy should be lost."""
         allowed = max(self.allowed, _LEAST_ALLOWED)
         if passed is None and failed is None:
             return _FIRST * allowed
@@ -168,7 +165,7 @@ class Stepping:
 
 
 def nearest_share(tolerance: float, axes: int) -> float:
-    """The largest share of what passed that is worth trying: where several axes shrink together, so does the product.
+    """Return the largest share of what passed worth trying: where several axes shrink together, so does the product.
 
     >>> nearest_share(0.36, 2)
     0.8
@@ -177,7 +174,7 @@ def nearest_share(tolerance: float, axes: int) -> float:
 
 
 def axes_of(move: Move, *, by_cost: bool) -> int:
-    """How many axes shrink by a share that is kept; planned by cost, it is a share of the size.
+    """Return how many axes shrink by a share that is kept; planned by cost, it is a share of the size.
 
     >>> axes_of(Move("both", "loss"), by_cost=False), axes_of(Move("both", "loss"), by_cost=True)
     (2, 1)
@@ -186,7 +183,7 @@ def axes_of(move: Move, *, by_cost: bool) -> int:
 
 
 def most_steps(smallest: float, tolerance: float, axes: int = 1) -> int:
-    """How many shares a search with an outlook tries: one at each end, then ever closer between what is known.
+    """Return how many shares a search with an outlook tries: one at each end, then ever closer between what is known.
 
     There are more if many pass before the first fails.
 

@@ -197,7 +197,7 @@ class BackboneSearch(Search):
         if self.reference is not None:
             self._judge(own, ALL)
         self._try_candidates(self.pipeline.start(self.framework))
-        return SearchResult(tuple(self.trials), self._best(), False, self._to_test(), timed_in=self.scale.timed_in)
+        return self._result()
 
     def is_within(self, state: State, best: State) -> bool:
         """Whether a network is estimated to be within the budget, relative to the best one."""

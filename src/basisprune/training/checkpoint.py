@@ -18,6 +18,11 @@ from basisprune.files import checked, read_checked, sound_or_aside
 from basisprune.training.config import TrainConfig
 from basisprune.transfer.pickles import load_tensors
 
+FORMAT = 1
+_MOST_BYTES = 1 << 40
+# What may differ between a run and its continuation without changing the outcome.
+_FREE = frozenset({"workers", "tracker"})
+
 
 @dataclass(frozen=True)
 class EpochRecord:
@@ -38,7 +43,7 @@ class EpochRecord:
 
     @property
     def judged(self) -> tuple[float, float] | None:
-        """The accuracy and the loss that the epoch is judged by, on images that were held out or else on validation."""
+        """The accuracy and loss that judge the epoch: on images that were held out, or else on validation images."""
         if self.held_out_accuracy is not None:
             return self.held_out_accuracy, self.held_out_loss or 0.0
         return None if self.val_accuracy is None else (self.val_accuracy, self.val_loss or 0.0)
@@ -75,15 +80,9 @@ def out_of_patience(history: Sequence[EpochRecord], patience: int | None) -> boo
     return patience is not None and best is not None and len(history) - 1 - best >= patience
 
 
-FORMAT = 1
-_MOST_BYTES = 1 << 40
-# What may differ between a run and its continuation without changing the outcome.
-_FREE = frozenset({"workers", "tracker"})
-
-
 @dataclass(frozen=True)
 class Past:
-    """What a training has behind it: a record for each epoch and, if it stops early, its best weights so far."""
+    """What a training has behind it: a record for each epoch and, if epochs are judged, its best weights so far."""
 
     history: tuple[EpochRecord, ...] = ()
     best: Mapping[str, Tensor] | None = None
@@ -97,10 +96,7 @@ def save_checkpoint(
     past: Past,
     scaler: torch.amp.GradScaler | None = None,
 ) -> None:
-    """Writes the state of a training to `path`; a reader sees the old file or the new one, never a part.
-
-    `scaler` is that of the loss, which a training in float16 has.
-    """
+    """Write the state of a training to `path`, atomically; a training in float16 has a `scaler` of the loss."""
     state = {
         "format": FORMAT,
         "config": json.dumps(asdict(config)),
@@ -114,9 +110,9 @@ def save_checkpoint(
         torch.save(state, file)
 
 
-def set_damaged_aside(path: Path, say: Callable[[str], None]) -> None:
-    """Gives a checkpoint with a wrong checksum another name, and tells `say`, so that the training starts anew."""
-    sound_or_aside(path, say, most=_MOST_BYTES)
+def move_damaged(path: Path, log: Callable[[str], None]) -> None:
+    """Rename a checkpoint with a wrong checksum, and log it, so that the training starts anew."""
+    sound_or_aside(path, log, most=_MOST_BYTES)
 
 
 def load_checkpoint(
@@ -126,44 +122,31 @@ def load_checkpoint(
     config: TrainConfig,
     scaler: torch.amp.GradScaler | None = None,
 ) -> Past:
-    """The past of the training in `path`, whose state goes into model, optimizer and scaler.
+    """Load the state of a training into model, optimizer and scaler, and return its past.
 
     Raises CheckpointError for a file that is damaged, of another format, or of a run with another
     configuration or network; model and optimizer are then untouched.
     """
-    state = _read(path)
-    refuse_other_run(path, state.config, config)
-    for weights in (state.model, state.past.best):
+    old, past, state = _read(path)
+    refuse_other_run(path, old, config)
+    for weights in (state["model"], past.best):
         if weights is not None:
             _refuse_other_network(path, weights, model)
+    # The kernel is this optimizer's, which may not be that of the one that was saved.
+    fused = {"fused": optimizer.defaults["fused"]} if "fused" in optimizer.defaults else {}
     try:
-        optimizer.load_state_dict(_stepping_as(optimizer, state.optimizer))
+        groups = [{**group, **fused} for group in state["optimizer"]["param_groups"]]
+        optimizer.load_state_dict({**state["optimizer"], "param_groups": groups})
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path}: its optimizer does not fit ({error}); use another path") from error
-    model.load_state_dict(state.model)
-    if scaler is not None and state.scaler:
-        scaler.load_state_dict(state.scaler)
-    return state.past
+    model.load_state_dict(state["model"])
+    if scaler is not None and state.get("scaler"):
+        scaler.load_state_dict(state["scaler"])
+    return past
 
 
-def _stepping_as(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> dict[str, Any]:
-    """The state with the kernel of this optimizer, which may not be that of the one that was saved."""
-    fused = {"fused": optimizer.defaults["fused"]} if "fused" in optimizer.defaults else {}
-    return {**state, "param_groups": [{**group, **fused} for group in state["param_groups"]]}
-
-
-@dataclass(frozen=True)
-class _State:
-    """The parts of a checkpoint."""
-
-    config: dict[str, object]
-    past: Past
-    model: dict[str, Tensor]
-    optimizer: dict[str, object]
-    scaler: dict[str, object]
-
-
-def _read(path: Path) -> _State:
+def _read(path: Path) -> tuple[dict[str, object], Past, dict[str, Any]]:
+    """Return the configuration and the past in the file, and all that it holds."""
     try:
         state = load_tensors(io.BytesIO(read_checked(path, most=_MOST_BYTES)))
     except CheckpointError:
@@ -176,14 +159,16 @@ def _read(path: Path) -> _State:
     try:
         history = tuple(EpochRecord(**record) for record in json.loads(state["history"]))
         best = None if state.get("best") is None else dict(state["best"])
-        config, weights = json.loads(state["config"]), dict(state["model"])
-        return _State(_completed(config), Past(history, best), weights, state["optimizer"], state.get("scaler", {}))
+        state["model"] = dict(state["model"])
+        if "optimizer" not in state:
+            raise KeyError("optimizer")
+        return _completed(json.loads(state["config"])), Past(history, best), state
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path}: parts are missing ({error!r}); delete it to start anew") from error
 
 
 def _completed(config: dict[str, object]) -> dict[str, object]:
-    """The configuration with the defaults of settings that did not exist when it was written."""
+    """Return the configuration with the defaults of settings that did not exist when it was written."""
     changes = config.get("augmentation", {})
     if not isinstance(changes, Mapping):
         raise TypeError(f"augmentation: {changes!r}")

@@ -2,6 +2,9 @@
 
 No rate suits all networks: 1e-3 trains one and ruins the next. So a few short runs from the same start are compared on
 some training images that none of them learns from. Validation and confirming images choose nothing.
+
+`divide` holds these images out; `choose` then makes the choices in this order: the precision, the rate (walking
+from the configured one to the least loss), statistics of the batch, crops, and mirroring, which needs no run.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -34,7 +37,8 @@ from basisprune.data import (
 from basisprune.torchkit.processes import Processes
 from basisprune.training.config import Choices, NormStatistics, TrainConfig
 from basisprune.training.evaluation import Data, Evaluation
-from basisprune.training.trainer import Feed, Images, Session, Trainer, make_accelerator
+from basisprune.training.lessons import Feed, Session
+from basisprune.training.trainer import Images, Trainer, make_accelerator
 from basisprune.transfer.model import spec_of
 from basisprune.types import InputSpec
 
@@ -57,6 +61,11 @@ _FASTER, _AS_GOOD = 0.8, 1.05
 """bfloat16 is taken from this share of the time on, at no more than this share of the loss."""
 _MANY_EPOCHS, _CROP = 10, 0.6
 """Crops pay from this many epochs on; they cut out at least this part of the area."""
+_SIDE, _FOLDS = 16, 5
+_RIDGE = 1.0
+"""Of the mean variance of the images, so that the classifier of mirrored images does not follow single ones."""
+_DEVIATIONS, _DROP = 2.5, 0.1
+"""Mirrored images are others where so many standard errors, and this share of what beats chance, are lost."""
 
 
 @dataclass(frozen=True)
@@ -88,53 +97,41 @@ def divide(model: nn.Module, images: Images, config: TrainConfig, session: Sessi
     batches cannot be told apart from pass to pass.
     """
     assert config.choices is not None
-    data, share = images.train, config.choices.held_out
-    if own_part(data, session.task, config.batch_size) is not None or isinstance(data, DataLoader):
-        if not _is_map_style(data):
-            return Halves(_batches(data, config, session), images)
-        count = len(cast("Dataset[object]", data))  # type: ignore[arg-type]
-        wanted = _wanted(count, share)
-        order = np.random.default_rng(config.seed).permutation(count).tolist()
-        part, rest = Subset(data, sorted(order[:wanted])), Subset(data, sorted(order[wanted:]))  # type: ignore[arg-type]
-        count_held = wanted
+    data: Any = images.train
+    rest: Data
+    part: Data
+    is_own = own_part(data, session.task, config.batch_size) is not None or isinstance(data, DataLoader)
+    if is_own and (not isinstance(data, Dataset) or isinstance(data, IterableDataset | LoaderPart)):
+        return Halves(_first_batches(data, session), images)
+    if is_own:
+        wanted = _wanted(len(data), config.choices.held_out)
+        order = np.random.default_rng(config.seed).permutation(len(data)).tolist()
+        part, rest = Subset(data, sorted(order[:wanted])), Subset(data, sorted(order[wanted:]))
     else:
-        known = data if isinstance(data, LabelledImages) else _wrapped(data, model)
-        wanted = _wanted(len(known), share)
-        rest, part = hold_out(known, wanted / max(len(known), 1), config.seed)  # type: ignore[assignment]
-        count_held = len(part)
+        known = data if isinstance(data, LabelledImages) else WrappedDataset(data, size=spec_of(model).image_size)
+        share = _wanted(len(known), config.choices.held_out) / max(len(known), 1)
+        rest, part = hold_out(known, share, config.seed)
     short = Images(rest, held_out=part)
-    if count_held < _FEWEST_IMAGES:
-        return Halves(short, images)
-    return Halves(short, replace(images, train=rest, held_out=part))
+    return Halves(short, images if _count(part) < _FEWEST_IMAGES else replace(images, train=rest, held_out=part))
 
 
 def _wanted(count: int, share: float) -> int:
-    """How many of so many images judge; a quarter of few, where they are not lost to the training."""
+    """Return how many images judge; a quarter of few, where they are not lost to the training."""
     wanted = min(round(share * count), _MOST_IMAGES)
     return wanted if wanted >= _FEWEST_IMAGES else round(count / 4)
 
 
-def _is_map_style(data: object) -> bool:
-    return isinstance(data, Dataset) and not isinstance(data, IterableDataset | LoaderPart)
-
-
-def _wrapped(data: object, model: nn.Module) -> LabelledImages:
-    return WrappedDataset(cast("Dataset[object]", data), size=spec_of(model).image_size)
-
-
-def _batches(data: Data, config: TrainConfig, session: Session) -> Images:
-    """The first batches of a loader, kept: most to learn from, the last ones to judge by."""
-    assert config.choices is not None
-    loader = data.loader if isinstance(data, LoaderPart) else cast("Iterable[object]", data)
-    batches = list(islice(loader, _MOST_STEPS))
+def _first_batches(data: Data, session: Session) -> Images:
+    """Return the first batches of a loader, kept: most to learn from, the last ones to judge by."""
+    batches = list(islice(cast("Iterable[object]", data.loader if isinstance(data, LoaderPart) else data), _MOST_STEPS))
     learn = len(batches) - max(1, len(batches) // 5)
-    parts = []
-    for some in (batches[:learn], batches[learn:]):
+
+    def kept(some: list[object]) -> Data:
         if isinstance(data, DataLoader):
-            parts.append(DataLoader(cast("Dataset[object]", some), batch_size=None, collate_fn=_as_it_is))
-        else:
-            parts.append(cast("DataLoader[object]", LoaderPart(some, session.task)))
-    return Images(parts[0], held_out=parts[1])
+            return DataLoader(cast("Dataset[object]", some), batch_size=None, collate_fn=_as_it_is)
+        return LoaderPart(some, session.task)
+
+    return Images(kept(batches[:learn]), held_out=kept(batches[learn:]))
 
 
 def _as_it_is(batch: object) -> object:
@@ -147,57 +144,71 @@ def choose(model: nn.Module, halves: Halves, config: TrainConfig, session: Sessi
     If the training is too short for short runs to tell anything, the configuration stays as it is.
     """
     assert config.choices is not None
-    chooser = _Chooser(model, halves, config, config.choices, session)
-    return chooser.settled()
+    return _Chooser(model, halves, config, config.choices, session).chosen()
 
 
 class _Chooser:
     def __init__(
         self, model: nn.Module, halves: Halves, config: TrainConfig, choices: Choices, session: Session
     ) -> None:
-        images, steps = halves.short, config.epochs * _steps(model, halves.proper.train, config, session)
-        self.model, self.images, self.choices, self.session = model, images, choices, session
-        self.config = replace(config, choices=None, tracker=None)
-        self.asked = config
-        self.log = session.log
+        self.model, self.images, self.choices, self.session = model, halves.short, choices, session
+        self.asked, self.config = config, replace(config, choices=None, tracker=None)
         self.runs: list[Short] = []
         self.start = math.inf
         self.last: tuple[TrainConfig, Evaluation | None] | None = None
-        self.statistics = choices.statistics and _has_statistics(model) and config.norm_statistics == "fixed"
-        self.crops = choices.augmentation and self._sees_images and config.epochs >= _MANY_EPOCHS
-        judging = _count(images.held_out) / config.batch_size * _EVALUATION
-        budget = choices.cost * steps - judging
-        wanted, affordable = 3 + self.statistics + self.crops, int(budget / (_FEWEST_STEPS + judging))
-        self.crops = self.crops and affordable >= wanted
-        self.statistics = self.statistics and affordable > 3
+        # How many runs the budget affords, and of how many steps.
+        accelerator = session.accelerator or make_accelerator(config)
+        self.total = config.epochs * Feed(halves.proper.train, session.task, model, config, accelerator).steps
+        judging = _count(self.images.held_out) / config.batch_size * _EVALUATION
+        budget = choices.cost * self.total - judging
+        affordable = int(budget / (_FEWEST_STEPS + judging))
+        statistics = choices.statistics and _has_statistics(model) and config.norm_statistics == "fixed"
+        crops = choices.augmentation and self._sees_images and config.epochs >= _MANY_EPOCHS
+        self.crops = crops and affordable >= 3 + statistics + crops
+        self.statistics = statistics and affordable > 3
         runs = min(3 + self.statistics + self.crops, affordable)
         self.steps = min(int(budget / max(runs, 1) - judging), _MOST_STEPS)
         self.most = runs - self.crops
-        self.total = steps
 
-    def settled(self) -> TrainConfig:
+    def chosen(self) -> TrainConfig:
         """Return what was asked for, with all choices made."""
+        plain = replace(self.asked, choices=None)
         if self.most < 2:
-            return replace(self.asked, choices=None)
+            return plain
         if self.choices.precision and self.session.accelerator is None:
             self._choose_precision()
         start = self._trainer(self.config).evaluated(self.images.held_out)
         self.start = start.loss if start is not None and start.loss > 0 else math.inf
         lr, statistics = self._choose_rate()
-        settled = replace(self.asked, choices=None, mixed_precision=self.config.mixed_precision)
-        settled = _at(settled, lr * _LONGER, statistics, self.total)
-        if self.choices.augmentation:
-            settled = replace(settled, augmentation=self._choose_augmentation())
-        self._report(settled)
-        return settled
+        chosen = replace(plain, mixed_precision=self.config.mixed_precision)
+        chosen = _at(chosen, lr * _LONGER, statistics, self.total)
+        if self.choices.augmentation and self._sees_images:
+            chosen = replace(chosen, augmentation=self._choose_augmentation())
+        share = (len(self.runs) + self.crops) * self.steps / self.total
+        kind = "statistics of the batch" if statistics == "batch" else "fixed statistics"
+        cost = f"{len(self.runs)} short runs ({share:.0%} of a training)"
+        self.session.log(f"learning rate {chosen.lr:.2g}, {kind}: the best of {cost}")
+        return chosen
+
+    def _choose_precision(self) -> None:
+        """Take bfloat16 if a few steps are clearly faster in it, and a short run is as good."""
+        if self.config.mixed_precision != "no" or not _has_bfloat16(make_accelerator(self.config).device):
+            return
+        half = replace(self.config, mixed_precision="bf16")
+        times = [(self._seconds(half), self._seconds(self.config)) for _ in range(2)]
+        fast, slow = (min(each) for each in zip(*times, strict=True))
+        is_faster = fast < _FASTER * slow  # which the main process finds for all
+        if Processes.here().from_main(lambda: b"1" if is_faster else b"0") != b"1":
+            return
+        full, rough = self._reached(self.config), self._reached(half)
+        if full is not None and rough is not None and rough.loss <= full.loss * _AS_GOOD:
+            self.config = half
 
     def _choose_rate(self) -> tuple[float, NormStatistics]:
         """Walk towards the rate of least loss, then try statistics of the batch at the next higher one."""
-        spread, first = self.choices.spread, self.config.lr
-        kept = self.config.norm_statistics
+        spread, first, kept = self.choices.spread, self.config.lr, self.config.norm_statistics
         low, high = self._run(first, kept), self._run(first * spread, kept)
-        up = high.loss < low.loss
-        last, factor = (high, spread) if up else (low, 1 / spread)
+        last, factor = (high, spread) if high.loss < low.loss else (low, 1 / spread)
         while len(self.runs) < self.most - self.statistics:
             following = self._run(last.lr * factor, kept)
             if not following.loss < last.loss:
@@ -210,8 +221,28 @@ class _Chooser:
             if other.loss < (_CLEARLY * best.loss if has_learnt else _LEARNT * self.start):
                 return other.lr, "batch"
         if best.loss > _DIVERGED * self.start or math.isinf(best.loss):
-            return self.config.lr / spread**2, kept
+            return first / spread**2, kept
         return _least(self.runs, kept), kept
+
+    def _choose_augmentation(self) -> Augment:
+        """Add mirroring where mirrored images are like the others, and crops in long trainings if they do not hurt."""
+        settings = self.config.augmentation
+        if self.crops:
+            best, cropped = min(self.runs, key=lambda run: run.loss), replace(settings, crop=_CROP)
+            config = _at(replace(self.config, augmentation=cropped), best.lr, best.statistics, self.steps)
+            found = self._reached(config)
+            settings = cropped if found is not None and found.loss <= best.loss else settings
+        images = cast("LabelledImages", self.images.train)
+        mirrors = may_be_mirrored(images, spec_of(self.model), seed=self.config.seed)
+        return replace(settings, flip=True) if mirrors else settings
+
+    @property
+    def _sees_images(self) -> bool:
+        """Whether there are pixels and classes to try augmentations on."""
+        return self.session.task.augments and all(
+            isinstance(part, LabelledImages) and not isinstance(part, LoaderPart)
+            for part in (self.images.train, self.images.held_out)
+        )
 
     def _run(self, lr: float, statistics: NormStatistics) -> Short:
         """Train a copy for a few steps, and judge it."""
@@ -225,10 +256,6 @@ class _Chooser:
             self.last = config, trainer.evaluated(self.images.held_out) if trainer.sprint(self.steps) else None
         return self.last[1]
 
-    def _trainer(self, config: TrainConfig) -> Trainer:
-        accelerator = self.session.accelerator or make_accelerator(config)
-        return Trainer(copy.deepcopy(self.model), self.images, config, accelerator, self.session)
-
     def _seconds(self, config: TrainConfig) -> float:
         """Return how long a few steps take; the first ones, in which kernels are chosen, do not count."""
         trainer = self._trainer(config)
@@ -237,51 +264,9 @@ class _Chooser:
         trainer.sprint(_TIMED_STEPS)
         return time.perf_counter() - start
 
-    def _choose_precision(self) -> None:
-        """Take bfloat16 if a few steps are clearly faster in it, and a short run is as good."""
-        if self.config.mixed_precision != "no" or not _has_bfloat16(make_accelerator(self.config).device):
-            return
-        half = replace(self.config, mixed_precision="bf16")
-        times = [(self._seconds(half), self._seconds(self.config)) for _ in range(2)]
-        fast, slow = (min(each) for each in zip(*times, strict=True))
-        if not _decided(fast < _FASTER * slow):
-            return
-        full, rough = self._reached(self.config), self._reached(half)
-        if full is not None and rough is not None and rough.loss <= full.loss * _AS_GOOD:
-            self.config = half
-
-    @property
-    def _sees_images(self) -> bool:
-        """Whether there are pixels and classes to try augmentations on."""
-        parts = self.images.train, self.images.held_out
-        return self.session.task.augments and all(
-            isinstance(part, LabelledImages) and not isinstance(part, LoaderPart) for part in parts
-        )
-
-    def _choose_augmentation(self) -> Augment:
-        """Add mirroring where mirrored images are like the others, and crops in long trainings if they do not hurt."""
-        settings, train = self.config.augmentation, self.images.train
-        if not self._sees_images:
-            return settings
-        if self.crops:
-            best, cropped = min(self.runs, key=lambda run: run.loss), replace(settings, crop=_CROP)
-            config = _at(replace(self.config, augmentation=cropped), best.lr, best.statistics, self.steps)
-            found = self._reached(config)
-            settings = cropped if found is not None and found.loss <= best.loss else settings
-        mirrors = may_be_mirrored(cast("LabelledImages", train), spec_of(self.model), seed=self.config.seed)
-        return replace(settings, flip=True) if mirrors else settings
-
-    def _report(self, settled: TrainConfig) -> None:
-        share = (len(self.runs) + self.crops) * self.steps / self.total
-        self.log(
-            f"learning rate {settled.lr:.2g}, {_named(settled.norm_statistics)}: "
-            f"the best of {len(self.runs)} short runs ({share:.0%} of a training)"
-        )
-
-
-def _steps(model: nn.Module, data: Data, config: TrainConfig, session: Session) -> int:
-    """The number of steps of an epoch."""
-    return Feed(data, session.task, model, config, session.accelerator or make_accelerator(config)).steps
+    def _trainer(self, config: TrainConfig) -> Trainer:
+        accelerator = self.session.accelerator or make_accelerator(config)
+        return Trainer(copy.deepcopy(self.model), self.images, config, accelerator, self.session)
 
 
 def _at(config: TrainConfig, lr: float, statistics: NormStatistics, steps: int) -> TrainConfig:
@@ -320,25 +305,9 @@ def _has_bfloat16(device: torch.device) -> bool:
     return device.type == "cpu" and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def _decided(faster: bool) -> bool:
-    """Whether the main process found it faster: all processes must agree."""
-    return Processes.here().from_main(lambda: b"1" if faster else b"0") == b"1"
-
-
 def _count(data: object) -> int:
-    """The number of images of a dataset, or of batches in memory."""
+    """Return the number of images that can be counted; 0 for batches of a loader."""
     return len(data) if isinstance(data, LabelledImages | Subset) else 0
-
-
-def _named(statistics: NormStatistics) -> str:
-    return "statistics of the batch" if statistics == "batch" else "fixed statistics"
-
-
-_SIDE, _FOLDS = 16, 5
-_RIDGE = 1.0
-"""Of the mean variance of the images, so that the classifier does not follow single ones."""
-_DEVIATIONS, _DROP = 2.5, 0.1
-"""Mirrored images are others where so many standard errors, and this share of what beats chance, are lost."""
 
 
 def may_be_mirrored(images: LabelledImages, spec: InputSpec, *, seed: int = 0) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from basisprune.data.transforms import Augment
-from basisprune.errors import ConfigError
+from basisprune.errors import ConfigError, broken_rules
 
 Optimizer = Literal["sgd", "adamw"]
 Trained = Literal["method", "all"]
@@ -38,12 +38,12 @@ class Choices:
     held_out: float = 0.1
 
     def __post_init__(self) -> None:
-        ranges = {
-            "spread": (self.spread > 1, "a factor above 1 is needed"),
-            "cost": (0 < self.cost <= 1, "a share of the training in (0, 1] is needed"),
-            "held_out": (0 < self.held_out <= 0.5, "a share of the training images in (0, 0.5] is needed"),
-        }
-        faults = [f"{name}: {getattr(self, name)} given, {rule}" for name, (fits, rule) in ranges.items() if not fits]
+        faults = broken_rules(
+            self,
+            ("spread", lambda value: value > 1, "a factor above 1 is needed"),
+            ("cost", lambda value: 0 < value <= 1, "a share of the training in (0, 1] is needed"),
+            ("held_out", lambda value: 0 < value <= 0.5, "a share of the training images in (0, 0.5] is needed"),
+        )
         if faults:
             raise ConfigError.of("Choices", faults)
 
@@ -52,23 +52,22 @@ class Choices:
 class TrainConfig:
     """How `fit` trains; the defaults are the paper's recipe, without its augmentations.
 
-    `norm_statistics="fixed"` keeps the running statistics of BN as they are while its scale and shift are
-    trained; "batch" is ordinary BN, whose running statistics follow with `norm_momentum` (None: each norm's own).
-    `dropout=False` switches off dropout and stochastic depth, which only pay in long trainings.
-    With `train_scales=False` the basis scaling factors stay as they are, as in
-    a plain truncated SVD. `distill` is the
+    `norm_statistics="fixed"` keeps the running statistics of BN as they are while its scale and shift are trained;
+    "batch" is ordinary BN, whose running statistics follow with `norm_momentum` (None: each norm's own).
+    `dropout=False` switches off dropout and stochastic depth, which only pay in long trainings. With
+    `train_scales=False` the basis scaling factors stay as they are, as in a plain truncated SVD. `distill` is the
     weight of what a teacher says, 0 to 1, at `distill_temperature` (Hinton et al., 2015); the labels have the rest.
 
     With `train="all"` the weights learn too that the method keeps frozen: dense convs and the factors of pairs.
-    Norms, scales and classifier learn at `lr`, these weights at `weight_lr` of it, for adamw times the size of
-    each (`weight_share`) if `relative`. They join after the share `head_first` of all steps, when the classifier is no
-    longer random (LP-FT; Kumar et al., 2022), and warm up then. `clip_norm` bounds the norm of all gradients of a step.
-    The classifier learns at `head_lr` times `lr`.
-    With `patience`, the training ends after this many epochs without a better accuracy on the validation images, and
-    keeps the best weights; that accuracy was chosen for being high, so that it flatters.
+    Norms, scales and classifier learn at `lr` (the classifier times `head_lr`), these weights at `weight_lr` of it,
+    for adamw times the size of each (`weight_share`) if `relative`. They join after the share `head_first` of all
+    steps, when the classifier is no longer random (LP-FT; Kumar et al., 2022), and warm up then. `clip_norm` bounds
+    the norm of all gradients of a step.
 
-    With `choices`, the training finds its own learning rate and more, holds out some of the training images to judge
-    by, keeps the weights of its best epoch by them, and starts again at a third of the rate if it diverges.
+    With `patience`, the training ends after this many epochs without a better accuracy on the validation images, and
+    keeps the best weights; that accuracy was chosen for being high, so that it flatters. With `choices`, the training
+    finds its own learning rate and more, holds out some of the training images to judge by, keeps the weights of its
+    best epoch by them, and starts again at a third of the rate if it diverges.
 
     >>> TrainConfig(epochs=0, lr=-1)
     Traceback (most recent call last):
@@ -108,38 +107,20 @@ class TrainConfig:
     choices: Choices | None = None
 
     def __post_init__(self) -> None:
-        faults = [
-            f"{name}: {getattr(self, name)} given, at least 1 is needed"
-            for name in ("epochs", "batch_size", "patience")
-            if getattr(self, name) is not None and getattr(self, name) < 1
-        ]
-        faults += [
-            f"{name}: {getattr(self, name):.3g} given, at most {most:,} is allowed"
-            for name, most in (("epochs", _MOST), ("batch_size", _MOST), ("workers", _MOST), ("seed", LARGEST_SEED))
-            if getattr(self, name) > most
-        ]
-        if self.seed < 0:
-            faults.append(f"seed: {self.seed} given, at least 0 is needed")
-        if not 0 < self.lr < math.inf:
-            faults.append(f"lr: {self.lr} given, it must be positive")
-        elif not 0 <= self.min_lr <= self.lr:
+        positive = "lr weight_lr head_lr norm_momentum clip_norm distill_temperature"
+        faults = broken_rules(
+            self,
+            ("epochs batch_size patience", lambda value: value >= 1, "at least 1 is needed"),
+            ("seed workers weight_decay", lambda value: value >= 0, "at least 0 is needed"),
+            ("epochs batch_size workers", lambda value: value <= _MOST, f"at most {_MOST:,} is allowed"),
+            ("seed", lambda value: value <= LARGEST_SEED, f"at most {LARGEST_SEED:,} is allowed"),
+            (positive, lambda value: 0 < value < math.inf, "it must be positive"),
+            ("warmup momentum label_smoothing head_first", lambda value: 0 <= value < 1, "allowed is 0 <= value < 1"),
+            ("distill", lambda value: 0 <= value <= 1, "allowed is 0 to 1"),
+            ("weight_decay", lambda value: value < math.inf, "it must be finite"),
+        )
+        if 0 < self.lr < math.inf and not 0 <= self.min_lr <= self.lr:
             faults.append(f"min_lr: {self.min_lr} given, allowed is 0 to lr ({self.lr})")
-        faults += [
-            f"{name}: {getattr(self, name)} given, allowed is 0 <= {name} < 1"
-            for name in ("warmup", "momentum", "label_smoothing", "head_first")
-            if not 0 <= getattr(self, name) < 1
-        ]
-        faults += [
-            f"{name}: {getattr(self, name)} given, it must be positive"
-            for name in ("weight_lr", "head_lr", "norm_momentum", "clip_norm")
-            if getattr(self, name) is not None and not 0 < getattr(self, name) < math.inf
-        ]
-        if not 0 <= self.distill <= 1:
-            faults.append(f"distill: {self.distill} given, allowed is 0 to 1")
-        if not 0 < self.distill_temperature < math.inf:
-            faults.append(f"distill_temperature: {self.distill_temperature} given, it must be positive")
-        if not 0 <= self.weight_decay < math.inf or self.workers < 0:
-            faults.append(f"weight_decay, workers: {self.weight_decay}, {self.workers} given; not negative")
         choices = {
             "optimizer": get_args(Optimizer),
             "norm_statistics": get_args(NormStatistics),

@@ -68,11 +68,11 @@ def evaluate(
     accelerator, task = accelerator or Accelerator(), find_task(task)
     is_shared = own_part(data, task, batch_size) is None and task.model_loss is None
     model.to(accelerator.device)
-    batches: Iterable[ReadBatch] = (
-        _shared(model, data, batch_size, accelerator, workers)
-        if is_shared
-        else task_batches(data, model, task, batch_size=batch_size)
-    )
+    batches: Iterable[ReadBatch]
+    if is_shared:  # by the processes of a distributed run
+        batches = _accelerated(model, data, batch_size, accelerator, workers)
+    else:
+        batches = task_batches(data, model, task, batch_size=batch_size)
     rows, total, count = [], torch.zeros((), dtype=task.precision), 0
     with torch.no_grad(), mode(model, training=False), accelerator.autocast():
         for output, batch in answers(model, batches, task):
@@ -90,14 +90,14 @@ def evaluate(
     return Evaluation((total / count).item(), value.item(), count, task.metric_name)
 
 
-def _shared(
+def _accelerated(
     model: nn.Module, data: Data, batch_size: int, accelerator: Accelerator, workers: int
 ) -> Iterator[ReadBatch]:
-    """Yield batches of images, prepared on the device; processes of a distributed run share each."""
-    spec = spec_of(model)
+    """Yield batches of images, prepared on the device."""
+    spec, prepared = spec_of(model), is_prepared(data)
     loader = make_loader(cast("Dataset[object]", data), batch_size, size=spec.image_size, workers=workers)
     for images, labels in accelerator.prepare_data_loader(loader):
-        yield ReadBatch(prepare(images, spec, prepared=is_prepared(data)), labels)
+        yield ReadBatch(prepare(images, spec, prepared=prepared), labels)
 
 
 @torch.inference_mode()
@@ -141,12 +141,7 @@ def predict(model: nn.Module, data: Data, *, batch_size: int = 128) -> Predictio
 
 
 def task_batches(
-    data: object,
-    model: nn.Module,
-    task: Task,
-    *,
-    batch_size: int = 128,
-    shared: bool = False,
+    data: object, model: nn.Module, task: Task, *, batch_size: int = 128, shared: bool = False
 ) -> Iterable[ReadBatch]:
     """Return batches of inputs and targets: those of a loader that was given, or of images that are prepared here.
 
@@ -156,10 +151,8 @@ def task_batches(
     if own is not None:
         return own
     images = cast("Dataset[object]", data)  # which is looked at there
-    return cast(
-        "Iterable[ReadBatch]",
-        PreparedBatches(images, spec_of(model), batch_size=batch_size, shared=shared),
-    )
+    prepared = PreparedBatches(images, spec_of(model), batch_size=batch_size, shared=shared)
+    return cast("Iterable[ReadBatch]", prepared)
 
 
 def answers(model: nn.Module, batches: Iterable[ReadBatch], task: Task) -> Iterator[tuple[object, ReadBatch]]:
@@ -175,9 +168,11 @@ def single_at_least(values: Tensor) -> Tensor:
 
 def floats(output: object) -> object:
     """Return the output with its tensors of half precision in float32."""
-    return tree_map(
-        lambda leaf: single_at_least(leaf) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf, output
-    )
+
+    def widened(leaf: object) -> object:
+        return single_at_least(leaf) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+
+    return tree_map(widened, output)
 
 
 def moved(targets: object, device: torch.device) -> object:

@@ -23,8 +23,9 @@ from basisprune.training.checkpoint import EpochRecord, Past, refuse_other_run, 
 from basisprune.training.choosing import choose, divide
 from basisprune.training.config import TrainConfig
 from basisprune.training.evaluation import Data, Evaluation
+from basisprune.training.lessons import Session
 from basisprune.training.progress import TrainingClock, hearing
-from basisprune.training.trainer import DivergedError, Images, Session, Trainer, make_accelerator
+from basisprune.training.trainer import DivergedError, Images, Trainer, make_accelerator
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +33,6 @@ _RESTARTS, _SLOWER = 3, 3.0
 """How often a training that diverges starts again, and how much more slowly each time."""
 _LOST = 0.1
 """A training that has lost this much of a share, beyond its start, has diverged."""
-_CONFIG = TypeAdapter(TrainConfig)
 _HALF = (torch.bfloat16, torch.float16)
 
 
@@ -62,70 +62,69 @@ def fit(
     inplace: bool = False,
     session: Session | None = None,
 ) -> FitResult:
-    """Train norms, basis scales and classifier as `config` says, with `train="all"` all weights.
-
-    `train` and `val` are datasets (or loaders) of pixels; the model's `input_spec` tells how they are prepared. With
-    another task in the session, they are any iterables of batches that the task reads, whose inputs are taken as they
-    are, and "accuracy" is its metric. With `checkpoint`, the state is written there after each epoch, and a run that
-    was killed goes on from it and ends in the same weights. `progress=None` shows a bar in a terminal only. Accelerate
-    carries the training: run it under `accelerate launch` or `torchrun` for several GPUs or nodes, which divide each
-    batch among them, and all see the folder of the checkpoint.
-
-    With `config.choices`, short runs on the training images find the learning rate and more; some of these images are
-    held out to judge by, and the weights are those of the best epoch by them. What was chosen is written beside the
-    checkpoint. A training that diverges starts again at a third of its rate.
-
-    With `config.patience`, the training ends when this many epochs brought no better accuracy on the images held out,
-    or else on `val`, and the model has the weights of the best one. With `config.distill`, it also learns what the
-    `teacher` of the session says of each augmented batch in eval mode. The teacher moves to the device of the training
-    and is otherwise not changed; with `distill=0` it is not asked at all. A run that is resumed needs the same one.
+    """Train norms, basis scales and classifier as `config` says; with `train="all"`, all weights.
 
     A network in float64 is trained in it. One in bfloat16 or float16 is trained in float32, because steps of training
-    are lost to rounding there, and comes back in its own precision.
+    are lost to rounding there, and comes back in its own precision. Accelerate carries the training: run it under
+    `accelerate launch` or `torchrun` for several GPUs or nodes, which divide each batch among them, and all see the
+    folder of the checkpoint.
 
-    Raises TrainingError when the loss is no longer finite (the last checkpoint stays), CheckpointError when
-    the checkpoint belongs to another run, ConfigError when there is no teacher to learn from, or a wrong one,
-    or nothing to be patient about.
+    Args:
+        model: The network; it is not changed, unless `inplace`.
+        train: Labelled images (or a loader of pixels), prepared as the model's `input_spec` says; with another task in
+            the session, any iterable of batches that the task reads.
+        val: The same for validation, or None.
+        config: How to train. With `choices`, short runs on the training images find the learning rate and more; some of
+            these images are held out, and the weights are those of the best epoch by them; a training that diverges
+            starts again at a third of its rate. With `patience`, the training ends after this many epochs without a
+            better accuracy on the images held out, or else on `val`, with the best weights. With `distill`, it also
+            learns what the session's teacher says of each augmented batch in eval mode.
+        checkpoint: A file for the state after each epoch. A run that was killed goes on from it and ends in the same
+            weights; it needs the same teacher. What was chosen is written beside it.
+        progress: Whether to show a bar; None: in a terminal only.
+        inplace: Whether to train the model itself instead of a copy.
+        session: Teacher, callback, task and more.
+
+    Raises:
+        TrainingError: The loss is no longer finite; the last checkpoint stays.
+        CheckpointError: The checkpoint belongs to another run.
+        ConfigError: There is no teacher to learn from, or a wrong one, or nothing to be patient about.
     """
     session, path = session or Session(), None if checkpoint is None else Path(checkpoint)
     refuse_untrainable(model, "fit")
     check_patience(config, val)
     model = model if inplace else copied(model)
+    train_model = _train if config.choices is None else _choose_and_train
     with in_full_precision(model), answering():
-        if config.choices is None:
-            return _fitted(model, Images(train, val), config, session, path, progress)
-        return _chosen(model, Images(train, val), config, session, path, progress)
+        return train_model(model, Images(train, val), config, session, path, progress)
 
 
-def _chosen(
+def _choose_and_train(
     model: nn.Module, images: Images, config: TrainConfig, session: Session, path: Path | None, progress: bool | None
 ) -> FitResult:
     """Make the choices, then train; start again more slowly if that diverges."""
     halves = divide(model, images, config, session)
-    choice = Choice(config, None if path is None else path.with_name(f"{path.name}.choice.json"), session)
-    settled = choice.known() or choice.take(choose(model, halves, config, session))
-    before: Evaluation | None = None
+    choice = _Choice(config, None if path is None else path.with_name(f"{path.name}.choice.json"), session)
+    chosen = choice.read() or choice.write(choose(model, halves, config, session))
     untouched: Mapping[str, Tensor] = copy.deepcopy(model.state_dict())
+    before: Evaluation | None = None
     if halves.proper.held_out is not None:
-        accelerator = session.accelerator or make_accelerator(settled)
-        before = Trainer(model, halves.proper, settled, accelerator, session).evaluated(halves.proper.held_out)
-    for restarts_left in reversed(range(_RESTARTS + 1)):
+        accelerator = session.accelerator or make_accelerator(chosen)
+        before = Trainer(model, halves.proper, chosen, accelerator, session).evaluated(halves.proper.held_out)
+    for _ in range(_RESTARTS):
         try:
-            watched = before if restarts_left else None
-            return _fitted(model, halves.proper, settled, session, path, progress, before=watched)
+            return _train(model, halves.proper, chosen, session, path, progress, before=before)
         except DivergedError as error:
-            if not restarts_left:
-                raise
-            slower = replace(settled, lr=settled.lr / _SLOWER, min_lr=settled.min_lr / _SLOWER)
-            session.log(f"the training diverged ({error.args[0]}); it starts again at learning rate {slower.lr:.2g}")
+            chosen = replace(chosen, lr=chosen.lr / _SLOWER, min_lr=chosen.min_lr / _SLOWER)
+            session.log(f"the training diverged ({error.args[0]}); it starts again at learning rate {chosen.lr:.2g}")
             model.load_state_dict(untouched)
             if path is not None:
                 Processes.here().on_main(lambda: path.unlink(missing_ok=True))
-            settled = choice.take(slower)
-    raise AssertionError("unreachable")
+            choice.write(chosen)
+    return _train(model, halves.proper, chosen, session, path, progress)
 
 
-def _fitted(
+def _train(
     model: nn.Module,
     images: Images,
     config: TrainConfig,
@@ -138,11 +137,11 @@ def _fitted(
     """Train for all epochs; raise DivergedError once the model is worse than `before`."""
     accelerator = session.accelerator or make_accelerator(config, path)
     trainer = Trainer(model, images, config, accelerator, session)
-    say = logger.warning if session.callback is None else session.callback.log
-    past = Past() if path is None else trainer.resume(path, say)
-    show = progress if accelerator.is_main_process else False
-    with trainer.tracked(), hearing(session.callback if accelerator.is_main_process else None, show=show) as callback:
-        clock = TrainingClock(config.epochs, trainer.steps, callback)
+    log = logger.warning if session.callback is None else session.callback.log
+    past = Past() if path is None else trainer.resume(path, log)
+    callback, show = (session.callback, progress) if accelerator.is_main_process else (None, False)
+    with trainer.tracked(), hearing(callback, show=show) as shown:
+        clock = TrainingClock(config.epochs, trainer.steps, shown)
         while not session.ends(past, config):
             record = trainer.epoch(len(past.history), clock)
             if before is not None and has_diverged(record, before, is_share=session.task.is_share):
@@ -173,14 +172,14 @@ def has_diverged(record: EpochRecord, before: Evaluation, *, is_share: bool) -> 
 
 
 @dataclass(frozen=True)
-class Choice:
+class _Choice:
     """What was chosen for a training, in a file beside its checkpoint, so that a run that resumes trains the same."""
 
     asked: TrainConfig
     path: Path | None
     session: Session
 
-    def known(self) -> TrainConfig | None:
+    def read(self) -> TrainConfig | None:
         """Return what an earlier start chose; raise CheckpointError if it was asked for something else."""
         path = self.path
         if path is None:
@@ -190,31 +189,30 @@ class Choice:
             return None
         try:
             found = json.loads(content)
-            asked, taken = found["asked"], _CONFIG.validate_json(json.dumps(found["taken"]))
+            asked, taken = found["asked"], TypeAdapter(TrainConfig).validate_json(json.dumps(found["taken"]))
         except (ValueError, TypeError, KeyError, ValidationError) as error:
             raise CheckpointError(f"{path}: cannot be read ({error}); delete it to choose again") from error
         refuse_other_run(path, asked, self.asked)
         return replace(taken, workers=self.asked.workers, tracker=self.asked.tracker)
 
-    def take(self, settled: TrainConfig) -> TrainConfig:
-        """Write down what was chosen, and return it."""
+    def write(self, chosen: TrainConfig) -> TrainConfig:
         path = self.path
         if path is not None:
-            content = json.dumps({"asked": asdict(self.asked), "taken": asdict(settled)}, indent=1).encode()
+            content = json.dumps({"asked": asdict(self.asked), "taken": asdict(chosen)}, indent=1).encode()
             Processes.here().on_main(lambda: write_checked(path, content))
-        return settled
+        return chosen
 
 
 @contextmanager
 def in_full_precision(model: nn.Module) -> Iterator[None]:
     """Hold every half-precision tensor of the model in float32 temporarily; the tensors stay the same objects."""
-    before = {id(tensor): (tensor, tensor.dtype) for _, tensor in named_tensors(model) if tensor.dtype in _HALF}
-    for tensor, _ in before.values():
+    before = [(tensor, tensor.dtype) for _, tensor in named_tensors(model) if tensor.dtype in _HALF]
+    for tensor, _ in before:
         _set_dtype(tensor, torch.float32)
     try:
         yield
     finally:
-        for tensor, dtype in before.values():
+        for tensor, dtype in before:
             _set_dtype(tensor, dtype)
 
 

@@ -18,7 +18,6 @@ _Clock = Callable[[], float]
 
 
 def _bars(*, visible: bool) -> Progress:
-    """Bars in one style: what is done, how far, what is known, and the time left."""
     return Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=16),
@@ -31,12 +30,12 @@ def _bars(*, visible: bool) -> Progress:
 
 
 def _is_terminal() -> bool:
-    """Whether stderr is one; it is not there at all if whoever started the program has closed it."""
+    """Whether stderr is a terminal; there is no stderr if whoever started the program has closed it."""
     return sys.stderr is not None and sys.stderr.isatty()
 
 
 def duration(seconds: float) -> str:
-    """A time as people say it.
+    """Format a time in words.
 
     >>> duration(42), duration(200), duration(7300)
     ('40 s', '3 min', '2 h 2 min')
@@ -45,6 +44,15 @@ def duration(seconds: float) -> str:
         return f"{max(1, round(seconds / 10)) * 10} s" if seconds > 15 else f"{max(1, round(seconds))} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def _left(seconds: float | None) -> str:
+    return f"{duration(seconds)} left" if seconds else ""
+
+
+def _rest(step: TrainingStep) -> float:
+    """Return the seconds that the training still takes."""
+    return step.seconds * (1 - step.share) / step.share
 
 
 class SearchProgress:
@@ -80,7 +88,6 @@ class SearchProgress:
         self.progress.stop()
 
     def log(self, line: str) -> None:
-        """Shows a line about what happens now."""
         if self.visible:
             lines = [printable(part) for part in line.split("\n")]
             self.progress.console.print("\n".join(lines), markup=False, highlight=False)
@@ -89,14 +96,13 @@ class SearchProgress:
             self.write(line)
 
     def opened(self, done: int, total: int) -> None:
-        """Shows how many images are opened."""
         if self.visible:
             self.images.draw("opening images", done, total)
             if done == total:
                 self.images.remove()
 
     def judged(self, candidate: Tried) -> None:
-        """Shows one more candidate, and the time that is left."""
+        """Show one more candidate, and the time that is left."""
         now = self.clock()
         self.took.append(now - self.mark)
         self.mark, self.training = now, None
@@ -107,28 +113,25 @@ class SearchProgress:
         self.progress.update(self.task, completed=len(self.took), total=self.expected, left=_left(left))
 
     def trained(self, step: TrainingStep) -> None:
-        """Shows how far the training is, and the time that is left for the search."""
+        """Show how far the training is, and the time that is left for the search."""
         self.training = step if step.share > 0 else None
         if self.visible:
-            self.bar.draw_step(step)
+            self.bar.trained(step)
         self.progress.update(self.task, left=_left(self.left()))
 
     def left(self) -> float | None:
-        """The seconds until the end of the search, None while nothing is known yet."""
-        waiting = max(self.expected - len(self.took) - (self.training is not None), 0)
+        """Return the seconds until the end of the search, None while nothing is known yet."""
+        step, waiting = self.training, max(self.expected - len(self.took) - (self.training is not None), 0)
         pruned = self.took[1:][-3:]  # the first one is the unpruned network, which is trained differently
-        rest = _rest(self.training) if self.training else 0.0
         if pruned:
-            return rest + waiting * sum(pruned) / len(pruned)
-        if self.training:
-            return rest + waiting * self.passes * self.training.seconds / (
-                self.training.share * self.training.epochs_here
-            )
+            return (_rest(step) if step else 0.0) + waiting * sum(pruned) / len(pruned)
+        if step:
+            return _rest(step) + waiting * self.passes * step.seconds / (step.share * step.epochs_here)
         return None
 
 
-class _Bar:
-    """One bar among others; it starts anew when less is done than before."""
+class _Bar(NullCallback):
+    """One bar among others, of a training or of anything else; it starts anew when less is done than before."""
 
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
@@ -142,8 +145,7 @@ class _Bar:
         self.progress.update(self.task, completed=done, description=description, info=info, left=left)
         self.last = done
 
-    def draw_step(self, step: TrainingStep) -> None:
-        """Show how far a training is."""
+    def trained(self, step: TrainingStep) -> None:
         known = "" if step.accuracy is None else f"accuracy {step.accuracy:.3f}  "
         info = f"loss {step.loss:.3f}  {known}{step.images / max(step.seconds, 1e-9):.0f} images/s"
         left = _left(_rest(step)) if step.share > 0 else ""
@@ -155,30 +157,19 @@ class _Bar:
         self.task = None
 
 
-class TrainingBar(NullCallback):
-    """A callback that draws the bar of a training."""
-
-    def __init__(self, progress: Progress) -> None:
-        self.bar = _Bar(progress)
-
-    def trained(self, step: TrainingStep) -> None:
-        """Draws how far the training is."""
-        self.bar.draw_step(step)
-
-
 @contextmanager
 def hearing(callback: Callback | None, *, show: bool | None) -> Iterator[Callback]:
-    """Who callback of a training: the callback; without one a bar, with `show=None` in a terminal only."""
+    """Yield the callback of a training; without one a bar, with `show=None` in a terminal only."""
     visible = _is_terminal() if show is None else show
     if callback is not None or not visible:
         yield callback or NullCallback()
         return
     with _bars(visible=True) as progress:
-        yield TrainingBar(progress)
+        yield _Bar(progress)
 
 
 class TrainingClock:
-    """Counts the steps of a training, and tells the callback of each."""
+    """Counts the steps of a training, and notifies the callback of each."""
 
     def __init__(self, epochs: int, steps: int, callback: Callback, *, clock: _Clock = time.monotonic) -> None:
         self.epochs, self.steps, self.callback, self.clock = epochs, steps, callback, clock
@@ -186,7 +177,7 @@ class TrainingClock:
         self.start = clock()
 
     def step(self, epoch: int, images: int, loss: float, accuracy: float | None) -> None:
-        """One more batch of `images` is done; loss and accuracy are those of the epoch so far."""
+        """Count one more batch of `images`; loss and accuracy are those of the epoch so far."""
         self.done += 1
         self.images += images
         total = self.epochs * self.steps
@@ -205,12 +196,3 @@ class TrainingClock:
                 accuracy=accuracy,
             )
         )
-
-
-def _rest(step: TrainingStep) -> float:
-    """The seconds that the training still takes."""
-    return step.seconds * (1 - step.share) / step.share
-
-
-def _left(seconds: float | None) -> str:
-    return f"{duration(seconds)} left" if seconds else ""

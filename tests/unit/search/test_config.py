@@ -9,7 +9,7 @@ from basisprune.search import SearchConfig
 
 
 def test_nothing_is_not_a_way_to_start():
-    with pytest.raises(ConfigError, match="warm_start: None given; allowed are True and False"):
+    with pytest.raises(ConfigError, match="warm_start: None given, allowed are True and False"):
         SearchConfig(warm_start=None)
 
 

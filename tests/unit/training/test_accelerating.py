@@ -9,8 +9,9 @@ import basisprune.training.trainer
 from basisprune.errors import ConfigError, MissingExtraError
 from basisprune.torchkit.processes import Processes
 from basisprune.training.config import TrainConfig
+from basisprune.training.lessons import has_idle_parameters, wrapped
 from basisprune.training.loop import fit
-from basisprune.training.trainer import has_idle_parameters, make_accelerator, wrapped
+from basisprune.training.trainer import make_accelerator
 
 
 def test_a_precision_that_the_device_lacks_is_refused(monkeypatch):

@@ -21,8 +21,8 @@ from basisprune.errors import ConfigError, DataError, TrainingError
 from basisprune.tasks import regression
 from basisprune.training.config import learning_rate
 from basisprune.training.evaluation import Evaluation, evaluate
+from basisprune.training.lessons import Session
 from basisprune.training.loop import fit
-from basisprune.training.trainer import Session
 from basisprune.types import InputSpec
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -190,7 +190,7 @@ def test_blended_images_have_the_loss_of_their_shares(monkeypatch):
         seen.append(blend(*args, **kwargs))
         return seen[-1]
 
-    monkeypatch.setattr(basisprune.training.trainer, "blend", spy)
+    monkeypatch.setattr(basisprune.training.lessons, "blend", spy)
     augmentation = Augment(mixup=1.0, cutmix=1.0)
     config = tiny_training(epochs=1, norm_statistics="fixed", label_smoothing=0.1, augmentation=augmentation)
     record = fit(model, WrappedDataset(TensorDataset(images, labels), prepared=True), None, config).history[0]
