@@ -174,7 +174,6 @@ class Recipe:
             raise ConfigError.of("Recipe", faults)
 
     def with_training(self, change: Callable[[TrainConfig], TrainConfig]) -> Recipe:
-        """Return the recipe with both trainings changed."""
         return replace(self, train=change(self.train), finetune=change(self.finetune))
 
     def foresees(self, move: Move) -> bool:

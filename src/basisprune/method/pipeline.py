@@ -147,7 +147,6 @@ class Pipeline:
     # Where frameworks start
 
     def start(self, framework: Framework) -> State:
-        """Return the trained network that the framework prunes."""
         return self.decomposed() if framework.start == DECOMPOSED.name else self.dense()
 
     def dense(self) -> State:
@@ -392,7 +391,6 @@ class Pipeline:
         return Stage(name, accuracy, report.parameters, report.trainable, report.macs, history), outcomes
 
     def outcomes(self, model: nn.Module, data: LabelledImages) -> Outcomes:
-        """Return the outcome of each example."""
         return judge(model, data, self.task)
 
     # The folder

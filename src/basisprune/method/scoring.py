@@ -86,7 +86,6 @@ class Scoring:
         return _surely_split(self.split(model))
 
     def _can_be_split(self, model: nn.Module) -> bool:
-        """Whether layers that take part could be pairs and are not."""
         choices = choose_layers(model, linear=self.recipe.linear)
         names = {choice.name for choice in choices if choice.left_alone is None}
         return bool(names and names - idle_modules(model, first_images(model, self.basis_batches())))
@@ -136,11 +135,9 @@ class Scoring:
         return replace(plan, normalise="none") if method == "loss" else plan
 
     def basis_batches(self) -> PreparedBatches:
-        """Return the training images that basis and loss are computed on."""
         return self._shuffled(self.train, limit=self.recipe.basis_images)
 
     def batches(self) -> PreparedBatches:
-        """Return the images for Taylor scores, in batches of the recipe's size."""
         return self._shuffled(self.images, batch_size=self.recipe.score_batch)
 
     def _shuffled(self, data: LabelledImages, **options: Any) -> PreparedBatches:

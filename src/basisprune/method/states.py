@@ -49,7 +49,6 @@ class Tuning:
     even_unchanged: bool = False
 
     def may_end(self, epochs: int, accuracy: float) -> bool:
-        """Whether tuning may end after this many epochs with this validation accuracy."""
         if self.skip or (self.enough is not None and accuracy >= self.enough):
             return True
         return epochs >= self.grace and self.hopeless is not None and accuracy < self.hopeless
@@ -103,12 +102,10 @@ class State:
 
     @property
     def has_to_recover(self) -> bool:
-        """Whether anything was removed since it was last trained."""
         return any(plan.removed for plan in self.plans[self.tuned :])
 
     @property
     def branches(self) -> int:
-        """How many branches of blocks were removed as a whole."""
         return sum(plan.removed for plan in self.plans if isinstance(plan, BlockPlan))
 
     @property
@@ -116,7 +113,6 @@ class State:
         return named(self.steps)
 
     def after(self, step: Step) -> Steps:
-        """Return the steps of the network after this further step."""
         return (*self.steps, step)
 
 

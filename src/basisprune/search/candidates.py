@@ -95,7 +95,6 @@ class Candidate:
         )
 
     def judged(self, budget: Budget) -> Candidate:
-        """Judge it by a budget of size or time."""
         return replace(self, passed=budget.allows(self.parameters, self.macs, self.latency_ms))
 
     def judged_by(self, standard: AcceptanceRule, state: State, reference: State) -> Candidate:
@@ -115,7 +114,6 @@ class Candidate:
         )
 
     def order(self, optimize: Optimize) -> tuple[float, ...]:
-        """Return the cost to minimise, then the other sizes."""
         sizes = {"params": float(self.parameters), "macs": float(self.macs)}
         if self.latency_ms is not None:
             sizes["latency"] = self.latency_ms
@@ -124,7 +122,6 @@ class Candidate:
 
     @property
     def label(self) -> str:
-        """What was removed, in words."""
         ratios = {"basis": self.basis_ratio, "filters": self.filter_ratio}
         parts = [f"{share(ratio)} of the {name}" for name, ratio in ratios.items() if ratio]
         if self.branches:
@@ -172,17 +169,14 @@ class SearchResult:
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:
-        """All candidates, the unpruned network first."""
         return tuple(trial.candidate for trial in self.trials)
 
     @property
     def state(self) -> State:
-        """The chosen network as trained."""
         return self.trials[self.chosen].state
 
     @property
     def reference(self) -> State:
-        """The unpruned network as trained."""
         return self.trials[0].state
 
 
@@ -244,7 +238,6 @@ class Scale:
         return self.pipeline.store.number(state.steps, file, lambda: self.measured(deployed, backend))
 
     def measured(self, deployed: nn.Module, backend: Backend) -> float:
-        """Measure milliseconds per image in that program, on this machine."""
         shape = self.pipeline.spec.shape
         report = measure_latency({"model": deployed}, shape, batch_sizes=(1,), backends=(backend,))
         return 1000 * report.rows[0].seconds

@@ -94,7 +94,6 @@ class Search:
             self._reach_size(start, self.goal)
 
     def _remove(self, state: State, ratios: Ratios) -> None:
-        """Try the single candidate with the given ratios."""
         kept = dict(ALL)
         for move in self.framework.moves:
             if any(ratios.of(axis) > 0 for axis in move.axes):
@@ -287,7 +286,6 @@ class Search:
         return given if self._value(given) > self._value(plain) else plain
 
     def _value(self, state: State) -> float:
-        """Return how good a network is, in the metric of the budget."""
         metric = self.pipeline.task.budget_metric if self.standard is None else self.standard.promise.metric
         return value_of(metric, state.outcomes)
 

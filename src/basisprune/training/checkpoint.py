@@ -146,7 +146,6 @@ def load_checkpoint(
 
 
 def _read(path: Path) -> tuple[dict[str, object], Past, dict[str, Any]]:
-    """Return the configuration and the past in the file, and all that it holds."""
     try:
         state = load_tensors(io.BytesIO(read_checked(path, most=_MOST_BYTES)))
     except CheckpointError:

@@ -78,7 +78,6 @@ class Short:
 
     @property
     def loss(self) -> float:
-        """The loss; infinite if the run diverged."""
         return self.found.loss if self.found is not None and math.isfinite(self.found.loss) else math.inf
 
 
@@ -171,7 +170,6 @@ class _Chooser:
         self.most = runs - self.crops
 
     def chosen(self) -> TrainConfig:
-        """Return what was asked for, with all choices made."""
         plain = replace(self.asked, choices=None)
         if self.most < 2:
             return plain
@@ -245,7 +243,6 @@ class _Chooser:
         )
 
     def _run(self, lr: float, statistics: NormStatistics) -> Short:
-        """Train a copy for a few steps, and judge it."""
         self.runs.append(Short(lr, statistics, self._reached(_at(self.config, lr, statistics, self.steps))))
         return self.runs[-1]
 
@@ -293,7 +290,6 @@ def _least(runs: list[Short], statistics: NormStatistics) -> float:
 
 
 def _has_statistics(model: nn.Module) -> bool:
-    """Whether there are norms with running statistics."""
     norms = (module for module in model.modules() if isinstance(module, nn.modules.batchnorm._NormBase))
     return any(norm.running_mean is not None for norm in norms)
 
@@ -306,7 +302,6 @@ def _has_bfloat16(device: torch.device) -> bool:
 
 
 def _count(data: object) -> int:
-    """Return the number of images that can be counted; 0 for batches of a loader."""
     return len(data) if isinstance(data, LabelledImages | Subset) else 0
 
 

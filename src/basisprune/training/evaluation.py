@@ -93,7 +93,6 @@ def evaluate(
 def _accelerated(
     model: nn.Module, data: Data, batch_size: int, accelerator: Accelerator, workers: int
 ) -> Iterator[ReadBatch]:
-    """Yield batches of images, prepared on the device."""
     spec, prepared = spec_of(model), is_prepared(data)
     loader = make_loader(cast("Dataset[object]", data), batch_size, size=spec.image_size, workers=workers)
     for images, labels in accelerator.prepare_data_loader(loader):

@@ -50,11 +50,9 @@ class Session:
     task: Task = CLASSIFICATION
 
     def log(self, line: str) -> None:
-        """Pass a line on to the callback, or to the log without one."""
         (logger.info if self.callback is None else self.callback.log)(line)
 
     def ends(self, past: Past, config: TrainConfig) -> bool:
-        """Whether the training is over after the epochs in the past."""
         history = past.history
         if len(history) >= config.epochs or out_of_patience(history, config.patience):
             return True
@@ -99,11 +97,9 @@ class Feed:
 
     @property
     def steps(self) -> int:
-        """The number of batches of an epoch."""
         return len(self._images(0)) if self.own is None else self.own.steps
 
     def epoch(self, epoch: int, generator: torch.Generator) -> Iterator[tuple[Tensor, object]]:
-        """Yield the inputs and targets of each batch."""
         if self.own is not None:
             yield from self.own
             return
@@ -167,7 +163,6 @@ class Lesson:
 
     @torch.no_grad()
     def note(self) -> None:
-        """Keep the outcomes of the last batch."""
         if self.last is not None:
             self.rows.append(self.task.rows(*self.last))
             hits = self.task.hits(self.rows[-1])

@@ -102,7 +102,6 @@ def fit(
 def _choose_and_train(
     model: nn.Module, images: Images, config: TrainConfig, session: Session, path: Path | None, progress: bool | None
 ) -> FitResult:
-    """Make the choices, then train; start again more slowly if that diverges."""
     halves = divide(model, images, config, session)
     choice = _Choice(config, None if path is None else path.with_name(f"{path.name}.choice.json"), session)
     chosen = choice.read() or choice.write(choose(model, halves, config, session))

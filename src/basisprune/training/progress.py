@@ -51,7 +51,6 @@ def _left(seconds: float | None) -> str:
 
 
 def _rest(step: TrainingStep) -> float:
-    """Return the seconds that the training still takes."""
     return step.seconds * (1 - step.share) / step.share
 
 
@@ -102,7 +101,6 @@ class SearchProgress:
                 self.images.remove()
 
     def judged(self, candidate: Tried) -> None:
-        """Show one more candidate, and the time that is left."""
         now = self.clock()
         self.took.append(now - self.mark)
         self.mark, self.training = now, None
@@ -113,7 +111,6 @@ class SearchProgress:
         self.progress.update(self.task, completed=len(self.took), total=self.expected, left=_left(left))
 
     def trained(self, step: TrainingStep) -> None:
-        """Show how far the training is, and the time that is left for the search."""
         self.training = step if step.share > 0 else None
         if self.visible:
             self.bar.trained(step)

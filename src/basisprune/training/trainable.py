@@ -32,7 +32,6 @@ def set_trainable(model: nn.Module, *, scales: bool = True, train: Trained = "me
 
 
 def _light_and_heavy(model: nn.Module, *, scales: bool) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Return what the method trains, and all other weights: dense convs and the factors of the pairs."""
     light: dict[int, nn.Parameter] = {}
     frozen: dict[int, nn.Parameter] = {}
     for module in model.modules():

@@ -121,7 +121,6 @@ class Trainer:
         return past
 
     def after(self, past: Past, record: EpochRecord) -> Past:
-        """Return the past with one more epoch, which is reported to the tracker."""
         logger.info("%s", record)
         numbers = {key: value for key, value in asdict(record).items() if value is not None}
         self.accelerator.log(numbers, step=record.epoch)
@@ -146,7 +145,6 @@ class Trainer:
         self.model.eval()
 
     def epoch(self, epoch: int, clock: TrainingClock) -> EpochRecord:
-        """Pass over the training images once, then evaluate."""
         config = self.config
         seed = (config.seed * 100_003 + epoch) * 1_009 + self.accelerator.process_index
         generator = torch.Generator().manual_seed(seed)
@@ -172,7 +170,6 @@ class Trainer:
         return EpochRecord(epoch, rate, *self._of_all_processes(), *pairs[0], *pairs[1])
 
     def evaluated(self, data: Data | None) -> Evaluation | None:
-        """Evaluate the model as it is; None without data."""
         if data is None:
             return None
         size, workers = self.config.batch_size, self.config.workers
@@ -196,11 +193,9 @@ class Trainer:
 
     @property
     def is_finite(self) -> bool:
-        """Whether all that is trained is finite."""
         return all(bool(parameter.isfinite().all()) for parameter in self._parameters())
 
     def _of_all_processes(self) -> tuple[float, float | None]:
-        """Return the loss and the metric of the epoch's training images."""
         metric, loss = self.lesson.value(), self.loss.compute()
         local = torch.stack([loss, loss.new_tensor(0.0 if metric is None else metric)])
         mean_loss, mean_metric = self.accelerator.reduce(local, reduction="mean").tolist()
@@ -215,7 +210,6 @@ class Trainer:
         return rate
 
     def _let_weights_wait(self, waiting: bool) -> None:
-        """Freeze the weights that join later, or let them join."""
         if waiting != self.waiting and self.accelerator.num_processes == 1:
             for weight in self._parameters(heavy=True):
                 weight.requires_grad_(not waiting)
