@@ -120,7 +120,7 @@ def test_one_ratio_leaves_the_other_at_nothing():
         ({"recipe": {"base": 3}}, ["recipe: base: 3 given; a name is needed"]),
         ({"search": {"step": 2, "framework": "tailor"}}, ["search: framework: 'tailor' given"]),
         ({"search": 3}, ["search: 3 given; a mapping of settings is needed"]),
-        ({"framework": "taylr"}, ["framework: 'taylr' given, allowed are"]),
+        ({"framework": "taylr"}, ["framework: 'taylr' given; allowed are"]),
         ({"framework": "baseline"}, ["framework: 'baseline' given, allowed are l1"]),
         (
             {"recipe": "quik", "search": {"steps": 1}, "max_drop": 1.0},
