@@ -247,7 +247,7 @@ def _group(points: Sequence[FrontPoint], group: str, place: int, cost: str) -> T
         for point in drawn
     ]
     x, y = [getattr(point, cost) for point in drawn], [point.accuracy for point in drawn]
-    return _dots(x, y, marker, hover) | {"name": group}
+    return _dots(x, y, marker, hover) | {"name": escape(group, quote=False)}
 
 
 def _accuracy_range(

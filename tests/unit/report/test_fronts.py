@@ -25,7 +25,7 @@ def test_every_network_is_a_mark_of_its_group_and_the_line_goes_through_the_best
     by_size, by_time = front_plots(POINTS)
     line, first, second = by_size.figure["data"]
     assert (line["x"], line["y"]) == ([10, 100], [0.8, 0.9])
-    assert [first["name"], second["name"]] == ["a", "<b>"]
+    assert [first["name"], second["name"]] == ["a", "&lt;b&gt;"]  # plotly reads names as HTML
     assert first["marker"]["symbol"] == ["circle", "circle-open"]
     assert first["marker"]["size"][0] > first["marker"]["size"][1]
     assert by_time.figure["data"][1]["x"] == [2.0, 3.0]
