@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from basisprune.errors import BasisPruneError, ModelError
+from basisprune.transfer.body import NormedConv
 from basisprune.transfer.model import transfer_model
-from basisprune.transfer.norms import NormedConv
 
 IMAGES = [name for name, network in NETWORKS.items() if network.shape == IMAGE]
 

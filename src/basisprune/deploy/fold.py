@@ -37,9 +37,9 @@ from basisprune.torchkit.kinds import refuse_lazy
 from basisprune.torchkit.running import hooked, mode, relative_difference, tensors_in
 from basisprune.torchkit.surgery import Layer, find_layers, output_channels, refuse_hooks, replace_module
 from basisprune.torchkit.watching import Dataflow, LayerCall, dataflow_of, example_input
+from basisprune.transfer.body import NormedConv
 from basisprune.transfer.kept import KeptModel
 from basisprune.transfer.model import TransferModel
-from basisprune.transfer.norms import NormedConv
 from basisprune.types import InputSpec
 
 Preference: TypeAlias = Literal["macs", "params", "latency", "none"]

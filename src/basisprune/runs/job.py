@@ -47,7 +47,7 @@ from basisprune.torchkit.imports import called, is_reference, named_object, refu
 from basisprune.torchkit.processes import Processes
 from basisprune.training.trainable import classes_of
 from basisprune.transfer.backbones import build_backbone, is_known_name
-from basisprune.transfer.checkpoints import fill, read_checkpoint, told
+from basisprune.transfer.checkpoints import messages, read_checkpoint, set_weights
 from basisprune.transfer.hints import NO_HINTS, Hints
 from basisprune.transfer.kept import KeptModel, kept_model, kept_with_facts
 from basisprune.transfer.model import TransferModel, spec_of, transfer_model, with_shape
@@ -296,7 +296,7 @@ def _fill(network: nn.Module, config: RunConfig, callback: Callback) -> None:
     """Gives the network the weights that the settings name, if any, in place."""
     if config.weights is not None:
         found = read_checkpoint(config.weights, key=config.weights_key)
-        for line in told(found, fill(network, found)):
+        for line in messages(found, set_weights(network, found)):
             callback.log(line)
 
 

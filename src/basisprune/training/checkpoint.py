@@ -16,7 +16,7 @@ from basisprune.data.transforms import Augment
 from basisprune.errors import CheckpointError
 from basisprune.files import checked, read_checked, sound_or_aside
 from basisprune.training.config import TrainConfig
-from basisprune.transfer.pickles import load_tensors
+from basisprune.transfer.checkpoints import load_tensors
 
 FORMAT = 1
 _MOST_BYTES = 1 << 40

@@ -19,8 +19,8 @@ from basisprune.errors import ModelError, nearest
 from basisprune.files import open_file
 from basisprune.torchkit.imports import called, named_object
 from basisprune.torchkit.kinds import copied, plain_weights, refuse_odd
+from basisprune.transfer.checkpoints import refuse_bombs
 from basisprune.transfer.hints import NO_HINTS, Hints
-from basisprune.transfer.pickles import refuse_bombs
 
 _TIMM, _TORCHVISION = "timm", "torchvision"
 _PLACES = ("hf-hub", "local-dir")  # of networks that timm builds as a config.json there says

@@ -1,25 +1,31 @@
 """Weights as people have them: files and folders of torch, timm, Lightning and Hugging Face -> tensors by name.
 
-Nothing in a file is run: safetensors, and pickles of which torch reads tensors and plain values alone.
+Nothing in a file is run: safetensors, and pickles of which torch reads tensors and plain values alone. These are
+measured first: a few bytes can name one value many times over, as in a billion laughs, ask for memory by a number, or
+be packed. What is within bounds takes time and memory like the size of the file.
 """
 
 from __future__ import annotations
 
+import os
 import pickle
+import pickletools
+import warnings
+import zipfile
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeGuard
+from typing import IO, BinaryIO, TypeGuard
 
 import torch
+from pydantic import TypeAdapter
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from basisprune.errors import ModelError, is_about_memory, pass_on
-from basisprune.files import Json, open_file, parse_json, read_bytes, user_path
+from basisprune.files import open_file, parse_json, read_bytes, user_path
 from basisprune.transfer.hints import NO_HINTS, Hints, hints_of
-from basisprune.transfer.pickles import BombError, load_tensors
 
 PICKLED = (".pth", ".pt", ".bin", ".ckpt", ".tar")
 ALLOWED = (".safetensors", *PICKLED)
@@ -27,11 +33,18 @@ _FILES = ("model.safetensors", "pytorch_model.bin")
 _ENTRIES = ("state_dict", "model_state_dict", "model", "module", "net", "network", "weights", "params")
 _AVERAGED = ("state_dict_ema", "model_ema", "ema_state_dict", "ema", "model_ema_state_dict")
 _COMPILED = "_orig_mod."
-_LISTED, _DEEPEST, _MOST_SHARDS, _MOST_INDEX = 5, 4, 1000, 64 << 20
+_LISTED, _NESTED, _MOST_SHARDS, _MOST_INDEX = 5, 4, 1000, 64 << 20
 _WAY_OUT = (
     "save only the state dict, with safetensors.torch.save_file(model.state_dict(), 'weights.safetensors'), in the "
     "program that wrote it"
 )
+
+_ZIP = b"PK\x03\x04"  # how a file begins that torch reads as an archive
+_PICKLES = 5  # in files before torch 1.6: magic number, version, system, the content, keys of its storages
+_LARGEST, _DEEPEST = 1 << 26, 500
+_REFUSED = ("builtins bytearray", "__builtin__ bytearray")  # of any length, for one number
+_GETS, _PUTS = ("GET", "BINGET", "LONG_BINGET"), ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE")
+_IN_PLACE = ("APPEND", "APPENDS", "SETITEM", "SETITEMS", "ADDITEMS", "BUILD")
 
 
 @dataclass(frozen=True)
@@ -73,7 +86,7 @@ def read_checkpoint(path: str | Path, *, key: str | None = None) -> Checkpoint:
 def load_weights(
     model: nn.Module, path: str | Path | Checkpoint, *, optional: Collection[str] = (), key: str | None = None
 ) -> Checkpoint:
-    """Fills the model from a file or folder of weights, or what was read of one, and gives that.
+    """Fill the model from a file or folder of weights, or what was read of one, and return that.
 
     Every entry of the model must be there with its shape, and nothing else, apart from the `optional` keys, auxiliary
     heads, and what lies outside of the prefix (such as "model." or "module.") that the network's entries have in
@@ -81,12 +94,12 @@ def load_weights(
     fit; the model is then unchanged.
     """
     found = path if isinstance(path, Checkpoint) else read_checkpoint(path, key=key)
-    fill(model, found, optional=optional)
+    set_weights(model, found, optional=optional)
     return found
 
 
-def fill(model: nn.Module, found: Checkpoint, *, optional: Collection[str] = ()) -> Fitting:
-    """How the checkpoint fits the model, which has its tensors now; raises ModelError if not, and changes nothing."""
+def set_weights(model: nn.Module, found: Checkpoint, *, optional: Collection[str] = ()) -> Fitting:
+    """Load the checkpoint into the model and return how it fits; raise ModelError if not, and change nothing."""
     own = model.state_dict()
     fitting = fit_names(own, found, optional=optional)
     if fitting.faults:
@@ -108,12 +121,7 @@ def fill(model: nn.Module, found: Checkpoint, *, optional: Collection[str] = ())
 
 
 def fit_names(own: Mapping[str, Tensor], found: Checkpoint, *, optional: Collection[str] = ()) -> Fitting:
-    """How the checkpoint's names fit those of a network, which may be called something in the file.
-
-    >>> names = {"model.conv.weight": torch.zeros(2), "loss.scale": torch.zeros(1)}
-    >>> fit_names({"conv.weight": torch.zeros(2)}, Checkpoint(Path("file.ckpt"), names))
-    Fitting(prefix='model.', tensors={'conv.weight': tensor([0., 0.])}, left_out=('loss.scale',), faults={})
-    """
+    """Return how the checkpoint's names fit those of a network, which may be called something in the file."""
     names = {name.replace(_COMPILED, ""): name for name in found.tensors}
     if len(names) < len(found.tensors):
         twice = set(found.tensors) - set(names.values())
@@ -124,13 +132,15 @@ def fit_names(own: Mapping[str, Tensor], found: Checkpoint, *, optional: Collect
     left_out = tuple(name for name in names if not name.startswith(prefix))
     # Files of old or without metadata lack the counter of batches, which has no say in the function.
     missing = [name for name in own if name not in inside and not name.endswith("num_batches_tracked")]
-    unknown = [name for name in inside if name not in own and name not in optional and not _is_auxiliary(name)]
+    unknown = [
+        name for name in inside if name not in own and name not in optional and not name.lower().startswith("aux")
+    ]
     wrong = [fault for name in own if name in inside and (fault := _misfit(name, inside[name], own[name]))]
     faults = {"missing": missing, "of another shape": sorted(wrong), "unknown": unknown}
     return Fitting(prefix, inside, left_out, {what: tuple(names) for what, names in faults.items() if names})
 
 
-def told(found: Checkpoint, fitting: Fitting) -> list[str]:
+def messages(found: Checkpoint, fitting: Fitting) -> list[str]:
     """What whoever starts a run should know of its weights; empty where there was nothing to decide."""
     lines = []
     if fitting.prefix or found.entry:
@@ -142,9 +152,6 @@ def told(found: Checkpoint, fitting: Fitting) -> list[str]:
     if found.averaged:
         lines.append(f"{found.path} also has averaged weights: --weights-key {found.averaged[0]} takes them")
     return lines
-
-
-# ------------------------------------------------------------------------------------------- names
 
 
 def _prefix(
@@ -188,25 +195,15 @@ def _prefixes(given: Collection[str], wanted: Collection[str]) -> Counter[str]:
 
 def _misfit(name: str, given: Tensor, own: Tensor) -> str:
     if given.shape != own.shape:
-        return f"{name} is {_dims(given)}, wanted {_dims(own)}"
+        dims, wanted = ("x".join(map(str, each.shape)) or "scalar" for each in (given, own))
+        return f"{name} is {dims}, wanted {wanted}"
     if given.is_floating_point() != own.is_floating_point() or given.is_complex() != own.is_complex():
         return f"{name} is of {given.dtype}, wanted {own.dtype}"
     return ""
 
 
-def _is_auxiliary(key: str) -> bool:
-    return key.lower().startswith("aux")
-
-
-def _dims(tensor: Tensor) -> str:
-    return "x".join(map(str, tensor.shape)) or "scalar"
-
-
 def _first(keys: Collection[str]) -> str:
     return ", ".join(list(keys)[:_LISTED]) + (", ..." if len(keys) > _LISTED else "")
-
-
-# ------------------------------------------------------------------------------------------- files
 
 
 def _found(path: Path, content: object, key: str | None, hints: Hints = NO_HINTS) -> Checkpoint:
@@ -215,7 +212,7 @@ def _found(path: Path, content: object, key: str | None, hints: Hints = NO_HINTS
     whole = content
     entry, content, prefix = _entered(content, key or "")
     asked = bool(entry)
-    for _ in range(_DEEPEST):
+    for _ in range(_NESTED):
         if _is_state_dict(content):
             if any(name.replace(_COMPILED, "").startswith(prefix) for name in content):
                 return Checkpoint(path, content, ".".join(entry), () if asked else averaged, hints, prefix, asked)
@@ -256,18 +253,14 @@ def _rival(first: object, other: object) -> bool:
 
 
 def _is_state_dict(content: object) -> TypeGuard[Mapping[str, Tensor]]:
-    return (
-        isinstance(content, Mapping)
-        and bool(content)
-        and all(isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in content.items())
-    )
+    pairs = content.items() if isinstance(content, Mapping) else ()
+    return len(pairs) > 0 and all(isinstance(name, str) and isinstance(value, Tensor) for name, value in pairs)
 
 
 def _entries(content: object) -> str:
     if not isinstance(content, Mapping):
         return f"it holds a {type(content).__name__}"
-    inside = [str(name)[:60] for name, value in content.items() if isinstance(value, Mapping)]
-    if inside:
+    if inside := [str(name)[:60] for name, value in content.items() if isinstance(value, Mapping)]:
         return f"its entries are {_first(inside)}: name the right one with weights_key (--weights-key)"
     return f"its entries are {_first([str(name)[:60] for name in content])}" if content else "it is empty"
 
@@ -296,37 +289,27 @@ def _fault(error: Exception) -> str:
     if isinstance(error, FileNotFoundError):
         return f"no such file; pass a local {', '.join(ALLOWED)} file, or a folder with {_FILES[0]}"
     if isinstance(error, pickle.UnpicklingError):
-        said = f"damaged, or holds objects other than tensors, which could run code when read{_culprit(error)}"
-        return f"{said}; {_WAY_OUT}"
+        _, mark, rest = str(error).partition("Unsupported global: GLOBAL ")
+        culprit = f" (it needs {rest.split()[0][:100]})" if mark and rest.split() else ""
+        return f"damaged, or holds objects other than tensors, which could run code when read{culprit}; {_WAY_OUT}"
     if isinstance(error, BombError):
         return f"is not read, because {error}; {_WAY_OUT}"
     if is_about_memory(error):
         return f"there is not enough memory to read it ({str(error)[:200]})"
-    if isinstance(error, OSError):
-        return f"cannot be read ({error.strerror or error})"
     if "TorchScript" in str(error):
         return f"is a scripted network, which is code; {_WAY_OUT}"
-    return f"cannot be read, perhaps damaged or cut off: {error}; fetch it again"
-
-
-def _culprit(error: pickle.UnpicklingError) -> str:
-    _, mark, rest = str(error).partition("Unsupported global: GLOBAL ")
-    return f" (it needs {rest.split()[0][:100]})" if mark and rest.split() else ""
+    return f"cannot be read, perhaps damaged or cut off: {getattr(error, 'strerror', None) or error}; fetch it again"
 
 
 def _tensors_in(content: object) -> Iterator[tuple[str, Tensor]]:
-    seen, level = set(), [content]
-    for _ in range(_DEEPEST + 1):
-        mappings = [each for each in level if isinstance(each, Mapping)]
-        level = []
-        for mapping in mappings:
-            if id(mapping) not in seen:
-                seen.add(id(mapping))
-                yield from ((str(name), value) for name, value in mapping.items() if isinstance(value, Tensor))
-                level += mapping.values()
-
-
-# ------------------------------------------------------------------------------------------- folders
+    seen: set[int] = set()
+    level = [content]
+    for _ in range(_NESTED + 1):
+        mappings = {id(each): each for each in level if isinstance(each, Mapping) and id(each) not in seen}
+        seen |= mappings.keys()
+        for mapping in mappings.values():
+            yield from ((str(name), value) for name, value in mapping.items() if isinstance(value, Tensor))
+        level = [value for mapping in mappings.values() for value in mapping.values()]
 
 
 def _from_folder(folder: Path, key: str | None) -> Checkpoint:
@@ -343,11 +326,18 @@ def _from_folder(folder: Path, key: str | None) -> Checkpoint:
 
 
 def _from_shards(folder: Path, index: Path) -> dict[str, Tensor]:
-    """The tensors of all files that an index names, each of which must hold what is expected of it."""
-    places = _weight_map(index)
+    """Return the tensors of all files that an index names, each of which must hold what is expected of it."""
+    try:
+        said = parse_json(read_bytes(index, most=_MOST_INDEX))
+        places = TypeAdapter(dict[str, str]).validate_python(said["weight_map"] if isinstance(said, dict) else said)
+    except (OSError, ValueError, KeyError) as error:
+        said = f"{getattr(error, 'strerror', None) or error}"
+        raise ModelError(
+            f"{index}: its 'weight_map' of tensors and files cannot be read ({said}); fetch it again"
+        ) from error
     names = sorted(set(places.values()))
-    if len(names) > _MOST_SHARDS:
-        raise ModelError(f"{index}: names {len(names):,} files; at most {_MOST_SHARDS:,} are read")
+    if not 0 < len(names) <= _MOST_SHARDS:
+        raise ModelError(f"{index}: names {len(names):,} files; 1 to {_MOST_SHARDS:,} are read")
     tensors: dict[str, Tensor] = {}
     for name in names:
         if Path(name).name != name or name in (".", ".."):
@@ -360,15 +350,100 @@ def _from_shards(folder: Path, index: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _weight_map(index: Path) -> dict[str, str]:
+# ------------------------------------------------------------------------------------------- pickles, measured
+
+
+class BombError(ValueError):
+    """A file that would take far more time or memory than its size tells."""
+
+
+@dataclass
+class _Extent:
+    """How large a value is, written out with all that it refers to, and how deep it is nested."""
+
+    size: int = 1
+    depth: int = 0
+
+    def add(self, parts: Iterable[_Extent]) -> _Extent:
+        for part in parts:
+            self.size += part.size
+            self.depth = max(self.depth, part.depth + 1)
+        if self.size > _LARGEST:
+            raise BombError(f"it names the same values over and over, which makes more than {_LARGEST:,} of them")
+        if self.depth > _DEEPEST:
+            raise BombError(f"it is nested more than {_DEEPEST} levels deep")
+        return self
+
+
+def load_tensors(file: BinaryIO) -> object:
+    """What `torch.save` wrote to the file: tensors and plain values, nothing else."""
+    refuse_bombs(file)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch, about tensors that are refused later
+        return torch.load(file, map_location="cpu", weights_only=True)
+
+
+def refuse_bombs(file: BinaryIO) -> None:
+    """Raise BombError for what `torch.load` would make far more of than the file holds."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    is_zip = file.read(len(_ZIP)) == _ZIP
+    file.seek(0)
+    if not is_zip:
+        for _ in range(_PICKLES):
+            measure(file)
+    else:
+        with zipfile.ZipFile(file) as archive:
+            parts = archive.infolist()
+            if any(part.compress_type != zipfile.ZIP_STORED for part in parts):
+                raise BombError("its parts are compressed, which torch.save never does; save it again with torch")
+            if sum(part.file_size for part in parts) > size:
+                raise BombError("its parts overlap, so that it claims to hold more than it does")
+            for part in parts:
+                if part.filename.lower().endswith(".pkl"):  # torch finds it in any case of letters
+                    with archive.open(part) as pickled:
+                        measure(pickled)
+    file.seek(0)
+
+
+def measure(file: IO[bytes]) -> None:
+    """Reads one pickle to its end and makes nothing of it; raises BombError if its value is out of proportion.
+
+    The instructions are followed with sizes in the place of values.
+    """
+    stack: list[_Extent | None] = []  # None is a mark
+    memo: dict[int, _Extent] = {}
     try:
-        said: Json = parse_json(read_bytes(index, most=_MOST_INDEX))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{index}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
-    places = said.get("weight_map") if isinstance(said, dict) else None
-    if not isinstance(places, dict) or not places:
-        raise ModelError(f"{index}: has no 'weight_map' of tensors and files; fetch it again")
-    found = {name: place for name, place in places.items() if isinstance(place, str)}
-    if len(found) < len(places):
-        raise ModelError(f"{index}: its 'weight_map' names something other than files; fetch it again")
-    return found
+        for code, argument, _ in pickletools.genops(file):
+            if code.name == "GLOBAL" and argument in _REFUSED:
+                raise BombError(f"it needs {argument.split()[1]}, which no weights do")
+            if code.name in _GETS:
+                stack.append(memo[int(argument or 0)])
+            elif code.name in _PUTS:
+                memo[len(memo) if argument is None else int(argument)] = _value(stack[-1])
+            elif code.name == "DUP":
+                stack.append(stack[-1])
+            elif code.name not in ("PROTO", "FRAME", "STOP"):
+                taken = _taken(stack, code)
+                own = len(argument) if isinstance(argument, str | bytes) else 0
+                made = taken.pop() if code.name in _IN_PLACE else _Extent(1 + own)
+                stack += [None if each is pickletools.markobject else made.add(taken) for each in code.stack_after]
+    except BombError:
+        raise
+    except (LookupError, TypeError, ValueError) as error:
+        raise pickle.UnpicklingError(str(error)) from error
+
+
+def _taken(stack: list[_Extent | None], code: pickletools.OpcodeInfo) -> list[_Extent]:
+    before, taken = list(code.stack_before), []
+    if pickletools.markobject in before:
+        while (each := stack.pop()) is not None:
+            taken.append(each)
+        before = before[: before.index(pickletools.markobject)]
+    return taken + [_value(stack.pop()) for _ in before]
+
+
+def _value(extent: _Extent | None) -> _Extent:
+    if extent is None:
+        raise ValueError("a mark stands where a value should")
+    return extent

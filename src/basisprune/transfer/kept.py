@@ -15,7 +15,7 @@ from basisprune.torchkit.surgery import model_heads
 from basisprune.torchkit.watching import example_input
 from basisprune.transfer.backbones import architecture_name, build_backbone, hints_of_name
 from basisprune.transfer.body import silence_auxiliary_heads
-from basisprune.transfer.checkpoints import fill, read_checkpoint, told
+from basisprune.transfer.checkpoints import messages, read_checkpoint, set_weights
 from basisprune.transfer.hints import NO_HINTS, Hints, hints_of_network
 from basisprune.transfer.model import ModelSource, image_channels, known_spec
 from basisprune.types import InputSpec
@@ -108,7 +108,7 @@ def kept_with_facts(
     beside = NO_HINTS
     if weights is not None:
         found = read_checkpoint(weights, key=weights_key)
-        said = told(found, fill(built, found))
+        said = messages(found, set_weights(built, found))
         beside = found.hints
     silence_auxiliary_heads(built)
     bake_parametrizations(built)

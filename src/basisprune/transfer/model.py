@@ -13,10 +13,9 @@ from basisprune.errors import ConfigError, TrainingError
 from basisprune.torchkit.kinds import copied
 from basisprune.torchkit.watching import Shape, example_input, features_of, watch_run
 from basisprune.transfer.backbones import architecture_name, build_backbone, hints_of_name
-from basisprune.transfer.body import extract_body
+from basisprune.transfer.body import extract_body, insert_norms
 from basisprune.transfer.checkpoints import Checkpoint, load_weights
 from basisprune.transfer.hints import hints_of_network
-from basisprune.transfer.norms import insert_norms
 from basisprune.types import InputSpec
 
 _MOST_CLASSES = 1_000_000

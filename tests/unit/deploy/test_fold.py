@@ -18,7 +18,7 @@ from basisprune.deploy.fold import fold, merge_full_rank, merge_shifts
 from basisprune.errors import ConfigError, LayerError, ModelError
 from basisprune.planning import plan_basis
 from basisprune.pruning import prune_basis
-from basisprune.transfer.norms import NormedConv
+from basisprune.transfer.body import NormedConv
 from basisprune.types import LayerScores, Scores
 
 PREFERENCES = ("macs", "params", "latency", "none")
