@@ -1,4 +1,4 @@
-"""Laws of exported networks: they compute what PyTorch does, or they are not written."""
+"""Laws of ONNX graphs: they compute what PyTorch does, in float and in 8 bits, or they are not written."""
 
 from __future__ import annotations
 
@@ -11,16 +11,21 @@ import onnx
 import pytest
 import torch
 from graphs import NAMES, close, metadata, pixels, run
+from hypothesis import given
+from hypothesis import strategies as st
 from networks import NETWORKS
 from PIL import Image
-from tiny import tiny_model
-from torch import nn
+from tiny import tiny_images, tiny_model
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from basisprune.basis.decompose import decompose
 from basisprune.coupling import cut, trace_coupling
-from basisprune.deploy.export import export_onnx, export_program
+from basisprune.data import PreparedBatches
+from basisprune.deploy.export import evaluate_onnx, export_onnx, export_program
+from basisprune.deploy.export.onnx import open_session, over_two_axes, quantise_within, to_proto
 from basisprune.deploy.fold import fold
-from basisprune.errors import ConfigError, DataError
+from basisprune.errors import ConfigError, DataError, LayerError, MissingExtraError, ModelError
 from basisprune.transfer.model import transfer_model
 
 EXAMPLE = Path(__file__).parents[4] / "docs" / "predict_onnx.py"
@@ -117,3 +122,155 @@ def test_the_example_predicts_without_torch(preprocess, tiny, tmp_path):
 def test_the_example_is_short():
     lines = [line for line in EXAMPLE.read_text().splitlines() if line.strip()]
     assert len(lines) <= 30
+
+
+@given(st.lists(st.integers(1, 3), min_size=1, max_size=4), st.sampled_from([None, 2, "all"]), st.booleans())
+def test_leading_axes_are_only_a_way_of_counting(leading, masked, scaled):
+    query, value = torch.randn(*leading, 4, 6), torch.randn(*leading, 5, 3)
+    key = torch.randn(*leading, 5, 6)
+    shape = (4, 5) if masked == 2 else (*leading, 4, 5)
+    mask = None if masked is None else torch.randn(shape)
+    options = {"scale": 0.3} if scaled else {}
+    wanted = F.scaled_dot_product_attention(query, key, value, mask, **options)
+    torch.testing.assert_close(over_two_axes(query, key, value, mask, **options), wanted)
+
+
+class _Attention(nn.Module):
+    """Attention within windows of the image: (batch, windows, heads, length, width) unless there are fewer axes."""
+
+    def __init__(self, axes: int) -> None:
+        super().__init__()
+        self.axes, self.mix = axes, nn.Conv2d(3, 24, 1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        rows = self.mix(images).flatten(2).transpose(1, 2)  # (batch, 16, 24)
+        if self.axes == 3:
+            query, key, value = rows.chunk(3, -1)
+        else:
+            windows = rows.unflatten(1, (4, 4)).unflatten(3, (3, 2, 4))
+            query, key, value = windows.permute(3, 0, 1, 4, 2, 5).unbind(0)
+        mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=0.0)
+        return mixed.flatten(1)
+
+
+@pytest.mark.parametrize("axes", [3, 5])
+def test_attention_with_other_than_four_axes_is_exported(axes):
+    torch.manual_seed(0)
+    network = _Attention(axes).eval()
+    session = open_session(to_proto(network, torch.randn(2, 3, 4, 4)).SerializeToString())
+    for count in (1, 3):
+        images = torch.randn(count, 3, 4, 4)
+        (found,) = session.run(None, {"images": images.numpy()})
+        torch.testing.assert_close(torch.from_numpy(found), network(images), rtol=1e-5, atol=1e-6)
+
+
+class Liar(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 1.5 if torch.compiler.is_compiling() else x
+
+
+def test_a_graph_that_differs_is_refused_with_the_layer_named(tmp_path):
+    model = tiny_model()
+    model.backbone.add_module("6", Liar())
+    model.backbone.add_module("7", nn.Softplus())
+    with pytest.raises(LayerError, match=r"backbone\.6: is the first layer where the ONNX graph differs") as caught:
+        export_onnx(model, tmp_path / "m.onnx", preprocess=True)
+    assert caught.value.layer == "backbone.6"
+    with pytest.raises(ModelError, match="output differs from PyTorch's"):
+        export_program(model, tmp_path / "m.pt2")
+    assert list(tmp_path.iterdir()) == []
+
+
+class Between(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layer(x)
+        return x + 1 if torch.compiler.is_compiling() else x
+
+
+def test_a_difference_outside_of_all_layers_is_refused_too(tmp_path):
+    with pytest.raises(LayerError, match="the difference lies between them"):
+        export_onnx(Between(), tmp_path / "m.onnx", example_inputs=torch.randn(2, 4))
+
+
+@pytest.mark.parametrize("preprocess", [False, True])
+@pytest.mark.parametrize("folded", [False, True])
+def test_int8_is_smaller_close_and_knows_its_classes(folded, preprocess, tmp_path):
+    torch.manual_seed(0)
+    model, data = transfer_model("test_resnet", 3, input_size=32), tiny_images()
+    nn.init.normal_(model.classifier.weight)
+    model = fold(model, torch.zeros(1, 3, 32, 32)) if folded else model
+    x = torch.randint(0, 256, (16, 32, 32, 3), dtype=torch.uint8)
+    batches = [x[:8], x[8:]] if preprocess else list(PreparedBatches(data, model.input_spec, batch_size=16))
+    report = export_onnx(
+        model, tmp_path / "m.onnx", classes=NAMES, preprocess=preprocess, int8=batches, check_inputs=batches
+    )
+    assert report.int8_path == tmp_path / "m.int8.onnx"
+    assert report.int8_size < 0.5 * report.size
+    assert report.agreement > 0.8
+    assert metadata(report.int8_path) == metadata(report.path)
+    one, other = (evaluate_onnx(path, data) for path in (report.path, report.int8_path))
+    assert abs(one.loss - other.loss) < 0.2 * one.loss
+    assert {path.name for path in tmp_path.iterdir()} == {"m.onnx", "m.int8.onnx"}
+
+
+def test_layers_that_hurt_most_stay_in_float_until_the_file_is_good_enough(tmp_path):
+    torch.manual_seed(0)
+    model = transfer_model("test_resnet", 3, input_size=32)
+    batches = list(PreparedBatches(tiny_images(16), model.input_spec, batch_size=16))
+    with torch.no_grad():  # one channel of a thousand times the size leaves no bits to the others
+        next(iter(model.modules())).get_submodule("backbone.layer3.0.bn1").weight[0] *= 1000
+    source = export_onnx(model, tmp_path / "m.onnx").path
+    images, sizes = [batch[0] for batch in batches], []
+
+    def asked(accepted_at: int):
+        def accepts(path) -> bool:
+            sizes.append(path.stat().st_size)
+            return len(sizes) == accepted_at
+
+        sizes.clear()
+        return quantise_within(source, tmp_path / "m.int8.onnx", images, accepts)
+
+    at_once = asked(1)
+    assert (at_once.in_float, at_once.accepted) == (0, True)
+    later = asked(3)
+    assert later.accepted
+    assert 0 < later.in_float < later.layers
+    assert sizes == sorted(sizes)
+    never = asked(9)
+    assert (never.accepted, len(sizes)) == (False, 4)
+    assert never.in_float == (never.layers + 1) // 2
+
+
+def test_statistics_that_say_nothing_are_not_in_the_file(tmp_path):
+    model, x = NETWORKS["concat"](dtype=torch.float32)
+    folded = fold(model, x)
+    report = export_onnx(folded, tmp_path / "m.onnx", example_inputs=x)
+    proto = onnx.load(report.path)
+    norms = [node for node in proto.graph.node if node.op_type == "BatchNormalization"]
+    assert [list(norm.input[3:]) for norm in norms] == [["fill.0.6", "fill.1.6"], ["fill.0.10", "fill.1.10"]]
+    assert not any("running" in constant.name for constant in proto.graph.initializer)
+    with torch.no_grad():
+        assert close(model(x), run(report.path, x))
+    onnx.checker.check_model(proto)
+    int8 = export_onnx(folded, tmp_path / "m.onnx", example_inputs=x, int8=[x]).int8_path
+    with torch.no_grad():
+        expected = model(x)
+    assert (run(int8, x) - expected).abs().max() < 0.05 * (expected.max() - expected.min())
+
+
+def test_statistics_that_say_something_are_in_the_file(tmp_path):
+    model, x = NETWORKS["concat"](dtype=torch.float32)
+    report = export_onnx(model, tmp_path / "m.onnx", example_inputs=x)
+    assert not any(node.op_type == "ConstantOfShape" for node in onnx.load(report.path).graph.node)
+
+
+def test_a_missing_package_is_named_with_its_extra(tmp_path, monkeypatch):
+    monkeypatch.setattr("basisprune.deploy.export.runtime.find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r"'onnx' is needed.*basisprune\[onnx\]"):
+        export_onnx(tiny_model(), tmp_path / "m.onnx")
+    with pytest.raises(MissingExtraError, match=r"'onnx' is needed.*basisprune\[onnx\]"):
+        evaluate_onnx(tmp_path / "m.onnx", tiny_images())

@@ -9,16 +9,19 @@ from pathlib import Path
 import pytest
 import torch
 from bundles import content
-from graphs import NAMES
-from tiny import tiny_images, tiny_model
-from torch import nn
+from graphs import NAMES, close, pixels, run
+from tiny import tiny_decomposed, tiny_images, tiny_model
+from torch import Tensor, nn
+from torch.utils.data import Subset
 
-from basisprune.deploy.export import Exported, export
+from basisprune.data import WrappedDataset
+from basisprune.deploy.export import Exported, evaluate_onnx, export, export_onnx, export_program
 from basisprune.deploy.export.exportable import Exportable, FileFacts, read_facts
 from basisprune.deploy.export.runtime import FileModel, OpenFile
 from basisprune.deploy.export.runtimes import RUNTIMES
 from basisprune.deploy.fold import fold
-from basisprune.errors import ConfigError, MissingExtraError, ModelError
+from basisprune.errors import ConfigError, DataError, MissingExtraError, ModelError
+from basisprune.training.evaluation import evaluate
 from basisprune.transfer.model import transfer_model
 
 INSTALLED = ("onnx", "openvino", "torch")  # with the extra dev; benchmarks/runtimes.py checks the others
@@ -146,3 +149,86 @@ def test_a_runtime_that_fails_leaves_what_was_there(fault, tmp_path, monkeypatch
     with pytest.raises(ModelError, match=said.get(fault, "no")):
         export(sharp_model(), "torch", tmp_path, images=images(), overwrite=True, int8=fault == "quantises")
     assert content(tmp_path) == {"model.pt2": b"mine"}
+
+
+@pytest.mark.parametrize("layout", [True, "NCHW"])
+def test_preparation_can_be_in_the_graph(layout, tiny):
+    (model, files), x = tiny, pixels()
+    images = x.permute(0, 3, 1, 2)
+    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (model.input_spec.mean, model.input_spec.std))
+    with torch.no_grad():
+        expected = model((images / 255 - mean) / std)
+    assert close(expected, run(files[layout], images.contiguous() if layout == "NCHW" else x))
+
+
+def test_the_network_is_not_changed(tmp_path):
+    model = tiny_decomposed().train()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    export_onnx(model, tmp_path / "m.onnx", preprocess=True)
+    export_program(model, tmp_path / "m.pt2")
+    assert all(module.training for module in model.modules())
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert model.state_dict().keys() == before.keys()
+
+
+class Branching(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x if x.sum() > 0 else -x
+
+
+def test_what_cannot_be_exported_is_refused_and_nothing_is_written(tmp_path):
+    model = nn.Sequential(nn.Linear(4, 4), Branching())
+    for write, name in ((export_onnx, "m.onnx"), (export_program, "m.pt2")):
+        with pytest.raises(ModelError, match="Sequential cannot be exported"):
+            write(model, tmp_path / name, example_inputs=torch.randn(2, 4))
+    broken = tiny_model()
+    broken.classifier.bias.data.fill_(torch.nan)
+    for write, name in ((export_onnx, "m.onnx"), (export_program, "m.pt2")):
+        with pytest.raises(ModelError, match="NaN"):
+            write(broken, tmp_path / name)
+    with pytest.raises(ModelError, match=r"ends in \.pt2"):
+        export_program(tiny_model(), tmp_path / "m.onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_program_of_torch_export_computes_the_same_for_any_batch_size(tmp_path):
+    model = tiny_decomposed()
+    loaded = torch.export.load(export_program(model, tmp_path / "m.pt2")).module()
+    for count in (1, 2, 5):
+        x = torch.randn(count, 3, 16, 16)
+        with torch.no_grad():
+            assert close(model(x), loaded(x))
+    assert [path.name for path in tmp_path.iterdir()] == ["m.pt2"]
+
+
+class Odd(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_parameter("_guards_fn", nn.Parameter(torch.ones(1)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self._guards_fn
+
+
+def test_a_parameter_with_a_name_of_torch_is_an_error_that_says_so(tmp_path):
+    with pytest.raises(ModelError, match="Odd cannot be exported"):
+        export_program(Odd(), tmp_path / "m.pt2", example_inputs=torch.ones(2, 3, 4, 4))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", [False, True, "NCHW"])
+def test_accuracy_in_onnxruntime_is_that_in_pytorch(kind, tiny):
+    (model, files), data = tiny, tiny_images()
+    expected, given = evaluate(model, data), evaluate_onnx(files[kind], data, batch_size=10)
+    assert (given.accuracy, given.count) == (pytest.approx(expected.accuracy), expected.count)
+    assert given.loss == pytest.approx(expected.loss, rel=1e-4)
+
+
+def test_what_does_not_fit_is_not_evaluated(tiny, tmp_path):
+    path = export_onnx(nn.Linear(4, 4), tmp_path / "m.onnx", example_inputs=torch.randn(2, 4)).path
+    with pytest.raises(ModelError, match="does not say how it wants its images"):
+        evaluate_onnx(path, tiny_images())
+    with pytest.raises(DataError, match="contains no images"):
+        evaluate_onnx(tiny[1][False], Subset(tiny_images(), []))
+    with pytest.raises(DataError, match="prepares its images itself"):
+        evaluate_onnx(tiny[1][True], WrappedDataset(tiny_images(), prepared=True))

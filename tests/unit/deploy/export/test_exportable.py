@@ -1,4 +1,4 @@
-"""Laws of what files say of themselves, to us and to others."""
+"""Laws of what is exported, and of what its file says of itself."""
 
 from __future__ import annotations
 
