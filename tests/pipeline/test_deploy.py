@@ -20,7 +20,7 @@ from basisprune.coupling import trace_coupling
 from basisprune.deploy.bundle import load_bundle, loading, saving
 from basisprune.deploy.export import export_onnx
 from basisprune.deploy.export.onnx import ONNX
-from basisprune.deploy.export.runtime import OpenFile
+from basisprune.deploy.export.runtime import FileModel
 from basisprune.importance import score_filters
 from basisprune.planning import plan_basis, plan_filters
 from basisprune.pruning import prune_basis, prune_filters
@@ -86,7 +86,7 @@ class Chain:
         assert file_size(self.folder / "bundle") <= allowed_size(folded)
         report = export_onnx(folded, self.folder / "model.onnx", example_inputs=self.x)
         assert report.size <= allowed_size(folded)
-        assert close(OpenFile(report.path, ONNX, 1, trusted=True).outputs(self.x)[0], output(pruned, self.x))
+        assert close(FileModel(report.path, ONNX, 1, trusted=True).outputs(self.x)[0], output(pruned, self.x))
 
 
 @pytest.mark.parametrize("name", NETWORKS)

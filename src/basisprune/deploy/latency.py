@@ -15,9 +15,9 @@ from typing import Any, Literal, TypeAlias, get_args
 import torch
 from torch import Tensor, nn
 
-from basisprune.deploy.export.exportable import GraphInput, read_facts
+from basisprune.deploy.export.exportable import GraphInput
 from basisprune.deploy.export.onnx import ONNX, layer_protos, open_session, to_proto
-from basisprune.deploy.export.runtime import OpenFile, Runtime
+from basisprune.deploy.export.runtime import FileModel, Runtime
 from basisprune.errors import ConfigError
 from basisprune.transfer.model import known_spec, spec_of
 from basisprune.types import JsonValue
@@ -134,9 +134,8 @@ def file_seconds(
     runs: dict[str, Run] = {}
     with _limited_threads(threads):
         for name, (runtime, path) in files.items():
-            file = OpenFile(path, runtime, threads, trusted=True)
-            noise = random_images(read_facts(path, file.notes).input, batch_size)
-            runs[name] = partial(file.run, noise.numpy())
+            file = FileModel(path, runtime, threads, trusted=True)
+            runs[name] = partial(file.run, random_images(file.input, batch_size).numpy())
         if eager is not None:
             runs[PYTORCH] = _eager(eager)(torch.randn(batch_size, *spec_of(eager).shape))
         return interleaved(runs, repeats=repeats, settle=2, now=time.process_time if threads == 1 else None)

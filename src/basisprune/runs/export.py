@@ -11,8 +11,8 @@ from basisprune.callback import Callback, NullCallback
 from basisprune.data import LabelledImages
 from basisprune.data.load import Reading, Source, read_parts
 from basisprune.data.manifest import IMAGES, Role, read_manifest
-from basisprune.deploy.export.exportable import Exportable, read_facts
-from basisprune.deploy.export.runtime import FileModel, OpenFile, Runtime
+from basisprune.deploy.export.exportable import Exportable
+from basisprune.deploy.export.runtime import FileModel, Runtime
 from basisprune.deploy.export.runtimes import RUNTIMES, find_runtime
 from basisprune.deploy.export.writing import INT8_STEM, STEM, agreement, export
 from basisprune.deploy.latency import PYTORCH, Latency, file_latencies, random_images
@@ -132,8 +132,8 @@ class _Work:
         if not runtime.is_data or not runtime.is_installed:
             return False
         try:
-            file = OpenFile(path, runtime, 1)
-            file.outputs(random_images(read_facts(path, file.notes).input, 1))
+            file = FileModel(path, runtime, 1)
+            file.outputs(random_images(file.input, 1))
         except ModelError as error:
             self.callback.log(f"not measured: {error}")
             return False
@@ -143,7 +143,7 @@ class _Work:
         layout = runtime.layout(prepared=self.prepared)
         what = Exportable.of(self.loaded.model, layout, spec=self.loaded.spec, classes=self.loaded.classes)
         checks = [what.input.batch(images, prepared=self.prepared) for images in self.checks]
-        near = agreement(what, OpenFile(path, runtime, 1), checks)
+        near = agreement(what, FileModel(path, runtime, 1), checks)
         is_int8 = path.name == runtime.files(INT8_STEM)[0]
         names = runtime.files(INT8_STEM if is_int8 else STEM)
         row = RuntimeRow(

@@ -57,14 +57,6 @@ class GraphInput:
 
 
 @dataclass(frozen=True)
-class FileFacts:
-    """What a file takes, and the names of its classes if it has any."""
-
-    input: GraphInput
-    classes: tuple[str, ...] | None
-
-
-@dataclass(frozen=True)
 class Exportable:
     """A network to export, on the CPU and behind the preparation of its images if they are pixels.
 
@@ -119,7 +111,7 @@ class Exportable:
 
     @property
     def notes(self) -> dict[str, str]:
-        """The metadata of the file, JSON by name; `read_facts` reads it."""
+        """The metadata of the file, JSON by name; `read_input` and `read_classes` read it."""
         about: dict[str, object] = {"shape": list(self.example.shape[1:]), "layout": self.layout or "NCHW"}
         about |= {"prepares": self.layout is not None, **({} if self.spec is None else asdict(self.spec))}
         return {"input": json.dumps(about), "classes": json.dumps(self.classes)}
@@ -214,31 +206,29 @@ def _name(path: KeyPath) -> str:
     return ".".join([f"output{steps[0]}" if steps[0].isdigit() else steps[0], *steps[1:]])
 
 
-def read_facts(path: Path, notes: Mapping[str, str]) -> FileFacts:
-    """Read the metadata of a file; raises ModelError where it is missing or wrong."""
+def read_input(path: Path, notes: Mapping[str, str]) -> GraphInput:
+    """Read what a file takes from its metadata; raises ModelError where that is missing or wrong."""
     try:
-        wanted = _graph_input(parse_json(notes["input"].encode()))
+        about = cast("dict[str, Json]", parse_json(notes["input"].encode()))
+        known = {each.name: about[each.name] for each in fields(InputSpec) if each.name in about}
+        spec, prepares, layout = InputSpec.from_json(json.dumps(known)), about["prepares"], about["layout"]
+        if not isinstance(prepares, bool) or layout not in get_args(PixelLayout):
+            raise TypeError(f"prepares: {prepares!r}, layout: {layout!r}")
+        if prepares and len(spec.size) != 2:
+            raise ValueError(f"prepares: true, of inputs that are no images ({spec})")
     except (KeyError, TypeError, ValueError) as error:
         raise ModelError(
             f"{path}: does not say how it wants its images; export it with basisprune from a network with an input_spec"
         ) from error
+    return GraphInput(spec, cast("PixelLayout", layout) if prepares else None)
+
+
+def read_classes(path: Path, notes: Mapping[str, str]) -> tuple[str, ...] | None:
+    """Read the names of a file's classes, None if it has none; raises ModelError where they are missing or wrong."""
     try:
         names = parse_json(notes["classes"].encode())
         if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
             raise TypeError(f"{type(names).__name__} found")
     except (KeyError, TypeError, ValueError) as error:
         raise ModelError(f"{path}: has no class names; export it again with basisprune") from error
-    return FileFacts(wanted, None if names is None else tuple(map(str, names)))
-
-
-def _graph_input(about: Json) -> GraphInput:
-    if not isinstance(about, dict):
-        raise TypeError(f"{type(about).__name__} found")
-    known = {each.name: about[each.name] for each in fields(InputSpec) if each.name in about}
-    spec = InputSpec.from_json(json.dumps(known))
-    prepares, layout = about["prepares"], about["layout"]
-    if not isinstance(prepares, bool) or layout not in get_args(PixelLayout):
-        raise TypeError(f"prepares: {prepares!r}, layout: {layout!r}")
-    if prepares and len(spec.size) != 2:
-        raise ValueError(f"prepares: true, of inputs that are no images ({spec})")
-    return GraphInput(spec, cast("PixelLayout", layout) if prepares else None)
+    return None if names is None else tuple(map(str, names))

@@ -262,7 +262,7 @@ def quantise(source: Path, target: Path, batches: Sequence[Tensor], keep: Sequen
     tools = import_module("onnxruntime.quantization")
     notes = {entry.key: entry.value for entry in _read(source).metadata_props}
     preparing: list[str] = json.loads(notes.get(f"{PREFIX}preparing", "[]"))
-    with replacing(target) as partial_file, _without_advice():
+    with replacing(target) as partial_file, without_advice():
         try:
             tools.quantize_static(
                 source,
@@ -337,8 +337,8 @@ def _read(path: Path) -> ModelProto:
 
 
 @contextmanager
-def _without_advice() -> Iterator[None]:
-    """Silence what onnxruntime logs: the graph comes from an exporter that merged norms already."""
+def without_advice() -> Iterator[None]:
+    """Silence what quantisers log: the graph comes from an exporter that merged norms already."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

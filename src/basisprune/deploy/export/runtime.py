@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,10 +22,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from basisprune.deploy.export import sandboxed
-from basisprune.deploy.export.exportable import Exportable, PixelLayout, read_facts
+from basisprune.deploy.export.exportable import Exportable, GraphInput, PixelLayout, read_classes, read_input
 from basisprune.deploy.export.sandboxed import Array, Opened
 from basisprune.errors import LayerError, MissingExtraError, ModelError, pass_on
 from basisprune.torchkit.running import mode, placed
+from basisprune.types import InputSpec
 
 _T = TypeVar("_T")
 _BATCH = 16  # images at a time, so that large batches need no more memory than small ones
@@ -93,34 +95,11 @@ class Runtime:
             raise ModelError(f"{where}: {self.title} cannot take it ({type(error).__name__}: {reason})") from error
 
 
-class OpenFile:
-    """A file opened by its runtime on the CPU: its metadata, and its outputs for a batch.
-
-    Files of data run in a process of their own, bounded in memory and time, unless they are `trusted`.
-    """
-
-    def __init__(self, path: Path, runtime: Runtime, threads: int, *, trusted: bool = False) -> None:
-        self.runtime = runtime
-        with runtime.errors(path):
-            if trusted or not runtime.is_data:
-                self.notes, self.run = runtime.open(path, threads)
-            else:
-                sandbox = Sandbox(path, runtime, threads)
-                self.notes, self.run = sandbox.notes, sandbox
-
-    def outputs(self, batch: Tensor) -> list[Tensor]:
-        """The outputs for a batch of what the file takes, one by one where the runtime takes no batches."""
-        inputs = np.ascontiguousarray(batch.cpu().numpy())
-        with self.runtime.errors(inputs.shape):
-            parts = [inputs] if self.runtime.takes_batches else np.split(inputs, len(inputs))
-            found = zip(*(self.run(part) for part in parts), strict=True)
-            return [torch.from_numpy(np.concatenate(each) if len(each) > 1 else each[0]) for each in found]
-
-
 class FileModel(nn.Module):
-    """An exported file as a network for images that are prepared by its `input_spec`.
+    """An exported file, run on the CPU, as a network for images that are prepared by its `input_spec`.
 
-    Of a file with several outputs, `like` is the network that it was made from, which tells how they are nested.
+    Files of data run in a process of their own, bounded in memory and time, unless they are `trusted`. Of a file with
+    several outputs, `like` is the network that it was made from, which tells how they are nested.
     """
 
     def __init__(
@@ -134,18 +113,40 @@ class FileModel(nn.Module):
     ) -> None:
         super().__init__()
         runtime.require()
-        self.file = OpenFile(path, runtime, threads or torch.get_num_threads(), trusted=trusted)
-        facts = read_facts(path, self.file.notes)
-        self.input, self.classes, self.input_spec = facts.input, facts.classes, facts.input.outside
+        self.path, self.runtime = path, runtime
+        with runtime.errors(path):
+            opened = runtime.open if trusted or not runtime.is_data else partial(Sandbox.opened, runtime)
+            self.notes, self.run = opened(path, threads or torch.get_num_threads())
         self._like, self._structure = (like,), None if like is not None else tree_flatten(torch.empty(0))[1]
         # A parameter, because callers look for a network's device there.
         self.place = nn.Parameter(torch.empty(0), requires_grad=False)
 
+    @cached_property
+    def input(self) -> GraphInput:
+        """What the file takes; raises ModelError where it does not say it."""
+        return read_input(self.path, self.notes)
+
+    @property
+    def input_spec(self) -> InputSpec:
+        return self.input.outside
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        return read_classes(self.path, self.notes)
+
     def forward(self, images: Tensor) -> Any:
-        found = [output.to(images.device) for output in self.file.outputs(self.input.taken(images))]
+        found = [output.to(images.device) for output in self.outputs(self.input.taken(images))]
         if self._structure is None:
             self._structure = _structure(self._like[0], images)
         return tree_unflatten(found, self._structure)
+
+    def outputs(self, batch: Tensor) -> list[Tensor]:
+        """Compute the outputs for a batch of what the file takes, one by one where the runtime takes no batches."""
+        inputs = np.ascontiguousarray(batch.cpu().numpy())
+        with self.runtime.errors(inputs.shape):
+            parts = [inputs] if self.runtime.takes_batches else np.split(inputs, len(inputs))
+            found = zip(*(self.run(part) for part in parts), strict=True)
+            return [torch.from_numpy(np.concatenate(each) if len(each) > 1 else each[0]) for each in found]
 
 
 def _structure(model: nn.Module | None, inputs: Tensor) -> TreeSpec:
@@ -175,6 +176,11 @@ class Sandbox:
         weakref.finalize(self, _end, self._process)
         notes = self._within(seconds, "to be opened", self._line).get("notes")
         self.notes = {str(name): str(text) for name, text in notes.items()} if isinstance(notes, dict) else {}
+
+    @classmethod
+    def opened(cls, runtime: Runtime, path: Path, threads: int) -> Opened:
+        sandbox = cls(path, runtime, threads)
+        return sandbox.notes, sandbox
 
     def __call__(self, batch: Array) -> list[Array]:
         first = 0 if self._slowest else 1  # a single image at first, to see how long it takes

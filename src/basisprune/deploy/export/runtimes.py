@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import logging
 import os
 import subprocess
 import warnings
@@ -21,7 +20,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from basisprune.deploy.export.exportable import Exportable
-from basisprune.deploy.export.onnx import ONNX, proto_of
+from basisprune.deploy.export.onnx import ONNX, proto_of, without_advice
 from basisprune.deploy.export.runtime import Runtime
 from basisprune.deploy.export.sandboxed import PREFIX, Array, Opened, open_openvino
 from basisprune.errors import ConfigError, ModelError, nearest
@@ -84,14 +83,12 @@ def _for_batches(model: Any, count: int) -> Any:
 @contextmanager
 def _nncf() -> Iterator[Any]:
     """Import nncf without its bars and advice, and without its reports on its use to its makers."""
-    before, level = os.environ.get("NNCF_CI"), logging.root.manager.disable
+    before = os.environ.get("NNCF_CI")
     os.environ["NNCF_CI"] = "1"
-    logging.disable(logging.WARNING)
     try:
-        with redirect_stdout(io.StringIO()):
+        with without_advice(), redirect_stdout(io.StringIO()):
             yield import_module("nncf")
     finally:
-        logging.disable(level)
         if before is None:
             del os.environ["NNCF_CI"]
         else:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from basisprune.data import is_prepared
 from basisprune.deploy.export.exportable import OUTPUT, Exportable, PixelLayout, named_outputs
 from basisprune.deploy.export.onnx import LEAST, ONNX
-from basisprune.deploy.export.runtime import FileModel, OpenFile, Runtime
+from basisprune.deploy.export.runtime import FileModel, Runtime
 from basisprune.deploy.export.runtimes import RUNTIMES, TORCH, find_runtime
 from basisprune.errors import ConfigError, DataError, ModelError
 from basisprune.files import atomic, user_path, write_together
@@ -202,7 +202,7 @@ def evaluate_onnx(path: str | Path, data: Data, *, batch_size: int = 128) -> Eva
     return evaluate(file, data, batch_size=batch_size)
 
 
-def agreement(what: Exportable, file: OpenFile, checks: Sequence[Tensor]) -> Agreement:
+def agreement(what: Exportable, file: FileModel, checks: Sequence[Tensor]) -> Agreement:
     """Compare the outputs of a file with those of the network it was made from, on these batches or on random ones."""
     batches = list(checks) or [what.example]
     pairs = [(list(named_outputs(what.network, batch).values()), file.outputs(batch)) for batch in batches]
@@ -240,7 +240,7 @@ def _write(
                     runtime.quantise(Path(scratch) / paths[0].name, place, calibration)
                 else:
                     runtime.write(what, place)
-            file = OpenFile(place, runtime, 1, trusted=True)
+            file = FileModel(place, runtime, 1, trusted=True)
             near = agreement(what, file, checks)
             if not found:
                 _refuse_difference(what, file, near, checks)
@@ -255,7 +255,7 @@ def _write(
     return tuple(found)
 
 
-def _refuse_difference(what: Exportable, file: OpenFile, found: Agreement, checks: Sequence[Tensor]) -> None:
+def _refuse_difference(what: Exportable, file: FileModel, found: Agreement, checks: Sequence[Tensor]) -> None:
     runtime, dtype = file.runtime, next(iter(what.outputs.values())).dtype
     allowed = _TOLERANCE.get(dtype, runtime.tolerance) if runtime in (ONNX, TORCH) else runtime.tolerance
     if found.difference <= allowed:

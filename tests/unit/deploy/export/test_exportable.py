@@ -12,7 +12,7 @@ from graphs import NAMES
 from torch import nn
 
 from basisprune.deploy.export import export_onnx
-from basisprune.deploy.export.exportable import Exportable, read_facts
+from basisprune.deploy.export.exportable import Exportable, read_input
 from basisprune.errors import ModelError
 from basisprune.transfer.model import transfer_model
 
@@ -50,7 +50,7 @@ def test_an_onnx_file_says_it_in_all_words(tiny):
 @pytest.mark.parametrize("notes", [{}, {"input": "[]"}, {"input": "{"}, {"input": '{"size": [2, 2]}', "classes": "[]"}])
 def test_a_file_that_says_nothing_is_refused(notes, tmp_path):
     with pytest.raises(ModelError, match=r"m\.x: does not say how it wants its images"):
-        read_facts(tmp_path / "m.x", notes)
+        read_input(tmp_path / "m.x", notes)
 
 
 def test_padding_is_explicit_in_every_file(tmp_path):
@@ -68,4 +68,4 @@ def test_padding_is_explicit_in_every_file(tmp_path):
 def test_a_file_that_says_it_prepares_what_is_no_image_is_refused():
     spec = {"size": [8], "mean": [0.5], "std": [0.5], "layout": "NHWC", "prepares": True}
     with pytest.raises(ModelError):
-        read_facts(Path("odd.onnx"), {"input": json.dumps(spec), "classes": "null"})
+        read_input(Path("odd.onnx"), {"input": json.dumps(spec), "classes": "null"})

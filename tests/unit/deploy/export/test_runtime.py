@@ -19,7 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from basisprune.deploy.export import runtime
 from basisprune.deploy.export.onnx import ONNX
-from basisprune.deploy.export.runtime import OpenFile, Sandbox
+from basisprune.deploy.export.runtime import FileModel, Sandbox
 from basisprune.deploy.export.runtimes import RUNTIMES
 from basisprune.errors import ModelError
 from basisprune.runs.load import load_any
@@ -139,8 +139,8 @@ def test_many_images_give_what_single_ones_give(tiny):
 
 def test_files_of_data_run_in_a_process_of_their_own_unless_they_are_trusted(tiny):
     assert [name for name, each in RUNTIMES.items() if each.is_data] == ["onnx", "openvino"]
-    assert isinstance(OpenFile(tiny[1][False], ONNX, 1).run, Sandbox)
-    assert not isinstance(OpenFile(tiny[1][False], ONNX, 1, trusted=True).run, Sandbox)
+    assert isinstance(FileModel(tiny[1][False], ONNX, 1).run, Sandbox)
+    assert not isinstance(FileModel(tiny[1][False], ONNX, 1, trusted=True).run, Sandbox)
 
 
 def test_what_runs_a_file_ends_when_nobody_asks_any_more(tiny):
