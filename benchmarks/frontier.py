@@ -41,7 +41,7 @@ from basisprune.deploy.latency import interleaved, speedup
 from basisprune.deploy.timing import measured_table, wanted_shapes
 from basisprune.errors import TooMuchError
 from basisprune.joint_plan import PlanFrontier
-from basisprune.joint_plan.times import TimeTable
+from basisprune.layer_times import TimeTable
 from basisprune.method.pipeline import Pipeline
 from basisprune.method.scoring import Statistics
 from basisprune.method.states import NOT_AT_ALL

@@ -21,7 +21,7 @@ from basisprune.deploy.export.onnx import open_session, to_proto
 from basisprune.deploy.fold import deploy
 from basisprune.deploy.latency import interleaved
 from basisprune.deploy.timing import measured_table, wanted_shapes
-from basisprune.joint_plan.times import TimeTable
+from basisprune.layer_times import TimeTable
 from basisprune.torchkit.running import mode
 from basisprune.training.trainable import make_optimizer, set_trainable
 from basisprune.transfer.model import TransferModel, spec_of

@@ -20,7 +20,7 @@ from basisprune.coupling import trace_coupling
 from basisprune.importance import basis_loss, score_filters, taylor_scores
 from basisprune.importance.filters import FilterMethod
 from basisprune.importance.loss import BasisLoss, filter_loss, split_by_loss
-from basisprune.joint_plan.times import TimeTable
+from basisprune.layer_times import TimeTable
 from basisprune.method.pipeline import Pipeline
 from basisprune.method.states import NOT_AT_ALL
 from basisprune.planning import plan_basis, plan_filters

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from basisprune.deploy.timing import Wanted
-from basisprune.joint_plan.times import ChannelTimes, LayerShape, TimeTable
+from basisprune.layer_times import ChannelTimes, LayerShape, TimeTable
 
 
 def invented(shapes: Mapping[LayerShape, Wanted], *, block: int = 4, pair_penalty: float = 0.0) -> TimeTable:

@@ -24,7 +24,7 @@ MOVED = {
         "taylor_scores",
     ],
     "joint_plan": ["plan_frontier", "plan_together"],
-    "joint_plan.times": ["NetworkTimes", "TimeTable"],
+    "layer_times": ["NetworkTimes", "TimeTable"],
     "callback": ["Callback"],
     "method.pipeline": ["run"],
     "planning": ["plan_basis", "plan_filters"],

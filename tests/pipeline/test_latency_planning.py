@@ -15,7 +15,7 @@ from basisprune.data import load_data
 from basisprune.deploy.timing import table_milliseconds, wanted_shapes
 from basisprune.errors import PlanError
 from basisprune.joint_plan import PlanFrontier
-from basisprune.joint_plan.times import TimeTable
+from basisprune.layer_times import TimeTable
 from basisprune.method.pipeline import Pipeline
 from basisprune.method.states import NOT_AT_ALL
 from basisprune.recipes import find_framework

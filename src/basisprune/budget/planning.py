@@ -17,7 +17,7 @@ from basisprune.deploy.timing import measured_table, read_table, time_network, w
 from basisprune.importance.layer_access import Batches
 from basisprune.importance.loss import BasisLoss, FilterLoss, basis_loss, filter_loss, joint_loss
 from basisprune.joint_plan import Costs, PlanFrontier, plan_frontier
-from basisprune.joint_plan.times import TimeTable
+from basisprune.layer_times import TimeTable
 from basisprune.planning import Per, PlanConfig
 from basisprune.pruning import Compensation, prune_filters, prune_together
 from basisprune.recipes import Move, Step

@@ -32,7 +32,7 @@ from basisprune.deploy.forms import (
 from basisprune.deploy.graphs import trace
 from basisprune.deploy.latency import Backend, LayerTimer, in_channels_last, interleaved, onnx_layer_seconds
 from basisprune.errors import ConfigError, LayerError, ModelError
-from basisprune.joint_plan.times import TimeTable
+from basisprune.layer_times import TimeTable
 from basisprune.torchkit.kinds import refuse_lazy
 from basisprune.torchkit.running import hooked, mode, relative_difference, tensors_in
 from basisprune.torchkit.surgery import Layer, find_layers, output_channels, refuse_hooks, replace_module

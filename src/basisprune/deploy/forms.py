@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from basisprune.basis.decompose import merge_pair
 from basisprune.basis.layers import BasisPair
 from basisprune.deploy.allowed import LAYER_ATTRIBUTES
-from basisprune.joint_plan.times import LayerShape, TimeTable
+from basisprune.layer_times import LayerShape, TimeTable
 from basisprune.torchkit.surgery import (
     TORCH_CONVS,
     Layer,

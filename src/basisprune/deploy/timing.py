@@ -24,7 +24,7 @@ from basisprune.deploy.fold import LAYERS, foldable_norms
 from basisprune.deploy.forms import BatchNorm
 from basisprune.errors import ConfigError, ModelError, PlanError
 from basisprune.files import digest, json_digest, read_bytes, sound_or_aside, write_checked, write_text
-from basisprune.joint_plan.times import LayerShape, NetworkTimes, Sides, TimeTable
+from basisprune.layer_times import LayerShape, NetworkTimes, Sides, TimeTable
 from basisprune.torchkit.surgery import find_layers
 from basisprune.torchkit.watching import Dataflow, dataflow_of, example_input
 

@@ -18,7 +18,7 @@ from basisprune.data import LoaderPart, Splits
 from basisprune.data.manifest import manifest_of
 from basisprune.errors import CheckpointError, ConfigError, PlanError
 from basisprune.files import Json, clear_leftovers, parse_json, read_checked, sound_or_aside, write_checked
-from basisprune.joint_plan.times import TimeTable
+from basisprune.layer_times import TimeTable
 from basisprune.recipes import Step, Steps, named
 from basisprune.tasks import Outcomes, Predictions
 from basisprune.torchkit.processes import Processes

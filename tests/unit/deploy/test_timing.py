@@ -34,7 +34,7 @@ from basisprune.deploy.timing import (
     write_layer_models,
 )
 from basisprune.errors import ConfigError, PlanError
-from basisprune.joint_plan.times import LayerShape, TimeTable
+from basisprune.layer_times import LayerShape, TimeTable
 from basisprune.pruning import prune_basis
 from basisprune.types import BasisPlan, LayerPlan
 

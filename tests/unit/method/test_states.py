@@ -14,7 +14,7 @@ from basisprune.data import ArrayImages, Loaders, load_data
 from basisprune.deploy.timing import Wanted
 from basisprune.errors import CheckpointError
 from basisprune.files import write_checked
-from basisprune.joint_plan.times import LayerShape
+from basisprune.layer_times import LayerShape
 from basisprune.method.states import StageStore, fingerprint
 from basisprune.planning import plan_basis
 from basisprune.recipes import DECOMPOSED, DENSE, POLISHED, Step

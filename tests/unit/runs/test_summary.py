@@ -15,7 +15,7 @@ from basisprune.budget import Budget, Goal, Ratios
 from basisprune.budget.certify import AcceptanceRule, Certificate, Guarantee, Test
 from basisprune.budget.planning import CostPlanner
 from basisprune.data import ArrayImages, Splits
-from basisprune.joint_plan.times import TimeTable
+from basisprune.layer_times import TimeTable
 from basisprune.method.states import Stage, State
 from basisprune.recipes import DECOMPOSED
 from basisprune.results import Side

@@ -22,9 +22,8 @@ from basisprune.deploy.fold import fold
 from basisprune.deploy.timing import table_milliseconds, time_network, wanted_shapes
 from basisprune.errors import PlanError, TooMuchError
 from basisprune.importance import BasisLoss, FilterLoss, filter_loss, joint_loss
-from basisprune.joint_plan import plan_frontier, plan_together
-from basisprune.joint_plan.planning import Lever, Point, explore
-from basisprune.joint_plan.times import NetworkTimes
+from basisprune.joint_plan import Lever, Point, explore, plan_frontier, plan_together
+from basisprune.layer_times import NetworkTimes
 from basisprune.planning import Array, PlanConfig, Queue
 from basisprune.pruning import prune_filters, prune_together
 from basisprune.torchkit.surgery import find_layers

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from basisprune.errors import ConfigError, PlanError
-from basisprune.joint_plan.times import ChannelTimes, LayerShape, NetworkTimes, TimeTable
+from basisprune.layer_times import ChannelTimes, LayerShape, NetworkTimes, TimeTable
 
 CONV = LayerShape("conv", (1, 1), (1, 1), (8, 8))
 DEPTHWISE = LayerShape("depthwise", (3, 3), (1, 1), (8, 8))

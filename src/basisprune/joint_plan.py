@@ -22,7 +22,7 @@ from torch import nn
 
 from basisprune.basis.layers import BasisPair, basis_pairs, half_name
 from basisprune.errors import PlanError, TooMuchError
-from basisprune.joint_plan.times import NetworkTimes
+from basisprune.layer_times import NetworkTimes
 from basisprune.planning import Array, PlanConfig, Queue, checked_values, filter_plan, group_parts, traced, unit_scores
 from basisprune.torchkit.surgery import is_transposed
 from basisprune.types import BasisPlan, Block, Coupling, Group, JointPlan, LayerPlan, Scores
