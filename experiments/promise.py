@@ -1,4 +1,4 @@
-"""Ladders of pruned networks, and which of many images never used to train them each gets right.
+"""Ladders of pruned networks, and what each answers for many images never used to train them.
 
     python experiments/promise.py --assets DIR [--datasets cifar10 ...] [--seeds 0 1 ...]
 
@@ -66,18 +66,20 @@ def climb(dataset: str, seed: int, assets: Path, config: Config) -> Ladder:
     torch.manual_seed(seed)
     model = build(config.model, assets, num_classes=splits.num_classes, input_size=config.side)
     pipeline = Pipeline(model, splits, recipe(seed, flip=dataset != "mnist", config=config), progress=False)
-    rungs, hits = [], []
+    rungs, answers = [], []
     for share, state in networks(pipeline, FIRST[dataset], config):
         small = deploy(state.model, pipeline.spec, splits.classes).to(memory_format=torch.channels_last)
         report = measure(small)
         rungs.append(Rung(share, report.parameters, report.macs))
-        hits.append(predict(small, pool).hits)
-        log(f"{dataset} {seed}: {share:.3f} kept, {report.parameters:,} parameters, {hits[-1].mean():.4f}")
+        found = predict(small, pool)
+        answers.append(found.classes.astype(np.uint8))
+        log(f"{dataset} {seed}: {share:.3f} kept, {report.parameters:,} parameters, {found.hits.mean():.4f}")
     return Ladder(
         dataset=dataset,
         seed=seed,
         rungs=tuple(rungs),
-        hits=np.stack(hits),
+        labels=found.labels.astype(np.uint8),
+        answers=np.stack(answers),
         config=asdict(config),
         versions={"python": platform.python_version()} | {name: version(name) for name in PACKAGES},
         device=f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}, threads: 1",

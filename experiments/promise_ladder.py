@@ -1,4 +1,4 @@
-"""A ladder of networks from large to small, with what each gets right, as a file."""
+"""A ladder of networks from large to small, with the answers of each, as a file."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import base64
 import json
 import zlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from basisprune.files import write_text
+
+Bytes = npt.NDArray[np.uint8]
+_SAME = 255
 
 
 @dataclass(frozen=True)
@@ -27,32 +31,48 @@ class Rung:
 
 @dataclass(frozen=True)
 class Ladder:
-    """The unpruned network and ever smaller ones; `hits` (rungs x images) says which images each gets right."""
+    """The unpruned network and ever smaller ones; `answers` (rungs x images) are the classes that each names.
+
+    At most 255 classes, as numbers of 8 bits.
+    """
 
     dataset: str
     seed: int
     rungs: tuple[Rung, ...]
-    hits: npt.NDArray[np.bool_]
+    labels: Bytes
+    answers: Bytes
     config: Mapping[str, Any]
     versions: Mapping[str, str]
     device: str
     seconds: float
 
+    @cached_property
+    def hits(self) -> npt.NDArray[np.bool_]:
+        """Which images each network gets right."""
+        return self.answers == self.labels
+
     def write(self, path: Path) -> None:
-        """Writes it as JSON; the hits as bits, of all but the first network where they differ from that one's."""
-        record = {name: value for name, value in vars(self).items() if name != "hits"}
+        """Write it as JSON; of all but the first network, only the answers that differ from that one's."""
+        record = {field.name: getattr(self, field.name) for field in fields(self)}
         record["rungs"] = [asdict(rung) for rung in self.rungs]
-        coded = np.concatenate([self.hits[:1], self.hits[1:] ^ self.hits[:1]])
-        packed = zlib.compress(np.packbits(coded, axis=1).tobytes(), 9)
-        record["images"], record["hits"] = self.hits.shape[1], base64.b64encode(packed).decode()
+        differing = np.where(self.answers[1:] == self.answers[0], _SAME, self.answers[1:])
+        record["images"], record["labels"] = len(self.labels), _packed(self.labels)
+        record["answers"] = _packed(np.concatenate([self.answers[:1], differing]))
         write_text(path, json.dumps(record) + "\n")
 
     @classmethod
     def read(cls, path: Path) -> Ladder:
-        """The ladder in a file."""
+        """Read the ladder in a file."""
         record = json.loads(path.read_text())
-        rungs = tuple(Rung(**rung) for rung in record["rungs"])
-        packed = np.frombuffer(zlib.decompress(base64.b64decode(record["hits"])), dtype=np.uint8)
-        coded = np.unpackbits(packed.reshape(len(rungs), -1), axis=1, count=record.pop("images")).astype(np.bool_)
-        hits = np.concatenate([coded[:1], coded[1:] ^ coded[:1]])
-        return cls(**record | {"rungs": rungs, "hits": hits})
+        images = record.pop("images")
+        record["rungs"] = tuple(Rung(**rung) for rung in record["rungs"])
+        record["labels"], answers = _unpacked(record["labels"]), _unpacked(record["answers"]).reshape(-1, images)
+        return cls(**record | {"answers": np.where(answers == _SAME, answers[:1], answers)})
+
+
+def _packed(numbers: Bytes) -> str:
+    return base64.b64encode(zlib.compress(numbers.astype(np.uint8).tobytes(), 9)).decode()
+
+
+def _unpacked(text: str) -> Bytes:
+    return np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype=np.uint8)

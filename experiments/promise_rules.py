@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -12,18 +13,23 @@ from promise_ladder import Ladder
 
 from basisprune.budget import Budget
 from basisprune.budget.certify import AcceptanceRule, Entry, Guarantee, Test, certify, in_order
+from basisprune.budget.looks import UNLABELLED as NO_LABEL
+from basisprune.budget.looks import Differences, SequentialTest
 from basisprune.budget.proportions import Paired
 from basisprune.tasks import Predictions
 
-Bools = npt.NDArray[np.bool_]
-OLD, BOUND, CERTIFIED = "old rule", "bound alone", "certified"
-RULES = (OLD, BOUND, CERTIFIED)
+Bools, Numbers = npt.NDArray[np.bool_], npt.NDArray[np.int64]
+OLD, BOUND, CERTIFIED, UNLABELLED = "old rule", "bound alone", "certified", "unlabelled"
+RULES = (OLD, BOUND, CERTIFIED, UNLABELLED)
 _RESAMPLED = 2000
 
 
 @dataclass(frozen=True)
 class Setting:
-    """So many validation images, and the loss that is allowed; half of the images confirm where a rule wants that."""
+    """So many validation images, and the loss that is allowed; half of the images confirm where a rule wants that.
+
+    For the rule "unlabelled", the half that confirms has no labels but those that are asked for.
+    """
 
     images: int
     max_drop: float
@@ -34,11 +40,15 @@ SETTINGS = tuple(Setting(images, drop) for drop in (0.01, 0.02) for images in (2
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a rule delivered in one search: a rung, 0 for the unpruned one, and its loss on all images never used."""
+    """What a rule delivered in one search: a rung, 0 for the unpruned one, and its loss on all images never used.
+
+    `labels` of images that confirm were used.
+    """
 
     rung: int
     drop: float
     parameters: int
+    labels: int = 0
 
 
 @dataclass(frozen=True)
@@ -54,7 +64,8 @@ class Result:
     """A rule in a setting: in how many of all runs it delivered a pruned network, and how often that broke the budget.
 
     `cost` are its parameters in relation to those of the old rule in the same run, as the geometric mean of the runs
-    in which it delivered a pruned network. Without a setting, it is about all of them.
+    in which it delivered a pruned network. `labels` are the median and the 90th percentile of those used to confirm.
+    Without a setting, it is about all of them.
     """
 
     rule: str
@@ -62,6 +73,15 @@ class Result:
     delivered: float
     broken: Rate | None
     cost: float | None
+    labels: tuple[float, float] = (0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The rung that a rule delivers, 0 for the unpruned network, and the labels that it took to confirm it."""
+
+    rung: int
+    labels: int = 0
 
 
 def answers(hits: Bools) -> Predictions:
@@ -70,43 +90,77 @@ def answers(hits: Bools) -> Predictions:
     return Predictions(hits.astype(np.int64), np.ones(len(hits)), ones)
 
 
-def old_rule(ladder: Ladder, images: npt.NDArray[np.int64], setting: Setting) -> int:
+def old_rule(ladder: Ladder, images: Numbers, setting: Setting) -> Choice:
     """The smallest network that is within the budget by the estimate of all validation images."""
-    standard = AcceptanceRule(Guarantee(Budget(max_drop=setting.max_drop)))
-    return _smallest(ladder, lambda hits: standard.passes(answers(ladder.hits[0, images]), answers(hits[images])))
+    rule = AcceptanceRule(Guarantee(Budget(max_drop=setting.max_drop)))
+    return _smallest(ladder, lambda hits: rule.passes(answers(ladder.hits[0, images]), answers(hits[images])))
 
 
-def bound_alone(ladder: Ladder, images: npt.NDArray[np.int64], setting: Setting) -> int:
+def bound_alone(ladder: Ladder, images: Numbers, setting: Setting) -> Choice:
     """The smallest network whose bound on all validation images is within the budget, as if it were the only one."""
-    promise = Guarantee(Budget(max_drop=setting.max_drop))
-    return _smallest(ladder, lambda hits: promise.keeps(Paired.of(ladder.hits[0, images], hits[images])))
+    guarantee = Guarantee(Budget(max_drop=setting.max_drop))
+    return _smallest(ladder, lambda hits: guarantee.keeps(Paired.of(ladder.hits[0, images], hits[images])))
 
 
-def certified(ladder: Ladder, images: npt.NDArray[np.int64], setting: Setting) -> int:
-    """The network that is certified on half of the images, after a search on the others; 0 if none is."""
-    search, confirm = np.split(images, 2)
-    promise = Guarantee(Budget(max_drop=setting.max_drop))
-    standard, before = AcceptanceRule(promise, len(confirm)), answers(ladder.hits[0, search])
+def planned(ladder: Ladder, search: Numbers, confirming: int, guarantee: Guarantee) -> list[int]:
+    """The rungs to test, in order, after a search on these images."""
+    rule, before = AcceptanceRule(guarantee, confirming), answers(ladder.hits[0, search])
     entries = []
     for rung, hits in list(enumerate(ladder.hits))[1:]:
         after = answers(hits[search])
-        if standard.within(before, after):
-            entries.append(Entry(rung, ladder.rungs[rung].parameters, standard.chance(before, after) or 0.0))
+        if rule.within(before, after):
+            entries.append(Entry(rung, ladder.rungs[rung].parameters, rule.chance(before, after) or 0.0))
+    return in_order(entries)
+
+
+def certified(ladder: Ladder, images: Numbers, setting: Setting) -> Choice:
+    """The network that is certified on half of the images, after a search on the others; 0 if none is."""
+    search, confirm = np.split(images, 2)
+    guarantee = Guarantee(Budget(max_drop=setting.max_drop))
     reference = answers(ladder.hits[0, confirm])
 
     def test(rung: int) -> Test:
-        return promise.test(rung, str(ladder.rungs[rung].share), reference, answers(ladder.hits[rung, confirm]))
+        return guarantee.test(rung, str(ladder.rungs[rung].share), reference, answers(ladder.hits[rung, confirm]))
 
-    certificate = certify(promise, len(confirm), in_order(entries), test)
-    return certificate.delivered.index if certificate.delivered else 0
-
-
-_CHOICES = {OLD: old_rule, BOUND: bound_alone, CERTIFIED: certified}
+    order = planned(ladder, search, len(confirm), guarantee)
+    delivered = certify(guarantee, len(confirm), order, test).delivered
+    return Choice(delivered.index if delivered else 0, len(confirm))
 
 
-def _smallest(ladder: Ladder, passes: Callable[[Bools], bool]) -> int:
+def unlabelled(ladder: Ladder, images: Numbers, setting: Setting) -> Choice:
+    """The same, where labels are given in random order only to images on which answers differ, until all is decided."""
+    search, confirm = np.split(images, 2)
+    test, guarantee = SequentialTest(len(confirm), setting.max_drop), Guarantee(Budget(max_drop=setting.max_drop))
+    said, hits = ladder.answers[:, confirm], ladder.hits[:, confirm].astype(np.int8)
+    known, delivered = np.zeros(len(confirm), dtype=np.bool_), 0
+    for rung in planned(ladder, search, len(confirm), guarantee):
+        if not _passes_with_labels(test, hits[0] - hits[rung], said[rung] != said[0], known):
+            break
+        delivered = rung
+    return Choice(delivered, int(known.sum()))
+
+
+def _passes_with_labels(test: SequentialTest, differences: Differences, differs: Bools, known: Bools) -> bool:
+    """Label until the test is decided, which is noted in `known`; whether it passes."""
+    asked = np.flatnonzero(differs & ~known)
+
+    def decide(labels: int) -> bool | None:
+        hidden = differs & ~known
+        hidden[asked[:labels]] = False
+        return test.decide(np.where(hidden, NO_LABEL, differences).astype(np.int8)).passed
+
+    count = bisect_left(range(len(asked)), True, key=lambda labels: decide(labels) is not None)
+    passed = decide(count) is True
+    known[asked[:count]] = True
+    return passed
+
+
+_CHOICES = {OLD: old_rule, BOUND: bound_alone, CERTIFIED: certified, UNLABELLED: unlabelled}
+
+
+def _smallest(ladder: Ladder, passes: Callable[[Bools], bool]) -> Choice:
     rungs = range(len(ladder.rungs) - 1, 0, -1)
-    return next((rung for rung in rungs if passes(ladder.hits[rung])), 0)
+    return Choice(next((rung for rung in rungs if passes(ladder.hits[rung])), 0))
 
 
 def searches(ladder: Ladder, setting: Setting, draws: int) -> Iterator[dict[str, Outcome]]:
@@ -117,9 +171,9 @@ def searches(ladder: Ladder, setting: Setting, draws: int) -> Iterator[dict[str,
         images, rest = order[: setting.images], order[setting.images :]
         outcomes = {}
         for rule, choose in _CHOICES.items():
-            rung = choose(ladder, images, setting)
-            drop = Paired.of(ladder.hits[0, rest], ladder.hits[rung, rest]).drop
-            outcomes[rule] = Outcome(rung, drop, ladder.rungs[rung].parameters)
+            chosen = choose(ladder, images, setting)
+            drop = Paired.of(ladder.hits[0, rest], ladder.hits[chosen.rung, rest]).drop
+            outcomes[rule] = Outcome(chosen.rung, drop, ladder.rungs[chosen.rung].parameters, chosen.labels)
         yield outcomes
 
 
@@ -158,7 +212,9 @@ def _result(rule: str, setting: Setting | None, runs: Sequence[Sequence[Run]]) -
         return Result(rule, setting, 0.0, None, None)
     rate = clustered([sum(run.broken(rule) for run in ladder) for ladder in mine], [len(ladder) for ladder in mine])
     logs = [math.log(run.cost(rule)) for ladder in mine for run in ladder]
-    return Result(rule, setting, count / sum(map(len, runs)), rate, math.exp(sum(logs) / len(logs)))
+    median, most = np.quantile([run.outcomes[rule].labels for ladder in runs for run in ladder], (0.5, 0.9))
+    labels = float(median), float(most)
+    return Result(rule, setting, count / sum(map(len, runs)), rate, math.exp(sum(logs) / len(logs)), labels)
 
 
 def clustered(hits: Sequence[int], counts: Sequence[int]) -> Rate:

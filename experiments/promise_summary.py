@@ -19,7 +19,7 @@ from cells import DATASETS
 from figures import Axis, line, svg, text
 from page import fill
 from promise_ladder import Ladder
-from promise_rules import BOUND, CERTIFIED, OLD, RULES, SETTINGS, Result, Setting, judge
+from promise_rules import BOUND, CERTIFIED, OLD, RULES, SETTINGS, UNLABELLED, Result, Setting, judge
 from sections import bold, percent, points, table
 
 from basisprune.budget.certify import certifiable, images_needed
@@ -27,8 +27,8 @@ from basisprune.files import write_text
 
 ROOT = Path(__file__).parent.parent
 LEVEL = ROOT / "benchmarks" / "results" / "level.json"
-BROKEN, BROKEN_AT_MOST, COST = 0.05, 0.08, 1.3
-COLOURS = {OLD: "#7b8794", BOUND: "#f59e0b", CERTIFIED: "#ef4444"}
+BROKEN, BROKEN_AT_MOST, COST, LABELS = 0.05, 0.08, 1.3, 0.1
+COLOURS = {OLD: "#7b8794", BOUND: "#f59e0b", CERTIFIED: "#ef4444", UNLABELLED: "#2563eb"}
 
 
 def named(setting: Setting | None) -> str:
@@ -50,22 +50,29 @@ def rule_table(results: Sequence[Result]) -> str:
             "" if result.broken is None else percent(result.broken.share),
             "" if result.broken is None else " to ".join(percent(end) for end in result.broken.interval),
             "" if result.cost is None else f"{result.cost:.2f}",
+            f"{result.labels[0]:,.0f} ({result.labels[1]:,.0f})" if result.labels[0] else "",
         ]
         for result in results
     ]
-    return table(("Budget", "Rule", "Delivers", "Breaks the budget", "Interval", "Parameters"), rows)
+    header = ("Budget", "Rule", "Delivers", "Breaks the budget", "Interval", "Parameters", "Labels to confirm (90%)")
+    return table(header, rows)
 
 
 def bar_table(results: Sequence[Result]) -> str:
     """The bars, and whether they hold."""
     (kept,) = (each for each in results if each.setting is None and each.rule == CERTIFIED)
-    if kept.broken is None or kept.cost is None:
-        return "Nothing was certified."
-    bars = [
-        ("certified networks that break the budget", percent(kept.broken.share), BROKEN, kept.broken.share),
-        ("upper end of the interval", percent(kept.broken.interval[1]), BROKEN_AT_MOST, kept.broken.interval[1]),
-        ("parameters in relation to the old rule", f"{kept.cost:.2f}", COST, kept.cost),
-    ]
+    (cheap,) = (each for each in results if each.setting is None and each.rule == UNLABELLED)
+    bars = []
+    for found in (kept, cheap):
+        if found.broken is None or found.cost is None:
+            return "Nothing was certified."
+        bars += [
+            (f"{found.rule}: networks that break the budget", percent(found.broken.share), BROKEN, found.broken.share),
+            ("upper end of the interval", percent(found.broken.interval[1]), BROKEN_AT_MOST, found.broken.interval[1]),
+            ("parameters in relation to the old rule", f"{found.cost:.2f}", COST, found.cost),
+        ]
+    share = cheap.labels[0] / kept.labels[0]
+    bars.append(("labels in relation to labelling everything, median", percent(share), LABELS, share))
     rows = [
         [what, shown, f"{bar:g}" if bar > 1 else percent(bar), "holds" if value <= bar else "**does not hold**"]
         for what, shown, bar, value in bars

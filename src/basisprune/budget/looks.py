@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import lru_cache
 from statistics import NormalDist
 
 import numpy as np
@@ -26,7 +26,7 @@ LOST, NEITHER, WON, UNLABELLED = 1, 0, -1, 2
 
 LOOKS, _FIRST = 9, 0.2
 """How often the test looks, and after which share of the images for the first time."""
-_SPREAD, _POINTS = 8.0, 3201  # of the grid on which the boundaries are computed
+_SPREAD, _POINTS = 8.0, 1601  # of the grid on which the boundaries are computed
 _NORMAL = NormalDist()
 
 
@@ -85,12 +85,10 @@ class SequentialTest:
     margin: float
     confidence: float = 0.95
 
-    @cached_property
+    @property
     def looks(self) -> tuple[tuple[int, float], ...]:
         """The number of images at each look, and the score that it takes to pass."""
-        counts = np.unique(np.maximum(np.round(np.linspace(_FIRST, 1, LOOKS) * self.images), 1))
-        scores = boundaries(counts / self.images, 1 - self.confidence)
-        return tuple((int(count), float(score)) for count, score in zip(counts, scores, strict=True))
+        return _looks(self.images, self.confidence)
 
     def decide(self, differences: Differences) -> Decision:
         """Decide by the differences, in the random order that was fixed before any label was given."""
@@ -117,3 +115,10 @@ class SequentialTest:
         pair = self._paired(np.where(first == UNLABELLED, LOST, first), count)
         lost = int(pair.lost) - missing
         return Decision(passed, count, lost, int(pair.won), missing, pair.p_value(self.margin), _NORMAL.cdf(score))
+
+
+@lru_cache
+def _looks(images: int, confidence: float) -> tuple[tuple[int, float], ...]:
+    counts = np.unique(np.maximum(np.round(np.linspace(_FIRST, 1, LOOKS) * images), 1))
+    scores = boundaries(counts / images, 1 - confidence)
+    return tuple((int(count), float(score)) for count, score in zip(counts, scores, strict=True))
