@@ -62,6 +62,8 @@ class LabelledImages(Dataset[Item]):
     groups: tuple[str, ...] | None = None
     units: Labels | None = None
     """For each image the number of its unit, shared by all that belong together; None if none do."""
+    labelled: bool = True
+    """Whether the labels are known; otherwise all are 0, and the images only show on which of them networks differ."""
     prepared: bool = False
     """Whether images are what the network reads, normalised floats of the right size, rather than pixels."""
     in_parallel: bool = True
@@ -191,7 +193,7 @@ class Selection(LabelledImages):
         self.dataset = dataset
         self.indices = indices
         self.labels = read_only(dataset.labels[indices])
-        self.classes, self.prepared = dataset.classes, dataset.prepared
+        self.classes, self.prepared, self.labelled = dataset.classes, dataset.prepared, dataset.labelled
         self.groups = None if dataset.groups is None else tuple(dataset.groups[index] for index in indices.tolist())
 
     def __getitem__(self, index: int) -> Item:

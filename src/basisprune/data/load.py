@@ -171,14 +171,14 @@ def recall(
     source: Source, size: tuple[int, int] | None, manifest: Manifest, roles: Sequence[Role], reading: Reading
 ) -> dict[Role, LabelledImages]:
     """Return the images of these roles that a manifest lists; raise DataError if they have changed."""
-    path = user_path(source, "load_data") if _is_path(source) else None
+    path = user_path(source, "load_data") if is_path(source) else None
     is_folder = path is not None and path.is_dir() and not (hub.holds_dataset(path) or shards.holds_shards(path))
-    given = path if path is not None and is_folder else _parts(source, size)[0]
+    given = path if path is not None and is_folder else read_undivided(source, size)[0]
     return recalled(given, manifest, size or DEFAULT_SIZE, roles=roles, callback=reading.callback)
 
 
 def _read(source: object, size: tuple[int, int] | None) -> tuple[Splits, str]:
-    splits, where = _parts(source, size)
+    splits, where = read_undivided(source, size)
     known = np.unique(splits.train.labels)
     if len(known) < 2:
         raise DataError(f"{where}: images of {len(known)} class in the training part; at least two are needed")
@@ -189,7 +189,8 @@ def _read(source: object, size: tuple[int, int] | None) -> tuple[Splits, str]:
     return splits, where
 
 
-def _parts(source: object, size: tuple[int, int] | None) -> tuple[Splits, str]:
+def read_undivided(source: object, size: tuple[int, int] | None) -> tuple[Splits, str]:
+    """Return the parts that the source has itself, as they are, and what to call it in errors."""
     if isinstance(source, Splits):
         return source, "the data given"
     if isinstance(source, str | os.PathLike):
@@ -201,7 +202,8 @@ def _parts(source: object, size: tuple[int, int] | None) -> tuple[Splits, str]:
     return _wrap([source], size), "the dataset given"
 
 
-def _is_path(source: object) -> bool:
+def is_path(source: object) -> bool:
+    """Whether a source lies on the disk, rather than being called by a name with a prefix."""
     return isinstance(source, os.PathLike) or (isinstance(source, str) and not source.startswith(PREFIXES))
 
 

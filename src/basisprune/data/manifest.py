@@ -23,6 +23,8 @@ from basisprune.types import JsonValue
 
 IMAGES = "images.json"
 """The name of the manifest in a run's folder."""
+UNLABELLED = "unlabelled.json"
+"""The name of that of the images without labels."""
 Role: TypeAlias = Literal["train", "val", "confirm", "test"]
 ROLES: tuple[Role, ...] = get_args(Role)
 _MOST_SHOWN = 10
@@ -140,13 +142,15 @@ def changes(old: Manifest, new: Manifest) -> list[str]:
 
 
 def manifest_of(splits: Splits, callback: Callback | None = None) -> Manifest:
-    """Return which images are in which part; opens those that were not opened yet."""
+    """Return which images are in which labelled part; opens those that were not opened yet."""
     look_at(splits.parts.values(), callback)
     names = names_of(splits)
     parts: dict[Role, tuple[Entry, ...]] = {}
     units: dict[Role, tuple[int, ...]] = {}
     left_out: dict[tuple[int, int], LeftOut] = {}
     for name, part in splits.parts.items():
+        if not part.labelled:
+            continue
         role = cast("Role", name)
         rows = zip(names[name], part.labels.tolist(), looks_of(part), strict=True)
         parts[role] = tuple(Entry(called, label, look.sha256) for called, label, look in rows)
@@ -160,14 +164,27 @@ def manifest_of(splits: Splits, callback: Callback | None = None) -> Manifest:
 
 
 def keep_images(folder: Path, splits: Splits, callback: Callback | None = None) -> None:
-    """Write the manifest of the splits into a run's folder; raise CheckpointError if it has that of other images."""
-    path, found = folder / IMAGES, manifest_of(splits, callback)
-    if not path.exists():
-        write_manifest(path, found)
-        return
-    old = read_manifest(path)
-    if old.digest != found.digest:
-        raise CheckpointError.of(f"{folder}: its run uses other images; {_PUT_BACK}", changes(old, found))
+    """Write the manifest of the splits into a run's folder; raise CheckpointError if it has that of other images.
+
+    Images without labels have a manifest of their own.
+    """
+    found = {IMAGES: manifest_of(splits, callback)}
+    if splits.confirm is not None and not splits.confirm.labelled:
+        found[UNLABELLED] = manifest_of_unlabelled(splits.confirm)
+    for name, manifest in found.items():
+        if not (folder / name).exists():
+            write_manifest(folder / name, manifest)
+            continue
+        old = read_manifest(folder / name)
+        if old.digest != manifest.digest:
+            raise CheckpointError.of(f"{folder}: its run uses other images; {_PUT_BACK}", changes(old, manifest))
+
+
+def manifest_of_unlabelled(images: LabelledImages) -> Manifest:
+    """Return the manifest of images without labels, as if they were to train on."""
+    base, indices = base_of(images)
+    rows = tuple(Entry(base.manifest_name(index, "train"), 0, base.looks[index].sha256) for index in indices.tolist())
+    return Manifest(images.classes, {"train": rows})
 
 
 def recalled(

@@ -72,6 +72,8 @@ class Splits:
         return "\n".join(self._describe(name, part) for name, part in self.parts.items())
 
     def _describe(self, name: str, part: LabelledImages) -> str:
+        if not part.labelled:
+            return f"{name}: {counted(len(part), 'image')} without labels"
         if not self.classes:
             return f"{name}: {len(part)} examples"
         counts = np.bincount(part.labels, minlength=self.num_classes)
