@@ -18,7 +18,8 @@ from basisprune.budget.looks import Differences, SequentialTest
 from basisprune.budget.proportions import Paired
 from basisprune.tasks import Predictions
 
-Bools, Numbers = npt.NDArray[np.bool_], npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+Numbers = npt.NDArray[np.int64]
 OLD, BOUND, CERTIFIED, UNLABELLED = "old rule", "bound alone", "certified", "unlabelled"
 RULES = (OLD, BOUND, CERTIFIED, UNLABELLED)
 _RESAMPLED = 2000

@@ -21,8 +21,9 @@ from basisprune.callback import Callback, NullCallback
 from basisprune.data import LoaderPart, Loaders, Splits, load_data
 from basisprune.data.decode import random_numbers_kept
 from basisprune.data.load import PREFIXES, Reading, Source, fetch
-from basisprune.data.manifest import IMAGES, Manifest, read_manifest
+from basisprune.data.manifest import IMAGES, UNLABELLED, Manifest, read_manifest
 from basisprune.data.split import groups_of, reread, set_aside, units, white_of
+from basisprune.data.unlabelled import with_unlabelled
 from basisprune.deploy.bundle import holds_bundle, load_bundle
 from basisprune.deploy.graphs import FoldedModel
 from basisprune.deploy.timing import table_digest
@@ -135,7 +136,14 @@ def prepare_job(
     if of_model is not None:
         (callback or NullCallback()).log("the images have the roles that they had when the model was trained")
     reading = Reading(groups=config.groups, strict=config.strict, manifest=manifest, callback=callback)
-    read = partial(load_images, cast("Source", data), config=config, reading=reading, divides=of_model is None)
+    read = partial(
+        load_images,
+        cast("Source", data),
+        config=config,
+        reading=reading,
+        divides=of_model is None,
+        unlabelled=_unlabelled_before(folder) if chosen else None,
+    )
     model = _opened(model, config)
     if config.keep_head:
         network, splits = _kept_network(model, read, config, callback or NullCallback())
@@ -347,17 +355,29 @@ def _chosen_before(output: Path, settings: Settings) -> Manifest | None:
     return read_manifest(output / IMAGES) if is_same else None
 
 
+def _unlabelled_before(folder: Path | None) -> Manifest | None:
+    """The images without labels of the run in the folder."""
+    return read_manifest(folder / UNLABELLED) if folder is not None and (folder / UNLABELLED).exists() else None
+
+
 def factory_of(job: Job) -> str | None:
     """The function that builds a network which is not from `transfer_model`, if the job knows it by name."""
     return job.model if _names_code(job.model) and not isinstance(job.network, TransferModel) else None
 
 
 def load_images(
-    data: Source, size: tuple[int, int] | None, config: RunConfig, reading: Reading, *, divides: bool = True
+    data: Source,
+    size: tuple[int, int] | None,
+    config: RunConfig,
+    reading: Reading,
+    *,
+    divides: bool = True,
+    unlabelled: Manifest | None = None,
 ) -> Splits:
     """The images at that size, split according to the settings; some are set aside to confirm an accuracy budget.
 
-    Without `divides`, the validation images of a manifest are not divided any more: they have been looked at.
+    Without `divides`, the validation images of a manifest are not divided any more: they have been looked at. The
+    manifest `unlabelled` lists the images without labels that an earlier start of the run has chosen.
     """
     goal = config.goal
     confirms = isinstance(goal, Budget) and goal.is_about_accuracy
@@ -367,11 +387,14 @@ def load_images(
             size=size,
             val_fraction=config.val_fraction,
             test_fraction=config.test_fraction,
-            confirm_fraction=config.confirm_fraction if confirms else 0.0,
+            confirm_fraction=config.confirm_fraction if confirms and config.unlabelled is None else 0.0,
             limit=config.limit,
             seed=config.seed,
             reading=reading,
         )
+    if config.unlabelled is not None:
+        with random_numbers_kept():
+            return with_unlabelled(splits, config.unlabelled, size, reading, unlabelled)
     if not confirms or splits.val is None or splits.confirm is not None or not divides:
         return splits
     # The images of an earlier run, which had none to confirm.

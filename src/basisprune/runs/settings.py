@@ -144,6 +144,11 @@ class RunConfig:
     confirm_fraction: float = _data(
         "Share of the validation images held out to confirm an accuracy budget at the end.", FRACTION, default=0.5
     )
+    unlabelled: str | None = _data(
+        "Images without labels that confirm an accuracy budget: only those on which the networks differ need labels, "
+        "which `basisprune certify` reads.",
+        metavar="SOURCE",
+    )
     limit: int | None = _data("Train on at most this many images.", range=(1, 2**63 - 1))
     groups: str | None = _data("A CSV file of file,group: images of one group stay in the same split.", metavar="FILE")
     strict: bool = _data(
@@ -258,9 +263,24 @@ class RunConfig:
         faults += check_metric(self.metric) + check_confidence(self.confidence)
         if self.weights_key is not None and self.weights is None:
             faults.append(f"weights_key: {self.weights_key!r} given without weights, which it is an entry of")
+        if self.unlabelled is not None and not faults:
+            faults += self._faults_of_unlabelled()
         if self.tune_first and not self.keep_head:
             faults.append("tune_first: given without keep_head; a network with a new head is always trained first")
         return faults
+
+    def _faults_of_unlabelled(self) -> list[str]:
+        """Refuse what images without labels cannot confirm: they only show how often each of two networks is right."""
+        if self.max_drop is None and self.guarantee is not None and not self.guarantee.is_a_drop:
+            return ["unlabelled: given with min_accuracy, which needs the labels of all images; pass max_drop"]
+        if self.guarantee is None:
+            return ["unlabelled: given without a budget of accuracy to confirm; omit it"]
+        if self.guarantee.metric != "accuracy":
+            return [
+                f"unlabelled: given with the metric {self.metric_name}, which needs the labels of all images; only a "
+                "loss of accuracy shows on images whose answers differ"
+            ]
+        return []
 
     def _choose_cost(self) -> list[str]:
         """Set the cost to minimise: latency for a budget of latency, where that can be planned."""
@@ -360,6 +380,7 @@ class Options(TypedDict, total=False):
     val_fraction: float
     test_fraction: float
     confirm_fraction: float
+    unlabelled: str | None
     limit: int | None
     groups: str | None
     strict: bool
