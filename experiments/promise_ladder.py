@@ -49,7 +49,8 @@ class Ladder:
     @cached_property
     def hits(self) -> npt.NDArray[np.bool_]:
         """Which images each network gets right."""
-        return self.answers == self.labels
+        found: npt.NDArray[np.bool_] = self.answers == self.labels
+        return found
 
     def write(self, path: Path) -> None:
         """Write it as JSON; of all but the first network, only the answers that differ from that one's."""

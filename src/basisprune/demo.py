@@ -19,7 +19,7 @@ from basisprune.runs.compress import Compressed, run_job
 from basisprune.runs.estimate import estimate, expected_candidates
 from basisprune.runs.job import Job
 from basisprune.runs.settings import RunConfig
-from basisprune.runs.summary import picture_of
+from basisprune.runs.shown import picture_of
 from basisprune.training.progress import SearchProgress, duration
 from basisprune.transfer.model import ModelSource, TransferModel, transfer_model
 

@@ -94,7 +94,8 @@ class Certificate:
     `tests` are in the order in which they were made, from the largest or slowest candidate on: the first that fails
     ends them, so that all together err with at most 1 - `confidence`. `images` were tested; `units` of them are
     independent, if some are copies of others or of one group. `reason` says why nothing is certified, and `computed_by`
-    which program ran the networks.
+    which program ran the networks. Of images that have no labels, `labelled` were labelled because networks differ on
+    them; the values before and after are then that of the unpruned network on the validation images, and what is lost.
     """
 
     status: Status
@@ -105,6 +106,7 @@ class Certificate:
     computed_by: str = ""
     tests: tuple[Test, ...] = ()
     units: int | None = None
+    labelled: int | None = None
 
     @property
     def independent(self) -> int:
@@ -117,6 +119,8 @@ class Certificate:
         '12 independent units (720 images; copies and groups count as one)'
         """
         every = f"{self.images:,} {what}"
+        if self.labelled is not None:
+            return f"{every} without labels, of which {self.labelled:,}, where answers differ, were labelled"
         if self.independent == self.images:
             return every
         return f"{self.independent:,} independent units ({every}; copies and groups count as one)"
@@ -288,11 +292,14 @@ def certify(promise: Guarantee, images: int, candidates: Iterable[T], test: Call
     certificate = Certificate("certified", promise.confidence, metric_name(promise.metric), images, tests=tuple(tests))
     if certificate.delivered is not None:
         return certificate
-    reason = "no candidate is likely enough to keep to the budget" if not tests else _failure(promise, tests[0], images)
+    reason = "no candidate is likely enough to keep to the budget"
+    if tests:
+        reason = failure(promise, tests[0], images)
     return replace(certificate, status="estimated", reason=reason)
 
 
-def _failure(promise: Guarantee, test: Test, images: int) -> str:
+def failure(promise: Guarantee, test: Test, images: int) -> str:
+    """Say why a test did not pass, in a clause."""
     what, sure = in_words(promise.metric), f"{100 * promise.confidence:.3g} % confidence"
     on = f"on the {images:,} confirming {promise.examples}"
     if promise.is_a_drop:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from basisprune.cli.certify import certify
 from basisprune.cli.common import Command, Commands
 from basisprune.cli.compress import compress
 from basisprune.cli.demo import demo
@@ -24,7 +25,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for command in (compress, sweep, train, evaluate, predict, export, inspect, profile, demo):
+for command in (compress, certify, sweep, train, evaluate, predict, export, inspect, profile, demo):
     app.command(cls=Command)(command)
 
 

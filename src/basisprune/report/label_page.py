@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from PIL import Image
@@ -36,7 +36,10 @@ class Question:
 
 @dataclass(frozen=True)
 class LabelPage:
-    """What a page asks, and when the labels are enough; `key` tells the browser the runs apart."""
+    """What a page asks, and when the labels are enough; `key` tells the browser the runs apart.
+
+    `labels` were given already, by the name of the image: the name of a class, or "?" for what nobody can tell.
+    """
 
     title: str
     key: str
@@ -45,6 +48,7 @@ class LabelPage:
     candidates: Sequence[str]
     test: SequentialTest
     questions: Sequence[Question]
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def data(self) -> dict[str, object]:
@@ -63,6 +67,11 @@ class LabelPage:
             "margin": test.margin,
             "looks": test.looks,
             "items": items,
+            "given": [
+                [place, label if label == "?" else list(self.classes).index(label)]
+                for place, item in enumerate(items)
+                if (label := self.labels.get(str(item["file"]))) is not None
+            ],
         }
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import cast
 
+import numpy as np
+import numpy.typing as npt
 from torch import nn
 
 from basisprune.budget.certify import (
@@ -22,13 +24,22 @@ from basisprune.budget.certify import (
     certify,
     images_needed,
 )
-from basisprune.budget.metrics import in_words, metric_name
+from basisprune.budget.metrics import in_words, metric_name, value_of
 from basisprune.callback import Callback
 from basisprune.data import LabelledImages, Splits
 from basisprune.data.manifest import manifest_of
 from basisprune.errors import BasisPruneError, CheckpointError
 from basisprune.files import file_digest
 from basisprune.runs.exporting import Exporter, Int8Export
+from basisprune.runs.labelling import (
+    ANSWERS,
+    Answers,
+    Labelling,
+    in_random_order,
+    read_answers,
+    read_labels,
+    write_answers,
+)
 from basisprune.runs.output import INT8, ONNX
 from basisprune.runs.tested import (
     FileTest,
@@ -40,7 +51,7 @@ from basisprune.runs.tested import (
     write_tested,
 )
 from basisprune.search.candidates import SearchResult
-from basisprune.tasks import Outcomes, Task
+from basisprune.tasks import Outcomes, Predictions, Task
 
 _LIMITS = "a task needs limits (Task(limits=...), regression(limits=...)) for that"
 ONNX_RUNTIME, PYTORCH = "ONNX Runtime", "PyTorch"
@@ -77,6 +88,7 @@ class Certifier:
     """Tests candidates on the confirming images; by ONNX Runtime with `onnx`, otherwise by PyTorch.
 
     What is tested is written down in `folder`, and what was tested by an earlier start of the run is not tested again.
+    Where the images have no labels, the file `labels` has those of images on which networks differ.
     """
 
     promise: Guarantee
@@ -86,6 +98,8 @@ class Certifier:
     onnx: bool = False
     int8: bool = False
     folder: Path | None = None
+    labels: Path | None = None
+    seed: int = 0
 
     def run(self, found: SearchResult) -> Certified:
         """The search with its certificate, and with the last candidate that passed as the chosen one.
@@ -113,12 +127,46 @@ class Certifier:
             return self._estimated(found, "an earlier start of the run tested other networks on the confirming images")
         with TemporaryDirectory() as scratch:
             tests = _Tests(self, found, tested, Path(scratch))
-            certificate = certify(
-                self.promise, len(confirm), enumerate(tested.order), lambda each: tests.of(each[0], places[each[1]])
-            )
+            if confirm.labelled:
+                certificate = certify(
+                    self.promise, len(confirm), enumerate(tested.order), lambda each: tests.of(each[0], places[each[1]])
+                )
+            else:
+                certificate = self._by_labels(found, [places[name] for name in tested.order], tests)
             certificate = replace(certificate, computed_by=tests.tested.computed_by, units=_units(confirm))
             found = _concluded(found, certificate, self.promise)
             return Certified(found, self._files(found, certificate, tests))
+
+    def _by_labels(self, found: SearchResult, indices: list[int], tests: _Tests) -> Certificate:
+        """Test the candidates by the labels given so far; write the page that asks for others."""
+        images, order, names = tests.images, *in_random_order(tests.images, self.seed)
+        kept = None if self.folder is None else read_answers(self.folder)
+        kept = kept or Answers(names, images.classes, {})
+        if missing := [index for index in (0, *indices) if identity(found.trials[index]) not in kept.answers]:
+            answers = {identity(found.trials[index]): tests.answers(index)[order] for index in missing}
+            kept = replace(
+                kept, answers={**kept.answers, **{key: tuple(map(int, each)) for key, each in answers.items()}}
+            )
+        if kept.images != names or kept.classes != images.classes:
+            raise CheckpointError(f"{ANSWERS}: is of other images than this run's; bring it back from a copy")
+        if self.labels is not None:
+            kept = kept.with_labels(read_labels(self.labels, names), str(self.labels))
+        labelling = Labelling(
+            self.promise,
+            kept,
+            identity(found.trials[0]),
+            [identity(found.trials[index]) for index in indices],
+            [found.trials[index].candidate.label for index in indices],
+            value_of("accuracy", found.reference.outcomes),
+        )
+        if self.folder is not None:
+            write_answers(self.folder, kept)
+        decided = labelling.tests(indices)
+        tests.keep(decided)
+        certificate = labelling.certificate(decided, self.folder)
+        if self.folder is not None and labelling.is_open:
+            labelling.write_page(self.folder, images, order)
+        return certificate
 
     def _planned(self, found: SearchResult, names: list[str], promise: str) -> Tested:
         """What is to be tested, in order, written down before anything is.
@@ -151,7 +199,7 @@ class Certifier:
         except BasisPruneError as error:
             self.callback.log(f"the int8 file is not made: {error}")
             return files
-        if certificate.certified and tests.passes(INT8, target, found.chosen):
+        if certificate.certified and tests.images.labelled and tests.passes(INT8, target, found.chosen):
             files = replace(files, certified=files.certified | {INT8})
         return replace(files, int8=target.read_bytes(), made=made, int8_test=tests.of_file(INT8))
 
@@ -202,6 +250,20 @@ class _Tests:
         self.images = cast("LabelledImages", certifier.data.confirm)
         self._known: tuple[str, Outcomes] | None = None
         self._ran: dict[int, str] = {}  # by candidate, the checksum of the file that was tested
+
+    def answers(self, index: int) -> npt.NDArray[np.int64]:
+        """Return the class that a candidate names for each image."""
+        outcomes = self._outcomes(self.found.trials[index].deployed, str(index))
+        return cast("Predictions", outcomes).classes
+
+    def keep(self, decided: tuple[Test, ...]) -> None:
+        """Note the tests of the first candidates, which were decided by labels."""
+        for place, test in enumerate(decided):
+            file = self.scratch / f"{test.index}.onnx"
+            sha256 = file_digest(file) if self.tested.computed_by == ONNX_RUNTIME and file.exists() else ""
+            if place >= len(self.tested.tests):
+                self._note(self.tested.with_test(test, sha256))
+            self._ran[test.index] = self.tested.sums[place]
 
     @property
     def _reference(self) -> Outcomes:
@@ -315,6 +377,12 @@ def certifiable_here(promise: Guarantee, data: Splits) -> str:
             "estimate. To have it certified: set some aside (--confirm-fraction), in the training of the model too."
         )
     images, budget = confirm.independent, promise.budget
+    if not confirm.labelled:
+        can, asked = certifiable(images, TYPICAL, promise.confidence), round(TYPICAL * images)
+        return (
+            f"With {images:,} images without labels, a loss of {100 * can:.1f} points can be certified with {sure} "
+            f"confidence if answers differ on {TYPICAL:.0%} of them, by labels for at most these {asked:,}."
+        )
     if not _is_bounded(promise):
         return f"Nothing will be certified, because nobody knows how much an example can lose: {_LIMITS}."
     if promise.metric != "accuracy" or budget.max_drop is None:

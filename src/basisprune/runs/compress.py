@@ -26,9 +26,9 @@ from basisprune.runs.certifying import NO_FILES, Certified, Certifier, Files, ce
 from basisprune.runs.deliver import Delivery, deliver
 from basisprune.runs.exporting import Exporter
 from basisprune.runs.job import Job, ModelSource, factory_of, prepare_job
-from basisprune.runs.output import OutputFolder
+from basisprune.runs.output import OutputFolder, is_repeatable, refuse_links, settings_of
 from basisprune.runs.preflight import preflight
-from basisprune.runs.settings import Options, configure
+from basisprune.runs.settings import OPTIONS, Options, configure
 from basisprune.runs.summary import summarise
 from basisprune.search import Search
 from basisprune.search.candidates import Candidate, SearchResult
@@ -126,6 +126,7 @@ def compress(
     budget: Budget | None = None,
     *,
     output: str | Path | None = None,
+    labels: str | Path | None = None,
     callback: Callback | None = None,
     **options: Unpack[Options],
 ) -> Compressed:
@@ -143,6 +144,9 @@ def compress(
     With `keep_head`, `model` is your own network, or a factory or name with `weights`, trained for these classes: it
     is not trained anew, and the budget is counted from what it is (docs/own_model.md).
 
+    With `unlabelled`, images without labels confirm the budget. Only those on which the networks differ need a label:
+    `output` then has a page that asks for them, and the same call with the file `labels` certifies.
+
     With `output`, a folder, every candidate is saved there, and a run that was killed resumes and gives the same
     result; at the end the folder contains everything that `Compressed.save` writes. What it lacks is in
     `summary.not_written`, and `summary.is_undelivered` says whether that is every form of the network. `callback` is
@@ -157,7 +161,31 @@ def compress(
         options = cast("Options", {**options, budget.kind: vars(budget)[budget.kind]})
     folder = None if output is None else user_path(output, "output")
     job = prepare_job(model, data, configure(options), output=folder, callback=callback)
+    job = replace(job, labels=None if labels is None else user_path(labels, "labels"))
     return run_job(job, output=folder, callback=callback or NullCallback())
+
+
+def certify_run(folder: str | Path, labels: str | Path, *, callback: Callback | None = None) -> Compressed:
+    """Return the result of a finished run with labels for images that had none, and write it to the run's folder.
+
+    The run is repeated from what it has stored: nothing is trained again, and images or networks that have changed
+    since are refused. `labels` is a CSV file of images and classes, as the run's label.html makes it.
+
+    Raises ConfigError for a run without such images, or of a network that was given in Python: pass `labels` to
+    `compress` there. Raises DataError for labels that do not fit.
+    """
+    path = user_path(folder, "run")
+    refuse_links(path)
+    settings = settings_of(path)
+    if not settings.get("unlabelled"):
+        raise ConfigError(
+            f"{path}: its run has no images without labels to certify on; repeat it with --unlabelled in another folder"
+        )
+    model, data = (str(settings.get(name)) for name in ("model", "data"))
+    if not is_repeatable(settings):
+        raise ConfigError(f"{path}: its model or data were given in Python; repeat that call of compress with labels=")
+    given = {name: value for name, value in settings.items() if name in OPTIONS}
+    return compress(model, data, output=path, labels=labels, callback=callback, **cast("Options", given))
 
 
 def run_job(job: Job, *, output: Path | None, callback: Callback, command: str = "") -> Compressed:
@@ -245,5 +273,7 @@ def certify_job(
     config = job.config
     onnx = folder is not None and (has_onnx() if config.onnx is None else config.onnx)
     exporter = Exporter(job.splits, config.task)
-    certifier = Certifier(promise, job.splits, exporter, callback, onnx, onnx and config.int8, folder)
+    certifier = Certifier(
+        promise, job.splits, exporter, callback, onnx, onnx and config.int8, folder, job.labels, config.seed
+    )
     return certifier.run(found)

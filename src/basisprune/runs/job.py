@@ -60,13 +60,17 @@ _Read = Callable[[tuple[int, int] | None], Splits]
 
 @dataclass(frozen=True)
 class Job:
-    """The input of a run; `model` and `data` are their names in the settings."""
+    """The input of a run; `model` and `data` are their names in the settings.
+
+    `labels` is a file of labels of images that confirm and have none.
+    """
 
     network: nn.Module
     splits: Splits
     config: RunConfig
     model: str
     data: str
+    labels: Path | None = None
 
     def to_dict(self) -> dict[str, JsonValue]:
         """All settings as JSON values, as in config.yaml, and which content the file of the device has."""

@@ -1,4 +1,4 @@
-"""Images without labels -> on which of them networks differ, a page that asks for their labels, and what these certify."""
+"""Images without labels -> on which of them networks differ, a page that asks for labels, and what these certify."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from basisprune.data.decode import readable
 from basisprune.data.folders import FolderImages
 from basisprune.errors import CheckpointError, DataError, PlanError
 from basisprune.files import read_bytes, read_checked, write_checked
-from basisprune.report.images import picture_of
 from basisprune.report.label_page import LabelPage, Question, write_label_page
+from basisprune.runs.shown import picture_of
 from basisprune.types import JsonValue
 
 ANSWERS, PAGE, CANNOT_TELL = "answers.json", "label.html", "?"
@@ -104,8 +104,8 @@ def read_labels(path: Path, images: Sequence[str]) -> dict[str, str]:
     if None in places:
         raise DataError(f"{path}: the first line is {','.join(header)[:80]!r}; columns file and label are needed")
     file, label = (int(place) for place in places if place is not None)
-    found, faults = {}, []
-    resolve = _resolver(images)
+    found: dict[str, str] = {}
+    faults, resolve = [], _resolver(images)
     for number, row in enumerate(rows[1:], 2):
         if len(row) <= max(file, label) or not row[label].strip():
             faults.append(f"line {number}: {','.join(row)[:80]!r} found; file,label is needed")
@@ -157,6 +157,11 @@ class Labelling:
     @property
     def test(self) -> SequentialTest:
         return SequentialTest(len(self.kept.images), self.guarantee.margin, self.guarantee.confidence)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether more labels may still decide something."""
+        return any(decision.passed is None for _, decision in self.decided())
 
     def decided(self) -> Iterator[tuple[Differences, Decision]]:
         """Yield what became of the candidates, until one is undecided or fails."""

@@ -18,7 +18,7 @@ from torch import nn
 
 from basisprune.callback import Callback
 from basisprune.data.load import PREFIXES
-from basisprune.data.manifest import IMAGES
+from basisprune.data.manifest import IMAGES, UNLABELLED
 from basisprune.errors import CheckpointError, ConfigError
 from basisprune.files import clear_leftovers, digest, locked, read_bytes, set_aside, write_text
 from basisprune.method.states import CLAIM
@@ -234,7 +234,7 @@ class OutputFolder:
         if self.is_begun:
             return
         shutil.rmtree(self.stages, ignore_errors=True)
-        for name in (CONFIG, CLAIM, IMAGES):
+        for name in (CONFIG, CLAIM, IMAGES, UNLABELLED):
             with suppress(OSError):
                 (self.path / name).unlink()
 

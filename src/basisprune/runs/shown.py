@@ -82,3 +82,10 @@ def picture_url(picture: Image.Image, side: int = _SIDE, resample: Image.Resampl
     buffer = io.BytesIO()
     picture.save(buffer, format="PNG")
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def picture_of(image: Tensor) -> Image.Image:
+    """An image (C, H, W) of a dataset as a PIL image."""
+    pixels = image if image.dtype == torch.uint8 else (image.clamp(0, 1) * 255).to(torch.uint8)
+    array = pixels.permute(1, 2, 0).cpu().numpy()
+    return Image.fromarray(array[:, :, 0] if array.shape[2] == 1 else array)

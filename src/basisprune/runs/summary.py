@@ -40,7 +40,7 @@ from basisprune.results import (
 from basisprune.runs.certifying import ONNX_RUNTIME, PYTORCH
 from basisprune.runs.job import Job
 from basisprune.runs.output import versions
-from basisprune.runs.shown import picture_url, shown_errors, shown_masks
+from basisprune.runs.shown import picture_of, picture_url, shown_errors, shown_masks
 from basisprune.search.candidates import SearchResult, share
 from basisprune.tasks import Predictions, Task
 from basisprune.tasks.classification import Bools
@@ -222,7 +222,8 @@ def _held_out(found: SearchResult, pipeline: Pipeline) -> tuple[str, LabelledIma
     Of a run that was stopped, only the last: it may go on, and the others are looked at once, at its end.
     """
     splits = pipeline.splits
-    parts = {"val": splits.val} if found.interrupted else {"test": splits.test, "confirm": splits.confirm}
+    confirm = None if splits.confirm is None or not splits.confirm.labelled else splits.confirm
+    parts = {"val": splits.val} if found.interrupted else {"test": splits.test, "confirm": confirm}
     parts |= {"val": splits.val}
     return next((name, images) for name, images in parts.items() if images is not None)
 
@@ -369,13 +370,6 @@ def _changed(
         )
         for index in places
     )
-
-
-def picture_of(image: Tensor) -> Image.Image:
-    """An image (C, H, W) of a dataset as a PIL image."""
-    pixels = image if image.dtype == torch.uint8 else (image.clamp(0, 1) * 255).to(torch.uint8)
-    array = pixels.permute(1, 2, 0).cpu().numpy()
-    return Image.fromarray(array[:, :, 0] if array.shape[2] == 1 else array)
 
 
 def _as_png(image: Tensor) -> str:

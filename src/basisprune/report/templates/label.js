@@ -2,8 +2,8 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const $ = (id) => document.getElementById(id);
 const UNKNOWN = "?", MOST_FOUND = 8, SMALL = 160;
-let given = [];  // [item, class or "?"], in the order in which they were given
-try { given = JSON.parse(localStorage.getItem(data.key) || "[]"); } catch (error) { given = []; }
+let given = data.given;  // [item, class or "?"], in the order in which they were given
+try { given = JSON.parse(localStorage.getItem(data.key)) || given; } catch (error) { /* private mode */ }
 
 const labels = () => new Map(given);
 const save = () => { try { localStorage.setItem(data.key, JSON.stringify(given)); } catch (error) { /* private mode */ } };
@@ -79,7 +79,7 @@ function give(label) {
   draw();
 }
 
-function undo() { given.pop(); save(); draw(); }
+function undo() { if (given.length > data.given.length) given.pop(); save(); draw(); }
 
 function verdict(now) {
   const name = now.certified ? data.candidates[now.certified - 1] : "";
@@ -97,7 +97,7 @@ function draw() {
   $("status").textContent = `${passed}${given.length} labelled, at most ${shown < 0 ? 0 : open} to go`;
   $("task").hidden = shown < 0;
   $("done").hidden = shown >= 0;
-  $("undo").disabled = !given.length;
+  $("undo").disabled = given.length <= data.given.length;
   if (shown < 0) { $("verdict").textContent = verdict(now); return; }
   const item = data.items[shown], image = $("image");
   image.src = item.source;
@@ -119,7 +119,11 @@ function find() {
   }));
 }
 
-function cell(text) { return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text; }
+// An apostrophe keeps spreadsheets from computing a cell; it is taken off again when the file is read.
+function cell(text) {
+  const safe = /^[=+\-@\t\r]/.test(text) ? `'${text}` : text;
+  return /[",\r\n]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
+}
 
 function csv() {
   const rows = given.map(([index, label]) =>
