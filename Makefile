@@ -5,7 +5,7 @@ CAN_RUN := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for each in $(PYTHONS); do $$each -c '$(CAN_RUN)' >/dev/null 2>&1 && { echo $$each; break; }; done)
 BIN := .venv/bin
 
-.PHONY: demo test check format clean docs audit
+.PHONY: demo test quick check format clean docs audit
 .DEFAULT_GOAL := test
 
 .venv/installed: pyproject.toml requirements.txt
@@ -24,7 +24,11 @@ demo: .venv/installed
 	$(BIN)/basisprune demo
 
 test: .venv/installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --durations=25
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal --durations=25
+
+# All but what trains networks, starts processes or writes the files of other runtimes.
+quick: .venv/installed
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
 
 check: .venv/installed
 	$(BIN)/ruff check .

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +11,23 @@ from hypothesis import settings
 
 settings.register_profile("busy machine", deadline=None)  # how long an example takes says nothing
 settings.load_profile("busy machine")
+
+SLOW = (
+    *("pipeline/", "experiments/", "unit/deploy/export/", "unit/data/test_loaders", "unit/runs/test_deliver"),
+    *(f"unit/deploy/bundle/test_{name}" for name in ("graph", "page", "saving", "tracing")),
+    *(
+        f"unit/cli/test_{name}"
+        for name in ("compress", "demo", "dry_run", "evaluate", "export", "init", "sweep", "train")
+    ),
+)
+"""What trains networks, starts processes or writes the files of other runtimes; `make quick` leaves it out."""
+
+
+def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
+    tests = Path(__file__).parent
+    for item in items:
+        if item.path.is_relative_to(tests) and item.path.relative_to(tests).as_posix().startswith(SLOW):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Literal, TypeAlias, get_args
 
@@ -58,13 +59,12 @@ class PlanConfig:
     per: Per = "vector"
 
     def __post_init__(self) -> None:
-        faults = []
-        if self.normalise not in get_args(Normalisation):
-            faults.append(f"normalise: {self.normalise!r} given; allowed are {get_args(Normalisation)}")
-        if self.reduce not in get_args(Reduction):
-            faults.append(f"reduce: {self.reduce!r} given; allowed are {get_args(Reduction)}")
-        if self.per not in get_args(Per):
-            faults.append(f"per: {self.per!r} given; allowed are {get_args(Per)}")
+        options = {"normalise": Normalisation, "reduce": Reduction, "per": Per}
+        faults = [
+            f"{name}: {getattr(self, name)!r} given; allowed are {get_args(allowed)}"
+            for name, allowed in options.items()
+            if getattr(self, name) not in get_args(allowed)
+        ]
         if self.min_keep < 1:
             faults.append(f"min_keep: {self.min_keep} given; at least 1 is needed, or a layer would be empty")
         if self.round_to is not None and self.round_to < 1:
@@ -76,7 +76,7 @@ class PlanConfig:
 
 
 def plan_basis(scores: Scores, pruning_ratio: float, config: PlanConfig | None = None) -> BasisPlan:
-    """The plan that removes the fraction `pruning_ratio` of all basis vectors, the least important first.
+    """Plan to remove the fraction `pruning_ratio` of all basis vectors, the least important first.
 
     One threshold serves the whole network. The number removed is `round(pruning_ratio * total)`, exactly,
     with ties broken by the order of layers and vectors; grouped convs give up one vector in each group at
@@ -89,16 +89,14 @@ def plan_basis(scores: Scores, pruning_ratio: float, config: PlanConfig | None =
     {'a': (0,), 'b': (0, 1)}
     """
     config = config or PlanConfig()
-    queues = {name: _vectors(name, layer, config) for name, layer in scores.layers.items()}
+    queues = {}
+    for name, layer in scores.layers.items():
+        values = _normalised(checked_values(name, layer), config.normalise) / _cost(name, layer, config.per)
+        queues[name] = Queue.of(values, group_parts(name, layer), 1.0, config)
     total = sum(len(layer.values) for layer in scores.layers.values())
     kept = _select(queues, pruning_ratio, total, "basis vectors")
     layers = {name: LayerPlan(kept[name], len(layer.values), layer.means) for name, layer in scores.layers.items()}
     return BasisPlan(layers, pruning_ratio, {"scores": scores.method, **asdict(config)})
-
-
-def _vectors(name: str, layer: LayerScores, config: PlanConfig) -> Queue:
-    values = _normalised(checked_values(name, layer), config.normalise) / _cost(name, layer, config.per)
-    return Queue.of(values, group_parts(name, layer), 1.0, config)
 
 
 def group_parts(name: str, layer: LayerScores) -> npt.NDArray[np.int64]:
@@ -116,14 +114,13 @@ def plan_filters(
     *,
     coupling: Coupling | None = None,
 ) -> FilterPlan:
-    """The plan that removes the fraction `pruning_ratio` of all filters, the least important first.
+    """Plan to remove the fraction `pruning_ratio` of all filters, the least important first.
 
     `scores` are from `score_filters`, `coupling` from `trace_coupling`; by default a transfer model is traced
     here. Filters that are coupled go together: the scores of each layer are normalised, then `config.reduce`
     makes one of those that meet in a unit. All filters count, those of frozen layers too, but for the classes;
     with coupled filters or `round_to` the number removed falls short of `round(pruning_ratio * total)` by less
-    than what goes at once. Raises PlanError when there is not that much to remove, and says which ratio is
-    possible. The model is only counted.
+    than what goes at once. Raises PlanError when there is not that much to remove, and says which ratio is possible.
     """
     # Scores in units of the loss compare as they are; norms and ranks have other ranges in each layer.
     config = config or PlanConfig(normalise="none" if scores.method == "loss" else "max")
@@ -143,25 +140,16 @@ def plan_filters(
 
 
 def largest_ratio(ratio: float, plan: Callable[[float], object]) -> float:
-    """The ratio if `plan` can remove so much, otherwise the largest that it can, to about a hundredth.
-
-    >>> known = Scores("loss", {"a": LayerScores((3.0, 2.0, 1.0, 0.0))})
-    >>> [round(largest_ratio(ratio, lambda less: plan_basis(known, less)), 2) for ratio in (0.5, 0.9)]
-    [0.5, 0.87]
-    """
-    possible, step = ratio, ratio / 2
-    low = 0.0
-    while True:
-        try:
+    """The ratio if `plan` can remove so much, otherwise the largest that it can, to about a hundredth."""
+    possible, step, low = ratio, ratio / 2, 0.0
+    while low < ratio:
+        with suppress(TooMuchError):
             plan(possible)
             low = possible
-            if possible == ratio:
-                return ratio
-        except TooMuchError:
-            pass
         if step < 0.005:
-            return low
+            break
         possible, step = round(low + step, 4), step / 2
+    return low
 
 
 def filter_plan(
@@ -194,13 +182,11 @@ def count_filters(model: nn.Module, coupling: Coupling) -> int:
     names = {name for group in coupling.groups for name in group.layers} | coupling.frozen.keys()
     kinds: tuple[type[Layer | BasisScalingConv], ...] = (*TORCH_CONVS, nn.Linear, BasisScalingConv)
     modules = [model.get_submodule(name) for name in sorted(names - skipped)]
-    return sum(_outputs(module) for module in modules if isinstance(module, kinds))
-
-
-def _outputs(layer: Layer | BasisScalingConv) -> int:
-    if isinstance(layer, BasisScalingConv):
-        return layer.weight.shape[0]
-    return output_channels(layer)
+    return sum(
+        len(module.weight) if isinstance(module, BasisScalingConv) else output_channels(module)
+        for module in modules
+        if isinstance(module, kinds)
+    )
 
 
 @dataclass(frozen=True)
@@ -219,7 +205,6 @@ class Queue:
 
     @classmethod
     def of(cls, values: Array, parts: npt.NDArray[np.int64], cost: float, config: PlanConfig) -> Queue:
-        """The queue of units with these values, each of this cost, in parts (parts, width) that lose equally many."""
         count, width = parts.shape
         inner = np.argsort(-values[parts], axis=1, kind="stable")
         order = np.take_along_axis(parts, inner, axis=1)
@@ -233,7 +218,6 @@ class Queue:
         return cls(order, starts, means.tolist(), (cost * count * lengths).tolist())
 
     def keep(self, lost_blocks: int) -> tuple[int, ...]:
-        """The units that stay, sorted, when this many of the worst blocks go."""
         return tuple(sorted(self.order[:, : self.starts[len(self.starts) - 1 - lost_blocks]].ravel().tolist()))
 
 

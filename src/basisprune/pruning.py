@@ -29,7 +29,7 @@ def prune_basis(
     statistics: Mapping[str, OutputStatistics] | None = None,
     inplace: bool = False,
 ) -> nn.Module:
-    """The model without the basis vectors that the plan does not keep; channels outside the pairs stay.
+    """Return the model without the basis vectors that the plan does not keep; channels outside the pairs stay.
 
     What the removed vectors contributed does not have to vanish. `compensate="mean"` moves its mean into the
     bias, where the plan knows the means (a bias is added where there was none). "refit" moves all that the
@@ -39,7 +39,7 @@ def prune_basis(
     Layers that the plan does not name are left alone. Raises PlanError, and changes nothing, when plan or
     statistics do not fit.
     """
-    _check_compensation(compensate, statistics)
+    _check_compensation(compensate, statistics, ("refit",))
     pairs, known = basis_pairs(model), statistics or {}
     faults = [fault for name, layer in plan.layers.items() if (fault := _misfit(name, layer, pairs.get(name)))]
     if compensate == "refit" and not faults:
@@ -58,11 +58,14 @@ def prune_basis(
     return result
 
 
-def _check_compensation(compensate: Compensation, statistics: Mapping[str, OutputStatistics] | None) -> None:
+def _check_compensation(
+    compensate: Compensation, statistics: Mapping[str, OutputStatistics] | None, needing: tuple[Compensation, ...]
+) -> None:
     if compensate not in get_args(Compensation):
         raise ConfigError(f"compensate: {compensate!r} given; allowed are {', '.join(get_args(Compensation))}")
-    if (compensate == "refit") != (statistics is not None):
-        raise ConfigError("prune_basis: compensate='refit' and statistics go together; pass both or neither")
+    if (compensate in needing) != (statistics is not None):
+        which = " or ".join(map(repr, needing))
+        raise ConfigError(f"compensate={which} and statistics go together; pass both or neither")
 
 
 def _untold(name: str, pair: BasisPair, statistics: OutputStatistics | None) -> str | None:
@@ -97,27 +100,19 @@ def _misfit(name: str, layer: LayerPlan, pair: BasisPair | None) -> str | None:
 def _pruned_pair(
     pair: BasisPair, layer: LayerPlan, compensate: Compensation, statistics: OutputStatistics | None
 ) -> BasisPair:
-    scaling = pair.scaling
+    scaling, keep = pair.scaling, list(layer.keep)
     if statistics is not None:
-        slim = refit_scaling(scaling, layer.keep, statistics)
-    else:
-        weight = _keep_columns(scaling.weight, layer.keep, scaling.groups)
-        bias = None if scaling.bias is None else scaling.bias.clone()
-        if compensate == "mean" and layer.means is not None:
-            lost = _lost_contribution(scaling, layer)
-            bias = lost if bias is None else bias + lost
-        slim = BasisScalingConv(weight, scale=scaling.scale[list(layer.keep)], bias=bias, groups=scaling.groups)
-        slim.scale.requires_grad_(scaling.scale.requires_grad)
+        return BasisPair(_slim_basis(pair.basis, layer.keep, scaling.groups), refit_scaling(scaling, keep, statistics))
+    weight = _keep_columns(scaling.weight, layer.keep, scaling.groups)
+    bias = None if scaling.bias is None else scaling.bias.clone()
+    if compensate == "mean" and layer.means is not None:
+        means = torch.tensor(layer.means, dtype=torch.float64, device=weight.device)
+        means[keep] = 0
+        lost = (scaling.columns() @ means.view(scaling.groups, -1, 1)).flatten().to(weight.dtype)
+        bias = lost if bias is None else bias + lost
+    slim = BasisScalingConv(weight, scale=scaling.scale[keep], bias=bias, groups=scaling.groups)
+    slim.scale.requires_grad_(scaling.scale.requires_grad)
     return BasisPair(_slim_basis(pair.basis, layer.keep, scaling.groups), slim)
-
-
-def _lost_contribution(scaling: BasisScalingConv, layer: LayerPlan) -> Tensor:
-    """The mean output (c_o) of the vectors that go."""
-    means = torch.tensor(layer.means, dtype=torch.float64, device=scaling.weight.device)
-    means[list(layer.keep)] = 0
-    weight = scaling.scaled_weight().double().flatten(1).unflatten(0, (scaling.groups, -1))
-    lost: Tensor = (weight @ means.view(scaling.groups, -1, 1)).flatten()
-    return lost.to(scaling.weight.dtype)
 
 
 def _keep_columns(weight: Tensor, keep: tuple[int, ...], groups: int) -> Tensor:
@@ -144,22 +139,14 @@ def prune_filters(
     statistics: Mapping[str, OutputStatistics] | None = None,
     inplace: bool = False,
 ) -> nn.Module:
-    """The model without the filters that the plan does not keep, and without all that depends on them.
+    """Return the model without the filters that the plan does not keep, and without all that depends on them.
 
-    Norms, the inputs of the next layers and whatever is coupled by additions or concatenations shrink with
-    them. What the filters output behind their activations does not have to vanish: `compensate="mean"` moves
+    What the filters output behind their activations does not have to vanish: `compensate="mean"` moves
     its mean into the biases of the layers that read it, "refit" all that their other inputs predict of it, by least
     squares, into their weights too. Both need the `statistics` that `filter_loss` or `filter_statistics` tell of
-    this model. "none" is the paper's. Where a layer that reads pads with zeros, its border is a little off.
-
-    Raises PlanError, and changes nothing, when plan or statistics do not fit.
+    this model. "none" is the paper's. Raises PlanError, and changes nothing, when plan or statistics do not fit.
     """
-    if compensate not in get_args(Compensation):
-        raise ConfigError(f"compensate: {compensate!r} given; allowed are {', '.join(get_args(Compensation))}")
-    if (compensate != "none") != (statistics is not None):
-        raise ConfigError(
-            "prune_filters: compensate='mean' or 'refit' and statistics go together; pass both or neither"
-        )
+    _check_compensation(compensate, statistics, ("mean", "refit"))
     shapes = {name: tuple(tensor.shape) for name, tensor in named_tensors(model)}
     faults = [
         f"{name}: the plan is for shape {wanted}, the model has {shapes.get(name, 'none of that name')}"
@@ -186,12 +173,11 @@ def prune_together(
     filters: Mapping[str, OutputStatistics] | None = None,
     inplace: bool = False,
 ) -> nn.Module:
-    """The model without the basis vectors and the filters that the plan does not keep, as one move.
+    """Return the model without the basis vectors and the filters that the plan does not keep, as one move.
 
-    `compensate` is what `prune_basis` and `prune_filters` do about what is removed; `basis` and `filters` are the
-    statistics of this model from `joint_loss`, both before pruning: a removed filter's mean and share move into
-    the layers that read it, then the vectors that go hand theirs to those that stay. Of a block that goes, the mean of
-    what its branch added stays. Raises PlanError, and changes nothing, when the plan does not fit.
+    `compensate` is as in `prune_basis` and `prune_filters`; `basis` and `filters` are the statistics of this model from
+    `joint_loss`, both before pruning. Of a block that goes, the mean of what its branch added stays. Raises PlanError,
+    and changes nothing, when the plan does not fit.
     """
     smaller = prune_filters(
         model,

@@ -272,7 +272,7 @@ def start(folder: Path) -> subprocess.Popen[bytes]:
 def test_a_search_that_is_killed_again_and_again_ends_with_the_same_answer(tmp_path):
     expected = run(tmp_path / "whole")
     chance, ends = random.Random(0), []
-    for _ in range(5):
+    for _ in range(3):
         process = start(tmp_path / "killed")
         wanted = len(list((tmp_path / "killed").rglob("*.pt"))) + 1
         deadline = time.monotonic() + 60
@@ -284,7 +284,7 @@ def test_a_search_that_is_killed_again_and_again_ends_with_the_same_answer(tmp_p
         process.kill()
         process.communicate()
         ends.append(process.returncode)
-    assert ends.count(-signal.SIGKILL) >= 3  # the others had come to their end before
+    assert ends.count(-signal.SIGKILL) >= 2  # another had come to its end before
     final = start(tmp_path / "killed")
     _, errors = final.communicate(timeout=300)
     assert final.returncode == 0, errors.decode()

@@ -53,7 +53,7 @@ class LayerChoice:
 def choose_layers(
     model: nn.Module, *, ignored_layers: LayerPatterns = (), linear: LinearLayers = "auto"
 ) -> tuple[LayerChoice, ...]:
-    """What `decompose` would do with each conv and linear layer of the model that is not yet a pair.
+    """Return what `decompose` would do with each conv and linear layer of the model that is not yet a pair.
 
     >>> choose_layers(nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 3, groups=8)))[1].left_alone
     'depthwise: a split gains nothing'
@@ -95,7 +95,6 @@ def _spared(model: nn.Module, layers: Mapping[str, Layer]) -> dict[str, str]:
 
 
 def _dense_size(pair: BasisPair) -> int:
-    """The weights of the layer that the pair stands for."""
     _, fan_in, _ = _matrix_shape(pair.basis)
     return fan_in * pair.out_channels
 
@@ -121,7 +120,7 @@ def decompose(
     `basis="weights"` is the paper's: the singular vectors of the weight. `basis="outputs"` takes the
     principal axes of what the conv outputs on `batches` of prepared images (as tensors, or tuples that
     start with them; a few hundred images are enough). `basis="loss"` takes those that matter to the loss, the
-    eigenvectors of G^1/2 C G^1/2 (see `basis.loss_basis`); its batches are (images, labels) of training data, `loss`
+    eigenvectors of G^1/2 C G^1/2 (see `loss_basis`); its batches are (images, labels) of training data, `loss`
     gives their mean loss.
 
     Weights that hooks of torch's old `weight_norm` or `spectral_norm` compute become plain ones everywhere. Raises
@@ -140,15 +139,7 @@ def decompose(
         ignored_layers=ignored_layers,
         linear=linear,
         inplace=inplace,
-    ).model
-
-
-@dataclass(frozen=True)
-class Split:
-    """A decomposed model, and what was seen of the outputs of each layer that became a pair, if images were needed."""
-
-    model: nn.Module
-    outputs: Mapping[str, OutputStatistics]
+    )[0]
 
 
 def split_layers(
@@ -161,7 +152,7 @@ def split_layers(
     ignored_layers: LayerPatterns = (),
     linear: LinearLayers = "auto",
     inplace: bool = False,
-) -> Split:
+) -> tuple[nn.Module, Mapping[str, OutputStatistics]]:
     """What `decompose` does, with all that was seen on the way."""
     faults = []
     if not 0 < scale_init < float("inf"):
@@ -175,44 +166,35 @@ def split_layers(
     if faults:
         raise ConfigError.of("decompose", faults)
     if has_computed_weights(model):
-        model = plain_weights(model) if inplace else copied(model)
-        inplace = True
+        model, inplace = plain_weights(model) if inplace else copied(model), True
     choices = choose_layers(model, ignored_layers=ignored_layers, linear=linear)
     names = [choice.name for choice in choices if choice.left_alone is None]
     check_layers(model, names)
     statistics: Mapping[str, OutputStatistics] = {}
-    spare = [name for name in names if linear == "auto" and isinstance(model.get_submodule(name), nn.Linear)]
     if batches is not None:
+        spare = [name for name in names if linear == "auto" and isinstance(model.get_submodule(name), nn.Linear)]
         if basis == "loss":
             statistics = loss_statistics(model, names, batches, loss=loss, optional=spare)
         else:
             statistics = output_statistics(model, names, batches, optional=spare)
         names = [name for name in names if name in statistics]
-    kinds: tuple[type[Layer], ...] = (*TORCH_CONVS, nn.Linear)
-    layers = dict(find_layers(model, kinds))
+    layers: dict[str, Layer] = dict(find_layers(model, (*TORCH_CONVS, nn.Linear)))
     pairs = {name: _split(name, layers[name], scale_init, statistics.get(name)) for name in names}
     result = model if inplace else copy.deepcopy(model)
     for name, pair in pairs.items():
         result = replace_module(result, name, pair)
-    return Split(result, statistics)
+    return result, statistics
 
 
 def check_layers(model: nn.Module, names: Iterable[str]) -> None:
-    """Raises LayerError that names the first of these layers that cannot be split, without splitting any.
-
-    >>> net = nn.Sequential(nn.Conv2d(3, 8, 1))
-    >>> _ = net[0].register_forward_hook(lambda *_: None)
-    >>> check_layers(net, ["0"])
-    Traceback (most recent call last):
-    basisprune.errors.LayerError: 0: has hooks, which a rewrite would lose; remove them, or add it to ignored_layers
-    """
+    """Raise LayerError that names the first of these layers that cannot be split, without splitting any."""
     for name in names:
         layer = model.get_submodule(name)
         if isinstance(layer, nn.Linear):
             plain_linear(name, layer)
         elif isinstance(layer, TORCH_CONVS):
             plain_conv(name, layer)
-        if isinstance(weight := vars(layer)["_parameters"].get("weight"), Tensor):
+        if isinstance(weight := layer._parameters.get("weight"), Tensor):
             _refuse_odd_numbers(name, weight)
 
 
@@ -272,8 +254,7 @@ def weight_basis(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """U (…, k, r) with orthonormal columns and V-bar transposed (…, r, c_o), W = U V-bar transposed (eq. 1, 2).
 
     The compact SVD of `matrix` (…, k, c_o), in descending order of the singular values, by way of the
-    smaller Gram matrix: cheaper than a direct SVD (benchmarks/step.py). Its eigenvectors are orthonormal to
-    machine precision, and the other factor follows from them by a product that reproduces W as exactly.
+    smaller Gram matrix: cheaper than a direct SVD (benchmarks/step.py), and as exact in what it reproduces.
     """
     tall = matrix if matrix.shape[-2] >= matrix.shape[-1] else matrix.mT
     _, vectors = torch.linalg.eigh(tall.mT @ tall)
@@ -370,8 +351,11 @@ def _eye(metric: Tensor) -> Tensor:
 def loss_basis(matrix: Tensor, covariance: Tensor, metric: Tensor) -> tuple[Tensor, Tensor]:
     """W G^1/2 U (…, k, r) and U^T G^-1/2 (…, r, c_o), in descending order of what a vector is worth, balanced.
 
-    `matrix` is W (…, k, c_o), `covariance` C and `metric` G of its outputs (…, c_o, c_o). Fewer inputs than outputs:
-    U is taken within what the layer can output, so that the product is W at full rank.
+    With C the covariance of a layer's outputs and G the second moment of the loss gradient there, taking the outputs y
+    - E[y] to P (y - E[y]) costs about tr(G (1 - P) C (1 - P)^T) / 2. In coordinates G^1/2 y this is a plain distance,
+    and the best P of a rank keeps the leading eigenvectors U of G^1/2 C G^1/2: the eigenvalues are what the others
+    cost. `matrix` is W (…, k, c_o), `covariance` C and `metric` G of its outputs (…, c_o, c_o). Fewer inputs than
+    outputs: U is taken within what the layer can output, so that the product is W at full rank.
     """
     root, inverse = metric_roots(metric)
     seen = matrix @ root

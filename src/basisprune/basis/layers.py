@@ -40,12 +40,10 @@ class BasisScalingConv(nn.Module):
 
     @property
     def rank(self) -> int:
-        """The number of basis vectors, over all groups."""
         return self.scale.numel()
 
     @property
     def spatial_dims(self) -> int:
-        """0 for a linear layer, 1 to 3 for convs."""
         return self.weight.dim() - 2
 
     def scaled_weight(self) -> Tensor:
@@ -58,7 +56,6 @@ class BasisScalingConv(nn.Module):
         return matrices
 
     def forward(self, features: Tensor) -> Tensor:
-        """The output features (N, c_o, *) of the conv that this layer is the second half of."""
         if self._has_fast_gradient() and features.dim() >= self.weight.dim():  # a batch, not one image
             device = features.device.type
             if torch.is_autocast_enabled(device):
@@ -80,7 +77,6 @@ class BasisScalingConv(nn.Module):
         )
 
     def extra_repr(self) -> str:
-        """What `print(model)` shows."""
         groups = f", groups={self.groups}" if self.groups > 1 else ""
         return f"rank={self.rank}, out_channels={self.weight.shape[0]}, bias={self.bias is not None}{groups}"
 
@@ -99,29 +95,24 @@ class BasisPair(nn.Module):
         self.scaling = scaling
 
     def forward(self, features: Tensor, *args: object, **kwargs: object) -> Tensor:
-        """What the original layer computes, through the basis."""
         inner = as_matrix_products(self.basis, features) if self.training and not (args or kwargs) else None
         output: Tensor = self.scaling(self.basis(features, *args, **kwargs) if inner is None else inner)
         return output
 
     @property
     def rank(self) -> int:
-        """The number of basis vectors that are left, over all groups."""
         return self.scaling.rank
 
     @property
     def weight(self) -> Tensor:
-        """The dense weight that the pair stands for, in the layout of the original layer."""
         return dense_weight(self.basis, self.scaling)
 
     @property
     def bias(self) -> nn.Parameter | None:
-        """The bias of the original layer."""
         return self.scaling.bias
 
     @property
     def out_channels(self) -> int:
-        """The output channels of the original layer, not of the basis."""
         return self.scaling.weight.shape[0]
 
     out_features = out_channels
@@ -166,8 +157,6 @@ def _transform(features: Tensor, weight: Tensor, bias: Tensor | None, groups: in
 
 
 class _Saved(Protocol):
-    """What the forward pass keeps for the backward pass."""
-
     saved_tensors: tuple[Tensor, Tensor, Tensor, Tensor | None]
     needs_input_grad: tuple[bool, ...]
     groups: int
@@ -184,10 +173,7 @@ class _ScaledTransform(torch.autograd.Function):
 
     The scale is multiplied into whichever is smaller, weight or features. In the weight, the transposed
     transform gives s * h, from which h follows by division; where s is (nearly) zero that cannot be, and
-    the transform uses 1 in its place.
-
-    Features may be of lower precision than scale and weight, as under autocast; products with s are rounded to it.
-    Where the gradients are to be differentiated again, they are computed by the plain formula.
+    the transform uses 1 in its place. Features may be of lower precision than scale and weight, as under autocast.
     """
 
     @staticmethod
@@ -270,11 +256,7 @@ def _sum_of_products(a: Tensor, b: Tensor, weight: Tensor, dtype: torch.dtype) -
 
 
 class Shift(nn.Module):
-    """Adds a constant to each channel of a map: what is left of a branch that was dropped.
-
-    >>> Shift(torch.tensor([1.0, 2.0]))(torch.zeros(1, 2, 1, 1)).flatten()
-    tensor([1., 2.], grad_fn=<ViewBackward0>)
-    """
+    """Adds a constant to each channel of a map: what is left of a branch that was dropped."""
 
     bias: nn.Parameter
 
@@ -283,7 +265,6 @@ class Shift(nn.Module):
         self.bias = nn.Parameter(bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The map, shifted."""
         return x + self.bias.view(1, -1, 1, 1)
 
 

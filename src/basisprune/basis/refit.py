@@ -26,11 +26,11 @@ _SMALL_SCALE = 1e-4
 
 
 def basis_statistics(model: nn.Module, batches: Iterable[object]) -> dict[str, OutputStatistics]:
-    """The mean and covariance of each pair's basis features on `batches`, under the name of the pair.
+    """Return the mean and covariance of each pair's basis features on `batches`, under the name of the pair.
 
-    One forward pass in eval mode; the sums over batches are in float64, the covariances are those within each
-    group. `batches` are prepared images, as tensors or tuples that start with them; a few hundred images are
-    enough. Linear layers that were never called are left out. The model is not changed.
+    The sums over batches are in float64, the covariances are those within each group. `batches` are prepared images, as
+    tensors or tuples that start with them; a few hundred images are enough. Linear layers that were never called are
+    left out.
 
     >>> from basisprune.basis.decompose import decompose
     >>> found = basis_statistics(decompose(nn.Conv2d(3, 8, 1)), [torch.randn(4, 3, 5, 5)])
@@ -69,15 +69,13 @@ def rebase(
     loss: Loss = F.cross_entropy,
     inplace: bool = False,
 ) -> nn.Module:
-    """The model with every pair turned to the principal axes of what it outputs on `batches`, scales at 1.
+    """Return the model with every pair turned to the principal axes of what it outputs on `batches`, scales at 1.
 
     The output is unchanged, as are the ranks (but for a pair with more basis vectors than outputs, which loses
     those that are too many); the features along the new basis vectors are uncorrelated, in descending order of
     their variance. This is what `decompose(basis="outputs")` does for a dense layer: after pruning and training
     the old axes are no longer principal ones, and scores act on each axis alone. `basis="loss"` is the same for
-    `decompose(basis="loss")`: principal axes in the metric of the loss, in descending order of their worth, the
-    factors balanced; its batches need labels. Because no output changes, one pass is enough for all layers.
-    `batches` are as in `basis_statistics`.
+    `decompose(basis="loss")`; its batches need labels. Because no output changes, one pass is enough for all layers.
 
     >>> from basisprune.basis.decompose import decompose
     >>> rebase(decompose(nn.Conv2d(3, 8, 1)), [torch.randn(4, 3, 5, 5)]).scaling.scale.tolist()
@@ -121,14 +119,12 @@ def refit_scaling(
     A = C_PK (C_KK + ridge)^-1, and the prediction moves into weight and bias: V_K + V_P A, and
     b + V_P (m_P - A m_K). The scales stay as they are, but for those that are nearly zero: what is predicted
     through them must not vanish, so these become 1. With all covariances zero, only the bias changes.
-
-    >>> from basisprune.basis.decompose import decompose
-    >>> pair, x = decompose(nn.Conv2d(3, 8, 1), scale_init=1.0), torch.randn(4, 3, 5, 5)
-    >>> refit_scaling(pair.scaling, (0, 1), basis_statistics(pair, [x])[""]).rank
-    2
     """
     groups, like, weight = scaling.groups, scaling.weight, scaling.columns()
-    kept, gone = _split_vectors(keep, groups, weight.shape[2], like.device)
+    width = weight.shape[2]
+    kept = torch.tensor(keep, device=like.device).view(groups, -1) % width  # places within their group
+    goes = torch.ones(groups, width, dtype=torch.bool, device=like.device).scatter(1, kept, False)
+    gone = goes.nonzero()[:, 1].view(groups, -1)
     predictor = least_squares(statistics, kept, gone, torch.finfo(like.dtype).eps, ridge=ridge)
     lost = weight.take_along_dim(gone[:, None], 2)
     scale = scaling.scale[list(keep)]
@@ -151,13 +147,6 @@ def _like(scaling: BasisScalingConv, weight: Tensor, bias: Tensor | None) -> Bas
     flat = weight.flatten(0, 1).to(scaling.weight.dtype)
     shaped = flat.reshape(*flat.shape, *[1] * scaling.spatial_dims)
     return BasisScalingConv(shaped, scale=scaling.scale.new_ones(groups * width), bias=bias, groups=groups)
-
-
-def _split_vectors(keep: Sequence[int], groups: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The places within their group of the vectors that stay, (groups, k), and of those that go, (groups, p)."""
-    kept = torch.tensor(keep, device=device).view(groups, -1) % width
-    goes = torch.ones(groups, width, dtype=torch.bool, device=device).scatter(1, kept, False)
-    return kept, goes.nonzero()[:, 1].view(groups, -1)
 
 
 def least_squares(

@@ -48,12 +48,6 @@ def unit_inputs(model: nn.Module, coupling: Coupling) -> dict[str, dict[str, Cha
 
     A depthwise conv does not mix: it hands each channel on, and belongs to its group. Raises PlanError for a coupling
     of another network.
-
-    >>> import torch
-    >>> from basisprune.coupling import trace_coupling
-    >>> net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 1))
-    >>> unit_inputs(net, trace_coupling(net, torch.zeros(1, 3, 8, 8)))["2"]["0"].tolist()
-    [[0], [1], [2], [3]]
     """
     found: dict[str, dict[str, Channels]] = {}
     for group in coupling.groups:
@@ -88,16 +82,10 @@ def _index(axis: Axis, group: Group, width: int = 0, groups: int = 1) -> Channel
 
 
 def cut(model: nn.Module, coupling: Coupling, keep: Mapping[str, Sequence[int]], *, inplace: bool = False) -> nn.Module:
-    """The network with only the units `keep[group name]` of each group named; others stay whole.
+    """Return the network with only the units `keep[group name]` of each group named; others stay whole.
 
     Parameters keep `requires_grad`, dtype and device; gradients are dropped. Raises PlanError if `keep`
     names a unit or group that is not there, empties a group, or cuts its parts unevenly.
-
-    >>> from basisprune.coupling import trace_coupling
-    >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 1))
-    >>> coupling = trace_coupling(net, torch.zeros(1, 3, 8, 8))
-    >>> cut(net, coupling, {"0": (0, 2, 5)})[3]
-    Conv2d(3, 4, kernel_size=(1, 1), stride=(1, 1))
     """
     check_keep(coupling, keep)
     tensors = dict(named_tensors(model))

@@ -35,36 +35,30 @@ class FilterScore:
     needs_labels: bool = False
 
 
-def l1(model: nn.Module, layers: Sequence[str], _batches: Batches, _seed: int) -> dict[str, Tensor]:
-    """The sum of the absolute weights of each filter; of a decomposed layer, of its second half, scales included."""
-    return {name: _l1(model, name) for name in layers}
+@torch.no_grad()
+def _l1(model: nn.Module, layers: Sequence[str], _batches: Batches = (), _seed: int = 0) -> dict[str, Tensor]:
+    return {name: torch.linalg.vector_norm(filter_weights(model, name), ord=1, dim=1) for name in layers}
 
 
-def bn_scale(model: nn.Module, layers: Sequence[str], batches: Batches, _seed: int) -> dict[str, Tensor]:
-    """The absolute scale of the norm right behind the layer; the L1 norm where there is none."""
+def _bn_scale(model: nn.Module, layers: Sequence[str], batches: Batches, _seed: int) -> dict[str, Tensor]:
     norms = norms_behind(model, layers, batches)
-    return {name: norms[name].weight.detach().abs() if name in norms else _l1(model, name) for name in layers}
+    bare = _l1(model, [name for name in layers if name not in norms])
+    return {name: bare[name] if name in bare else norms[name].weight.detach().abs() for name in layers}
 
 
-def random(model: nn.Module, layers: Sequence[str], _batches: Batches, seed: int) -> dict[str, Tensor]:
-    """A number from 0 to 1 for each filter."""
+def _random(model: nn.Module, layers: Sequence[str], _batches: Batches, seed: int) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return {name: torch.rand(len(filter_weights(model, name)), generator=generator) for name in layers}
 
 
-def _l1(model: nn.Module, name: str) -> Tensor:
-    norms: Tensor = torch.linalg.vector_norm(filter_weights(model, name), ord=1, dim=1)
-    return norms
-
-
 FILTER_SCORES: dict[FilterMethod, FilterScore] = {
-    "l1": FilterScore(l1),
+    "l1": FilterScore(_l1),
     "taylor": FilterScore(gate_taylor, needs_images=True, needs_labels=True),
     "taylor_behind": FilterScore(gate_behind, needs_images=True, needs_labels=True),
     "loss": FilterScore(loss_values, needs_images=True, needs_labels=True),
     "hrank": FilterScore(mean_ranks, needs_images=True),
-    "bn_scale": FilterScore(bn_scale, needs_images=True),
-    "random": FilterScore(random),
+    "bn_scale": FilterScore(_bn_scale, needs_images=True),
+    "random": FilterScore(_random),
 }
 
 
@@ -77,22 +71,19 @@ def score_filters(
     seed: int = 0,
     loss: Loss = F.cross_entropy,
 ) -> Scores:
-    """The importance of every filter (output channel) of the layers named; the model is not changed.
+    """Return the importance of every filter (output channel) of the layers named.
 
-    - "l1": the sum of the absolute weights of the filter; of a decomposed layer, of its second half, scales
-      included.
+    - "l1": the sum of the absolute weights of the filter; of a decomposed layer, of its second half, scales included.
     - "taylor": the squared first-order effect of a gate behind the filter, averaged over batches as in Molchanov
       et al. (2019): (g_gamma gamma + g_beta beta)^2 of the norm right behind the layer, or of the layer's own
       output where there is none.
     - "taylor_behind": the same with the gate behind the activation, where the channel is read.
-    - "loss": what the loss is expected to rise (twice that) when the filter goes and its mean stays; see `filter_loss`,
-      which tells what to compensate with too.
+    - "loss": what the loss is expected to rise (twice that) when the filter goes and its mean stays; see `filter_loss`.
     - "hrank": the average rank of the filter's feature maps, behind the activation (Lin et al., 2020).
     - "bn_scale": the absolute scale of the norm right behind the layer; the L1 norm where there is none.
     - "random": the control.
 
-    All but "l1" and "random" need `batches` of prepared images, the Taylor scores and "loss" with labels, or whatever
-    the `loss` reads: a function of output and labels, or a `Task`. No layers have no scores.
+    All but "l1" and "random" need `batches` of prepared images, the Taylor scores and "loss" with labels.
     """
     score = FILTER_SCORES.get(method)
     if score is None:

@@ -35,8 +35,7 @@ def mean_ranks(model: nn.Module, layers: Sequence[str], batches: Iterable[object
     """For each layer the mean rank, (c_o), of each channel's map behind the activation, in eval mode.
 
     The map is taken where the layer's output, by way of norms, additions and multiplications, meets its
-    activation; of a layer that meets none before the next one, right behind the last of those. Layers that
-    share an activation, as at the end of a residual block, share their ranks.
+    activation; of a layer that meets none before the next one, right behind the last of those.
     """
     totals: dict[str, Tensor] = {}
     count = 0
@@ -68,9 +67,6 @@ def matrix_ranks(maps: Tensor) -> Tensor:
 
     Like `torch.linalg.matrix_rank`, up to the tolerance, but quicker: with thousands of small maps, a
     decomposition of each is mostly overhead. Large maps are given to it.
-
-    >>> matrix_ranks(torch.tensor([[[1.0, 0.0], [2.0, 1.0]], [[2.0, 1.0], [4.0, 0.0]]]))
-    tensor([1, 2])
     """
     if min(maps.shape[:2]) > _ELIMINATION_LIMIT:
         ranks: Tensor = torch.linalg.matrix_rank(maps.permute(2, 0, 1).float())

@@ -74,15 +74,12 @@ def norms_behind(model: nn.Module, layers: Sequence[str], batches: Iterable[obje
 
     Layers without one are left out. Found in a run on the first of the batches; raises DataError if there is none.
     """
-    images = first_images(model, batches)
     norms = {name: module for name, module in model.named_modules() if is_norm(module)}
     watched = {name: model.get_submodule(name) for name in layers}
-    flow = dataflow_of(model, [images], watched, norms)
     found: dict[str, Affine] = {}
-    for norm, sources in flow.sources.items():
-        for name in sources:
-            affine = None if name is None else _affine(norms[norm], model, name)
-            if name is not None and affine is not None:
+    for norm, sources in dataflow_of(model, [first_images(model, batches)], watched, norms).sources.items():
+        for name in (source for source in sources if source is not None):
+            if (affine := _affine(norms[norm], model, name)) is not None:
                 found.setdefault(name, affine)
     return found
 

@@ -33,16 +33,13 @@ class BasisLoss:
 
 
 def loss_scores(model: nn.Module, batches: Iterable[object], *, loss: Loss = F.cross_entropy) -> Scores:
-    """var(z) v^T G v of every basis vector: twice what the loss is expected to rise when it goes, up to its mean.
+    """Return var(z) v^T G v of every basis vector: twice the expected rise of the loss when it goes, up to its mean.
 
     z is the feature along the vector, v its column of the second factor, scale included, and G the second moment of
     the loss gradient at the pair's output (see `LossStatistics`), with the ridge of the loss basis: the scores of a
     fresh loss basis are the eigenvalues that it was chosen by. They serve every other basis, before and after training,
-    and compare across layers as they are.
-
-    `batches` are prepared training images with labels, better two thousand than two hundred, seen once; means and
-    costs come with the scores as in `taylor_scores`. In a distributed run every process gets the same. The model
-    is not changed.
+    and compare across layers as they are. `batches` are prepared training images with labels, better two thousand than
+    two hundred, seen once; means and costs come with the scores as in `taylor_scores`.
     """
     return basis_loss(model, batches, loss=loss).scores
 
@@ -62,29 +59,24 @@ def split_by_loss(
 ) -> tuple[nn.Module, BasisLoss]:
     """`decompose(basis="loss", scale_init=1.0)`, and `basis_loss` of the new pairs, from one pass instead of two.
 
-    No output changes when layers are split, so what is known of the outputs tells the features behind them. In a
-    distributed run every process gets the same model. There are no scores where nothing could be split.
+    No output changes when layers are split, so what is known of the outputs tells the features behind them. There are
+    no scores where nothing could be split.
     """
-    split = split_layers(
+    split, outputs = split_layers(
         model, scale_init=1.0, basis="loss", batches=batches, loss=loss, ignored_layers=ignored_layers, linear=linear
     )
-    agreed = Processes.here().agree(split.model)
-    pairs = {name: pair for name, pair in find_layers(agreed, BasisPair) if name in split.outputs}
-    return agreed, _scored(pairs, {name: _features(pair, split.outputs[name]) for name, pair in pairs.items()})
+    agreed = Processes.here().agree(split)
+    pairs = {name: pair for name, pair in find_layers(agreed, BasisPair) if name in outputs}
+    return agreed, _scored(pairs, {name: _features(pair, outputs[name]) for name, pair in pairs.items()})
 
 
 def _scored(pairs: Mapping[str, BasisPair], found: Mapping[str, LossStatistics]) -> BasisLoss:
-    layers = {
-        name: layer_scores(pairs[name], _vector_worth(pairs[name], known), known.mean, _uses(pairs[name], known))
-        for name, known in found.items()
-    }
+    layers = {}
+    for name, known in found.items():
+        reads, writes = known.positions
+        uses = reads if is_transposed(pairs[name].basis) else writes, writes  # each input meets all of such a filter
+        layers[name] = layer_scores(pairs[name], _vector_worth(pairs[name], known), known.mean, uses)
     return BasisLoss(Scores("loss", layers), found)
-
-
-def _uses(pair: BasisPair, known: LossStatistics) -> tuple[float, float]:
-    """How often one image uses a filter and a column: in a transposed conv, every input meets all of a filter once."""
-    reads, writes = known.positions
-    return (reads if is_transposed(pair.basis) else writes), writes
 
 
 @torch.no_grad()
@@ -122,18 +114,14 @@ def filter_loss(
     loss: Loss = F.cross_entropy,
     refit: bool = False,
 ) -> FilterLoss:
-    """The scores var(x) G of all filters of the coupling, and the statistics of the channels x they make.
+    """Return the scores var(x) G of all filters of the coupling, and the statistics of the channels x they make.
 
-    x is a channel as the next conv or linear layer reads it, behind norms, activations and depthwise convs, and G
-    the mean over images of the squared loss gradient that comes back through that layer, summed over positions. A unit
-    of coupled filters is worth the sum over all layers that read it, and each of its filters is given that sum: the
-    scores of a unit agree, however they are reduced. They are twice what the loss is expected to rise when the
-    filters go and their mean stays (see `prune_filters`), so they compare as they are, with `loss_scores` too. A unit
-    that no such layer reads gets the highest score of all. With `refit`, the scores are for `compensate="refit"`: what
-    the other filters of its group can make up for does not count (see `refit_worth`).
-
-    `batches` are prepared training images with labels, or whatever the `loss` reads, seen once. The model is not
-    changed.
+    x is a channel as the next conv or linear layer reads it, behind norms, activations and depthwise convs, and G the
+    mean over images of the squared loss gradient that comes back through that layer, summed over positions. A unit of
+    coupled filters is worth the sum over all layers that read it, and each of its filters is given that sum. They are
+    twice what the loss is expected to rise when the filters go and their mean stays (see `prune_filters`), so they
+    compare as they are, with `loss_scores` too. A unit that no such layer reads gets the highest score of all. With
+    `refit`, what the other filters of its group can make up for does not count (see `refit_worth`).
     """
     found = input_statistics(model, list(unit_inputs(model, coupling)), batches, loss=loss)
     return _filter_loss(model, coupling, found, refit=refit)
@@ -229,8 +217,7 @@ def refit_worth(readings: Sequence[Reading], alone: Array) -> Array:
 
     Units are chosen one after the other, each the one without which the least can be predicted by least squares from
     those already chosen, in all layers that read them; a unit's worth is what choosing it saves. `alone` (units) is
-    worth that nothing makes up for. All worths together are the worth of all variances, so that only the order in which
-    channels share what they have in common counts: of two equal ones, the second is worth nothing.
+    worth that nothing makes up for. Of two equal channels, the second is worth nothing.
 
     >>> twins = np.array([[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
     >>> refit_worth([Reading(twins, np.ones(3))], np.zeros(3)).tolist()
@@ -258,7 +245,6 @@ def refit_worth(readings: Sequence[Reading], alone: Array) -> Array:
 
 
 def _saved(rest: Array, floor: float) -> Array:
-    """What each unit tells of all: the squares of its column, by its own variance."""
     pivots = np.diagonal(rest)
     sums = np.einsum("ij,ij->j", rest, rest)
     found: Array = np.divide(sums, pivots, out=np.zeros_like(sums), where=pivots > floor)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -33,9 +34,8 @@ def mean_square_products(
 ) -> list[Tensor]:
     """For each group of tensors of one shape the mean over the batches of (sum of g * tensor)^2, in float64.
 
-    g is the gradient of the loss in eval mode. As in Molchanov et al. (2019) the square is taken batch by
-    batch, so that gradients of opposite sign do not cancel over the data. In a distributed run, the mean is that over
-    the batches of all processes. The model is not changed.
+    g is the gradient of the loss in eval mode. In a distributed run, the mean is that over the batches of all
+    processes.
     """
     tensors = [tensor for group in groups for tensor in group]
     totals = [torch.zeros_like(group[0], dtype=torch.float64, requires_grad=False) for group in groups]
@@ -74,31 +74,30 @@ def _requiring_grad(tensors: Sequence[Tensor]) -> Iterator[None]:
 
 
 def taylor_scores(model: nn.Module, batches: Iterable[object], *, loss: Loss = F.cross_entropy) -> Scores:
-    """(g s)^2 of every basis scaling factor s, with g the gradient of the loss on `batches` in eval mode.
+    """Return (g s)^2 of every basis scaling factor s, with g the gradient of the loss on `batches` in eval mode.
 
-    As in Molchanov et al. (2019) the square is taken batch by batch and averaged, so that gradients of
-    opposite sign do not cancel over the data. `batches` are prepared images with labels, or whatever the `loss` reads
-    (a function of output and labels, or a `Task`), as a rule the validation data. The mean features along each basis
-    vector are gathered in the same pass, and what a vector costs: the weights of its filter in the basis and of its
-    column in the scaling (its scale merges into these), and as multiply-adds each of them times the positions it works
-    at, summed over all calls of a layer that runs more than once. Those are the positions of the output; for the filter
-    of a transposed conv, whose weights meet every input once, those of the input.
+    As in Molchanov et al. (2019) the square is taken batch by batch and averaged, so that gradients of opposite sign do
+    not cancel over the data. `batches` are prepared images with labels, or whatever the `loss` reads, as a rule the
+    validation data. The mean features along each basis vector are gathered in the same pass, and what a vector costs:
+    the weights of its filter in the basis and of its column in the scaling, and as multiply-adds each of them times the
+    positions it works at, summed over all calls: those of the output; for the filter of a transposed conv, whose
+    weights meet every input once, those of the input.
 
     Linear layers that were never called, because the attention around them reads their dense weight, are left out.
-    In a distributed run every process gets the mean over the batches of all. The model is not changed.
+    In a distributed run every process gets the mean over the batches of all.
     """
     pairs = basis_pairs(model)
-    with watched(model, pairs) as watches:
+    with _watched(model, pairs) as watches:
         squares = mean_square_products(model, [[pair.scaling.scale] for pair in pairs.values()], batches, loss)
-    layers = {
-        name: watches[name].scores(pair, square)
-        for (name, pair), square in zip(pairs.items(), squares, strict=True)
-        if not watches[name].is_bypassed(pair)
-    }
+    layers = {}
+    for (name, pair), square in zip(pairs.items(), squares, strict=True):
+        reads, writes = watches[name].positions.tolist()
+        if writes or pair.scaling.spatial_dims:
+            layers[name] = layer_scores(pair, square, watches[name].means, (reads, writes))
     return Scores("taylor", layers)
 
 
-class Watch:
+class _Watch:
     """The mean basis features of a pair, and how often a filter and a column of it are used for one image."""
 
     def __init__(self, pair: BasisPair) -> None:
@@ -108,27 +107,14 @@ class Watch:
 
     @torch.no_grad()
     def hook(self, basis: Layer, args: tuple[Tensor, ...], output: Tensor) -> None:
-        """Notes one call of the basis layer."""
         features = output.movedim(self.channel_axis, 0).flatten(1)
         self.means += features.sum(1, dtype=torch.float64)
         reads = args[0].numel() // args[0].shape[1] if is_transposed(basis) else features.shape[1]
         self.positions += self.positions.new_tensor([reads, features.shape[1]])
 
-    def is_bypassed(self, pair: BasisPair) -> bool:
-        """Whether it is a linear layer that was never called: at most its weight is read, and pruning is no use."""
-        return pair.scaling.spatial_dims == 0 and not bool(self.positions[1])
-
-    def scores(self, pair: BasisPair, values: Tensor) -> LayerScores:
-        """The values with means and costs beside them."""
-        reads, writes = self.positions.tolist()
-        return layer_scores(pair, values, self.means, (reads, writes))
-
 
 def layer_scores(pair: BasisPair, values: Tensor, means: Tensor, positions: tuple[float, float]) -> LayerScores:
-    """The scores of a pair's vectors with their means, and what a vector costs.
-
-    `positions` are how often one image uses a filter and a column of it.
-    """
+    """The scores of a pair's vectors with their means and costs; `positions` as in `OutputStatistics`."""
     filters, columns = pair.basis.weight.numel() // pair.rank, pair.scaling.weight.numel() // pair.rank
     return LayerScores(
         tuple(values.tolist()),
@@ -140,9 +126,9 @@ def layer_scores(pair: BasisPair, values: Tensor, means: Tensor, positions: tupl
 
 
 @contextmanager
-def watched(model: nn.Module, pairs: dict[str, BasisPair]) -> Iterator[dict[str, Watch]]:
+def _watched(model: nn.Module, pairs: dict[str, BasisPair]) -> Iterator[dict[str, _Watch]]:
     """What each layer's basis outputs while the model runs, of all processes, known at the end; zeros without a run."""
-    watches = {name: Watch(pair) for name, pair in pairs.items()}
+    watches = {name: _Watch(pair) for name, pair in pairs.items()}
     images = 0
 
     def count(_model: nn.Module, args: tuple[Tensor, ...]) -> None:
@@ -203,19 +189,18 @@ def _read_through(
     model: nn.Module, readers: Mapping[str, Mapping[str, Channels]], gates: Mapping[str, Tensor]
 ) -> Iterator[None]:
     """Each unit's gate multiplied into its channels wherever a layer reads them, temporarily."""
+
+    def hook(places: dict[str, Tensor], layer: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        read = args[0].shape[-1 if has_channels_last(layer) else 1]
+        gate = torch.ones(read, device=args[0].device, dtype=args[0].dtype)
+        for group, index in places.items():
+            gate = gate.index_put((index.T,), gates[group].to(gate.dtype).expand(index.shape[1], -1))
+        return (_gated(layer, args[0], gate), *args[1:])
+
     handles = []
     for name, parts in readers.items():
         places = {group: torch.from_numpy(index).to(gates[group].device) for group, index in parts.items()}
-
-        def hook(layer: nn.Module, args: tuple[Tensor, ...], places: dict[str, Tensor] = places) -> tuple[Tensor, ...]:
-            last = has_channels_last(layer)
-            read = args[0].shape[-1 if last else 1]
-            gate = torch.ones(read, device=args[0].device, dtype=args[0].dtype)
-            for group, index in places.items():
-                gate = gate.index_put((index.T,), gates[group].to(gate.dtype).expand(index.shape[1], -1))
-            return (args[0] * (gate if last else gate.view(-1, *[1] * (args[0].dim() - 2))), *args[1:])
-
-        handles.append(model.get_submodule(name).register_forward_pre_hook(hook))
+        handles.append(model.get_submodule(name).register_forward_pre_hook(partial(hook, places)))
     with hooked(handles):
         yield
 
@@ -223,18 +208,19 @@ def _read_through(
 @contextmanager
 def _gates(model: nn.Module, layers: Sequence[str]) -> Iterator[dict[str, Tensor]]:
     """A gate, a vector of ones, multiplied into the output channels of each layer temporarily."""
-    gates = {}
-    handles = []
+
+    def hook(gate: Tensor, layer: nn.Module, _args: object, output: Tensor) -> Tensor:
+        return _gated(layer, output, gate)
+
+    gates, handles = {}, []
     for name in layers:
         layer = model.get_submodule(name)
         like = next(layer.parameters())
-        gate = torch.ones(len(filter_weights(model, name)), device=like.device, dtype=like.dtype)
-        gates[name] = gate
-        last = has_channels_last(layer)
-
-        def hook(_module: nn.Module, _args: object, output: Tensor, gate: Tensor = gate, last: bool = last) -> Tensor:
-            return output * (gate if last else gate.view(-1, *[1] * (output.dim() - 2)))
-
-        handles.append(layer.register_forward_hook(hook))
+        gates[name] = torch.ones(len(filter_weights(model, name)), device=like.device, dtype=like.dtype)
+        handles.append(layer.register_forward_hook(partial(hook, gates[name])))
     with hooked(handles):
         yield gates
+
+
+def _gated(layer: nn.Module, features: Tensor, gate: Tensor) -> Tensor:
+    return features * (gate if has_channels_last(layer) else gate.view(-1, *[1] * (features.dim() - 2)))

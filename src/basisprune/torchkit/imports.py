@@ -25,11 +25,7 @@ _typed: frozenset[str] | None = None  # the references that may be imported; Non
 
 
 def is_reference(text: object) -> bool:
-    """Whether the text has the form of a reference; sources that are no modules, such as torchvision:NAME, have it too.
-
-    >>> [is_reference(text) for text in ("my.module:network", "resnet18", "/photos", "hf-hub:me/mine")]
-    [True, False, False, False]
-    """
+    """Whether the text has the form of a reference; sources such as torchvision:NAME have it too."""
     return isinstance(text, str) and _REFERENCE.fullmatch(text) is not None
 
 
@@ -65,8 +61,7 @@ def refuse_code(references: Iterable[str]) -> None:
 def named_object(reference: str, what: str, error: type[BasisPruneError]) -> object:
     """What 'package.module:name' refers to; the only place where a text decides on what is imported.
 
-    A module that is not installed is looked for in the current folder. Raises the error, which says `what` is wanted,
-    if the reference may not be imported, if there is nothing of that name, or if the module cannot be imported.
+    A module that is not installed is looked for in the current folder. Raises the error, which says `what` is wanted.
     """
     if not is_reference(reference):
         raise error(f"{reference!r} is not {what}; write 'package.module:name'")
@@ -130,7 +125,6 @@ class _Elsewhere:
     def find_spec(
         self, name: str, _path: Sequence[str] | None = None, _target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec of torch; None for all other modules."""
         if name != "torch":
             return None
         sys.meta_path.remove(self)

@@ -18,11 +18,7 @@ _TRAINABLE = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 def odd_kinds(model: nn.Module) -> list[str]:
-    """What the network is, where it cannot be looked into or copied; empty for a plain one.
-
-    >>> odd_kinds(nn.Linear(2, 2)), odd_kinds(nn.LazyLinear(2))
-    ([], ['a network with lazy layers that have not run yet'])
-    """
+    """What the network is, where it cannot be looked into or copied; empty for a plain one."""
     kinds = {
         "a compiled network": any(hasattr(module, "_orig_mod") for module in model.modules()),
         "a scripted network": any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()),
@@ -48,11 +44,7 @@ def refuse_lazy(model: nn.Module, where: str) -> None:
 
 
 def why_it_fails(given: Iterable[object]) -> str:
-    """What is odd about the networks among the arguments of a call that failed, or about torch; empty if nothing is.
-
-    >>> why_it_fails([nn.Linear(2, 2)]), why_it_fails([3, nn.Linear(2, 2).double()])
-    ('', 'a network with weights of torch.float64 was given; pass model.float()')
-    """
+    """What is odd about the networks among the arguments of a call that failed, or about torch; empty if nothing is."""
     values = [each for value in given for each in (value.values() if isinstance(value, Mapping) else [value])]
     for model in (value for value in values if isinstance(value, nn.Module)):
         if kinds := odd_kinds(model):
@@ -91,7 +83,7 @@ def refuse_untrainable(model: nn.Module, where: str) -> None:
 
 
 def refuse_other_precisions(model: nn.Module, where: str) -> None:
-    """Raises ModelError unless the network is in float32, as all that is delivered is."""
+    """Raise ModelError unless the network is in float32, as all that is delivered is."""
     if others := _other_precisions(model, {torch.float32}):
         raise ModelError(f"{where}: the network has weights of {others}; float32 is needed: pass model.float()")
 
@@ -99,8 +91,7 @@ def refuse_other_precisions(model: nn.Module, where: str) -> None:
 def copied(model: nn.Module) -> nn.Module:
     """A copy of the model, in which every weight that such a hook computes is a parameter of its own.
 
-    torch cannot copy a network with these hooks, and a rewrite of its layers would lose them. What they compute in
-    eval mode is baked in, so that the copy outputs the same; it is trained as a network without them.
+    torch cannot copy a network with these hooks, and a rewrite of its layers would lose them.
     """
     computed = {
         id(value): value.detach().clone()
@@ -122,12 +113,7 @@ def plain_weights(model: nn.Module) -> nn.Module:
 
 
 def bake_parametrizations(model: nn.Module) -> nn.Module:
-    """The model itself, in place, with every tensor that torch's parametrizations compute a plain one, as in eval mode.
-
-    >>> layer = nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))
-    >>> [name for name, _ in bake_parametrizations(layer).named_parameters()]
-    ['bias', 'weight']
-    """
+    """Make every tensor that torch's parametrizations compute a plain one, as in eval mode, in place."""
     for module in list(model.modules()):
         if is_parametrized(module):
             was_training = module.training

@@ -42,7 +42,6 @@ class Processes:
 
     @classmethod
     def here(cls) -> Processes:
-        """Those that share the work: this one alone before others are joined, or while the main one is by itself."""
         if _alone.get() or not (dist.is_available() and dist.is_initialized()):
             return cls()
         return cls(dist.get_rank(), dist.get_world_size())
@@ -61,14 +60,10 @@ class Processes:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the one that plans and writes."""
         return self.rank == 0
 
     def share(self, items: list[Item]) -> list[Item]:
-        """This process's part of the items; all of them where there are too few for each to have one.
-
-        What all processes find is counted in equal parts then, and a mean is the same.
-        """
+        """This process's part of the items; all of them where there are too few for each to have one."""
         return items[self.rank :: self.count] if len(items) >= self.count else items
 
     def sum(self, tensor: Tensor) -> Tensor:
@@ -81,7 +76,6 @@ class Processes:
         return total.to(tensor.device)
 
     def total(self, number: int) -> int:
-        """The sum of the processes' numbers."""
         return number if self.count == 1 else int(self.sum(torch.tensor(number, dtype=torch.int64)))
 
     def agree(self, model: nn.Module) -> nn.Module:
@@ -114,8 +108,6 @@ class Processes:
         return content
 
     def on_main(self, work: Callable[[], object]) -> None:
-        """Does the work in the main process, while the others wait."""
-
         def done() -> bytes:
             work()
             return b""
@@ -123,7 +115,6 @@ class Processes:
         self.from_main(done)
 
     def wait(self) -> None:
-        """Returns when all processes have come here."""
         self.total(0)
 
 

@@ -53,23 +53,13 @@ def hooked(handles: Iterable[RemovableHandle]) -> Iterator[None]:
 
 
 def is_transformed() -> bool:
-    """Whether a transform of torch.func (vmap, jvp, grad, ...) or forward-mode differentiation is under way.
-
-    Custom gradients are written for plain backpropagation and must step aside then.
-    """
+    """Whether a transform of torch.func (vmap, jvp, ...) is under way, for which custom gradients must step aside."""
     return torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0
 
 
 @torch.no_grad()
 def idle_modules(model: nn.Module, images: Tensor) -> set[str]:
-    """The names of all modules that are not called when the model runs on these images in eval mode.
-
-    >>> net = nn.Sequential(nn.Linear(2, 2))
-    >>> net.spare = nn.Linear(2, 2)
-    >>> net.forward = lambda x: net[0](x)
-    >>> idle_modules(net, torch.zeros(1, 2))
-    {'spare'}
-    """
+    """The names of all modules that are not called when the model runs on these images in eval mode."""
     called: set[nn.Module] = set()
     handles = [module.register_forward_pre_hook(lambda module, _args: called.add(module)) for module in model.modules()]
     with hooked(handles), mode(model, training=False):
@@ -78,10 +68,9 @@ def idle_modules(model: nn.Module, images: Tensor) -> set[str]:
 
 
 def cut_graphs(model: nn.Module) -> None:
-    """Detaches tensors that modules keep in plain attributes, such as a table of attention biases, in place.
+    """Detach tensors that modules keep in plain attributes, such as a table of attention biases, in place.
 
-    Some modules keep what they computed for the next run in eval mode. With gradients enabled, such a tensor holds on
-    to a graph that the next backward pass would run into, and the network could not be copied.
+    With gradients enabled, such a tensor holds on to a graph that the next backward pass would run into.
     """
     for module in model.modules():
         for name, value in vars(module).items():
@@ -110,8 +99,7 @@ def placed(images: Tensor, model: nn.Module) -> Tensor:
     return images if like is None else images.to(like.device, like.dtype)
 
 
-def labelled(batch: object) -> tuple[Tensor, Tensor]:
-    """The images and labels of a batch, which is a tuple or list that starts with them."""
+def _labelled(batch: object) -> tuple[Tensor, Tensor]:
     if not isinstance(batch, tuple | list) or len(batch) < 2:
         raise DataError(f"batches: (images, labels) are needed, {type(batch).__name__} given")
     return images_of(batch), batch[1]
@@ -138,7 +126,7 @@ def read_batch(batch: object, loss: Loss) -> ReadBatch:
     """The inputs and the targets of a batch, read as the loss reads them if it knows how."""
     if isinstance(batch, ReadBatch):
         return batch
-    return ReadBatch(*(labelled(batch) if callable(loss) else loss.inputs_and_targets(batch)))
+    return ReadBatch(*(_labelled(batch) if callable(loss) else loss.inputs_and_targets(batch)))
 
 
 def loss_on(model: nn.Module, inputs: Tensor, targets: object, loss: Loss) -> Tensor:
@@ -157,9 +145,6 @@ def relative_difference(expected: Tensor, given: Tensor, *, least: float = 0.0) 
     """The largest difference in relation to the largest expected value, or to `least` if that is larger.
 
     Infinite for another shape, and for values that are not finite.
-
-    >>> relative_difference(torch.tensor([1.0, -4.0]), torch.tensor([1.0, -3.0]))
-    0.25
     """
     if expected.shape != given.shape:
         return math.inf

@@ -60,8 +60,8 @@ def transform_pixels(
 ) -> Tensor:
     """What a 1x1 conv with the weight `matrix` (c_o, c_i) computes, without bringing it into another order.
 
-    The result (N, c_o, *) lies in memory as the features do, or as `like` does, and is not a view, so that what
-    follows may work in place. Nothing is recorded for gradients.
+    The result (N, c_o, *) lies in memory as the features do, or as `like` does, and is not a view. Nothing is recorded
+    for gradients.
     """
     count, _, *sizes = features.shape
     output = _channels_last(features, (count, len(matrix), *sizes))
@@ -78,7 +78,6 @@ def _pointwise(features: Tensor, weight: Tensor, *, like: Tensor) -> Tensor:
 
 
 def _pixels(features: Tensor) -> Tensor:
-    """The features (N, c, *) as rows, one for each pixel."""
     return features.movedim(1, -1).reshape(-1, features.shape[1])
 
 
@@ -95,8 +94,6 @@ def _laid_out(output: Tensor, *, like: Tensor) -> Tensor:
 
 
 class _Saved(Protocol):
-    """What the forward pass keeps for the backward pass."""
-
     saved_tensors: tuple[Tensor, ...]
     size: tuple[int, ...]
     stride: tuple[int, int]
@@ -106,10 +103,7 @@ class _Saved(Protocol):
 
 
 class _FewPlaces(torch.autograd.Function):
-    """The conv of features (N, c_i, h, w) by a product for each place of the output and row of the kernel.
-
-    Gradients are those of the features; the weight gets none.
-    """
+    """The conv of features (N, c_i, h, w) by a product for each place of the output and row of the kernel."""
 
     @staticmethod
     def forward(
@@ -143,7 +137,6 @@ class _FewPlaces(torch.autograd.Function):
 
 
 def _places(features: Tensor, weight: Tensor, stride: tuple[int, int], padding: tuple[int, int]) -> tuple[int, int]:
-    """The height and width of the conv's output."""
     high, wide = (
         (size + 2 * pad - kernel) // step + 1
         for size, kernel, step, pad in zip(features.shape[2:], weight.shape[2:], stride, padding, strict=True)
@@ -164,11 +157,7 @@ def _runs(
 
 
 def _along_axis(size: int, kernel: int, stride: int, padding: int) -> Iterator[tuple[int, int, int]]:
-    """For each place of the output along an axis: the first pixel and tap that meet, and how many do.
-
-    >>> list(_along_axis(size=4, kernel=3, stride=2, padding=1))
-    [(0, 1, 2), (1, 0, 3)]
-    """
+    """For each place of the output along an axis: the first pixel and tap that meet, and how many do."""
     for start in range(-padding, size + padding - kernel + 1, stride):
         tap = max(0, -start)
         yield start + tap, tap, min(kernel, size - start) - tap

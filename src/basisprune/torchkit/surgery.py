@@ -45,11 +45,7 @@ LayerPatterns: TypeAlias = str | nn.Module | Iterable[str | nn.Module]
 def find_layers(
     model: nn.Module, kinds: type[Kind] | tuple[type[Kind], ...], *, opaque: type[nn.Module] | tuple[()] = ()
 ) -> Iterator[tuple[str, Kind]]:
-    """Each module of these kinds, once, under its first dotted name; nothing inside `opaque` modules.
-
-    >>> [name for name, _ in find_layers(nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU()), nn.Conv2d)]
-    ['0']
-    """
+    """Each module of these kinds, once, under its first dotted name; nothing inside `opaque` modules."""
     hidden: set[int] = set()
     for name, module in model.named_modules():
         if id(module) in hidden:
@@ -71,11 +67,7 @@ def is_transposed(layer: Layer) -> bool:
 
 
 def is_plain(layer: nn.Module) -> bool:
-    """Whether the layer is one of torch's convs or linear layers, and computes with its weight as it is.
-
-    >>> is_plain(nn.Conv2d(3, 8, 1)), is_plain(nn.utils.parametrizations.weight_norm(nn.Linear(3, 8)))
-    (True, False)
-    """
+    """Whether the layer is one of torch's convs or linear layers, and computes with its weight as it is."""
     return type(layer) in (*_PLAIN, nn.Linear) and not is_parametrized(layer)
 
 
@@ -91,11 +83,7 @@ def has_channels_last(layer: nn.Module) -> bool:
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Whether the module is a norm layer, by its name; blocks such as `ConvNormAct` hold more than a norm.
-
-    >>> is_norm(nn.LayerNorm(8)), is_norm(nn.ReLU())
-    (True, False)
-    """
+    """Whether the module is a norm layer, by its name; blocks such as `ConvNormAct` hold more than a norm."""
     name = type(module).__name__.lower()
     if isinstance(module, nn.LocalResponseNorm) or not ("norm" in name or name in _OTHER_NORMS):
         return False
@@ -106,11 +94,6 @@ def replace_module(model: nn.Module, name: str, new: nn.Module) -> nn.Module:
     """The model with the module called `name` replaced under every name it has; in place.
 
     The new module takes over the train or eval mode. An empty name is the root: then `new` is returned.
-
-    >>> replace_module(nn.Sequential(nn.ReLU()), "0", nn.SiLU())
-    Sequential(
-      (0): SiLU()
-    )
     """
     try:
         old = model.get_submodule(name)
@@ -130,10 +113,6 @@ def match_layers(model: nn.Module, patterns: LayerPatterns) -> frozenset[str]:
     """The names of all modules that the patterns mean; a pattern that means nothing is an error.
 
     A name or pattern also takes everything inside the modules it matches, under all its names.
-
-    >>> model = nn.Sequential(nn.Sequential(nn.Conv2d(3, 8, 1)), nn.ReLU())
-    >>> sorted(match_layers(model, ["0"]))
-    ['0', '0.0']
     """
     modules = dict(model.named_modules(remove_duplicate=False))
     if isinstance(patterns, str | nn.Module):
@@ -155,11 +134,7 @@ def match_layers(model: nn.Module, patterns: LayerPatterns) -> frozenset[str]:
 
 
 def clone_conv(conv: Conv, weight: Tensor, bias: Tensor | None) -> Conv:
-    """A conv with every attribute of `conv` but these weights; its channel counts follow the weight.
-
-    Class, stride, padding, dilation, groups, padding mode, device, dtype and mode are kept; both
-    parameters come out frozen.
-    """
+    """A conv with every attribute of `conv` but these weights, both frozen; its channel counts follow the weight."""
     clone = copy.deepcopy(conv)
     like = conv.weight
     outputs, inputs = (weight.shape[1], weight.shape[0]) if conv.transposed else weight.shape[:2]
@@ -243,22 +218,18 @@ def _plain_candidates(conv: Conv) -> Iterator[Conv]:
         clone.__class__ = base
         clone._parameters.clear()
         clone._modules.clear()
-        clone.register_parameter("weight", nn.Parameter(weight.detach().clone(), conv.weight.requires_grad))
-        clone.register_parameter(
-            "bias", None if bias is None else nn.Parameter(bias.detach().clone(), bias.requires_grad)
-        )
+        for part, tensor in (("weight", weight), ("bias", bias)):
+            wanted = getattr(conv, part)
+            value = None if tensor is None else nn.Parameter(tensor.detach().clone(), wanted.requires_grad)
+            clone.register_parameter(part, value)
         yield clone
+
+
+_CONVOLUTIONS = frozenset(getattr(torch, f"conv{kind}{dims}d") for kind in ("", "_transpose") for dims in (1, 2, 3))
 
 
 class _CatchConv(TorchFunctionMode):
     """Notes the weight of every convolution that runs."""
-
-    functions = frozenset(
-        {
-            *(torch.conv1d, torch.conv2d, torch.conv3d),
-            *(torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d),
-        }
-    )
 
     def __init__(self) -> None:
         super().__init__()
@@ -272,7 +243,7 @@ class _CatchConv(TorchFunctionMode):
         kwargs: dict[str, object] | None = None,
     ) -> object:
         weight = args[1] if len(args) > 1 else (kwargs or {}).get("weight")
-        if func in self.functions and isinstance(weight, Tensor):
+        if func in _CONVOLUTIONS and isinstance(weight, Tensor):
             self.weights.append(weight)
         return func(*args, **(kwargs or {}))
 
@@ -358,9 +329,9 @@ def tensor_at(model: nn.Module, path: Sequence[str]) -> Tensor:
 def refuse_hidden_names(model: nn.Module) -> None:
     """Raise LayerError if an attribute of a module is not what the module holds under that name.
 
-    torch, its tracers and the code that they generate find modules and tensors as attributes. Where a name stands in
-    the instance or its class as well, or twice among what is held, they would find something else; so they would where
-    Python reads a name in source as another one (PEP 3131).
+    torch and the code that it generates find modules and tensors as attributes. Where a name stands in the instance or
+    its class as well, or twice among what is held, they would find something else; so they would where Python reads a
+    name in source as another one (PEP 3131).
     """
     for path, module in model.named_modules():
         held = [*module._modules, *module._parameters, *module._buffers]
@@ -375,7 +346,6 @@ def refuse_hidden_names(model: nn.Module) -> None:
 
 
 def _attributes(module: nn.Module) -> set[str]:
-    """The names in the instance and in its classes."""
     return {*vars(module), *(name for kind in type(module).__mro__ for name in vars(kind))}
 
 
@@ -388,11 +358,7 @@ def _compiled_graph() -> fx.GraphModule:
 
 
 def model_heads(model: nn.Module) -> list[nn.Module]:
-    """What the model names as its classifier: its `classifier`, or what timm's `get_classifier` gives; else nothing.
-
-    >>> model_heads(nn.Sequential(nn.Linear(3, 2)))
-    []
-    """
+    """What the model names as its classifier: its `classifier`, or what timm's `get_classifier` gives; else nothing."""
     found = getattr(model, "classifier", None)
     if not isinstance(found, nn.Module) and callable(named := getattr(model, "get_classifier", None)):
         found = named()

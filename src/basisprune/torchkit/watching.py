@@ -36,7 +36,6 @@ class ModuleCall:
 
     @property
     def has_parameters(self) -> bool:
-        """Whether the module holds parameters, its own or those of modules in it."""
         return next(self.module.parameters(), None) is not None
 
 
@@ -49,12 +48,10 @@ class WatchedRun:
 
     @property
     def output_nodes(self) -> tuple[Node, ...]:
-        """The nodes of the autograd graph at which the output leaves."""
         return _nodes(self.output)
 
     @property
     def output_shape(self) -> Shape:
-        """The shape of the returned tensor, the first one if there are several."""
         return _shape(self.output)
 
 
@@ -68,16 +65,14 @@ def watch_run(model: nn.Module, example: Tensor, *, train: bool = False, whole: 
 
     Neither the model, with its statistics and caches, nor the global random state changes. Raises
     ModelError if the model does not run.
-
-    >>> run = watch_run(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), torch.zeros(1, 3, 8, 8))
-    >>> [(call.name, call.output_shape) for call in run.calls]
-    [('', (1, 4, 6, 6)), ('0', (1, 4, 6, 6)), ('1', (1, 4, 6, 6))]
     """
     run = WatchedRun()
     # The twin shares the parameters, so that its graph speaks of those of the model.
     twin = copy.deepcopy(model, {id(p): p for p in model.parameters()}).train(train)
     _record(model, twin, run)
-    with _graph_only(), torch.enable_grad(), torch.random.fork_rng(devices=[]):
+    # Autograd builds its graph without keeping any activation: nobody will ask for gradients.
+    graph_only = saved_tensors_hooks(lambda _: None, lambda _: torch.empty(0))
+    with graph_only, torch.enable_grad(), torch.random.fork_rng(devices=[]):
         try:
             run.output = (twin if whole else features_of(twin))(example)
         except Exception as error:
@@ -112,11 +107,7 @@ def example_input(model: nn.Module, shape: Shape) -> Tensor:
 
 
 def is_map(shape: Shape) -> bool:
-    """Whether a tensor of this shape has channels at more than one position, whatever their order.
-
-    >>> is_map((2, 64, 7, 7)), is_map((2, 49, 64)), is_map((2, 64, 1, 1)), is_map((2, 64))
-    (True, True, False, False)
-    """
+    """Whether a tensor of this shape has channels at more than one position, whatever their order."""
     return sum(side > 1 for side in shape[1:]) >= 2
 
 
@@ -159,11 +150,6 @@ def _record(model: nn.Module, twin: nn.Module, run: WatchedRun) -> None:
         part.register_forward_hook(leave)
 
 
-def _graph_only() -> saved_tensors_hooks:
-    """Lets autograd build its graph without keeping any activation: nobody will ask for gradients."""
-    return saved_tensors_hooks(lambda _: None, lambda _: torch.empty(0))
-
-
 def _shape(value: object) -> Shape:
     return next((tuple(tensor.shape) for tensor in tensors_in(value)), ())
 
@@ -196,7 +182,6 @@ class Dataflow:
     norm_sizes: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
 
     def is_passage(self, layer: str, norm: str) -> bool:
-        """Whether the norm reads nothing but this layer, and nothing else reads the layer."""
         readers = {reader for call in self.calls[layer] for reader in call.readers}
         return set(self.sources[norm]) == {layer} and readers == {norm}
 
@@ -205,12 +190,7 @@ class Dataflow:
 def dataflow_of(
     model: nn.Module, inputs: Sequence[object], layers: Mapping[str, nn.Module], norms: Mapping[str, nn.Module]
 ) -> Dataflow:
-    """What the norms and everything else read of these layers of the model, in one run in eval mode.
-
-    >>> net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
-    >>> dataflow_of(net, [torch.zeros(1, 3, 2, 2)], {"0": net[0]}, {"1": net[1]}).is_passage("0", "1")
-    True
-    """
+    """What the norms and everything else read of these layers of the model, in one run in eval mode."""
     watch = _Watch()
     handles = [
         layer.register_forward_hook(partial(watch.layer_done, name), with_kwargs=True) for name, layer in layers.items()
@@ -220,8 +200,8 @@ def dataflow_of(
         handles.append(norm.register_forward_hook(watch.norm_done))
     with hooked(handles), mode(model, training=False):
         with watch:
-            output = model(*inputs)
-        watch.finish(output)
+            watch.found.output = model(*inputs)
+        watch.note_reader(None, watch.found.output)  # what the model returns counts as read by others
     return watch.found
 
 
@@ -241,38 +221,29 @@ class _Watch(TorchDispatchMode):
         args: tuple[object, ...] = (),
         kwargs: dict[str, object] | None = None,
     ) -> object:
-        """Notes which of the layers' outputs the operation reads."""
-        self._note_reader(self._norm, (args, kwargs))
+        self.note_reader(self._norm, (args, kwargs))
         return func(*args, **(kwargs or {}))
 
-    def finish(self, output: object) -> None:
-        """Notes what the model returned, which counts as read by others."""
-        self.found.output = output
-        self._note_reader(None, output)
+    def note_reader(self, reader: str | None, values: object) -> None:
+        for tensor in tensors_in(values):
+            if (call := self._made_by.get(tensor)) is not None:
+                call.readers.append(reader)
 
     def layer_done(
         self, name: str, _layer: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], output: Tensor
     ) -> None:
-        """A forward hook of layers."""
         features = args[0] if args else next(iter(kwargs.values()))
         call = LayerCall(name, tuple(features.shape), tuple(output.shape), len(args) + len(kwargs) > 1)
         self.found.calls.setdefault(name, []).append(call)
         self._made_by[output] = call
 
     def norm_starts(self, name: str, _norm: nn.Module, args: tuple[object, ...]) -> None:
-        """A forward pre-hook of norms."""
-        call = self._made_by.get(args[0]) if args and isinstance(args[0], Tensor) else None
+        features = args[0] if args and isinstance(args[0], Tensor) else None
+        call = None if features is None else self._made_by.get(features)
         self.found.sources.setdefault(name, []).append(call.layer if call else None)
-        if args and isinstance(args[0], Tensor) and args[0].dim() == 4:
-            height, width = args[0].shape[-2:]
-            self.found.norm_sizes.setdefault(name, []).append((height, width))
+        if features is not None and features.dim() == 4:
+            self.found.norm_sizes.setdefault(name, []).append((features.shape[2], features.shape[3]))
         self._norm = name
 
     def norm_done(self, *_: object) -> None:
-        """A forward hook of norms."""
         self._norm = None
-
-    def _note_reader(self, reader: str | None, values: object) -> None:
-        for tensor in tensors_in(values):
-            if (call := self._made_by.get(tensor)) is not None:
-                call.readers.append(reader)
