@@ -71,7 +71,7 @@ def test_a_text_decides_on_what_is_imported_in_one_place_only():
     ]
     importers = ("import_module", "importlib.import_module", "__import__", "exec", "eval", "runpy.run_path")
     others = [name for name, call in calls if ast.unparse(call.func) in importers and not is_constant(call.args[0])]
-    assert set(others) == {"imports.py", "arguments.py"}  # the latter evaluates annotations of functions here
+    assert set(others) == {"imports.py"}
 
 
 WATCHED = """
