@@ -13,12 +13,9 @@ settings.register_profile("busy machine", deadline=None)  # how long an example 
 settings.load_profile("busy machine")
 
 SLOW = (
-    *("pipeline/", "experiments/", "unit/deploy/export/", "unit/data/test_loaders", "unit/runs/test_deliver"),
+    *("pipeline/", "experiments/", "tools/test_fuzz", "unit/cli/", "unit/data/test_loaders", "unit/deploy/export/"),
     *(f"unit/deploy/bundle/test_{name}" for name in ("graph", "page", "saving", "tracing")),
-    *(
-        f"unit/cli/test_{name}"
-        for name in ("compress", "demo", "dry_run", "evaluate", "export", "init", "sweep", "train")
-    ),
+    *("unit/report/test_html", "unit/runs/test_deliver", "unit/training/test_choosing"),
 )
 """What trains networks, starts processes or writes the files of other runtimes; `make quick` leaves it out."""
 
