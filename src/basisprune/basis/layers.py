@@ -56,7 +56,9 @@ class BasisScalingConv(nn.Module):
         return matrices
 
     def forward(self, features: Tensor) -> Tensor:
-        if self._has_fast_gradient() and features.dim() >= self.weight.dim():  # a batch, not one image
+        frozen = not self.weight.requires_grad and (self.bias is None or not self.bias.requires_grad)
+        plain = torch.is_grad_enabled() and not torch.compiler.is_compiling() and not is_transformed()
+        if frozen and plain and self.scale.requires_grad and features.dim() >= self.weight.dim():  # not one image
             device = features.device.type
             if torch.is_autocast_enabled(device):
                 features = features.to(torch.get_autocast_dtype(device))
@@ -64,17 +66,6 @@ class BasisScalingConv(nn.Module):
                 output: Tensor = _ScaledTransform.apply(features, self.scale, self.weight, self.bias, self.groups)
             return output
         return _transform(features, self.scaled_weight(), self.bias, self.groups)
-
-    def _has_fast_gradient(self) -> bool:
-        bias_frozen = self.bias is None or not self.bias.requires_grad
-        return (
-            torch.is_grad_enabled()
-            and self.scale.requires_grad
-            and not self.weight.requires_grad
-            and bias_frozen
-            and not torch.compiler.is_compiling()
-            and not is_transformed()
-        )
 
     def extra_repr(self) -> str:
         groups = f", groups={self.groups}" if self.groups > 1 else ""
@@ -228,9 +219,7 @@ def _along(scale: Tensor, features: Tensor, weight: Tensor) -> Tensor:
 
 def _transposed(gradient: Tensor, weight: Tensor, features: Tensor, groups: int) -> Tensor:
     """The gradient of the features, from that of the transform's output."""
-    if weight.dim() == 2:
-        return gradient @ weight
-    if groups == 1 and small_map(features, weight):
+    if weight.dim() > 2 and groups == 1 and small_map(features, weight):
         return transform_pixels(gradient, weight.flatten(1).t(), like=features)
     return _by_convolution(gradient, weight, features, groups)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count, cycle
+from itertools import chain, count, cycle
 
 import numpy as np
 from torch import Tensor, nn
@@ -247,21 +247,17 @@ def _fault(tracer: Tracer, solution: Solution, groups: Mapping[int, Group], erro
         entering = [set(solution.group[error.ids].tolist())]
     for name, args in reversed(tracer.stack):
         entering.append(_numbers(tracer, args, solution))
-        entering.append({number for number, group in groups.items() if _belongs(group, name)})
+        entering.append({number for number, group in groups.items() if name in _modules(group)})
     for suspects in entering:
         if suspects & weights.keys():
             return _Fault(reason, stack, tuple(sorted(suspects & weights.keys(), key=weights.__getitem__)))
     return _Fault(reason, stack, ())
 
 
-def _belongs(group: Group, module: str) -> bool:
-    return any(size.module == module for size in group.sizes) or any(
-        axis.parameter.rpartition(".")[0] == module for axis in group.axes
-    )
+def _modules(group: Group) -> set[str]:
+    return {size.module for size in group.sizes} | {axis.parameter.rpartition(".")[0] for axis in group.axes}
 
 
 def _numbers(tracer: Tracer, tensors: Sequence[object], solution: Solution) -> set[int]:
-    fields = [
-        ids.ravel() for tensor in tensors if isinstance(tensor, Tensor) for ids in tracer.labels_of(tensor).fields
-    ]
-    return {number for ids in fields for number in np.unique(solution.group[ids]).tolist()}
+    fields = [tracer.labels_of(tensor).fields for tensor in tensors if isinstance(tensor, Tensor)]
+    return {number for ids in chain(*fields) for number in np.unique(solution.group[ids]).tolist()}

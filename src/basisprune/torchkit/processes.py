@@ -108,11 +108,7 @@ class Processes:
         return content
 
     def on_main(self, work: Callable[[], object]) -> None:
-        def done() -> bytes:
-            work()
-            return b""
-
-        self.from_main(done)
+        self.from_main(lambda: (work(), b"")[1])
 
     def wait(self) -> None:
         self.total(0)
