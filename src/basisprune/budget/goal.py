@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
@@ -12,7 +13,15 @@ if TYPE_CHECKING:
     from basisprune.recipes import Axis
 
 Optimize: TypeAlias = Literal["params", "macs", "latency"]
-"""What a network is to have least of."""
+"""Cost to minimise."""
+
+
+_Allowed: TypeAlias = tuple[Callable[[float], bool], str]
+_SHARE: _Allowed = lambda value: 0 <= value < 1, "it is a fraction, 0 <= value < 1 (1 % is 0.01; or --max-drop 1%)"
+_COUNT: _Allowed = lambda value: value >= 1, "at least 1 is needed"
+_TIME: _Allowed = lambda value: 0 < value < math.inf, "it is a time in milliseconds, above 0"
+_ALLOWED = {"max_drop": _SHARE, "min_accuracy": _SHARE, "target_params": _COUNT, "target_macs": _COUNT}
+_ALLOWED |= {"target_latency": _TIME}
 
 
 @dataclass(frozen=True)
@@ -30,46 +39,26 @@ class Budget:
     target_macs: int | None = None
     target_latency: float | None = None
 
-    is_of_shares: ClassVar[bool] = True
-    """Whether what is limited lies between 0 and 1, as accuracies do."""
+    allowed: ClassVar[Mapping[str, _Allowed]] = _ALLOWED
 
     def __post_init__(self) -> None:
         given = {name: value for name, value in vars(self).items() if value is not None}
         faults = []
         if len(given) != 1:
             faults.append(f"{len(given)} of {', '.join(vars(self))} given; exactly one is needed")
-        faults += [
-            f"{name}: {given[name]} given; it is a fraction, 0 <= {name} < 1 ({example}; on the command line, {typed})"
-            for name, example, typed in (
-                ("max_drop", "1 % is 0.01", "--max-drop 1%"),
-                ("min_accuracy", "95 % is 0.95", "--min-accuracy 95%"),
-            )
-            if self.is_of_shares and name in given and not 0 <= given[name] < 1
-        ]
-        if not self.is_of_shares and not (
-            math.isfinite(given.get("max_drop", 0.0)) and given.get("max_drop", 0.0) >= 0
-        ):
-            faults.append(f"max_drop: {given['max_drop']} given; it is a loss in units of the metric, at least 0")
-        if not math.isfinite(given.get("min_accuracy", 0.0)):
-            faults.append(f"min_accuracy: {given['min_accuracy']} given; a finite number is needed")
-        faults += [
-            f"{name}: {given[name]} given; at least 1 is needed"
-            for name in ("target_params", "target_macs")
-            if name in given and not given[name] >= 1
-        ]
-        if not 0 < given.get("target_latency", 1) < float("inf"):
-            faults.append(f"target_latency: {given['target_latency']} given; it is a time in milliseconds, above 0")
+        for name, value in given.items():
+            is_allowed, wanted = self.allowed[name]
+            if not is_allowed(value):
+                faults.append(f"{name}: {value} given; {wanted}")
         if faults:
             raise ConfigError.of("Budget", faults)
 
     @property
     def kind(self) -> str:
-        """The name of the limit."""
         return next(name for name, value in vars(self).items() if value is not None)
 
     @property
     def value(self) -> float:
-        """The value of the limit."""
         return float(vars(self)[self.kind])
 
     @property
@@ -78,7 +67,7 @@ class Budget:
         return self.max_drop is not None or self.min_accuracy is not None
 
     def least_accuracy(self, reference: float) -> float:
-        """The accuracy that is just good enough if that of the unpruned model is `reference`."""
+        """Return the accuracy that is just good enough if that of the unpruned model is `reference`."""
         return reference - self.max_drop if self.max_drop is not None else self.min_accuracy or 0.0
 
     def allows(self, parameters: int, macs: int, latency: float | None) -> bool:
@@ -96,7 +85,10 @@ class MetricBudget(Budget):
     -12.5
     """
 
-    is_of_shares: ClassVar[bool] = False
+    allowed: ClassVar[Mapping[str, _Allowed]] = _ALLOWED | {
+        "max_drop": (lambda value: 0 <= value < math.inf, "it is a loss in units of the metric, at least 0"),
+        "min_accuracy": (math.isfinite, "a finite number is needed"),
+    }
 
 
 @dataclass(frozen=True)
@@ -117,7 +109,6 @@ class Ratios:
             raise ConfigError.of("ratios", faults)
 
     def of(self, axis: Axis) -> float:
-        """The fraction to remove on that axis."""
         return self.basis if axis == "basis" else self.filters
 
 
@@ -125,7 +116,7 @@ Goal: TypeAlias = Budget | Ratios
 
 
 def step_ratio(ratio: float, step: int, steps: int) -> float:
-    """The fraction of what remains to remove in this step, so that all steps together remove `ratio`.
+    """Return the fraction of what remains to remove in this step, so that all steps together remove `ratio`.
 
     >>> [round(step_ratio(0.5, step, 2), 4) for step in range(2)]
     [0.25, 0.3333]

@@ -1,4 +1,4 @@
-"""A network and what it is to have least of -> the plans of least loss for every budget (not in the paper)."""
+"""A network and what to minimise -> the plans of least loss for every budget (not in the paper)."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ from basisprune.transfer.model import spec_of
 from basisprune.types import Coupling, FilterPlan, InputSpec, JointPlan, Scores
 
 _PER: dict[Optimize, Per] = {"params": "parameter", "macs": "mac", "latency": "latency"}
-NO_BASIS, NO_FILTERS = BasisLoss(Scores("loss", {}), {}), FilterLoss(Scores("loss", {}), {})
-"""What is said of an axis that nothing goes on."""
+NO_BASIS, NO_FILTERS = BasisLoss(Scores("loss", {}), {}), FilterLoss(Scores("loss", {}), {})  # nothing is pruned
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class Scored:
         refit: bool = False,
         loss: Loss = F.cross_entropy,
     ) -> Scored:
-        """The scores of what is pruned on these axes, from one pass over the images; `refit` as in `filter_loss`."""
+        """Score what is pruned on these axes, in one pass over the images; `refit` as in `filter_loss`."""
         if "filters" not in axes:
             return cls(model, coupling, basis_loss(model, batches, loss=loss), NO_FILTERS)
         if "basis" not in axes:
@@ -59,12 +58,11 @@ class Scored:
         return cls(model, coupling, *joint_loss(model, coupling, batches, refit=refit, loss=loss))
 
     def thinned(self, plan: FilterPlan, compensate: Compensation) -> nn.Module:
-        """The network without the filters that the plan removes, every pair as the one layer that it stands for."""
+        """Remove the filters of the plan, and merge every pair into the one layer that it stands for."""
         known = None if compensate == "none" else self.filters.statistics
         return recompose(prune_filters(self.model, plan, compensate=compensate, statistics=known), inplace=True)
 
     def pruned(self, plan: JointPlan, compensate: Compensation) -> nn.Module:
-        """The network without what the plan removes."""
         statistics = (self.basis.statistics, self.filters.statistics)
         return prune_together(self.model, plan, compensate=compensate, basis=statistics[0], filters=statistics[1])
 
@@ -112,19 +110,17 @@ class CostPlanner:
         """
         return Step(self.optimize if move.axis == "both" else f"{self.optimize} {move.axis}", ratio)
 
-    def told(self, plan: JointPlan, *thinned: FilterPlan) -> str:
-        """What a plan removes, and what went before it, in words."""
+    def describe(self, plan: JointPlan, *thinned: FilterPlan) -> str:
+        """Word what a plan removes, and what went before it."""
         counted = {"params": "parameters", "macs": "multiply-adds", "latency": "time"}[self.optimize]
-        parts = [
-            f"{plan.basis.removed} basis vectors",
-            f"{sum(each.removed for each in thinned or (plan.filters,))} filters",
-        ]
+        filters = sum(each.removed for each in thinned or (plan.filters,))
+        parts = [f"{plan.basis.removed} basis vectors", f"{filters} filters"]
         if plan.blocks:
             parts.append(f"{len(plan.blocks)} whole branch{'es' if len(plan.blocks) > 1 else ''}")
         return f"planned by {counted}, removing {', '.join(parts)}"
 
     def frontier(self, scored: Scored, config: PlanConfig, spec: InputSpec, say: Callable[[str], None]) -> PlanFrontier:
-        """The plans of least loss for every budget."""
+        """Plan with the least loss for every budget."""
         costs: Costs | None = None
         config = replace(config, per=_PER[self.optimize], normalise="none")
         if self.optimize == "macs":

@@ -261,7 +261,7 @@ class Pipeline:
             scored = Scored(model, traced(model), basis, NO_FILTERS)
             plan = planner.frontier(scored, self.settings.plan, self.spec, self.notify.log).plan_within(plan.cost_left)
         plan = self.store.plan(steps, plan)
-        self.notify.log(planner.told(plan, *thinned))
+        self.notify.log(planner.describe(plan, *thinned))
         plans: tuple[Plan, ...] = (*(thinned or (plan.filters,)), plan.basis)
         if plan.blocks:
             plans = (*plans, BlockPlan(plan.blocks))

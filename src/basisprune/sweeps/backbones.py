@@ -66,26 +66,23 @@ def available(names: Sequence[str], source: BackboneSource, callback: Callback) 
     .bin), from the caches of the hub and of torch, or else from the hub. A hub that does not answer is asked once, for
     a few seconds. Raises ConfigError for unknown names, and ModelError if no backbone can be used.
     """
-    found: list[Backbone] = []
-    missing: dict[str, str] = {}
-    unreachable: str | None = None
-    for name, backbone in on_this_machine(names, source).items():
-        if backbone is None:
-            unreachable = _why_unreachable() if unreachable is None else unreachable
-            why = f"its weights are not on this machine, and {unreachable}" if unreachable else _fetch(name, callback)
-            if why:
-                missing[name] = why
-                callback.log(f"{name} is not available: {why}")
-                continue
-            backbone = Backbone(name, cached=True)
-        found.append(backbone)
-    if not found:
+    found, missing = on_this_machine(names, source), dict[str, str]()
+    unreachable = _why_unreachable() if None in found.values() else ""
+    for name in [name for name, backbone in found.items() if backbone is None]:
+        why = f"its weights are not on this machine, and {unreachable}" if unreachable else _fetch(name, callback)
+        if why:
+            missing[name] = why
+            callback.log(f"{name} is not available: {why}")
+        else:
+            found[name] = Backbone(name, cached=True)
+    backbones = tuple(filter(None, found.values()))
+    if not backbones:
         raise ModelError.of(
             "no backbone of the portfolio is available; connect to the hub, or pass a folder with files such as "
             "resnet50.safetensors (--weights-folder)",
             [f"{name}: {why}" for name, why in missing.items()],
         )
-    return Available(tuple(found), missing)
+    return Available(backbones, missing)
 
 
 def on_this_machine(names: Sequence[str], source: BackboneSource) -> dict[str, Backbone | None]:
@@ -163,8 +160,7 @@ def start_from(
 @contextmanager
 def _offline() -> Iterator[None]:
     """Use the hub's cache without asking the hub."""
-    before = constants.HF_HUB_OFFLINE
-    constants.HF_HUB_OFFLINE = True
+    before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
     try:
         yield
     finally:

@@ -196,7 +196,6 @@ class _PortfolioFolder(OutputFolder):
 
     @property
     def is_begun(self) -> bool:
-        """Whether anything was stored."""
         return super().is_begun or (self.path / FOLDER).exists()
 
 
@@ -359,16 +358,16 @@ class _Portfolio:
         found = self._stage("probe", backbones, Trained, pool, epochs=epochs)
         kept = best_first(found)[:count]
         for backbone, about in found.items():
-            self._record(backbone, about, epochs, is_dropped=backbone not in kept)
-            how = "kept" if backbone in kept else "dropped"
+            why = "" if backbone in kept else "others were more accurate, or equally accurate and smaller"
+            self._record(backbone, about, epochs, why)
+            how = "dropped" if why else "kept"
             self.callback.log(f"{backbone.name}: {about.accuracy:.1%} after {counted(epochs, 'epoch')}, {how}")
         return [backbone for backbone in found if backbone in kept]
 
-    def _record(self, backbone: Backbone, about: Trained, epochs: int, *, is_dropped: bool = False) -> None:
-        status: Literal["dropped", "compressed"] = "dropped" if is_dropped else "compressed"
-        why = "others were more accurate, or equally accurate and smaller" if is_dropped else ""
-        row = BackboneRow(backbone.name, status, why, epochs, about.accuracy, about.parameters)
-        self.rows[backbone.name] = row
+    def _record(self, backbone: Backbone, about: Trained, epochs: int, why_dropped: str = "") -> None:
+        status: Literal["dropped", "compressed"] = "dropped" if why_dropped else "compressed"
+        name = backbone.name
+        self.rows[name] = BackboneRow(name, status, why_dropped, epochs, about.accuracy, about.parameters)
 
     def _reference(self, best: Backbone) -> Backbone | None:
         """Copy the trained network of the backbone that accuracies are compared with; None for other budgets.
@@ -403,7 +402,7 @@ class _Portfolio:
             points=pareto_front(points),
             latency_by=found[chosen].latency_by,
         )
-        before = self._portfolio_before() if (self.root / TESTS).exists() else None
+        before = self._chosen_before() if (self.root / TESTS).exists() else None
         if before is None or (before.recommended, before.reference) == (portfolio.recommended, portfolio.reference):
             return portfolio
         self.callback.log(
@@ -412,7 +411,7 @@ class _Portfolio:
         )
         return before
 
-    def _portfolio_before(self) -> Portfolio | None:
+    def _chosen_before(self) -> Portfolio | None:
         file = read_if_sound(self.root / PORTFOLIO_FILE, PortfolioFile)
         return None if file is None else file.portfolio
 
@@ -423,7 +422,7 @@ class _Portfolio:
         except (OSError, BasisPruneError):
             return False
         has_files = all(summary.config.get(name) == getattr(self.config, name) for name in ("onnx", "int8"))
-        return has_files and not summary.interrupted and self._portfolio_before() == portfolio
+        return has_files and not summary.interrupted and self._chosen_before() == portfolio
 
 
 def best_first(trained: Mapping[Backbone, Trained]) -> list[Backbone]:

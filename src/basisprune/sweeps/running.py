@@ -314,14 +314,13 @@ def require_ray() -> ModuleType:
 
 
 def _connect(ray: ModuleType, running: Running) -> None:
-    quiet = {"log_to_driver": False, "logging_level": "warning"}
+    options: dict[str, Any] = {"address": running.ray_address, "log_to_driver": False, "logging_level": "warning"}
+    if running.ray_address == LOCAL:
+        cpus = running.jobs * running.threads
+        options |= {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": _SMALL_STORE}
     try:
         with in_folder_of_python():  # Ray has workers import modules from the current folder
-            if running.ray_address == LOCAL:
-                cpus = running.jobs * running.threads
-                ray.init(num_cpus=cpus, include_dashboard=False, object_store_memory=_SMALL_STORE, **quiet)
-            else:
-                ray.init(address=running.ray_address, **quiet)
+            ray.init(**options)
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise ConfigError(
             f"ray_address: {running.ray_address!r} given; no Ray cluster answers there ({error}); start one with "

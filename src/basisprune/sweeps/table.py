@@ -33,7 +33,6 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """The name of the cell, and of its folder."""
         return slug("-".join(filter(None, [self.model, self.dataset, self.framework, str(self.seed)])))
 
 
@@ -76,9 +75,8 @@ def row_of(cell: Cell, result: RunResult) -> SweepRow:
     if result.failure is not None:
         return SweepRow(**values, status="failed", error=result.failure.error)
     path = result.run.folder / SUMMARY
-    return SweepRow(
-        **{**values, "status": "done", **(_trained(path) if result.run.kind == "train" else _compressed(path))}
-    )
+    found = _trained(path) if result.run.kind == "train" else _compressed(path)
+    return SweepRow(**{**values, "status": "done", **found})
 
 
 def _compressed(path: Path) -> dict[str, Any]:
@@ -106,10 +104,9 @@ def _compressed(path: Path) -> dict[str, Any]:
 def _trained(path: Path) -> dict[str, Any]:
     summary = TypeAdapter(TrainSummary).validate_python(unsealed(path.read_bytes()))
     judged = summary.test or summary.validation
-    values: dict[str, Any] = {"images": "test" if summary.test else "validation"}
-    values["interval"] = None if judged is None else judged.interval
     sizes = {"accuracy": judged and judged.accuracy, "parameters": summary.parameters, "macs": summary.macs}
-    return values | sizes | {f"{name}_before": value for name, value in sizes.items()}
+    before = {f"{name}_before": value for name, value in sizes.items()}
+    return sizes | before | {"interval": judged and judged.interval, "images": "test" if summary.test else "validation"}
 
 
 def pareto_front(points: Sequence[FrontPoint]) -> tuple[FrontPoint, ...]:
@@ -156,16 +153,24 @@ def as_json(rows: Sequence[SweepRow]) -> list[JsonValue]:
 
 def as_cells(rows: Sequence[SweepRow]) -> list[tuple[str, ...]]:
     """Format the rows for people, under `HEADER`."""
+
+    def change(row: SweepRow, name: str, form: Callable[[float], str]) -> str:
+        before, after = getattr(row, f"{name}_before"), getattr(row, name)
+        if after is None:
+            return "-"
+        return form(after) if before is None or before == after else f"{form(before)} > {form(after)}"
+
+    short = lambda value: amount(value, "parameters").replace(" ", "")  # noqa: E731
     return [
         (
             row.model if not row.backbone else f"{row.model}: {row.backbone}",
             row.dataset,
             row.framework,
             str(row.seed),
-            _change(row.accuracy_before, row.accuracy, lambda value: f"{value:.1%}"),
-            _change(row.parameters_before, row.parameters, _short),
-            _change(row.macs_before, row.macs, _short),
-            _change(row.ms_before, row.ms, lambda value: f"{value:.3g} ms"),
+            change(row, "accuracy", "{:.1%}".format),
+            change(row, "parameters", short),
+            change(row, "macs", short),
+            change(row, "ms", "{:.3g} ms".format),
             _outcome(row),
         )
         for row in rows
@@ -185,13 +190,3 @@ def _outcome(row: SweepRow) -> str:
     if not row.kept_to_budget:
         return "not within the budget"
     return {True: "certified", False: "estimated", None: "within the budget"}[row.certified]
-
-
-def _change(before: float | None, after: float | None, shown: Callable[[float], str]) -> str:
-    if after is None:
-        return "-"
-    return shown(after) if before is None or before == after else f"{shown(before)} > {shown(after)}"
-
-
-def _short(value: float) -> str:
-    return amount(value, "parameters").replace(" ", "")

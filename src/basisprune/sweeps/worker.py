@@ -36,12 +36,10 @@ class Log(NullCallback):
         self._file = file
 
     def log(self, line: str) -> None:
-        """Write the line."""
         self._file.write(f"{time.strftime('%H:%M:%S')} {printable(line)}\n")
         self._file.flush()
 
     def judged(self, candidate: Tried) -> None:
-        """Write the outcome."""
         self.log(candidate.summary)
 
 
@@ -52,8 +50,7 @@ def perform(run: Run, callback: Callback) -> None:
     elif run.kind != "compress":
         do_stage(run, callback)
     elif run.backbone.name == AUTO:
-        options = cast("Options", run.options)
-        compress_portfolio(AUTO, run.data, output=run.folder, callback=callback, **options)
+        compress_portfolio(AUTO, run.data, output=run.folder, callback=callback, **cast("Options", run.options))
     elif run_job(job_of(run, callback), output=run.folder, callback=callback).summary.interrupted:
         raise KeyboardInterrupt
 
@@ -61,8 +58,7 @@ def perform(run: Run, callback: Callback) -> None:
 def check_run(run: Run, callback: Callback) -> None:
     """Raise the error that the run would end with, as far as it can be known; write nothing."""
     if run.backbone.name == AUTO:
-        options = cast("Options", run.options)
-        check_portfolio(AUTO, run.data, output=run.folder, callback=callback, **options)
+        check_portfolio(AUTO, run.data, output=run.folder, callback=callback, **cast("Options", run.options))
     elif run.kind == "train":
         check_adapting(job_of(run, callback), run.folder, callback)
     else:
@@ -90,15 +86,14 @@ def perform_logged(run: Run, threads: int) -> None:
             perform(run, log)
 
 
-def _end_with_parent() -> None:
-    """End this process with the one that started it, which closes the pipe."""
-    sys.stdin.buffer.read()
-    os._exit(1)
-
-
 def main(arguments: list[str]) -> int:
-    """Return the exit code: 0 if the run is done, 1 if it failed, with the reason in a file."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    """Do the run in a file; return 0 if it is done, 1 if it failed, with the reason in another file."""
+
+    def end_with_parent() -> None:  # which closes the pipe
+        sys.stdin.buffer.read()
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
     file, threads = Path(arguments[0]), int(arguments[1])
     try:
         perform_logged(read_value(file, Run), threads)

@@ -40,6 +40,11 @@ def check_metric_name(metric: object, known: Collection[str]) -> list[str]:
     return [] if metric in known else [f"metric: {metric!r} given; allowed are {', '.join(known)}.{hint}"]
 
 
+def shape_of(value: object) -> str:
+    """Describe a value in a message: the shape of a tensor, the type of others."""
+    return str(tuple(value.shape)) if isinstance(value, Tensor) else type(value).__name__
+
+
 def read_pair(batch: object) -> tuple[Tensor, object]:
     """Return the inputs and targets of a batch that is a tuple or list of both."""
     if not isinstance(batch, tuple | list) or len(batch) < 2:

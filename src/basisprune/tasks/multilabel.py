@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from basisprune.errors import ConfigError, DataError
-from basisprune.tasks.base import Task, check_metric_name, read_pair
+from basisprune.tasks.base import Task, check_metric_name, read_pair, shape_of
 from basisprune.tasks.outcomes import Rows
 
 MultilabelMetric: TypeAlias = Literal["ap", "f1"]
@@ -80,8 +80,9 @@ def mean_f1(rows: Rows) -> float:
 
 def _fitting(logits: Tensor, labels: object) -> Tensor:
     if not isinstance(logits, Tensor) or not isinstance(labels, Tensor) or logits.shape != labels.shape:
-        given = [tuple(each.shape) if isinstance(each, Tensor) else type(each).__name__ for each in (logits, labels)]
-        raise DataError(f"task multilabel: logits {given[0]} and labels {given[1]} given; both must be (N, labels)")
+        raise DataError(
+            f"task multilabel: logits {shape_of(logits)} and labels {shape_of(labels)} given; both must be (N, labels)"
+        )
     return labels.to(logits.dtype)
 
 

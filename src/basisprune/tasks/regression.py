@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from basisprune.errors import ConfigError, DataError
-from basisprune.tasks.base import Task, check_limits, check_metric_name, read_pair
+from basisprune.tasks.base import Task, check_limits, check_metric_name, read_pair, shape_of
 from basisprune.tasks.outcomes import Rows
 
 RegressionMetric: TypeAlias = Literal["r2", "mae", "mse"]
@@ -44,12 +44,11 @@ def regression(
     faults = check_metric_name(metric, _NAMES) + check_limits(limits)
     if faults:
         raise ConfigError.of("regression", faults)
-    outcomes = {"r2": _both, "mae": _absolute, "mse": _squared}
     errors = {"r2": _errors, "mae": lambda rows: -rows[:, 0], "mse": lambda rows: np.sqrt(-rows[:, 0])}
     return Task(
         "regression",
-        loss or _mean_squared,
-        partial(outcomes[metric], limits=limits),
+        loss or (lambda said, are: F.mse_loss(*_fitting(said, are))),
+        partial(_outcome, metric=metric, limits=limits),
         r2 if metric == "r2" else None,
         metric_name=_NAMES[metric],
         is_share=False,
@@ -85,12 +84,9 @@ def _fitting(said: object, are: object) -> tuple[Tensor, Tensor]:
         said, are = _flat(said), _flat(are).to(said.dtype)
         if said.shape == are.shape:
             return said, are
-    given = [tuple(each.shape) if isinstance(each, Tensor) else type(each).__name__ for each in (said, are)]
-    raise DataError(f"task regression: the network outputs {given[0]}, the targets are {given[1]}; they must agree")
-
-
-def _mean_squared(said: Tensor, are: Tensor) -> Tensor:
-    return F.mse_loss(*_fitting(said, are))
+    raise DataError(
+        f"task regression: the network outputs {shape_of(said)}, the targets are {shape_of(are)}; they must agree"
+    )
 
 
 def _within(said: Tensor, are: Tensor, limits: Limits) -> tuple[Tensor, Tensor]:
@@ -104,18 +100,13 @@ def _within(said: Tensor, are: Tensor, limits: Limits) -> tuple[Tensor, Tensor]:
     return said.clamp(*limits), are
 
 
-def _both(said: Tensor, are: Tensor, *, limits: Limits) -> Tensor:
-    return torch.cat(_within(said, are, limits), dim=1)
-
-
-def _absolute(said: Tensor, are: Tensor, *, limits: Limits) -> Tensor:
+def _outcome(said: Tensor, are: Tensor, *, metric: RegressionMetric, limits: Limits) -> Tensor:
+    """Return both side by side for R2, or else the negated error of each example."""
     one, other = _within(said, are, limits)
-    return -(one - other).abs().mean(1, keepdim=True)
-
-
-def _squared(said: Tensor, are: Tensor, *, limits: Limits) -> Tensor:
-    one, other = _within(said, are, limits)
-    return -(one - other).square().mean(1, keepdim=True)
+    if metric == "r2":
+        return torch.cat([one, other], dim=1)
+    error = (one - other).abs() if metric == "mae" else (one - other).square()
+    return -error.mean(1, keepdim=True)
 
 
 def _most_lost(rows: Rows, *, limits: tuple[float, float]) -> float:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from basisprune.errors import ConfigError, DataError
-from basisprune.tasks.base import Task, check_metric_name, read_pair
+from basisprune.tasks.base import Task, check_metric_name, read_pair, shape_of
 from basisprune.tasks.outcomes import Rows
 
 SegmentationMetric: TypeAlias = Literal["iou", "dice"]
@@ -72,7 +72,7 @@ def mean_dice(rows: Rows) -> float:
 
 
 def predicted_mask(scores: Tensor) -> Tensor:
-    """The class (N, ...) of each pixel."""
+    """Return the class (N, ...) of each pixel."""
     return (scores[:, 0] > 0).long() if scores.shape[1] == 1 else scores.argmax(1)
 
 
@@ -83,25 +83,24 @@ def _mean_over_classes(part: Rows, whole: Rows) -> float:
 
 
 def _scores(raw: Any) -> Tensor:
-    """The scores among what the network outputs."""
     scores = raw.get("out") if isinstance(raw, dict) else raw
     if not isinstance(scores, Tensor) or scores.ndim < 3:
-        given = f"shape {tuple(scores.shape)}" if isinstance(scores, Tensor) else type(raw).__name__
         raise DataError(
-            f"task segmentation: the network outputs {given}; scores (N, classes, ...), or a dict with 'out', are "
-            "needed. Other networks need a Task of their own, with output=..."
+            f"task segmentation: the network outputs {shape_of(scores)}; scores (N, classes, ...), or a dict with "
+            "'out', are needed. Other networks need a Task of their own, with output=..."
         )
     return scores
 
 
 def _fitting(scores: Tensor, masks: object, ignore_index: int) -> Tensor:
-    """The true classes; raises DataError where they do not fit the scores."""
+    """Return the true classes; raise DataError where they do not fit the scores."""
     if isinstance(masks, Tensor) and masks.ndim == scores.ndim and masks.shape[1] == 1:
         masks = masks[:, 0]
     wanted = (len(scores), *scores.shape[2:])
     if not isinstance(masks, Tensor) or tuple(masks.shape) != wanted:
-        given = tuple(masks.shape) if isinstance(masks, Tensor) else type(masks).__name__
-        raise DataError(f"task segmentation: masks {given} given for scores {tuple(scores.shape)}; {wanted} is needed")
+        raise DataError(
+            f"task segmentation: masks {shape_of(masks)} given for scores {tuple(scores.shape)}; {wanted} is needed"
+        )
     masks, classes = masks.long(), max(scores.shape[1], 2)
     wrong = (masks != ignore_index) & ((masks < 0) | (masks >= classes))
     if bool(wrong.any()):

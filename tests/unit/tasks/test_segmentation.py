@@ -70,7 +70,7 @@ def test_the_loss_is_the_cross_entropy_of_the_pixels_that_count():
 def test_dicts_of_torchvision_are_read_and_others_refused():
     scores, _ = drawn(0)
     assert segmentation().output({"out": scores, "aux": scores}) is scores
-    with pytest.raises(DataError, match=r"the network outputs shape \(4, 3\); scores \(N, classes, ...\)"):
+    with pytest.raises(DataError, match=r"the network outputs \(4, 3\); scores \(N, classes, ...\)"):
         segmentation().output(scores[:, :, 0, 0])
 
 
