@@ -132,9 +132,8 @@ class TimeTable(JsonValue):
         if faults:
             raise ConfigError.of("TimeTable", faults)
 
-    def missing(self, shapes: Mapping[str, LayerShape]) -> list[str]:
-        """Return a line for each of these layers that nothing is known of."""
-        return [f"{name}: no times for a {shape}" for name, shape in shapes.items() if shape not in self._grids]
+    def __contains__(self, shape: LayerShape) -> bool:
+        return shape in self._grids
 
     def seconds(self, shape: LayerShape, inputs: float | Array, outputs: float | Array) -> Array:
         """The seconds for these numbers of channels, each taken up to full blocks; between the measured ones, linearly.

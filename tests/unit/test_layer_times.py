@@ -56,7 +56,7 @@ def test_layers_are_timed_once_for_each_call_and_unknown_shapes_are_named():
     assert float(network.seconds("twice", 16, 16)) == 2.0
     assert float(network.seconds("another", 16, 16)) == 0.0
     other = replace(CONV, size=(7, 7))
-    assert table().missing({"a": CONV, "b": other}) == ["b: no times for a 1x1 conv, on maps of 7x7"]
+    assert (CONV in table(), other in table()) == (True, False)
     with pytest.raises(PlanError, match="profile the device for this network"):
         table().seconds(other, 16, 16)
 

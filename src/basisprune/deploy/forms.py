@@ -112,7 +112,7 @@ def _form_seconds(form: nn.Module, calls: Sequence[LayerCall], table: TimeTable)
             if not isinstance(part, nn.Conv2d) or len(call.shape) != 4:
                 return None
             shape = LayerShape.of(part, (sides[-2], sides[-1]))
-            if table.missing({"": shape}):
+            if shape not in table:
                 return None
             total += float(table.seconds(shape, part.in_channels, output_channels(part)))
     return total

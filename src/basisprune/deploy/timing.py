@@ -81,7 +81,7 @@ def refuse_other_table(model: nn.Module, input_shape: tuple[int, ...], table: Ti
 
 
 def _refuse_missing(table: TimeTable, shapes: Iterable[tuple[str, LayerShape]]) -> None:
-    missing = [fault for name, shape in shapes for fault in table.missing({name: shape})]
+    missing = [f"{name}: no times for a {shape}" for name, shape in shapes if shape not in table]
     if missing:
         raise PlanError.of(_FOR_ANOTHER, missing)
 

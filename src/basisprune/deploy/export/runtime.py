@@ -117,7 +117,8 @@ class FileModel(nn.Module):
         with runtime.errors(path):
             opened = runtime.open if trusted or not runtime.is_data else partial(Sandbox.opened, runtime)
             self.notes, self.run = opened(path, threads or torch.get_num_threads())
-        self._like, self._structure = (like,), None if like is not None else tree_flatten(torch.empty(0))[1]
+        self.structure: TreeSpec | None = None
+        self.like = () if like is None else (like,)  # in a tuple, so that it is no part of this network
         # A parameter, because callers look for a network's device there.
         self.place = nn.Parameter(torch.empty(0), requires_grad=False)
 
@@ -136,9 +137,9 @@ class FileModel(nn.Module):
 
     def forward(self, images: Tensor) -> Any:
         found = [output.to(images.device) for output in self.outputs(self.input.taken(images))]
-        if self._structure is None:
-            self._structure = _structure(self._like[0], images)
-        return tree_unflatten(found, self._structure)
+        if self.like and self.structure is None:
+            self.structure = _structure(self.like[0], images)
+        return found[0] if self.structure is None else tree_unflatten(found, self.structure)
 
     def outputs(self, batch: Tensor) -> list[Tensor]:
         """Compute the outputs for a batch of what the file takes, one by one where the runtime takes no batches."""
@@ -149,12 +150,11 @@ class FileModel(nn.Module):
             return [torch.from_numpy(np.concatenate(each) if len(each) > 1 else each[0]) for each in found]
 
 
-def _structure(model: nn.Module | None, inputs: Tensor) -> TreeSpec:
-    assert model is not None
-    with mode(model, training=False):
-        leaves, structure = tree_flatten(model(placed(inputs[:1], model)))
+def _structure(like: nn.Module, inputs: Tensor) -> TreeSpec:
+    with mode(like, training=False):
+        leaves, structure = tree_flatten(like(placed(inputs[:1], like)))
     if not all(isinstance(leaf, Tensor) for leaf in leaves):
-        raise ModelError(f"{type(model).__name__} outputs other things than tensors, which no file has")
+        raise ModelError(f"{type(like).__name__} outputs other things than tensors, which no file has")
     return structure
 
 
