@@ -348,7 +348,7 @@ def warm_up(stage: Stage) -> None:
     """Does the run, and what else is tried, in this process, so that what is forked from it imports nothing."""
     _replace((exporting, "to_proto", _Protos()))
     _replace((deliver, "measure_latency", no_latency), (summarising, "measure_latency", no_latency))
-    _replace((deliver, "measure_files", no_times))
+    _replace((deliver, "file_latencies", no_times))
     image = stage.root / "image.png"
     write_image(image)
     for words in (stage.command, *predictions(stage)):
@@ -371,12 +371,12 @@ class _Protos:
     def __init__(self) -> None:
         self.known = dict[str, bytes]()
 
-    def __call__(self, network: nn.Module, example: Tensor) -> onnx.ModelProto:
+    def __call__(self, network: nn.Module, example: Tensor, outputs: Sequence[str] = ("scores",)) -> onnx.ModelProto:
         found = hashlib.sha256(f"{network} {tuple(example.shape)} {example.dtype}".encode())
         for name, tensor in network.state_dict().items():
             found.update(name.encode() + tensor.numpy().tobytes())
         if (key := found.hexdigest()) not in self.known:
-            self.known[key] = to_proto(network, example).SerializeToString()
+            self.known[key] = to_proto(network, example, outputs).SerializeToString()
         return onnx.load_from_string(self.known[key])
 
 
@@ -388,10 +388,8 @@ def no_latency(
     return LatencyReport(tuple(rows), tuple(shape), 1, 2, "none")
 
 
-def no_times(
-    files: Mapping[str, Path], _runtime: object, *, batch_sizes: Sequence[int], **_: object
-) -> tuple[Latency, ...]:
-    """The rows that `measure_files` gives, without measuring anything."""
+def no_times(files: Mapping[str, object], *, batch_sizes: Sequence[int], **_: object) -> tuple[Latency, ...]:
+    """The rows that `file_latencies` gives, without measuring anything."""
     return tuple(Latency(name, "onnxruntime", size, 1.0, 0.0, 1.0) for size in batch_sizes for name in files)
 
 
