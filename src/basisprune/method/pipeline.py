@@ -151,13 +151,13 @@ class Pipeline:
 
     def dense(self) -> State:
         """Return the trained model, where all frameworks without a basis start."""
-        if not self.trained:
-            return self._once(DENSE, lambda: self._first_training(DENSE, self.model))
-        return self._once(DENSE, lambda: self._untrained(DENSE, copy.deepcopy(self.model)))
+        if self.trained and (DENSE,) not in self._networks:
+            self.notify.log("the network is taken as it is given, without training")
+        return self._first(DENSE, lambda: copy.deepcopy(self.model), train=not self.trained)
 
     def given(self) -> State:
         """Return the model as it was given; if it was trained for these classes before, it may need no training."""
-        return self._once(GIVEN, lambda: self._untrained(GIVEN, copy.deepcopy(self.model)))
+        return self._first(GIVEN, lambda: copy.deepcopy(self.model), train=False)
 
     def decomposed(self) -> State:
         """Return the model decomposed and trained, where all frameworks with a basis start.
@@ -165,30 +165,26 @@ class Pipeline:
         A basis that depends on the loss is computed on the already trained network; the split then changes nothing.
         """
         if self.settings.basis != "loss":
-            return self._once(DECOMPOSED, lambda: self._first_training(DECOMPOSED, self.scoring.split(self.model)))
+            return self._first(DECOMPOSED, lambda: self.scoring.split(self.model), train=True)
         dense = self.dense()
-        return self._once(
-            DECOMPOSED, lambda: self._untrained(DECOMPOSED, self.scoring.split(dense.model), dense.stages)
-        )
+        return self._first(DECOMPOSED, lambda: self.scoring.split(dense.model), train=False, before=dense.stages)
 
     def adopt(self, state: State) -> None:
         """Use a network that another pipeline trained on the same images, instead of training it here."""
         self._networks[state.steps] = state
 
-    def _once(self, step: Step, make: Callable[[], State]) -> State:
-        if (step,) not in self._networks:
-            self._networks[step,] = make()
-        return self._networks[step,]
-
-    def _first_training(self, step: Step, model: nn.Module) -> State:
-        self.claim_folder()
-        return self._train(State((step,), model), self.settings.train)
-
-    def _untrained(self, step: Step, model: nn.Module, before: tuple[Stage, ...] = ()) -> State:
-        if step == DENSE:
-            self.notify.log("the network is taken as it is given, without training")
-        stage, outcomes = self._stage(named((step,)), model)
-        return State((step,), model, (*before, stage), outcomes=outcomes)
+    def _first(
+        self, step: Step, build: Callable[[], nn.Module], *, train: bool, before: tuple[Stage, ...] = ()
+    ) -> State:
+        steps = (step,)
+        if steps not in self._networks and train:
+            self.claim_folder()
+            self._networks[steps] = self._train(State(steps, build()), self.settings.train)
+        elif steps not in self._networks:
+            model = build()
+            stage, outcomes = self._stage(named(steps), model)
+            self._networks[steps] = State(steps, model, (*before, stage), outcomes=outcomes)
+        return self._networks[steps]
 
     # Pruning
 

@@ -22,9 +22,9 @@ from basisprune.layer_times import TimeTable
 from basisprune.recipes import Step, Steps, named
 from basisprune.tasks import Outcomes, Predictions
 from basisprune.torchkit.processes import Processes
-from basisprune.training.checkpoint import EpochRecord
+from basisprune.training.checkpoint import EpochRecord, differences
 from basisprune.transfer.model import TransferModel, spec_of
-from basisprune.types import BasisPlan, BlockPlan, FilterPlan, JointPlan, dotted
+from basisprune.types import BasisPlan, BlockPlan, FilterPlan, JointPlan
 
 logger = logging.getLogger(__name__)
 
@@ -216,21 +216,9 @@ class StageStore:
 
 
 def _refuse_differences(path: Path, old: Json, new: Mapping[str, object]) -> None:
-    before, after = dict(dotted(old if isinstance(old, dict) else {})), dict(dotted(new))
-    differing = [
-        f"{name}: {_short(before.get(name))} there, {_short(after.get(name))} now"
-        for name in {**before, **after}
-        if before.get(name, ...) != after.get(name, ...)
-    ]
-    if differing:
-        raise CheckpointError.of(
-            f"{path}: was created with other settings, weights or images; use another folder", differing
-        )
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    if differing := differences(old, new):
+        where = f"{path}: was created with other settings, weights or images; use another folder"
+        raise CheckpointError.of(where, differing)
 
 
 def fingerprint(model: nn.Module, splits: Splits, *, with_head: bool = False) -> dict[str, object]:

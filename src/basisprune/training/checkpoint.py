@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from basisprune.errors import CheckpointError
 from basisprune.files import checked, read_checked, sound_or_aside
 from basisprune.training.config import TrainConfig
 from basisprune.transfer.checkpoints import load_tensors
+from basisprune.types import dotted
 
 FORMAT = 1
 _MOST_BYTES = 1 << 40
@@ -176,14 +177,25 @@ def _completed(config: dict[str, object]) -> dict[str, object]:
 
 def refuse_other_run(path: Path, old: Mapping[str, object], config: TrainConfig) -> None:
     """Raise CheckpointError that lists what differs, unless a training was asked for the same."""
-    new = json.loads(json.dumps(asdict(config)))
-    differing = [
-        f"{key}: {old.get(key)!r} there, {new.get(key)!r} now"
-        for key in sorted({*old, *new} - _FREE)
-        if old.get(key) != new.get(key)
-    ]
+    differing = differences(old, json.loads(json.dumps(asdict(config))), free=_FREE)
     if differing:
         raise CheckpointError.of(f"{path}: belongs to a run with another configuration; use another path", differing)
+
+
+def differences(old: object, new: Mapping[str, object], *, free: Collection[str] = ()) -> list[str]:
+    """List the settings, by dotted names, that differ between a file and now; those that are `free` may.
+
+    >>> differences({"lr": 0.1, "plan": {"per": "mac"}}, {"lr": 0.1, "plan": {"per": "vector"}})
+    ["plan.per: 'mac' there, 'vector' now"]
+    """
+    before, after = dict(dotted(old if isinstance(old, dict) else {})), dict(dotted(new))
+    names = (name for name in {**before, **after} if name not in free and before.get(name, ...) != after.get(name, ...))
+    return [f"{name}: {_short(before.get(name))} there, {_short(after.get(name))} now" for name in names]
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _refuse_other_network(path: Path, weights: Mapping[str, Tensor], model: nn.Module) -> None:

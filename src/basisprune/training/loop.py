@@ -24,7 +24,7 @@ from basisprune.training.choosing import choose, divide
 from basisprune.training.config import TrainConfig
 from basisprune.training.evaluation import Data, Evaluation
 from basisprune.training.lessons import Session
-from basisprune.training.progress import TrainingClock, hearing
+from basisprune.training.progress import TrainingClock, callback_or_bar
 from basisprune.training.trainer import DivergedError, Images, Trainer, make_accelerator
 
 logger = logging.getLogger(__name__)
@@ -139,7 +139,7 @@ def _train(
     log = logger.warning if session.callback is None else session.callback.log
     past = Past() if path is None else trainer.resume(path, log)
     callback, show = (session.callback, progress) if accelerator.is_main_process else (None, False)
-    with trainer.tracked(), hearing(callback, show=show) as shown:
+    with trainer.tracked(), callback_or_bar(callback, show=show) as shown:
         clock = TrainingClock(config.epochs, trainer.steps, shown)
         while not session.ends(past, config):
             record = trainer.epoch(len(past.history), clock)

@@ -155,7 +155,7 @@ class _Bar(NullCallback):
 
 
 @contextmanager
-def hearing(callback: Callback | None, *, show: bool | None) -> Iterator[Callback]:
+def callback_or_bar(callback: Callback | None, *, show: bool | None) -> Iterator[Callback]:
     """Yield the callback of a training; without one a bar, with `show=None` in a terminal only."""
     visible = _is_terminal() if show is None else show
     if callback is not None or not visible:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny import Notes
 from torch import nn
 
 from basisprune.budget import Budget
 from basisprune.budget.certify import AcceptanceRule, Guarantee
-from basisprune.method.states import Stage, State
-from basisprune.recipes import DECOMPOSED, POLISHED, Step
-from basisprune.search.candidates import ALL, Candidate, Evaluated, SearchResult, Size, really_kept, share
+from basisprune.method.states import Stage, StageStore, State
+from basisprune.recipes import DECOMPOSED, DENSE, POLISHED, Step
+from basisprune.search.candidates import ALL, Candidate, Evaluated, Scale, SearchResult, Size, really_kept, share
 from basisprune.tasks import Predictions
 from basisprune.training.checkpoint import EpochRecord
 from basisprune.types import BasisPlan, Block, BlockPlan, Coupling, FilterPlan, Group, GroupPlan, LayerPlan
@@ -169,3 +171,25 @@ def test_what_was_found_is_by_its_trials():
 def test_a_share_is_never_said_to_be_all_unless_it_nearly_is(value):
     assert share(value) != "100%"
     assert abs(float(share(value).rstrip("%")) / 100 - value) <= 0.005 + 1e-9
+
+
+def test_a_network_that_cannot_be_exported_is_timed_in_pytorch(monkeypatch):
+    def onnx_session(model, shape, threads):
+        raise RuntimeError("no such operator")
+
+    def measure_latency(models, shape, *, batch_sizes, backends):
+        assert backends == ("eager",)
+        return SimpleNamespace(rows=[SimpleNamespace(seconds=0.25)])
+
+    monkeypatch.setattr("basisprune.search.candidates.measure_latency", measure_latency)
+    monkeypatch.setattr("basisprune.search.candidates.onnx_session", onnx_session)
+    monkeypatch.setattr("basisprune.search.candidates.has_onnx", lambda: True)
+    notes = Notes()
+    spec = SimpleNamespace(shape=(3, 8, 8))
+    pipeline = SimpleNamespace(spec=spec, notify=notes, planner=None, store=StageStore(None))
+    scale = Scale(pipeline, timed=True)
+    for steps in ((DENSE,), (DECOMPOSED,)):
+        assert scale.milliseconds(State(steps, nn.Identity()), nn.Identity()) == 250
+    assert scale.timed_in == "eager"
+    assert len(notes.lines) == 1
+    assert "no such operator" in notes.lines[0]

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from basisprune.errors import ConfigError
 from basisprune.method.scoring import Outlook
+from basisprune.search import SearchConfig
 from basisprune.search.stepping import Attempt, Stepping
 
 ALLOWED = 0.01
@@ -132,3 +134,13 @@ def test_every_share_is_inside_of_what_is_known(attempts, limit):
         passed = smallest(attempts)
         failed = max((one.share for one in attempts if not one.passed and one.share < passed), default=0.0)
         assert share is None or max(failed, stepping.smallest * 0.999) <= share <= passed
+
+
+def test_nothing_is_not_a_way_to_start():
+    with pytest.raises(ConfigError, match="warm_start: None given, allowed are True and False"):
+        SearchConfig(warm_start=None)
+
+
+def test_faults_are_listed_all_at_once():
+    with pytest.raises(ConfigError, match="5 faults"):
+        SearchConfig(framework="tailor", step=1, tolerance=0, smallest=1, give_up_margin=0)

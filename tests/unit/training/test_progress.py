@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from basisprune.callback import NullCallback, TrainingStep
-from basisprune.training.progress import SearchProgress, TrainingClock, duration, hearing
+from basisprune.training.progress import SearchProgress, TrainingClock, callback_or_bar, duration
 
 
 class Clock:
@@ -88,9 +88,9 @@ def test_the_bar_of_images_that_are_opened_goes_when_all_are():
 
 def test_a_listener_hears_of_a_training_instead_of_a_bar():
     notes = Notes()
-    with hearing(notes, show=True) as callback:
+    with callback_or_bar(notes, show=True) as callback:
         assert callback is notes
-    with hearing(None, show=False) as callback:
+    with callback_or_bar(None, show=False) as callback:
         assert type(callback) is NullCallback
 
 
