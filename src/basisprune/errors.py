@@ -151,17 +151,19 @@ class MissingExtraError(BasisPruneError, ImportError):
 
 
 def broken_rules(settings: object, *rules: tuple[str, Callable[[Any], bool], str]) -> list[str]:
-    """List the fields that break a rule: their names, what a value other than None must be, and that in words.
+    """List the fields that break a rule: their names, what a value must be, and that in words.
+
+    None breaks no rule of a field that may be None by its annotation, and every rule of another.
 
     >>> from types import SimpleNamespace
     >>> broken_rules(SimpleNamespace(epochs=0), ("epochs", lambda value: value > 0, "at least 1 is needed"))
     ['epochs: 0 given, at least 1 is needed']
     """
-    faults = []
+    faults, kinds = [], getattr(type(settings), "__annotations__", {})
     for names, fits, needed in rules:
         for name in names.split():
             value = getattr(settings, name)
-            if value is not None and not fits(value):
+            if not ("None" in str(kinds.get(name)) if value is None else fits(value)):
                 shown = f"{value:.3g}" if isinstance(value, int) and abs(value) > 10**20 else repr(value)
                 faults.append(f"{name}: {shown} given, {needed}")
     return faults

@@ -44,12 +44,8 @@ class SearchConfig:
             self,
             ("framework", allowed.__contains__, f"allowed are {', '.join(allowed)}"),
             ("step tolerance smallest give_up_margin", lambda value: 0 < value < 1, "0 < value < 1 is needed"),
+            ("warm_start tune_fully polish", lambda value: isinstance(value, bool), "allowed are True and False"),
         )
-        faults += [
-            f"{name}: {getattr(self, name)!r} given, allowed are True and False"
-            for name in ("warm_start", "tune_fully", "polish")
-            if not isinstance(getattr(self, name), bool)
-        ]
         if faults:
             raise ConfigError.of("SearchConfig", faults)
 

@@ -128,11 +128,8 @@ class TrainConfig:
             "mixed_precision": get_args(Precision),
             "tracker": (None, *get_args(Tracker)),
         }
-        faults += [
-            f"{name}: {getattr(self, name)!r} given, allowed are {', '.join(map(repr, allowed))}"
-            for name, allowed in choices.items()
-            if getattr(self, name) not in allowed
-        ]
+        for name, allowed in choices.items():
+            faults += broken_rules(self, (name, allowed.__contains__, f"allowed are {', '.join(map(repr, allowed))}"))
         if faults:
             raise ConfigError.of("TrainConfig", faults)
 
