@@ -48,7 +48,7 @@ import basisprune
 from basisprune.deploy.bundle import load_bundle
 from basisprune.errors import BasisPruneError
 from basisprune.results import RunSummary
-from basisprune.runs.tested import TESTS
+from basisprune.runs.record import TESTS
 
 EVERYWHERE = ("kill", "term", "ctrl-c", "denied")
 WRITING = ("full", "read-only", "short")

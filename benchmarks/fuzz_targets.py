@@ -34,8 +34,8 @@ from basisprune.recipes import DENSE
 from basisprune.results import RunSummary
 from basisprune.runs.output import settings_of
 from basisprune.runs.parsing import read_settings
+from basisprune.runs.record import TESTS, FileTest, Tested, read_tested
 from basisprune.runs.settings import configure
-from basisprune.runs.tested import TESTS, FileTest, Tested, read_tested
 from basisprune.training.checkpoint import Past, load_checkpoint, save_checkpoint
 from basisprune.training.config import TrainConfig
 from basisprune.transfer.checkpoints import load_weights

@@ -21,8 +21,8 @@ from .planning import PlanConfig as PlanConfig
 from .recipes import RECIPES as RECIPES
 from .recipes import Recipe as Recipe
 from .report import layer_table as layer_table
-from .runs.compress import Compressed as Compressed
 from .runs.compress import compress as compress
+from .runs.deliver import Compressed as Compressed
 from .search import SearchConfig as SearchConfig
 from .stages import plan as plan
 from .stages import prune as prune

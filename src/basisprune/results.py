@@ -267,6 +267,14 @@ class Limit:
 
 
 @dataclass(frozen=True)
+class Finding:
+    """The verdict and the headline without what is said of files."""
+
+    verdict: str
+    headline: str
+
+
+@dataclass(frozen=True)
 class RunSummary:
     """All results of a run. The test images were used once, for `test`, `confusion` and `changed`.
 
@@ -309,6 +317,7 @@ class RunSummary:
     masks: tuple[ShownMask, ...] = ()
     errors: Errors | None = None
     not_written: Mapping[str, str] = field(default_factory=dict)
+    finding: Finding | None = None
 
     @property
     def is_undelivered(self) -> bool:

@@ -16,9 +16,10 @@ from basisprune.deploy.bundle import load_bundle
 from basisprune.errors import ConfigError, TrainingError
 from basisprune.method.pipeline import Pipeline
 from basisprune.results import RunSummary
+from basisprune.runs.certify import certify_found
 from basisprune.runs.job import prepare_job
+from basisprune.runs.record import read_tested
 from basisprune.runs.settings import configure
-from basisprune.runs.tested import read_tested
 from basisprune.search.candidates import Scale
 from basisprune.sweeps import stages
 from basisprune.sweeps.portfolio import PortfolioConfig, compress_portfolio
@@ -191,9 +192,10 @@ def python_run(output: Path, callback: Notes | None = None, **more):
 
 def test_the_unpromising_is_dropped_and_the_confirming_images_are_looked_at_last(tmp_path, monkeypatch):
     order: list[str] = []
-    certify = stages.certify_job
+    certify = certify_found
     monkeypatch.setattr(
-        stages, "certify_job", lambda *args, **more: order.append("certified") or certify(*args, **more)
+        "basisprune.runs.compress.certify_found",
+        lambda *args, **more: order.append("certified") or certify(*args, **more),
     )
     for name in ("probe", "start", "search"):
         stage = getattr(stages, name)

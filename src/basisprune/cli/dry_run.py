@@ -13,7 +13,7 @@ from basisprune.costs import measure
 from basisprune.data import LabelledImages, LoaderPart
 from basisprune.deploy.fold import deploy
 from basisprune.files import user_path
-from basisprune.runs.certifying import certifiable_here
+from basisprune.runs.certify import certifiable_here
 from basisprune.runs.estimate import Estimate, estimate
 from basisprune.runs.job import Job
 from basisprune.runs.output import OutputFolder

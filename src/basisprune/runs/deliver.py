@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypeVar
 
-from pydantic import JsonValue
-from torch import Tensor, nn
+from torch import nn
 
-from basisprune.budget.certify import AcceptanceRule, interval_of
-from basisprune.callback import Callback
+from basisprune.budget.certify import AcceptanceRule, Guarantee, Status, interval_of
+from basisprune.callback import Callback, NullCallback
 from basisprune.data import Splits
 from basisprune.data.decode import random_numbers_kept
+from basisprune.data.manifest import keep_images
 from basisprune.deploy.bundle import save_pretrained
 from basisprune.deploy.bundle.files import TENSORS
 from basisprune.deploy.export.onnx import ONNX as ORT
@@ -26,21 +26,23 @@ from basisprune.deploy.export.runtimes import RUNTIMES
 from basisprune.deploy.export.writing import INT8_STEM, STEM
 from basisprune.deploy.latency import LatencyReport, file_latencies, measure_latency
 from basisprune.errors import BasisPruneError, BundleError, CheckpointError, LayerError, MissingExtraError
-from basisprune.files import atomic, file_digest
-from basisprune.method.states import Plan
+from basisprune.files import atomic, file_digest, user_path
+from basisprune.method.states import State
 from basisprune.report.html import write_report
-from basisprune.results import DeliveredFile, RunSummary
-from basisprune.runs.certifying import NO_FILES, Files
+from basisprune.results import DeliveredFile, Finding, RunSummary
+from basisprune.runs.certify import NO_FILES, Files
 from basisprune.runs.exporting import Exporter
-from basisprune.runs.output import BUNDLE, CHECKSUMS, INT8, ONNX, REPORT, SUMMARY
+from basisprune.runs.output import BUNDLE, CHECKSUMS, INT8, ONNX, REPORT, SUMMARY, OutputFolder
+from basisprune.runs.record import TESTS_MADE
 from basisprune.runs.summary import rounds
-from basisprune.runs.tested import MADE
-from basisprune.runs.verdict import ONNX_FILES, promise_of, with_missing, with_promises
+from basisprune.search.candidates import Candidate, SearchResult
 from basisprune.tasks import CLASSIFICATION, Task
 from basisprune.torchkit.processes import Processes
 from basisprune.training.evaluation import task_batches
 from basisprune.transfer.model import spec_of
 
+ONNX_FILES = (ONNX, INT8)
+_LONGEST = 400  # letters of a reason
 _BATCHES, _EXAMPLES = (1, 32), 8
 _WEIGHTS = f"{BUNDLE}/{TENSORS}"
 # What this and `basisprune export` write for runtimes, with a few words about each.
@@ -55,72 +57,94 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Delivery:
-    """What to write: the chosen and the unpruned network in deployed form, and the file formats.
+class Compressed:
+    """The smallest model found, in plain layers and ready to use; `summary` has all results."""
 
-    With `onnx=None`, the ONNX file is written if
-    its packages are installed. `files` are those that were tested already, which are delivered as they are, and
-    `standard` is what an int8 file that was not has to keep to. The test images of a run that was `interrupted` are not
-    looked at, because it may go on. `factory` is the function that builds the network, if it is known by name.
-    """
-
-    model: nn.Module
-    original: nn.Module
-    plans: tuple[Plan, ...]
+    summary: RunSummary
+    found: SearchResult
     data: Splits
-    onnx: bool | None = None
-    int8: bool = False
     files: Files = NO_FILES
-    standard: AcceptanceRule | None = None
-    interrupted: bool = False
+    guarantee: Guarantee | None = None
     task: Task = CLASSIFICATION
     factory: str | None = None
 
     @property
-    def exporter(self) -> Exporter:
-        """What writes ONNX files."""
-        return Exporter(self.data, self.task)
+    def model(self) -> nn.Module:
+        """The chosen network, in plain layers."""
+        return self.found.trials[self.found.chosen].deployed
 
     @property
-    def some_inputs(self) -> list[Tensor]:
-        """A batch of training examples as the network reads them, which what is written is compared on."""
-        with random_numbers_kept():
-            batches = task_batches(self.data.train, self.model, self.task, batch_size=_EXAMPLES)
-            return [batch[0] for batch in islice(batches, 1)]
+    def original(self) -> nn.Module:
+        """The unpruned network, in the same form."""
+        return self.found.trials[0].deployed
 
     @property
-    def with_onnx(self) -> bool:
-        """Whether to write an ONNX file."""
-        return has_onnx() if self.onnx is None else self.onnx
+    def trained(self) -> nn.Module:
+        """The chosen network before folding, which can be trained further."""
+        return self.state.model
+
+    @property
+    def state(self) -> State:
+        """The chosen network with the steps and plans that led to it."""
+        return self.found.state
+
+    @property
+    def history(self) -> tuple[Candidate, ...]:
+        """All candidates, the first being the unpruned network."""
+        return self.found.candidates
+
+    @property
+    def chosen(self) -> Candidate:
+        """The candidate that was chosen."""
+        return self.found.candidates[self.found.chosen]
+
+    def report(self, path: str | Path) -> Path:
+        """Write the report, one self-contained HTML file."""
+        return write_report(self.summary, path)
+
+    def save(
+        self, folder: str | Path, *, onnx: bool | None = None, int8: bool = False, callback: Callback | None = None
+    ) -> Path:
+        """Write the result into a folder: summary, report, and the model as a bundle and as ONNX.
+
+        By default, ONNX is written if its packages are installed; `int8` adds a quantised file.
+
+        Raises:
+            CheckpointError: The folder contains another result.
+            BundleError: The network could be written in no form that can be used; summary and report are written.
+        """
+        callback, path = callback or NullCallback(), user_path(folder, "save")
+        OutputFolder(path).claim(self.summary.config, callback)
+        keep_images(path, self.data, callback)
+        summary = deliver(self, path, callback, onnx=onnx, int8=int8)
+        if summary.is_undelivered:
+            raise BundleError(f"{path}: {summary.verdict}")
+        return path
 
 
-def deliver(summary: RunSummary, delivery: Delivery, folder: Path, callback: Callback) -> RunSummary:
-    """The summary, with the files that were written and the latency; it is written last.
+def deliver(
+    result: Compressed, folder: Path, callback: Callback, *, onnx: bool | None = None, int8: bool = False
+) -> RunSummary:
+    """Write the model in all its forms and the report; return the summary, which is written last.
 
     A format that the model does not support is skipped, and the reason goes to the callback. Each file of an earlier
     start of the run stays until the new one is complete; files that are not ours are never touched.
     """
-    refused: dict[str, str] = {}
-    if not delivery.with_onnx:
-        refused[ONNX] = "it is not asked for" if has_onnx() else str(MissingExtraError("onnx", extra="onnx"))
-    if delivery.onnx is None and not has_onnx():
-        callback.log(f"{ONNX} is not written: {refused[ONNX]}")
-    if delivery.int8 and not delivery.with_onnx:
-        callback.log(f"{INT8} is not written, because it is made from {ONNX}")
     if not Processes.here().is_main:
-        return summary
+        return result.summary
     folder.mkdir(parents=True, exist_ok=True)
     earlier = _Earlier.of(folder)
     (folder / SUMMARY).unlink(missing_ok=True)  # its presence means that the others are complete
-    writer = _Writer(callback, refused)
-    summary = with_promises(replace(summary, files=_describe_onnx(summary, delivery, folder, writer)))
-    summary = _with_bundle(summary, delivery, folder, writer)
-    written, summary = set(summary.files), with_promises(earlier.exports_for(summary, folder))
+    writer = _Writer(result, folder, callback, has_onnx() if onnx is None else onnx)
+    summary = with_files(result.summary, writer.onnx_files(is_asked=onnx is not None, int8=int8))
+    summary = writer.with_bundle(summary)
+    written = set(summary.files)
+    summary = with_files(*earlier.exports_for(summary, folder))
     _remove_stale(folder, summary.files, callback)
     if (summary.files.keys() - written) & set(ONNX_FILES):  # the bundle tells of those that stay too
-        summary = _with_bundle(summary, delivery, folder, writer)
-    summary = with_missing(replace(summary, not_written=refused), _remedies(delivery))
-    summary = replace(summary, latency=_latency(delivery, folder, callback))
+        summary = writer.with_bundle(summary)
+    summary = with_files(replace(summary, not_written=writer.refused), summary.files, writer.remedies)
+    summary = replace(summary, latency=writer.latency())
     try:
         write_report(summary, folder / REPORT)
     except MissingExtraError as error:
@@ -134,11 +158,18 @@ def deliver(summary: RunSummary, delivery: Delivery, folder: Path, callback: Cal
 class _Writer:
     """Writes one form of the model after the other, and keeps why those that it does not support are `refused`."""
 
+    result: Compressed
+    folder: Path
     callback: Callback
-    refused: dict[str, str]
+    with_onnx: bool
+    refused: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def exporter(self) -> Exporter:
+        return Exporter(self.result.data, self.result.task)
 
     def written(self, name: str, write: Callable[[], T]) -> T | None:
-        """The result of `write`, or None if the model does not support that format."""
+        """Return the result of `write`, or None if the model does not support that format."""
         self.callback.log(f"writing {name}")
         self.refused.pop(name, None)
         try:
@@ -148,47 +179,133 @@ class _Writer:
             self.callback.log(f"{name} is not written: {error}")
             return None
 
+    def onnx_files(self, *, is_asked: bool, int8: bool) -> dict[str, DeliveredFile]:
+        """Write the ONNX files; return them with their checksums, and what is promised of them."""
+        if not self.with_onnx:
+            self.refused[ONNX] = "it is not asked for" if has_onnx() else str(MissingExtraError("onnx", extra="onnx"))
+            if not is_asked:
+                self.callback.log(f"{ONNX} is not written: {self.refused[ONNX]}")
+            if int8:
+                self.callback.log(f"{INT8} is not written, because it is made from {ONNX}")
+            return {}
+        found: dict[str, DeliveredFile] = {}
+        for name, write in ((ONNX, self._float_file), (INT8, self._int8_file)):
+            if name == INT8 and not (int8 and ONNX in found):
+                break
+            if about := self.written(name, write):
+                promise = promise_of(name, self.result.summary, certified=name in self.result.files.certified)
+                found[name] = replace(about, sha256=file_digest(self.folder / name), promise=promise)
+                if about.fault:
+                    self.callback.log(f"{name}: {about.fault}")
+        return found
 
-def _remedies(delivery: Delivery) -> list[str]:
-    """What would help where nothing could be written."""
-    onnx = [] if delivery.with_onnx else ["write ONNX (--onnx)" if has_onnx() else "pip install 'basisprune[onnx]'"]
-    named = (
-        [] if delivery.factory else ["pass the model by name, as package.module:function, which a bundle then names"]
-    )
-    return [*onnx, *named, "remove from its forward what the reasons name"]
+    def _float_file(self) -> DeliveredFile:
+        """Write the ONNX file: the one that was tested, or a new one."""
+        path, files = self.folder / ONNX, self.result.files
+        if files.onnx is None:
+            self.exporter.export(self.result.model, path)
+        else:
+            with atomic(path) as file:
+                file.write(files.onnx)
+        takes = "prepared inputs" if self.result.data.train.prepared else "pixels"
+        return DeliveredFile(path.stat().st_size, f"for ONNX Runtime and others; takes {takes}", test=files.onnx_test)
 
+    def _int8_file(self) -> DeliveredFile:
+        """Write the int8 file next to the ONNX file; its accuracy is measured, because it differs."""
+        result, files, small, data = self.result, self.result.files, self.folder / INT8, self.result.data
+        try:
+            if files.int8 is None or files.made is None:
+                rule = None if result.guarantee is None else AcceptanceRule(result.guarantee)
+                made = self.exporter.quantise(self.folder / ONNX, small, result.original, rule)
+            else:
+                made = files.made
+                with atomic(small) as file:
+                    file.write(files.int8)
+            # The test images of a run that was stopped are not looked at, because it may go on.
+            images = (None if result.found.interrupted else data.test) or data.val or data.train
+            found = self.exporter.file_outcomes(small, result.model, images)
+        except BasisPruneError:
+            small.unlink(missing_ok=True)
+            raise
+        size, fault = small.stat().st_size, "" if INT8 in files.certified else made.fault
+        return DeliveredFile(size, made.what, found.value, interval_of(found), test=files.int8_test, fault=fault)
 
-def _describe_onnx(summary: RunSummary, delivery: Delivery, folder: Path, writer: _Writer) -> dict[str, DeliveredFile]:
-    """The ONNX files, written and described: their checksums, and what is promised of them."""
-    files: dict[str, DeliveredFile] = {}
-    for name, about in _write_onnx(delivery, folder, writer).items():
-        promise = promise_of(name, summary, certified=name in delivery.files.certified)
-        files[name] = replace(about, sha256=file_digest(folder / name), promise=promise)
-        if about.fault:
-            writer.callback.log(f"{name}: {about.fault}")
-    return files
+    def with_bundle(self, summary: RunSummary) -> RunSummary:
+        """Write the bundle, last of the models, because it has the verdict and all checksums."""
+        files = {name: about for name, about in summary.files.items() if name != BUNDLE}
+        sums = {name: files[name].sha256 for name in ONNX_FILES if name in files}
+        if not self.written(BUNDLE, lambda: self._save_bundle(summary, sums)):
+            return replace(summary, files=files)
+        weights = self.folder / _WEIGHTS
+        said = "for Python: basisprune.from_pretrained"
+        bundle = DeliveredFile(weights.stat().st_size, said, sha256=file_digest(weights))
+        return replace(summary, files={BUNDLE: bundle, **files})
 
+    def _save_bundle(self, summary: RunSummary, sums: Mapping[str, str]) -> Path:
+        """Write the folder of the bundle, which also knows the checksums of the files beside it."""
+        chosen, certificate, result = summary.chosen, summary.certificate, self.result
+        metrics: dict[str, object] = {
+            **result.task.to_dict(),
+            "verdict": summary.verdict,
+            "reference": asdict(summary.reference),
+        }
+        if summary.test is not None:
+            metrics["test"] = asdict(summary.test)
+        if chosen is not None:
+            metrics["validation"] = {"accuracy": chosen.accuracy, "interval": list(chosen.interval)}
+        if sums:
+            metrics[CHECKSUMS] = dict(sums)
+        if certificate is not None and certificate.tests:
+            metrics[TESTS_MADE] = len(certificate.tests)
+        with random_numbers_kept():
+            batches = task_batches(result.data.train, result.model, result.task, batch_size=_EXAMPLES)
+            checks = [batch[0] for batch in islice(batches, 1)]
+        save = partial(
+            save_pretrained,
+            result.model,
+            self.folder / BUNDLE,
+            classes=list(summary.classes) or None,
+            metrics=json.loads(json.dumps(metrics)),
+            plans=result.state.plans,
+            check_inputs=checks,
+        )
+        try:
+            return save()  # which whoever loads it needs no code of others for
+        except (BundleError, LayerError):
+            if result.factory is None:
+                raise
+            return save(factory=result.factory)
 
-def _with_bundle(summary: RunSummary, delivery: Delivery, folder: Path, writer: _Writer) -> RunSummary:
-    """The summary with the bundle, written last of the models, because it has the verdict and all checksums."""
-    files = {name: about for name, about in summary.files.items() if name != BUNDLE}
-    sums = {name: files[name].sha256 for name in ONNX_FILES if name in files}
-    if not writer.written(BUNDLE, lambda: _save_bundle(summary, delivery, folder / BUNDLE, sums)):
-        return replace(summary, files=files)
-    size, said = (folder / _WEIGHTS).stat().st_size, "for Python: basisprune.from_pretrained"
-    bundle = DeliveredFile(size, said, sha256=file_digest(folder / _WEIGHTS))
-    return replace(summary, files={BUNDLE: bundle, **files})
+    @property
+    def remedies(self) -> list[str]:
+        """What would help where nothing could be written."""
+        onnx = "write ONNX (--onnx)" if has_onnx() else "pip install 'basisprune[onnx]'"
+        by_name = "pass the model by name, as package.module:function, which a bundle then names"
+        return [
+            *([] if self.with_onnx else [onnx]),
+            *([] if self.result.factory else [by_name]),
+            "remove from its forward what the reasons name",
+        ]
 
-
-def _write_onnx(delivery: Delivery, folder: Path, writer: _Writer) -> dict[str, DeliveredFile]:
-    files: dict[str, DeliveredFile] = {}
-    if delivery.with_onnx and (size := writer.written(ONNX, lambda: _float_file(delivery, folder / ONNX))):
-        takes = "prepared inputs" if delivery.data.train.prepared else "pixels"
-        what, test = f"for ONNX Runtime and others; takes {takes}", delivery.files.onnx_test
-        files[ONNX] = DeliveredFile(size, what, test=test)
-        if delivery.int8 and (about := writer.written(INT8, lambda: _int8_file(delivery, folder / ONNX))):
-            files[INT8] = about
-    return files
+    def latency(self) -> LatencyReport:
+        """Measure the unpruned and the chosen model in turns: the delivered file first, then in PyTorch."""
+        self.callback.log("measuring the latency of the unpruned and the pruned model")
+        models = {"before": self.result.original, "after": self.result.model}
+        shape = spec_of(self.result.model).shape
+        has_file = self.with_onnx and (self.folder / ONNX).is_file()
+        repeats = rounds(models, shape, images=sum(_BATCHES) * (2 if has_file else 1), seconds=_SECONDS)
+        eager = measure_latency(models, shape, batch_sizes=_BATCHES, backends=["eager"], repeats=repeats)
+        if not has_file:
+            return eager
+        try:
+            with TemporaryDirectory() as scratch:
+                before = self.exporter.export(self.result.original, Path(scratch) / ONNX).path
+                files = {"before": (ORT, before), "after": (ORT, self.folder / ONNX)}
+                in_file = file_latencies(files, batch_sizes=_BATCHES, repeats=repeats)
+        except BasisPruneError as error:  # a network that torch's exporter does not support
+            self.callback.log(f"ONNX Runtime's latency could not be measured: {error}")
+            return eager
+        return replace(eager, rows=(*in_file, *eager.rows))
 
 
 @dataclass(frozen=True)
@@ -209,21 +326,21 @@ class _Earlier:
         bundle = summary.files.get(BUNDLE)
         return cls(summary, None if bundle is None else bundle.sha256)
 
-    def exports_for(self, summary: RunSummary, folder: Path) -> RunSummary:
-        """The new summary with what was exported before, if it was the same network."""
+    def exports_for(self, summary: RunSummary, folder: Path) -> tuple[RunSummary, dict[str, DeliveredFile]]:
+        """Return the new summary, and its files with what was exported before, if it was the same network."""
         bundle = summary.files.get(BUNDLE)
         if bundle is None or bundle.sha256 != self.weights:
-            return summary
+            return summary, dict(summary.files)
         there = [name for name in _EXPORTED if name not in summary.files and (folder / name).is_file()]
         if self.summary is None:
             kept = {name: _described(folder / name, summary) for name in there}
-            return replace(summary, files={**summary.files, **kept})
+            return summary, {**summary.files, **kept}
         known = self.summary.files
         kept = {name: known[name] for name in there if name in known and _is_export(name, known[name])}
         rows = tuple(
             row for row in self.summary.runtimes if not row.file or row.file in kept or row.file in summary.files
         )
-        return replace(summary, files={**summary.files, **kept}, runtimes=rows if kept else ())
+        return replace(summary, runtimes=rows if kept else ()), {**summary.files, **kept}
 
 
 def _is_export(name: str, about: DeliveredFile) -> bool:
@@ -248,89 +365,54 @@ def _remove_stale(folder: Path, files: Mapping[str, DeliveredFile], callback: Ca
         callback.log(f"removed {', '.join(stale)}: of an earlier start, and not asked for now or of another network")
 
 
-def _save_bundle(summary: RunSummary, delivery: Delivery, folder: Path, sums: Mapping[str, str]) -> Path:
-    """The folder of the bundle, which also knows the checksums of the files beside it."""
-    chosen = summary.chosen
-    metrics: dict[str, object] = {
-        **delivery.task.to_dict(),
-        "verdict": summary.verdict,
-        "reference": asdict(summary.reference),
-    }
-    if summary.test is not None:
-        metrics["test"] = asdict(summary.test)
-    if chosen is not None:
-        metrics["validation"] = {"accuracy": chosen.accuracy, "interval": list(chosen.interval)}
-    if sums:
-        metrics[CHECKSUMS] = dict(sums)
-    if summary.certificate is not None and summary.certificate.tests:
-        metrics[MADE] = len(summary.certificate.tests)
-    save = partial(
-        save_pretrained,
-        delivery.model,
-        folder,
-        classes=list(summary.classes) or None,
-        metrics=_plain(metrics),
-        plans=delivery.plans,
-        check_inputs=delivery.some_inputs,
-    )
-    try:
-        return save()  # which whoever loads it needs no code of others for
-    except (BundleError, LayerError):
-        if delivery.factory is None:
-            raise
-        return save(factory=delivery.factory)
+# ------------------------------------------------------------------------------------------- what is said of the files
 
 
-def _plain(value: object) -> dict[str, JsonValue]:
-    """The value as it comes back from JSON."""
-    plain: dict[str, JsonValue] = json.loads(json.dumps(value))
-    return plain
+def promise_of(name: str, summary: RunSummary, *, certified: bool = False) -> Status | None:
+    """Return what is promised of a file; None where nothing is, and of the unpruned network itself.
+
+    Nothing is promised where the budget is not about accuracy, and of files for other runtimes than ONNX's.
+    """
+    if summary.certificate is None or name not in ONNX_FILES:
+        return None
+    if name == ONNX and summary.candidates and summary.candidates[0].chosen:
+        return None
+    return "certified" if certified else "estimated"
 
 
-def _float_file(delivery: Delivery, path: Path) -> int:
-    """The bytes of the ONNX file: the one that was tested, or a new one."""
-    if delivery.files.onnx is None:
-        return delivery.exporter.export(delivery.model, path).size
-    with atomic(path) as file:
-        file.write(delivery.files.onnx)
-    return len(delivery.files.onnx)
+def with_files(summary: RunSummary, files: Mapping[str, DeliveredFile], remedies: Sequence[str] = ()) -> RunSummary:
+    """Return the summary with these files; its verdict and headline also say what they lack.
+
+    Both are made anew from the finding. `remedies` are what would help where no file could be written.
+    """
+    finding = summary.finding or Finding(summary.verdict, summary.headline)
+    said, head = finding.verdict, finding.headline
+    summary = replace(summary, files=files)
+    follows, is_certified = head == said, summary.certificate is not None and summary.certificate.certified
+    for name in ONNX_FILES:
+        about = files.get(name)
+        if about is None or about.promise != "estimated" or not (about.fault or is_certified):
+            continue
+        why = "" if about.test is None else ": its test failed"
+        said += (
+            f" Warning: {name} is not within the budget: {about.fault}."
+            if about.fault
+            else (f" {name} is estimated, not certified{why}.")
+        )
+        if is_certified and head:
+            head += f"; {name} is not"
+    if summary.is_undelivered:
+        why = " ".join(f"{name}: {_sentence(reason)}" for name, reason in summary.not_written.items())
+        said = f"No deployable file could be written: there is neither a bundle ({BUNDLE}/) nor {ONNX}. {said}"
+        said += f" Why not: {why}" + (f" What would help: {'; '.join(remedies)}." if remedies else "")
+        head = f"No deployable file; {head}"
+    elif BUNDLE in summary.not_written and BUNDLE not in files:
+        said += f" There is no bundle ({BUNDLE}/) of this network: {_sentence(summary.not_written[BUNDLE])}"
+    return replace(summary, finding=finding, verdict=said, headline=said if follows else head)
 
 
-def _int8_file(delivery: Delivery, source: Path) -> DeliveredFile:
-    """The int8 file next to the ONNX file; its accuracy is measured, because it differs."""
-    small, files = source.with_name(INT8), delivery.files
-    try:
-        if files.int8 is None or files.made is None:
-            made = delivery.exporter.quantise(source, small, delivery.original, delivery.standard)
-        else:
-            made = files.made
-            with atomic(small) as file:
-                file.write(files.int8)
-        data = (None if delivery.interrupted else delivery.data.test) or delivery.data.val or delivery.data.train
-        found = delivery.exporter.file_outcomes(small, delivery.model, data)
-    except BasisPruneError:
-        small.unlink(missing_ok=True)
-        raise
-    size, fault = small.stat().st_size, "" if INT8 in files.certified else made.fault
-    return DeliveredFile(size, made.what, found.value, interval_of(found), test=files.int8_test, fault=fault)
-
-
-def _latency(delivery: Delivery, folder: Path, callback: Callback) -> LatencyReport:
-    """The latency of the unpruned and of the chosen model, in turns: of the delivered file first, then in PyTorch."""
-    callback.log("measuring the latency of the unpruned and the pruned model")
-    models = {"before": delivery.original, "after": delivery.model}
-    shape = spec_of(delivery.model).shape
-    has_file = delivery.with_onnx and (folder / ONNX).is_file()
-    repeats = rounds(models, shape, images=sum(_BATCHES) * (2 if has_file else 1), seconds=_SECONDS)
-    eager = measure_latency(models, shape, batch_sizes=_BATCHES, backends=["eager"], repeats=repeats)
-    if not has_file:
-        return eager
-    try:
-        with TemporaryDirectory() as scratch:
-            before = delivery.exporter.export(delivery.original, Path(scratch) / ONNX).path
-            files = {"before": (ORT, before), "after": (ORT, folder / ONNX)}
-            in_file = file_latencies(files, batch_sizes=_BATCHES, repeats=repeats)
-    except BasisPruneError as error:  # a network that torch's exporter does not support
-        callback.log(f"ONNX Runtime's latency could not be measured: {error}")
-        return eager
-    return replace(eager, rows=(*in_file, *eager.rows))
+def _sentence(reason: str) -> str:
+    """Return a reason on one line, as a sentence."""
+    line = " ".join(reason.split())
+    line = line if len(line) <= _LONGEST else f"{line[:_LONGEST]} ..."
+    return line if line.endswith(".") else f"{line}."

@@ -21,10 +21,10 @@ from basisprune.files import file_digest, locked, user_path
 from basisprune.report.html import write_report
 from basisprune.results import DeliveredFile, RunSummary, RuntimeRow
 from basisprune.runs.accuracy import Judgement, accuracy_on, is_own, parts_of
+from basisprune.runs.deliver import promise_of, with_files
 from basisprune.runs.exporting import BATCH, calibration_batches
 from basisprune.runs.load import Loaded, load_any
 from basisprune.runs.output import CONFIG, PREPARED, REPORT, SUMMARY, refuse_links
-from basisprune.runs.verdict import promise_of, with_promises
 from basisprune.types import Part, dotted
 
 _CHECKED = 64
@@ -224,8 +224,7 @@ def _note(folder: Path, rows: tuple[RuntimeRow, ...], callback: Callback) -> Non
         return
     measured = {row.name for row in rows}
     others = tuple(row for row in summary.runtimes if row.name not in measured and (folder / row.file).is_file())
-    summary = replace(summary, runtimes=(*rows[:-1], *others, rows[-1]), files=_noted(folder, rows, summary))
-    summary = with_promises(summary)
+    summary = with_files(replace(summary, runtimes=(*rows[:-1], *others, rows[-1])), _noted(folder, rows, summary))
     try:
         write_report(summary, folder / REPORT)
     except MissingExtraError as error:

@@ -37,7 +37,7 @@ from basisprune.results import (
     ShownMask,
     Side,
 )
-from basisprune.runs.certifying import ONNX_RUNTIME, PYTORCH
+from basisprune.runs.certify import ONNX_RUNTIME, PYTORCH
 from basisprune.runs.job import Job
 from basisprune.runs.output import versions
 from basisprune.runs.shown import picture_of, picture_url, shown_errors, shown_masks

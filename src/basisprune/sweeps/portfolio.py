@@ -24,8 +24,8 @@ from basisprune.results import BackboneRow, Portfolio, RunSummary
 from basisprune.runs.job import ModelSource, code_of, load_images
 from basisprune.runs.output import BUNDLE, IN_PYTHON, SUMMARY, OutputFolder, refuse_links
 from basisprune.runs.preflight import preflight
+from basisprune.runs.record import TESTS
 from basisprune.runs.settings import Options, configure
-from basisprune.runs.tested import TESTS
 from basisprune.sweeps.backbones import (
     AUTO,
     PORTFOLIO,

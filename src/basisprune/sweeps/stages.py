@@ -22,13 +22,12 @@ from basisprune.deploy.export.onnx import has_onnx
 from basisprune.method.pipeline import Pipeline
 from basisprune.method.states import State
 from basisprune.results import FrontPoint, Portfolio, RunSummary
-from basisprune.runs.certifying import ONNX_RUNTIME, PYTORCH, Certified
-from basisprune.runs.compress import Compressed, certify_job
-from basisprune.runs.job import Job, ModelSource, factory_of
+from basisprune.runs.certify import ONNX_RUNTIME, PYTORCH
+from basisprune.runs.compress import conclude
+from basisprune.runs.job import Job, ModelSource
 from basisprune.runs.output import OutputFolder
 from basisprune.runs.preflight import preflight
 from basisprune.runs.settings import Options, RunConfig, configure
-from basisprune.runs.summary import summarise
 from basisprune.search import Search
 from basisprune.search.candidates import ALL, SearchResult
 from basisprune.sweeps.backbones import start_from
@@ -137,15 +136,12 @@ def deliver(run: Run, callback: Callback, in_memory: InMemory) -> None:
     with _prepared(run, callback, in_memory) as (job, pipeline):
         keep_images(run.root, job.splits, callback)
         own = _searched(run, job, pipeline, callback, in_memory)
-        config, promise, certified = job.config, job.config.guarantee, Certified(own.run())
-        if promise is not None:
-            certified = certify_job(job, certified.found, promise, callback, folder=run.root)
-        found = certified.found
-        callback.log("measuring the result")
-        summary = summarise(job, pipeline, found, "")
-        summary = _with_portfolio(summary, portfolio, found.chosen, is_compared=own.reference is not None)
-        result = Compressed(summary, found, job.splits, certified.files, promise, factory=factory_of(job))
-        result.delivered(run.root, onnx=config.onnx, int8=config.int8, callback=callback)
+        is_compared = own.reference is not None
+
+        def amended(summary: RunSummary, found: SearchResult) -> RunSummary:
+            return _with_portfolio(summary, portfolio, found.chosen, is_compared=is_compared)
+
+        conclude(job, pipeline, own.run(), OutputFolder(run.root), amend=amended)
 
 
 def _with_portfolio(summary: RunSummary, portfolio: Portfolio, chosen: int, *, is_compared: bool) -> RunSummary:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import basisprune.runs.deliver
 from basisprune.budget import Budget
-from basisprune.budget.certify import AcceptanceRule, Certificate, Guarantee
+from basisprune.budget.certify import Certificate, Guarantee, Test
 from basisprune.callback import NullCallback
 from basisprune.data import Splits, load_data
 from basisprune.deploy.bundle import load_bundle
@@ -21,11 +21,14 @@ from basisprune.deploy.export.onnx import Quantised
 from basisprune.deploy.fold import deploy
 from basisprune.errors import MissingExtraError, ModelError
 from basisprune.files import digest
+from basisprune.method.states import State
 from basisprune.results import DeliveredFile, RunSummary, RuntimeRow
-from basisprune.runs.certifying import Files
-from basisprune.runs.deliver import Delivery, deliver
+from basisprune.runs.certify import Files
+from basisprune.runs.deliver import Compressed, promise_of, with_files
+from basisprune.runs.deliver import deliver as deliver_result
 from basisprune.runs.exporting import Exporter, Int8Export
 from basisprune.runs.load import load_any
+from basisprune.search.candidates import Evaluated, SearchResult
 
 FOUND = summary(classes=list(NAMES), latency=None, files={}, runtimes=[])
 
@@ -37,12 +40,35 @@ class RefusalNotes(Notes):
         return [line for line in self.lines if "is not written" in line]
 
 
-def delivery(**options) -> Delivery:
-    model = tiny_model()
-    small = deploy(model, model.input_spec, NAMES)
+@dataclass(frozen=True)
+class Delivery:
+    """A result with the options of its delivery."""
+
+    result: Compressed
+    onnx: bool | None = None
+    int8: bool = False
+
+    @property
+    def model(self) -> nn.Module:
+        return self.result.model
+
+    @property
+    def exporter(self) -> Exporter:
+        return Exporter(self.result.data)
+
+
+def delivery(model: nn.Module | None = None, *, onnx: bool | None = None, int8: bool = False, **given) -> Delivery:
+    network = tiny_model()
+    small = deploy(network, network.input_spec, NAMES) if model is None else model
     images = load_data(tiny_images(60))
     parts = Splits(images.train, images.val, images.test, NAMES)
-    return Delivery(small, small, (), parts, **options)
+    found = SearchResult((Evaluated(None, State((), network), small),), 0)
+    return Delivery(Compressed(FOUND, found, parts, **given), onnx, int8)
+
+
+def deliver(summary: RunSummary, given: Delivery, folder, callback) -> RunSummary:
+    result = replace(given.result, summary=summary)
+    return deliver_result(result, folder, callback, onnx=given.onnx, int8=given.int8)
 
 
 def names(folder) -> set[str]:
@@ -114,15 +140,6 @@ def test_a_form_that_the_model_cannot_take_is_left_out(tmp_path, monkeypatch):
     assert notes.refused() == ["model is not written: no"]
 
 
-@pytest.mark.parametrize(
-    ("asked", "installed", "written"),
-    [(None, True, True), (None, False, False), (True, False, True), (False, True, False)],
-)
-def test_onnx_is_written_where_it_is_asked_for_or_installed(asked, installed, written, monkeypatch):
-    monkeypatch.setattr(basisprune.runs.deliver, "has_onnx", lambda: installed)
-    assert delivery(onnx=asked).with_onnx == written
-
-
 def test_a_damaged_onnx_file_is_noticed_by_the_summary_and_by_the_bundle(tmp_path):
     found = deliver(FOUND, delivery(onnx=True), tmp_path, NullCallback())
     path = tmp_path / "model.onnx"
@@ -159,7 +176,7 @@ def test_exports_stay_when_the_same_network_is_delivered_again_and_go_with_anoth
     assert [line.split(":")[0] for line in notes.lines if "removed" in line] == ["removed model.pt2"]
 
 
-@pytest.mark.parametrize(("same", "fails"), [(True, "_latency"), (False, "save_pretrained"), (False, "_latency")])
+@pytest.mark.parametrize(("same", "fails"), [(True, "rounds"), (False, "save_pretrained"), (False, "rounds")])
 def test_exports_outlive_a_start_that_is_killed_while_it_delivers(tmp_path, monkeypatch, same, fails):
     deliver(FOUND, delivery(onnx=False), tmp_path, NullCallback())
     for name in ("model.pt2", "model.int8.onnx"):
@@ -227,7 +244,7 @@ def broken() -> Int8Export:
 @pytest.mark.parametrize("tested", [True, False])
 def test_an_int8_file_that_breaks_the_budget_is_told_everywhere(tmp_path, tested, monkeypatch):
     """Whether it was made for the tests or, where nothing confirms, only now."""
-    given = delivery(onnx=True, int8=True, standard=AcceptanceRule(Guarantee(Budget(max_drop=0.01))))
+    given = delivery(onnx=True, int8=True, guarantee=Guarantee(Budget(max_drop=0.01)))
     quantise = Exporter.quantise
 
     def spoilt(self: Exporter, source, target, reference, _standard) -> Int8Export:
@@ -238,9 +255,9 @@ def test_an_int8_file_that_breaks_the_budget_is_told_everywhere(tmp_path, tested
     if tested:
         source, small = tmp_path / "a.onnx", tmp_path / "b.onnx"
         given.exporter.export(given.model, source)
-        made = given.exporter.quantise(source, small, given.original, None)
+        made = given.exporter.quantise(source, small, given.model, None)
         files = Files(source.read_bytes(), small.read_bytes(), made, certified=frozenset(["model.onnx"]))
-        given = replace(given, files=files)
+        given = replace(given, result=replace(given.result, files=files))
     notes, found = RefusalNotes(), replace(FOUND, certificate=certificate("certified" if tested else "estimated"))
     result = deliver(found, given, tmp_path / "out", notes)
     small = result.files["model.int8.onnx"]
@@ -272,7 +289,7 @@ def asking(asks, **options) -> Delivery:
     model = Asking(asks)
     model.input_spec = tiny_model().input_spec
     model = deploy(model, model.input_spec, NAMES)
-    return replace(delivery(onnx=False, **options), model=model, original=model)
+    return delivery(model, onnx=False, **options)
 
 
 def test_the_bundle_is_the_network_that_was_delivered_whatever_its_code_asks(tmp_path):
@@ -309,3 +326,49 @@ def test_a_bundle_alone_that_is_missing_is_told_of_and_the_run_gave_what_was_ask
 def test_nothing_is_said_of_what_is_missing_where_there_is_a_bundle(tmp_path, onnx):
     found = deliver(FOUND, delivery(onnx=onnx), tmp_path, NullCallback())
     assert (found.verdict, found.is_undelivered, found.fulfilled) == (FOUND.verdict, False, True)
+
+
+# ------------------------------------------------------------------------------------------- what is said
+
+PRUNED = summary(files={}, runtimes=[], headline="90 % removed, certified: a loss of at most 1 point")
+CERTIFIED = Certificate("certified", 0.95, "accuracy", 1000, "")
+FILES = ("model.onnx", "model.int8.onnx")
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("passed", [True, False, None])
+def test_the_verdict_tells_what_is_promised_of_an_onnx_file(passed, name):
+    test = None if passed is None else Test(3, "file", 0.95, 0.9, 0.01, 0.01, 1, 1, passed)
+    files = {name: DeliveredFile(1, "a file", test=test, promise="certified" if passed else "estimated")}
+    found = replace(PRUNED, files=files, certificate=CERTIFIED, require_certified=True)
+    said = {True: "", False: f" {name} is estimated, not certified: its test failed."}
+    told = with_files(found, found.files)
+    assert told.verdict == PRUNED.verdict + said.get(passed, f" {name} is estimated, not certified.")
+    assert told.headline == PRUNED.headline + ("" if passed else f"; {name} is not")
+    assert told.fulfilled == bool(passed)
+    assert with_files(told, told.files) == told
+
+
+def test_both_files_are_told_of_and_a_fault_even_where_all_is_estimated():
+    files = {name: DeliveredFile(1, "a file", promise="estimated", fault="it is bad") for name in FILES}
+    for certificate in (CERTIFIED, replace(CERTIFIED, status="estimated", reason="so it is")):
+        told = with_files(replace(PRUNED, certificate=certificate), files)
+        assert all(f"Warning: {name} is not within the budget: it is bad." in told.verdict for name in FILES)
+        assert (told.headline == PRUNED.headline) == (not certificate.certified)
+        assert with_files(told, told.files) == told
+
+
+def test_a_verdict_that_is_the_headline_stays_so():
+    files = {"model.int8.onnx": DeliveredFile(1, "a file", promise="estimated")}
+    told = with_files(replace(PRUNED, headline=PRUNED.verdict, certificate=CERTIFIED), files)
+    assert told.headline == told.verdict != PRUNED.verdict
+
+
+def test_nothing_is_promised_without_a_certificate_of_the_unpruned_network_or_of_other_runtimes():
+    assert promise_of("model.onnx", replace(PRUNED, certificate=None)) is None
+    found = replace(PRUNED, certificate=CERTIFIED)
+    assert promise_of("model.pt2", found) is None
+    assert [promise_of("model.onnx", found, certified=each) for each in (True, False)] == ["certified", "estimated"]
+    rows = tuple(replace(row, chosen=index == 0) for index, row in enumerate(found.candidates))
+    unpruned = replace(found, candidates=rows)
+    assert [promise_of(name, unpruned) for name in FILES] == [None, "estimated"]

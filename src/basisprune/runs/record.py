@@ -1,8 +1,4 @@
-"""What was tested on the confirming images, in the folder of its run: the order first, then each outcome.
-
-They are looked at once. A run that is started again goes on in the order that was written down, with the outcomes that
-were; what is added later, such as an int8 file, comes last in that order, and only if nothing has failed.
-"""
+"""The record of the tests on the confirming images, in the folder of a run: the order first, then each outcome."""
 
 from __future__ import annotations
 
@@ -26,7 +22,7 @@ from basisprune.torchkit.processes import Processes
 from basisprune.types import JsonValue
 
 TESTS = "tests.json"
-MADE = "tests made"
+TESTS_MADE = "tests made"
 """The entry of a bundle's metrics for how many tests were made."""
 
 
@@ -126,7 +122,7 @@ def has_been_tested(folder: Path | None) -> bool:
     if not holds_bundle(folder / BUNDLE):
         return False
     try:
-        return bool(read_folder(folder / BUNDLE).config.metrics.get(MADE))
+        return bool(read_folder(folder / BUNDLE).config.metrics.get(TESTS_MADE))
     except BasisPruneError:
         return True
 

@@ -1,4 +1,8 @@
-"""A finished search -> what of it is certified on the confirming images, as the delivered files compute it."""
+"""A finished search -> what of it is certified on the confirming images, as the delivered files compute it.
+
+The images are looked at once. The order of the tests is written down first, then each outcome; a run that is started
+again goes on from there. A file that is added later, such as an int8 file, comes last, and only if nothing has failed.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +32,11 @@ from basisprune.budget.metrics import in_words, metric_name, value_of
 from basisprune.callback import Callback
 from basisprune.data import LabelledImages, Splits
 from basisprune.data.manifest import manifest_of
+from basisprune.deploy.export.onnx import has_onnx
 from basisprune.errors import BasisPruneError, CheckpointError
 from basisprune.files import file_digest
 from basisprune.runs.exporting import Exporter, Int8Export
+from basisprune.runs.job import Job
 from basisprune.runs.labelling import (
     ANSWERS,
     Answers,
@@ -41,7 +47,7 @@ from basisprune.runs.labelling import (
     write_answers,
 )
 from basisprune.runs.output import INT8, ONNX
-from basisprune.runs.tested import (
+from basisprune.runs.record import (
     FileTest,
     Tested,
     has_been_tested,
@@ -366,6 +372,16 @@ def _chosen(found: SearchResult, certificate: Certificate, promise: Guarantee) -
         return found.chosen
     tested = certificate.tests[0]
     return tested.index if tested.after >= promise.budget.least_accuracy(tested.before) - EQUAL else 0
+
+
+def certify_found(job: Job, found: SearchResult, callback: Callback, folder: Path | None) -> Certified:
+    """Certify the search of a job, by ONNX Runtime if the run writes an ONNX file."""
+    config = job.config
+    onnx = folder is not None and (has_onnx() if config.onnx is None else config.onnx)
+    exporter, guarantee = Exporter(job.splits, config.task), cast("Guarantee", config.guarantee)
+    return Certifier(
+        guarantee, job.splits, exporter, callback, onnx, onnx and config.int8, folder, job.labels, config.seed
+    ).run(found)
 
 
 def certifiable_here(promise: Guarantee, data: Splits) -> str:

@@ -13,19 +13,19 @@ from tiny import NAMES, tiny_images, tiny_model
 from torch import nn
 
 from basisprune.budget import Budget
-from basisprune.budget.certify import Guarantee
+from basisprune.budget.certify import Guarantee, Test
 from basisprune.callback import NullCallback
 from basisprune.data import ArrayImages, Splits
 from basisprune.data.datasets import in_units
 from basisprune.deploy.bundle import save_pretrained
 from basisprune.deploy.export.onnx import Quantised
-from basisprune.errors import ModelError
+from basisprune.errors import CheckpointError, ModelError, PlanError
 from basisprune.method.states import Stage, State
 from basisprune.recipes import DENSE, Step
 from basisprune.runs import exporting
-from basisprune.runs.certifying import Certified, Certifier, certifiable_here
+from basisprune.runs.certify import Certified, Certifier, certifiable_here
 from basisprune.runs.exporting import Exporter, Int8Export
-from basisprune.runs.tested import MADE, read_tested
+from basisprune.runs.record import TESTS, TESTS_MADE, FileTest, Tested, identity, read_tested, write_tested
 from basisprune.search.candidates import Candidate, Evaluated, SearchResult, Size
 from basisprune.tasks import Predictions
 
@@ -322,7 +322,7 @@ def test_where_the_record_is_missing_but_the_summary_or_the_bundle_tells_of_test
     (tmp_path / "summary.json").write_bytes(b"{")
     assert not run.start(search).found.certificate.certified
     (tmp_path / "summary.json").unlink()
-    save_pretrained(tiny_model(), tmp_path / "model", metrics={MADE: 1})
+    save_pretrained(tiny_model(), tmp_path / "model", metrics={TESTS_MADE: 1})
     assert not run.start(search).found.certificate.certified
     assert run.looks == []
 
@@ -349,3 +349,55 @@ def test_a_certificate_says_how_many_images_are_independent(monkeypatch):
         result = Certifier(PROMISE, given, Exporter(given), NullCallback()).run(search).found.certificate
         assert (result.images, result.units, result.certified) == (1000, 1000 // together, certified)
     assert "50 independent units of 1,000 confirming images" in certifiable_here(PROMISE, given)
+
+
+PASSED = Test(1, "half", 0.95, 0.94, 0.009, 0.02, 9, 7, passed=True)
+FAILED = replace(PASSED, passed=False, bound=0.02)
+
+
+def trial(weight: float, ratio: float = 0.5) -> Evaluated:
+    said = Predictions.of_hits(np.ones(3, dtype=bool))
+    state = State((DENSE, Step("basis", ratio)), nn.Identity(), (Stage("s", 1, 1, 1, 1),), outcomes=said)
+    network = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(network.weight, weight)
+    return Evaluated(Candidate.of(state, state, Size(1, 1)), state, network)
+
+
+def test_what_was_written_is_read_and_nothing_is_written_without_a_folder(tmp_path):
+    tested = (
+        Tested("1 %", "a", ("b", "c"), "PyTorch").with_test(PASSED).with_file("model.int8.onnx", FileTest("0", FAILED))
+    )
+    assert read_tested(tmp_path) is None
+    write_tested(tmp_path, tested)
+    assert read_tested(tmp_path) == tested
+    write_tested(None, tested)
+    assert read_tested(None) is None
+
+
+def test_a_failure_of_a_network_or_of_a_file_is_known():
+    tested = Tested("1 %", "a", ("b", "c"), "PyTorch")
+    assert not tested.has_failed
+    assert not tested.with_test(PASSED).has_failed
+    assert tested.with_test(FAILED).has_failed
+    assert tested.with_file("model.onnx", FileTest("0", FAILED)).has_failed
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", None])
+def test_a_record_that_is_damaged_is_not_taken_for_none(tmp_path, content):
+    write_tested(tmp_path, Tested("1 %", "a", ("b",), "PyTorch"))
+    path = tmp_path / TESTS
+    path.write_bytes(path.read_bytes().replace(b"PyTorch", b"pytorch") if content is None else content)
+    with pytest.raises(CheckpointError, match=r"tests\.json"):
+        read_tested(tmp_path)
+
+
+def test_networks_are_told_apart_by_their_weights_and_by_how_they_came_about():
+    names = {identity(each) for each in (trial(1.0), trial(2.0), trial(1.0, 0.25))}
+    assert len(names) == 3
+    assert identity(trial(1.0)) in names
+    assert identity(trial(1.0)).startswith("dense, basis 0.5, sha256 ")
+
+
+def test_every_test_has_the_checksum_of_what_was_run():
+    with pytest.raises(PlanError, match="1 tests have 0 checksums"):
+        Tested("1 %", "a", ("b",), "PyTorch", (PASSED,))
