@@ -14,8 +14,8 @@ settings.load_profile("busy machine")
 
 SLOW = (
     *("pipeline/", "experiments/", "tools/test_fuzz", "unit/cli/", "unit/data/test_loaders", "unit/deploy/export/"),
-    *(f"unit/deploy/bundle/test_{name}" for name in ("graph", "page", "saving", "tracing")),
-    *("unit/report/test_html", "unit/runs/test_deliver", "unit/training/test_choosing"),
+    *("unit/deploy/bundle/test_saving", "unit/deploy/bundle/test_steps", "unit/report/test_html"),
+    *("unit/runs/test_deliver", "unit/training/test_choosing"),
 )
 """What trains networks, starts processes or writes the files of other runtimes; `make quick` leaves it out."""
 
