@@ -1,7 +1,7 @@
 """A user's images, in any form -> batches that a network can be trained on.
 
 load                    whatever a user has -> training, validation and test parts
-folders, shards, hub    class folders, tar shards, datasets of Hugging Face and torchvision by name
+folders, hub            class folders and tar shards, datasets of Hugging Face and torchvision by name
 arrays, datasets        arrays and labels checked; images in memory, in files, in PyTorch datasets
 decode                  image files -> pixels, and what opening one shows
 copies, split           near copies; which images go to which part

@@ -15,23 +15,23 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from basisprune.callback import Callback, NullCallback
-from basisprune.data import hub, shards
+from basisprune.data import hub
 from basisprune.data.arrays import as_indices, as_labels, declared_classes, read_arrays
 from basisprune.data.copies import look_at, looks_of, note_near_copies
 from basisprune.data.datasets import ArrayImages, LabelledImages, WrappedDataset, take
 from basisprune.data.decode import Depth, Look, readable
-from basisprune.data.folders import read_folder
+from basisprune.data.folders import SHARDS, holds_shards, read_folder, read_shards
 from basisprune.data.manifest import ROLES, Manifest, Role, recalled
 from basisprune.data.split import (
     Splits,
-    fill,
+    draw_missing,
     groups_of,
+    hold_out_confirmation,
     keys_of,
     limited,
     names_of,
     related,
     reread,
-    set_aside,
     units,
 )
 from basisprune.errors import ConfigError, DataError
@@ -42,7 +42,7 @@ from basisprune.types import TEST_FRACTION, VAL_FRACTION
 DEFAULT_SIZE = (224, 224)
 FETCHED = (hub.TORCHVISION, hub.PREFIX)
 """How the names of sources begin that are downloaded."""
-PREFIXES = (*FETCHED, shards.PREFIX)
+PREFIXES = (*FETCHED, SHARDS)
 """How the names of sources begin that are not paths."""
 _MOST_SHOWN = 10
 _SHARED = ("are exact copies of images", "are of the same groups as images", "are near copies of images")
@@ -137,9 +137,9 @@ def load_data(
     splits = _without_shared(_opened(given, where, wanted), groups, wanted, where)
     if not isinstance(source, Splits):
         together = units(splits, "train", groups)
-        splits = fill(splits, (val_fraction, test_fraction), seed=seed, units=together, where=where)
+        splits = draw_missing(splits, (val_fraction, test_fraction), seed=seed, units=together, where=where)
     if splits.val is not None:
-        splits = set_aside(splits, confirm_fraction, seed, units(splits, "val", groups))
+        splits = hold_out_confirmation(splits, confirm_fraction, seed, units(splits, "val", groups))
     splits = related(splits, groups)
     return splits if isinstance(source, Splits) else limited(splits, limit, seed)
 
@@ -172,7 +172,7 @@ def recall(
 ) -> dict[Role, LabelledImages]:
     """Return the images of these roles that a manifest lists; raise DataError if they have changed."""
     path = user_path(source, "load_data") if is_path(source) else None
-    is_folder = path is not None and path.is_dir() and not (hub.holds_dataset(path) or shards.holds_shards(path))
+    is_folder = path is not None and path.is_dir() and not (hub.holds_dataset(path) or holds_shards(path))
     given = path if path is not None and is_folder else read_undivided(source, size)[0]
     return recalled(given, manifest, size or DEFAULT_SIZE, roles=roles, callback=reading.callback)
 
@@ -209,7 +209,7 @@ def is_path(source: object) -> bool:
 
 def _read_named(source: str | os.PathLike[str], size: tuple[int, int]) -> Splits:
     """Read what lies at a path or is called by a name."""
-    readers = {hub.TORCHVISION: hub.read_torchvision, hub.PREFIX: hub.read_hub, shards.PREFIX: shards.read_shards}
+    readers = {hub.TORCHVISION: hub.read_torchvision, hub.PREFIX: hub.read_hub, SHARDS: read_shards}
     for prefix, read in readers.items():
         if isinstance(source, str) and source.startswith(prefix):
             return read(source, size)
@@ -218,8 +218,8 @@ def _read_named(source: str | os.PathLike[str], size: tuple[int, int]) -> Splits
         is_folder, is_there = path.is_dir(), path.exists()
     if is_folder and hub.holds_dataset(path):
         return hub.read_hub(path, size)
-    if path.suffix.lower() == ".tar" or (is_folder and shards.holds_shards(path)):
-        return shards.read_shards(path, size)
+    if path.suffix.lower() == ".tar" or (is_folder and holds_shards(path)):
+        return read_shards(path, size)
     if is_folder:
         return read_folder(path, size)
     if not is_there:

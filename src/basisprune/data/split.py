@@ -227,7 +227,7 @@ def limit_indices(labels: Labels, limit: int, seed: int) -> NDArray[np.int64]:
     return np.sort(np.argsort(time, kind="stable")[:limit])
 
 
-def fill(splits: Splits, fractions: tuple[float, float], *, seed: int, units: Labels, where: str) -> Splits:
+def draw_missing(splits: Splits, fractions: tuple[float, float], *, seed: int, units: Labels, where: str) -> Splits:
     """Draw what is missing of (validation, test) from training, whose units stay together."""
     wanted = zip(("val", "test"), fractions, strict=True)
     missing = {name: fraction for name, fraction in wanted if name not in splits.parts and fraction > 0}
@@ -243,7 +243,7 @@ def fill(splits: Splits, fractions: tuple[float, float], *, seed: int, units: La
     return splits.with_parts(parts)
 
 
-def set_aside(splits: Splits, share: float, seed: int, units: Labels | None = None) -> Splits:
+def hold_out_confirmation(splits: Splits, share: float, seed: int, units: Labels | None = None) -> Splits:
     """Set that share of the validation images aside to confirm, stratified by class; units stay together."""
     if splits.val is None or splits.confirm is not None or share == 0:
         return splits

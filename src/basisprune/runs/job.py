@@ -22,7 +22,7 @@ from basisprune.data import LoaderPart, Loaders, Splits, load_data
 from basisprune.data.decode import random_numbers_kept
 from basisprune.data.load import PREFIXES, Reading, Source, fetch
 from basisprune.data.manifest import IMAGES, UNLABELLED, Manifest, read_manifest
-from basisprune.data.split import groups_of, reread, set_aside, units, white_of
+from basisprune.data.split import groups_of, hold_out_confirmation, reread, units, white_of
 from basisprune.data.unlabelled import with_unlabelled
 from basisprune.deploy.bundle import holds_bundle, load_bundle
 from basisprune.deploy.graphs import FoldedModel
@@ -402,7 +402,7 @@ def load_images(
     if not confirms or splits.val is None or splits.confirm is not None or not divides:
         return splits
     # The images of an earlier run, which had none to confirm.
-    return set_aside(
+    return hold_out_confirmation(
         splits, config.confirm_fraction, config.seed, units(splits, "val", groups_of(splits, config.groups))
     )
 

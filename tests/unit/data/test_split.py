@@ -12,7 +12,7 @@ from sources import refused, sizes, write_images
 
 from basisprune.data import ArrayImages, Splits, load_data, take
 from basisprune.data.copies import units_of
-from basisprune.data.split import limit_indices, read_groups, refuse_unknown, set_aside, split_indices
+from basisprune.data.split import hold_out_confirmation, limit_indices, read_groups, refuse_unknown, split_indices
 from basisprune.errors import DataError
 
 labels_of = st.lists(st.integers(0, 4), min_size=1, max_size=120).map(np.array)
@@ -117,7 +117,7 @@ def parts_of(count: int) -> Splits:
 @given(count=st.integers(3, 60), share=st.floats(0, 0.99), seed=st.integers(0, 9))
 def test_images_set_aside_are_a_stratified_share_of_validation(count, share, seed):
     splits = parts_of(count)
-    divided = set_aside(splits, share, seed)
+    divided = hold_out_confirmation(splits, share, seed)
     assert divided.train is splits.train
     if share == 0 or count < 4:
         assert divided is splits or count >= 4
@@ -131,12 +131,12 @@ def test_images_set_aside_are_a_stratified_share_of_validation(count, share, see
 
 
 def test_nothing_is_set_aside_twice_or_where_there_is_nothing():
-    splits = set_aside(parts_of(12), 0.5, 0)
-    assert set_aside(splits, 0.5, 0) is splits
+    splits = hold_out_confirmation(parts_of(12), 0.5, 0)
+    assert hold_out_confirmation(splits, 0.5, 0) is splits
     without = replace(splits, val=None, confirm=None)
-    assert set_aside(without, 0.5, 0) is without
+    assert hold_out_confirmation(without, 0.5, 0) is without
     alone = parts_of(3)
-    assert set_aside(alone, 0.5, 0) is alone
+    assert hold_out_confirmation(alone, 0.5, 0) is alone
 
 
 def test_another_seed_draws_another_split():
