@@ -145,10 +145,10 @@ def class_names(labels: Sequence[str]) -> tuple[str, ...]:
     return tuple(sorted(found, key=int) if are_numbers else sorted(found))
 
 
-def told_apart(names: Sequence[str]) -> tuple[str, ...]:
+def distinct_names(names: Sequence[str]) -> tuple[str, ...]:
     """Return distinct names: repeated ones, as ImageNet's two cranes, get their number.
 
-    >>> told_apart(["crane", "owl", "crane"])
+    >>> distinct_names(["crane", "owl", "crane"])
     ('crane', 'owl', 'crane (2)')
     """
     made: dict[str, None] = {}
@@ -185,7 +185,7 @@ def declared_classes(dataset: object) -> tuple[str, ...]:
     names = getattr(dataset, "classes", None)
     if not isinstance(names, list | tuple):
         return ()
-    return told_apart([str(name[0] if isinstance(name, tuple) and name else name) for name in names])
+    return distinct_names([str(name[0] if isinstance(name, tuple) and name else name) for name in names])
 
 
 def listed(dataset: object, find: Callable[[object], Sequence[_Listed] | None]) -> Sequence[_Listed] | None:

@@ -82,34 +82,31 @@ def readable(where: object, *kinds: type[Exception], advice: str = "") -> Iterat
         raise DataError(f"{where}: cannot be read ({said}){advice}") from error
 
 
-def decode(path: Path, size: tuple[int, int], white: int | None = None) -> Tensor:
-    """Decode an image file, upright, in colour and resized to (height, width): uint8 (3, *size)."""
-    with readable(path):
-        content = read_bytes(path)
-    return decode_content(content, path, size, white)
-
-
 def decode_content(content: bytes, name: str | Path, size: tuple[int, int], white: int | None = None) -> Tensor:
-    """Decode the content of an image file as `decode` does; errors call it `name`."""
-    with io.BytesIO(content) as file, _image_in(file, name) as image:
-        deep = _deep_values(image, file)
-        if deep is not None:
-            return _to_tensor(_eight_bits(deep, white or depth_of(deep, image).white), size)
-        # A JPEG is decoded at a fraction of its size where that is still twice what is wanted (along
-        # either side, as it may yet be turned upright): several times faster for photographs.
-        image.draft(None, (2 * max(size), 2 * max(size)))
-        return to_pixels(image, size)
+    """Decode the content of an image file, upright, in colour and resized to (height, width): uint8 (3, *size).
+
+    `white` is the white level of images of more than 8 bits, by default what the brightest pixel suggests.
+    Raises DataError, which calls it `name`, if it is damaged or no image.
+    """
+    return _decoded(content, name, size, white, draft=2)[1]
 
 
 def glance(content: bytes, name: str | Path) -> tuple[Depth | None, Tensor]:
-    """Decode to 32 x 32 pixels; return them with the depth, None for 8 bits. Raises DataError as `decode` does."""
-    size = (SIDE, SIDE)
+    """Decode to 32 x 32 pixels, quickly; return them with the depth, None for 8 bits."""
+    return _decoded(content, name, (SIDE, SIDE))
+
+
+def _decoded(
+    content: bytes, name: str | Path, size: tuple[int, int], white: int | None = None, *, draft: int = 1
+) -> tuple[Depth | None, Tensor]:
     with io.BytesIO(content) as file, _image_in(file, name) as image:
         deep = _deep_values(image, file)
         if deep is not None:
-            depth = depth_of(deep, image)
+            depth = Depth(white) if white else depth_of(deep, image)
             return depth, _to_tensor(_eight_bits(deep, depth.white), size)
-        image.draft(None, size)
+        # A JPEG is decoded at a fraction of its size where that is still twice what is wanted (along
+        # either side, as it may yet be turned upright): several times faster for photographs.
+        image.draft(None, (draft * max(size), draft * max(size)))
         return None, to_pixels(image, size)
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import torchvision
 from numpy.typing import NDArray
+from platformdirs import user_cache_path
 from torch import Tensor
 
 from basisprune.data.arrays import as_indices, class_names
@@ -261,11 +262,6 @@ def _undecoded(rows: datasets.Dataset, column: str, where: str) -> datasets.Data
 # ------------------------------------------------------------------------------------------- torchvision
 
 
-def cache_folder() -> Path:
-    """Return where downloaded data lies: the environment variable BASISPRUNE_DATA, or ~/.cache/basisprune."""
-    return Path(os.environ.get("BASISPRUNE_DATA") or "~/.cache/basisprune").expanduser()
-
-
 def read_torchvision(source: str, size: tuple[int, int]) -> Splits:
     """Read the parts of a torchvision dataset by name, after `torchvision:`; download them into the cache folder."""
     name = source.removeprefix(TORCHVISION)
@@ -281,7 +277,8 @@ def read_torchvision(source: str, size: tuple[int, int]) -> Splits:
 def _read_part(
     name: str, arguments: Mapping[str, object], size: tuple[int, int], classes: tuple[str, ...] | None
 ) -> LabelledImages:
-    root = cache_folder()
+    given = os.environ.get("BASISPRUNE_DATA")
+    root = Path(given).expanduser() if given else user_cache_path("basisprune", appauthor=False)
     advice = f"; put its files into {root} as torchvision lays them out, or set BASISPRUNE_DATA to the folder of them"
     with readable(f"{TORCHVISION}{name}", Exception, advice=advice):  # the network, the disk, the archive, a reader
         root.mkdir(parents=True, exist_ok=True)

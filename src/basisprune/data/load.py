@@ -72,7 +72,7 @@ class Reading:
         if self.callback is not None:
             self.callback.log(line)
         else:
-            warnings.warn(line, UserWarning, stacklevel=4)
+            warnings.warn(line, UserWarning, stacklevel=5)
 
 
 @checked
@@ -108,7 +108,7 @@ def load_data(
         confirm_fraction: Fraction of the validation images to set aside for confirming a result.
         seed: Decides which images are drawn.
         limit: The most training images to keep.
-        reading: Groups, strictness, a manifest of earlier parts, and who callback of progress.
+        reading: Groups, strictness, a manifest of earlier parts, and the callback.
         prepared: PyTorch datasets yield normalised floats of the right size, which the network reads as they are.
 
     Raises:

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from basisprune.data.arrays import told_apart
+from basisprune.data.arrays import distinct_names
 from basisprune.deploy.bundle import holds_bundle, load_bundle
 from basisprune.deploy.bundle.files import FILES, read_folder
 from basisprune.deploy.export.runtime import FileModel
@@ -147,4 +147,4 @@ def _names(
     if len(shape) != 2 or (classes is not None and len(classes) != shape[1]):
         names = "class numbers" if classes is None else f"{len(classes)} classes"
         raise ModelError(f"{where}: has {names} and outputs {tuple(shape)[1:]} numbers; export it again")
-    return tuple(str(number) for number in range(shape[1])) if classes is None else told_apart(classes)
+    return tuple(str(number) for number in range(shape[1])) if classes is None else distinct_names(classes)

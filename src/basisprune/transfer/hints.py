@@ -10,7 +10,7 @@ from typing import get_args
 import timm.data
 from torch import nn
 
-from basisprune.data.arrays import told_apart
+from basisprune.data.arrays import distinct_names
 from basisprune.errors import ConfigError, ModelError
 from basisprune.files import Json, parse_json, read_bytes
 from basisprune.types import InputSpec, Interpolation
@@ -113,7 +113,7 @@ def _classes(config: dict[str, Json]) -> tuple[str, ...] | None:
             return None
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         return None
-    return told_apart([str(name) for name in names])
+    return distinct_names([str(name) for name in names])
 
 
 def _size(value: Json) -> tuple[int, int] | None:

@@ -17,7 +17,7 @@ from sources import arrays, refused, sizes, write_images, write_npz
 from tiny import tiny_model
 
 from basisprune.data import ArrayImages, Loaders, Splits, load_data
-from basisprune.data.arrays import told_apart
+from basisprune.data.arrays import distinct_names
 from basisprune.data.datasets import WrappedDataset
 from basisprune.data.load import read_npz
 from basisprune.deploy.bundle import load_bundle, save_pretrained
@@ -201,8 +201,8 @@ def test_numbered_classes_of_one_name_get_their_number():
             return np.full((4, 4, 3), index, dtype=np.uint8), index
 
     assert WrappedDataset(Birds()).classes == ("crane", "owl", "crane (2)")
-    assert told_apart(["a", "a (1)", "a"]) == ("a", "a (1)", "a (2)")
-    made = told_apart(["a", "a", "a (1)", "a"])
+    assert distinct_names(["a", "a (1)", "a"]) == ("a", "a (1)", "a (2)")
+    made = distinct_names(["a", "a", "a (1)", "a"])
     assert len(set(made)) == 4
     assert (made[0], made[2]) == ("a", "a (1)")
 

@@ -20,7 +20,7 @@ from tiny import Notes
 from basisprune.data import ArrayImages, load_data, take
 from basisprune.data.copies import for_each, linked, look_at, looks_of, near_copies
 from basisprune.data.datasets import base_of
-from basisprune.data.decode import decode, file_hash, thumbnail, to_pixels
+from basisprune.data.decode import decode_content, file_hash, thumbnail, to_pixels
 from basisprune.data.load import Reading
 from basisprune.data.split import reread, white_of
 from basisprune.errors import DataError
@@ -248,7 +248,7 @@ def test_what_the_machine_cannot_do_is_no_fault_of_an_image(number, tmp_path, mo
         return normal(name, *args, **options)
 
     monkeypatch.setattr("builtins.open", failing)
-    for look in (lambda: load_data(folder, size=(4, 4)), lambda: decode(path, (4, 4)), lambda: file_hash(path)):
+    for look in (lambda: load_data(folder, size=(4, 4)), lambda: file_hash(path)):
         with pytest.raises(OSError, match=os.strerror(number)) as caught:
             look()
         assert (caught.value.errno, caught.value.filename) == (number, str(path))
@@ -265,7 +265,7 @@ def test_nor_is_what_it_cannot_do_while_an_image_is_decoded(error, tmp_path, mon
     with pytest.raises(type(error)):
         load_data(folder, size=(4, 4))
     with pytest.raises(type(error)):
-        decode(folder / "ant" / "3.png", (4, 4))
+        decode_content((folder / "ant" / "3.png").read_bytes(), "3.png", (4, 4))
 
 
 def test_too_few_open_files_end_a_command_with_what_to_do(tmp_path):
@@ -275,7 +275,7 @@ def test_too_few_open_files_end_a_command_with_what_to_do(tmp_path):
         "from basisprune.data import load_data\n"
         "from basisprune.cli.common import told_errors\n"
         "with told_errors():\n"
-        "    from basisprune.data.decode import decode\n"
+        "    from basisprune.data.decode import decode_content\n"
         "    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
         "    held = []\n"
         "    try:\n"

@@ -19,7 +19,7 @@ import basisprune.data.decode as decoding
 from basisprune.data import FolderImages
 from basisprune.data.decode import (
     Depth,
-    decode,
+    decode_content,
     depth_of,
     file_hash,
     glance,
@@ -219,8 +219,8 @@ def test_values_of_8_bits_in_deeper_images_keep_their_brightness(tmp_path, value
 
 def test_white_may_be_given_and_what_is_brighter_is_white(tmp_path):
     path = saved(tmp_path / "deep.png", Image.fromarray(np.array([[0, 819, 60000]], dtype=np.uint16)))
-    assert decode(path, (1, 3), 4095)[0, 0].tolist() == [0, 51, 255]
-    assert decode(path, (1, 3))[0, 0].tolist() == [0, 3, 233]
+    assert decode_content(path.read_bytes(), path, (1, 3), 4095)[0, 0].tolist() == [0, 51, 255]
+    assert decode_content(path.read_bytes(), path, (1, 3))[0, 0].tolist() == [0, 3, 233]
 
 
 def test_a_file_that_says_12_bits_is_believed():
@@ -246,7 +246,7 @@ def test_a_row_that_the_decoder_has_no_memory_for_is_a_fault_of_the_image(tmp_pa
     path = tmp_path / "wide.png"
     path.write_bytes(png(50_000_000, 1, b"", kind=0))
     with pytest.raises(DataError, match=r"wide\.png: .*50000000 x 1 pixels are too many"):
-        decode(path, (8, 8))
+        decode_content(path.read_bytes(), path, (8, 8))
 
 
 @pytest.mark.parametrize(("colour", "channels", "times"), [(0, 1, 12), (2, 3, 30)])
@@ -257,7 +257,7 @@ def test_deep_images_take_memory_like_flat_ones(colour, channels, times, tmp_pat
     path.write_bytes(png(side, side, row * side, bits=16, kind=colour))
     tracemalloc.start()
     try:
-        decode(path, (8, 8))
+        decode_content(path.read_bytes(), path, (8, 8))
         assert tracemalloc.get_traced_memory()[1] < times * side * side
     finally:
         tracemalloc.stop()

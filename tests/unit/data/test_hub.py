@@ -21,7 +21,7 @@ from sources import refused, sizes
 
 import basisprune.data.hub
 from basisprune.data import ArrayImages, Reading, load_data
-from basisprune.data.hub import ARGUMENTS, cache_folder
+from basisprune.data.hub import ARGUMENTS
 from basisprune.data.manifest import manifest_of
 from basisprune.errors import MissingExtraError
 
@@ -256,11 +256,6 @@ def test_torchvision_data_is_found_in_the_cache_folder(tmp_path, monkeypatch):
     assert sizes(splits) == {"train": 40, "val": 10, "test": 20}
     assert splits.num_classes == 10
     assert splits.train[0][0].shape == (1, 28, 28)
-
-
-def test_the_cache_folder_has_a_default(monkeypatch):
-    monkeypatch.delenv("BASISPRUNE_DATA", raising=False)
-    assert cache_folder() == Path.home() / ".cache" / "basisprune"
 
 
 class Photos:

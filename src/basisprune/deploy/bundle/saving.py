@@ -15,7 +15,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from basisprune.data.arrays import told_apart
+from basisprune.data.arrays import distinct_names
 from basisprune.deploy.bundle.config import KINDS, Architecture, Config, Input, Plan
 from basisprune.deploy.bundle.files import CARD, HUB_ID, PLANS, TENSORS, check_folder, read_folder, write_folder
 from basisprune.deploy.bundle.hub import Card, model_card, page_files, push_folder
@@ -266,4 +266,4 @@ def _checked_classes(classes: Sequence[str] | None, output: Tensor) -> list[str]
             "save_pretrained",
             [f"classes: {list(classes)[:5]} ... ({len(classes)}) given, {output.shape[-1]} names are needed"],
         )
-    return list(told_apart(classes))
+    return list(distinct_names(classes))
