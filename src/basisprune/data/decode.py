@@ -91,6 +91,13 @@ def decode_content(content: bytes, name: str | Path, size: tuple[int, int], whit
     return _decoded(content, name, size, white, draft=2)[1]
 
 
+def decode(path: Path, size: tuple[int, int], white: int | None = None) -> Tensor:
+    """Decode an image file as `decode_content` does."""
+    with readable(path):
+        content = read_bytes(path)
+    return decode_content(content, path, size, white)
+
+
 def glance(content: bytes, name: str | Path) -> tuple[Depth | None, Tensor]:
     """Decode to 32 x 32 pixels, quickly; return them with the depth, None for 8 bits."""
     return _decoded(content, name, (SIDE, SIDE))

@@ -18,7 +18,7 @@ from basisprune.data.decode import Look
 from basisprune.data.folders import FolderImages
 from basisprune.data.split import Splits, names_of, white_of
 from basisprune.errors import CheckpointError, ConfigError, DataError
-from basisprune.files import read_bytes, sealed, unsealed, write_text
+from basisprune.files import read_bytes, write_text
 from basisprune.types import JsonValue
 
 IMAGES = "images.json"
@@ -93,20 +93,27 @@ class Manifest(JsonValue):
         return digest.hexdigest()
 
 
+@dataclass(frozen=True)
+class _Sealed(JsonValue):
+    sha256: str
+    images: Manifest = field(repr=False)
+
+
 def write_manifest(path: Path, manifest: Manifest) -> None:
     """Write the manifest to the file, whole or not at all."""
-    write_text(path, sealed(manifest.to_json()))
+    write_text(path, _Sealed(manifest.digest, manifest).to_json() + "\n")
 
 
 def read_manifest(path: Path) -> Manifest:
     """Read the manifest in a file; raise CheckpointError if it cannot be read, is damaged or was changed."""
     try:
-        return Manifest.from_json(json.dumps(unsealed(read_bytes(path))))
-    except (OSError, ValueError) as error:
-        said = getattr(error, "strerror", None) or "; ".join(getattr(error, "faults", [str(error)])[:3])
-        raise CheckpointError(
-            f"{path}: the list of the run's images was changed or is damaged ({said}); {_RESTORE}"
-        ) from error
+        sealed = _Sealed.from_json(read_bytes(path))
+    except (OSError, PlanError) as error:
+        said = error.strerror if isinstance(error, OSError) else "; ".join(error.faults[:3])
+        raise CheckpointError(f"{path}: the list of the run's images is damaged ({said}); {_RESTORE}") from error
+    if sealed.sha256 != sealed.images.digest:
+        raise CheckpointError(f"{path}: the list of the run's images was changed or is damaged; {_RESTORE}")
+    return sealed.images
 
 
 def changes(old: Manifest, new: Manifest) -> list[str]:

@@ -267,6 +267,7 @@ def hold_out(images: LabelledImages, share: float, seed: int) -> tuple[LabelledI
 
 
 def limited(splits: Splits, limit: int | None, seed: int) -> Splits:
+    """Keep at most this many training images."""
     if limit is None or limit >= len(splits.train):
         return splits
     return replace(splits, train=take(splits.train, limit_indices(splits.train.labels, limit, seed)))
