@@ -17,7 +17,7 @@ from basisprune.data.datasets import LabelledImages, base_of, in_units, take
 from basisprune.data.decode import Look
 from basisprune.data.folders import FolderImages
 from basisprune.data.split import Splits, names_of, white_of
-from basisprune.errors import CheckpointError, ConfigError, DataError
+from basisprune.errors import CheckpointError, ConfigError, DataError, PlanError
 from basisprune.files import read_bytes, write_text
 from basisprune.types import JsonValue
 

@@ -8,11 +8,10 @@ import numpy as np
 
 from basisprune.data.copies import look_at, looks_of, note_near_copies, units_of
 from basisprune.data.datasets import LabelledImages, base_of, take
-from basisprune.data.folders import FolderImages, image_files
+from basisprune.data.folders import FolderImages, holds_shards, image_files
 from basisprune.data.hub import holds_dataset
 from basisprune.data.load import DEFAULT_SIZE, Reading, Source, is_path, read_undivided
 from basisprune.data.manifest import Manifest, recalled
-from basisprune.data.shards import holds_shards
 from basisprune.data.split import Splits, reread, white_of
 from basisprune.errors import DataError
 from basisprune.files import user_path
