@@ -30,63 +30,45 @@ from basisprune.transfer.model import GlobalPool, Layout, TransferModel
 
 # ----------------------------------------------------------------------------------------------- layers
 
-_TORCH: tuple[type[nn.Module], ...] = (
-    *(nn.Module, nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Identity),
-    *(nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
-    *(nn.Embedding, nn.MultiheadAttention),
-    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm),
-    *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, nn.LocalResponseNorm),
-    *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.RReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.GLU, nn.SiLU, nn.Mish),
-    *(nn.Sigmoid, nn.LogSigmoid, nn.Hardsigmoid, nn.Hardswish, nn.Hardtanh, nn.Hardshrink, nn.Softshrink, nn.Softplus),
-    *(nn.Softsign, nn.Softmax, nn.Softmax2d, nn.Softmin, nn.LogSoftmax, nn.Tanh, nn.Tanhshrink, nn.Threshold),
-    *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d),
-    *(nn.AdaptiveMaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d),
-    *(nn.LPPool1d, nn.LPPool2d, nn.LPPool3d),
-    *(nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d, nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d),
-    *(nn.ReflectionPad1d, nn.ReflectionPad2d, nn.ReflectionPad3d, nn.CircularPad1d, nn.CircularPad2d, nn.CircularPad3d),
-    *(nn.ReplicationPad1d, nn.ReplicationPad2d, nn.ReplicationPad3d),
-    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout),
-    *(nn.Flatten, nn.Unflatten, nn.Fold, nn.Unfold, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle),
-    *(nn.Upsample, nn.UpsamplingBilinear2d, nn.UpsamplingNearest2d, nn.CosineSimilarity, nn.PairwiseDistance),
-)
-_TIMM: tuple[type[nn.Module], ...] = (
-    *(layers.Linear, layers.Conv2dSame, layers.CondConv2d, layers.StdConv2d, layers.StdConv2dSame),
-    *(layers.ScaledStdConv2d, layers.ScaledStdConv2dSame, layers.SeparableConv2d, layers.SeparableConvNormAct),
-    *(layers.ConvNormAct, layers.ConvNormActAa, layers.ConvMlp, layers.SplitAttn, layers.SelectiveKernel),
-    *(layers.BatchNormAct2d, layers.FrozenBatchNormAct2d, layers.GroupNorm, layers.GroupNorm1, layers.GroupNormAct),
-    *(layers.GroupNorm1Act, layers.LayerNorm, layers.LayerNorm2d, layers.LayerNormFp32, layers.LayerNorm2dFp32),
-    *(layers.LayerNormAct, layers.LayerNormAct2d, layers.LayerNormActFp32, layers.LayerNormAct2dFp32),
-    *(layers.RmsNorm, layers.RmsNorm2d, layers.RmsNormFp32, layers.RmsNorm2dFp32, layers.RmsNormAct),
-    *(layers.RmsNormAct2d, layers.RmsNormActFp32, layers.RmsNormAct2dFp32),
-    *(layers.SimpleNorm, layers.SimpleNorm2d, layers.SimpleNormFp32, layers.SimpleNorm2dFp32),
-    *(layers.EvoNorm2dB0, layers.EvoNorm2dB1, layers.EvoNorm2dB2, layers.EvoNorm2dS0, layers.EvoNorm2dS0a),
-    *(layers.EvoNorm2dS1, layers.EvoNorm2dS1a, layers.EvoNorm2dS2, layers.EvoNorm2dS2a),
-    *(layers.FilterResponseNormAct2d, layers.FilterResponseNormTlu2d),
-    *(layers.GELU, layers.GELUTanh, layers.QuickGELU, layers.Sigmoid, layers.Tanh, layers.Swish, layers.Mish),
-    *(layers.HardSwish, layers.HardSigmoid, layers.HardMish, layers.PReLU),
-    *(layers.AdaptiveAvgMaxPool2d, layers.SelectAdaptivePool2d, layers.AvgPool2dSame, layers.BlurPool2d),
-    *(layers.LsePlus1d, layers.LsePlus2d, layers.SimPool1d, layers.SimPool2d, layers.SpaceToDepth, layers.DepthToSpace),
-    *(layers.ClassifierHead, layers.NormMlpClassifierHead, layers.ClNormMlpClassifierHead),
-    *(layers.Mlp, layers.GluMlp, layers.GatedMlp, layers.SwiGLU, layers.GlobalResponseNormMlp),
-    *(layers.Attention, layers.AttentionRope, layers.Attention2d, layers.MultiQueryAttention2d),
-    *(layers.MultiQueryAttentionV2, layers.AttentionPoolLatent, layers.AttentionPool2d, layers.RotAttentionPool2d),
-    *(layers.NonLocalAttn, layers.BatNonLocalAttn, layers.GlobalContext, layers.GatherExcite),
-    *(layers.SEModule, layers.EffectiveSEModule, layers.EcaModule, layers.CecaModule),
-    *(layers.PatchEmbed, layers.PatchEmbedWithSize, layers.RelPosBias, layers.RelPosBiasTf, layers.RelPosMlp),
-    *(layers.RotaryEmbedding, layers.RotaryEmbeddingCat, layers.RotaryEmbeddingMixed, layers.RotaryEmbeddingDinoV3),
-    *(layers.FourierEmbed, layers.LayerScale, layers.LayerScale2d, layers.DropPath, layers.DropBlock2d),
-)
+_TORCH = """
+    Module Sequential ModuleList ModuleDict Identity Linear Conv1d Conv2d Conv3d ConvTranspose1d ConvTranspose2d
+    ConvTranspose3d Embedding MultiheadAttention BatchNorm1d BatchNorm2d BatchNorm3d SyncBatchNorm GroupNorm
+    LayerNorm RMSNorm InstanceNorm1d InstanceNorm2d InstanceNorm3d LocalResponseNorm ReLU ReLU6 LeakyReLU PReLU
+    RReLU ELU CELU SELU GELU GLU SiLU Mish Sigmoid LogSigmoid Hardsigmoid Hardswish Hardtanh Hardshrink Softshrink
+    Softplus Softsign Softmax Softmax2d Softmin LogSoftmax Tanh Tanhshrink Threshold AdaptiveAvgPool1d
+    AdaptiveAvgPool2d AdaptiveAvgPool3d AdaptiveMaxPool1d AdaptiveMaxPool2d AdaptiveMaxPool3d AvgPool1d AvgPool2d
+    AvgPool3d MaxPool1d MaxPool2d MaxPool3d LPPool1d LPPool2d LPPool3d ZeroPad1d ZeroPad2d ZeroPad3d ConstantPad1d
+    ConstantPad2d ConstantPad3d ReflectionPad1d ReflectionPad2d ReflectionPad3d CircularPad1d CircularPad2d
+    CircularPad3d ReplicationPad1d ReplicationPad2d ReplicationPad3d Dropout Dropout1d Dropout2d Dropout3d
+    AlphaDropout FeatureAlphaDropout Flatten Unflatten Fold Unfold PixelShuffle PixelUnshuffle ChannelShuffle
+    Upsample UpsamplingBilinear2d UpsamplingNearest2d CosineSimilarity PairwiseDistance
+"""
+_TIMM = """
+    Linear Conv2dSame CondConv2d StdConv2d StdConv2dSame ScaledStdConv2d ScaledStdConv2dSame SeparableConv2d
+    SeparableConvNormAct ConvNormAct ConvMlp SplitAttn SelectiveKernel BatchNormAct2d
+    FrozenBatchNormAct2d GroupNorm GroupNorm1 GroupNormAct GroupNorm1Act LayerNorm LayerNorm2d LayerNormFp32
+    LayerNorm2dFp32 LayerNormAct LayerNormAct2d LayerNormActFp32 LayerNormAct2dFp32 RmsNorm RmsNorm2d RmsNormFp32
+    RmsNorm2dFp32 RmsNormAct RmsNormAct2d RmsNormActFp32 RmsNormAct2dFp32 SimpleNorm SimpleNorm2d SimpleNormFp32
+    SimpleNorm2dFp32 EvoNorm2dB0 EvoNorm2dB1 EvoNorm2dB2 EvoNorm2dS0 EvoNorm2dS0a EvoNorm2dS1 EvoNorm2dS1a
+    EvoNorm2dS2 EvoNorm2dS2a FilterResponseNormAct2d FilterResponseNormTlu2d GELU GELUTanh QuickGELU Sigmoid Tanh
+    Swish Mish HardSwish HardSigmoid HardMish PReLU AdaptiveAvgMaxPool2d SelectAdaptivePool2d AvgPool2dSame
+    BlurPool2d LsePlus1d LsePlus2d SimPool1d SimPool2d SpaceToDepth DepthToSpace ClassifierHead
+    NormMlpClassifierHead ClNormMlpClassifierHead Mlp GluMlp GatedMlp SwiGLU GlobalResponseNormMlp Attention
+    AttentionRope Attention2d MultiQueryAttention2d MultiQueryAttentionV2 AttentionPoolLatent AttentionPool2d
+    RotAttentionPool2d NonLocalAttn BatNonLocalAttn GlobalContext GatherExcite SEModule EffectiveSEModule EcaModule
+    CecaModule PatchEmbed PatchEmbedWithSize RelPosBias RelPosBiasTf RelPosMlp RotaryEmbedding RotaryEmbeddingCat
+    RotaryEmbeddingMixed RotaryEmbeddingDinoV3 FourierEmbed LayerScale LayerScale2d DropPath DropBlock2d
+"""
 OURS: tuple[type[nn.Module], ...] = (BasisPair, BasisScalingConv, GlobalPool, NormedConv, Shift, TransferModel)
-_SPACES = {"torch.nn": _TORCH, "timm.layers": _TIMM, "basisprune": OURS}
 CLASSES: Mapping[str, type[nn.Module]] = {
-    f"{space}.{kind.__name__}": kind for space, kinds in _SPACES.items() for kind in kinds
+    **{f"torch.nn.{name}": getattr(nn, name) for name in _TORCH.split()},
+    **{f"timm.layers.{name}": getattr(layers, name) for name in _TIMM.split()},
+    **{f"basisprune.{kind.__name__}": kind for kind in OURS},
 }
 CLASS_NAMES: Mapping[type[nn.Module], str] = {kind: name for name, kind in CLASSES.items()}
 
-LAYER_ATTRIBUTES = (
-    *("in_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode"),
-    *("transposed", "output_padding", "in_features"),
-)
+_READ = "in_channels kernel_size stride padding dilation groups padding_mode transposed output_padding in_features"
+LAYER_ATTRIBUTES = tuple(_READ.split())
 """What the code around a layer may read of it, and a container in its place has too."""
 _LIKE_LAYERS = (*LAYER_ATTRIBUTES, "out_channels", "out_features")
 _ADDED: Mapping[type[nn.Module], Mapping[str, object]] = {
@@ -102,11 +84,11 @@ _TEXTS: Mapping[str, frozenset[str]] = {
 }
 """The attributes that may become another text, and which."""
 INTERNAL = frozenset(vars(nn.Module())) | {"input_spec", "source", "classes"}
-_TEXT_ARGUMENTS = frozenset({
-    "aa_layer", "act_layer", "approximate", "drop_layer", "gate_layer", "grid_indexing", "input_fmt", "layout", "mode",
-    "norm_layer", "normalize_coords", "output_fmt", "pad_mode", "padding", "padding_mode", "pool_type", "pos_embed",
-    "rope_type",
-})  # fmt: skip
+_MAY_BE_TEXT = """
+    aa_layer act_layer approximate drop_layer gate_layer grid_indexing input_fmt layout mode norm_layer
+    normalize_coords output_fmt pad_mode padding padding_mode pool_type pos_embed rope_type
+"""
+_TEXT_ARGUMENTS = frozenset(_MAY_BE_TEXT.split())
 """The arguments that may be text. Constructors compute with the others, and a text times a number is a long text."""
 _LARGEST = 1 << 20
 """No layer has more channels or classes; sequences times such a number are still small."""
@@ -164,35 +146,32 @@ def _leaves(value: object) -> list[object]:
 
 # ------------------------------------------------------------------------------------------- operations
 
-_OF_TENSORS = (
-    *("abs", "add", "cat", "chunk", "clamp", "concat", "div", "exp", "flatten", "log", "matmul", "max", "maximum"),
-    *("mean", "min", "minimum", "movedim", "mul", "neg", "permute", "pow", "reciprocal", "relu", "reshape", "roll"),
-    *("rsqrt", "sigmoid", "softmax", "split", "sqrt", "square", "squeeze", "stack", "std", "sub", "sum", "tanh"),
-    *("transpose", "unbind", "unsqueeze", "var", "cos", "cumsum", "einsum", "sin", "swapaxes", "unflatten"),
-)
-_OF_LAYERS = (
-    *("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool2d", "avg_pool1d"),
-    *("avg_pool2d", "avg_pool3d", "dropout", "elu", "gelu", "glu", "hardsigmoid", "hardswish", "hardtanh"),
-    *("interpolate", "layer_norm", "leaky_relu", "log_softmax", "max_pool1d", "max_pool2d", "max_pool3d", "mish"),
-    *("normalize", "pad", "pixel_shuffle", "pixel_unshuffle", "relu", "relu6", "scaled_dot_product_attention", "selu"),
-    *("sigmoid", "silu", "softmax", "softplus", "tanh", "conv1d", "conv2d", "conv3d", "linear"),
-)
-_OF_NUMBERS = ("add", "eq", "floordiv", "getitem", "iadd", "imul", "matmul", "mod", "mul", "neg", "sub", "truediv")
-_OF_TENSORS_ALONE = (
-    *("add_", "clamp_", "contiguous", "dim", "div_", "expand", "expand_as", "mul_", "relu_", "sigmoid_", "size"),
-    *("reshape_as", "sub_", "t", "view", "view_as"),
-)
-KEYWORDS = frozenset({
-    *("align_corners", "alpha", "antialias", "approximate", "attn_mask", "axis0", "axis1", "beta", "bias"),
-    *("ceil_mode", "chunks", "correction", "count_include_pad", "dilation", "dim", "dim0", "dim1", "dims"),
-    *("divisor_override", "downscale_factor", "dropout_p", "dtype", "enable_gqa", "end_dim", "eps", "equation"),
-    *("exponent", "groups", "inplace", "input", "is_causal", "keepdim", "kernel_size", "key", "max", "max_val"),
-    *("min", "min_val", "mode", "negative_slope", "normalized_shape", "other", "output_size", "p", "pad"),
-    *("padding", "query", "recompute_scale_factor", "return_indices", "rounding_mode", "scale", "scale_factor"),
-    *("shape", "shifts", "size", "sizes", "split_size", "split_size_or_sections", "start_dim", "stride"),
-    *("tensor", "tensors", "threshold", "training", "unbiased", "upscale_factor", "value", "weight"),
-    "_stacklevel",
-})  # fmt: skip
+_OF_TENSORS = """
+    abs add cat chunk clamp concat div exp flatten log matmul max maximum mean min minimum movedim mul neg permute
+    pow reciprocal relu reshape roll rsqrt sigmoid softmax split sqrt square squeeze stack std sub sum tanh
+    transpose unbind unsqueeze var cos cumsum einsum sin swapaxes unflatten
+"""
+_OF_LAYERS = """
+    adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool2d avg_pool1d avg_pool2d avg_pool3d
+    dropout elu gelu glu hardsigmoid hardswish hardtanh interpolate layer_norm leaky_relu log_softmax max_pool1d
+    max_pool2d max_pool3d mish normalize pad pixel_shuffle pixel_unshuffle relu relu6 scaled_dot_product_attention
+    selu sigmoid silu softmax softplus tanh conv1d conv2d conv3d linear
+"""
+_OF_NUMBERS = """
+    add eq floordiv getitem iadd imul matmul mod mul neg sub truediv
+"""
+_OF_TENSORS_ALONE = """
+    add_ clamp_ contiguous dim div_ expand expand_as mul_ relu_ sigmoid_ size reshape_as sub_ t view view_as
+"""
+_KEYWORDS = """
+    align_corners alpha antialias approximate attn_mask axis0 axis1 beta bias ceil_mode chunks correction
+    count_include_pad dilation dim dim0 dim1 dims divisor_override downscale_factor dropout_p dtype enable_gqa
+    end_dim eps equation exponent groups inplace input is_causal keepdim kernel_size key max max_val min min_val
+    mode negative_slope normalized_shape other output_size p pad padding query recompute_scale_factor return_indices
+    rounding_mode scale scale_factor shape shifts size sizes split_size split_size_or_sections start_dim stride
+    tensor tensors threshold training unbiased upscale_factor value weight _stacklevel
+"""
+KEYWORDS = frozenset(_KEYWORDS.split())
 """The arguments that functions and methods may be given by name; `out` is not among them, unless it is None."""
 
 
@@ -213,13 +192,13 @@ class Operation:
 
 
 FUNCTIONS: Mapping[str, Callable[..., object]] = {
-    **{f"torch.{name}": getattr(torch, name) for name in _OF_TENSORS},
-    **{f"functional.{name}": getattr(F, name) for name in _OF_LAYERS},
-    **{f"operator.{name}": getattr(operator, name) for name in _OF_NUMBERS},
+    **{f"torch.{name}": getattr(torch, name) for name in _OF_TENSORS.split()},
+    **{f"functional.{name}": getattr(F, name) for name in _OF_LAYERS.split()},
+    **{f"operator.{name}": getattr(operator, name) for name in _OF_NUMBERS.split()},
 }
 METHODS: Mapping[str, Operation] = {
     name: Operation(name, getattr(Tensor, name))
-    for name in (*_OF_TENSORS_ALONE, *_OF_TENSORS)
+    for name in f"{_OF_TENSORS_ALONE} {_OF_TENSORS}".split()
     if name not in ("cat", "concat", "einsum", "stack")
 }
 READINGS: Mapping[str, Operation] = {
@@ -231,7 +210,7 @@ READINGS: Mapping[str, Operation] = {
 FUNCTION_NAMES: Mapping[Callable[..., object], str] = {
     function: name for name, function in reversed([*FUNCTIONS.items()])
 }
-ARITHMETIC = frozenset(FUNCTIONS[f"operator.{name}"] for name in _OF_NUMBERS if name != "getitem")
+ARITHMETIC = frozenset(FUNCTIONS[f"operator.{name}"] for name in _OF_NUMBERS.split() if name != "getitem")
 
 
 def odd_keywords(kwargs: Mapping[str, object]) -> list[str]:

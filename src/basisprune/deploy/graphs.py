@@ -22,8 +22,6 @@ from basisprune.types import InputSpec
 if TYPE_CHECKING:
     from basisprune.deploy.bundle.limits import RunGuard
 
-Arguments: TypeAlias = tuple[fx.node.Argument, ...]
-Options: TypeAlias = dict[str, fx.node.Argument]
 About: TypeAlias = dict[str, Any]
 """What a folded model knows of itself, as plain data: `input_spec`, `source`, `classes`, and the `pool` in it."""
 _PARTS = ("call_module", "get_attr")
@@ -335,16 +333,8 @@ class ValuedTracer(fx.Tracer):
     def getattr(self, attr: str, attr_val: object, parameter_proxy_cache: dict[str, fx.Proxy]) -> object:
         return attr_val if self.is_running else super().getattr(attr, attr_val, parameter_proxy_cache)
 
-    def create_node(
-        self,
-        kind: str,
-        target: fx.node.Target,
-        args: Arguments,
-        kwargs: Options,
-        name: str | None = None,
-        type_expr: object = None,
-    ) -> fx.Node:
-        node = super().create_node(kind, target, args, kwargs, name, type_expr)
+    def create_node(self, *given: Any, **named: Any) -> fx.Node:
+        node = super().create_node(*given, **named)
         self.is_running = True
         try:
             self.values[node] = self._value(node)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from keyword import iskeyword
+from keyword import kwlist
 from typing import Annotated, Any, Generic, Literal, TypeAlias, TypeGuard, TypeVar
 
 import torch
@@ -26,44 +27,27 @@ _NOT_FINITE = {repr(value): value for value in (math.inf, -math.inf, math.nan)}
 HINT = "pass factory='package.module:function' (or a timm name), which builds the backbone"
 
 
-def _checked_name(name: str) -> str:
-    is_word = name.isidentifier() and not name.startswith("__") and not iskeyword(name)
-    if not (name.isascii() and (is_word or name.isdecimal())):
-        raise ValueError(f"{name[:80]!r} is not a name for a part of a network, which are such as conv1 or 0")
-    return name
+def _named(grammar: str) -> AfterValidator:
+    pattern = re.compile(grammar, re.ASCII)
+
+    def check(name: str) -> str:
+        if not pattern.fullmatch(name):
+            raise ValueError(f"{name[:80]!r} is not a name for a part of a network, which are such as conv1 or 0")
+        return name
+
+    return AfterValidator(check)
 
 
-def _checked_module(name: str) -> str:
-    for word in name.split("-"):  # torchvision has block1-0
-        _checked_name(word)
-    return name
-
-
-def _checked_path(path: str) -> str:
-    for name in path.split(".") if path else ():
-        _checked_module(name)
-    return path
-
-
-def _checked_tensor(path: str) -> str:
-    parent, _, leaf = path.rpartition(".")
-    _checked_path(parent)
-    _checked_name(leaf)
-    return path
-
-
-def _checked_alias(path: str) -> str:
-    _checked_tensor(path.removeprefix("."))
-    return path
-
-
-Name = Annotated[str, AfterValidator(_checked_name)]
+_WORD = rf"(?:(?!__|(?:{'|'.join(kwlist)})\b)[A-Za-z_]\w*|[0-9]+)"
+_MODULE = rf"{_WORD}(?:-{_WORD})*"  # torchvision has block1-0
+_TENSOR = rf"(?:{_MODULE}\.)*{_WORD}"
+Name = Annotated[str, _named(_WORD)]
 """A parameter, buffer or attribute in its module: an identifier, or a number as containers have."""
-ModuleName = Annotated[str, AfterValidator(_checked_module)]
+ModuleName = Annotated[str, _named(_MODULE)]
 """A module in its parent: the same, or several of them with hyphens in between."""
-DottedName = Annotated[str, AfterValidator(_checked_path)]
+DottedName = Annotated[str, _named(rf"(?:{_MODULE}(?:\.{_MODULE})*)?")]
 """The path from the network to a module in it; empty for the network itself."""
-TensorName = Annotated[str, AfterValidator(_checked_tensor)]
+TensorName = Annotated[str, _named(_TENSOR)]
 """The path from the network to a tensor in it."""
 
 Node = TypedDict(
@@ -136,7 +120,7 @@ class TensorFacts:
     shared: dict[TensorName, TensorName] = field(default_factory=dict)
     frozen: list[TensorName] | Literal["all"] = field(default_factory=list)
     channels_last: list[TensorName] = field(default_factory=list)
-    aliases: dict[TensorName, Annotated[str, AfterValidator(_checked_alias)]] = field(default_factory=dict)
+    aliases: dict[TensorName, Annotated[str, _named(rf"\.?{_TENSOR}")]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

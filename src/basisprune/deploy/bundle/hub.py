@@ -27,7 +27,7 @@ _DATASET = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?", re.ASCII)
 
 _KINDS = {"segmentation": "image-segmentation"}  # what the hub calls tasks that are no classification
 ONNX, APP, REQUIREMENTS = "model.onnx", "app.py", "requirements.txt"
-_PACKAGES = ("gradio", "numpy", "onnxruntime", "pillow")
+_PACKAGES = b"gradio\nnumpy\nonnxruntime\npillow\n"
 
 
 @dataclass(frozen=True)
@@ -155,14 +155,21 @@ def page_files(bundle: Bundle, folder: Path | None, *, wanted: bool | None) -> d
     """
     if wanted is False:
         return {}
+    model = _delivered(bundle, folder)
     try:
-        model = _delivered(bundle, folder) or _made(bundle)
+        if model is None:
+            if bundle.input_spec is None:
+                raise BundleError("the network does not know how its images are prepared; save it with an input_spec")
+            with TemporaryDirectory() as scratch:
+                path, spec = Path(scratch) / ONNX, bundle.input_spec
+                export_onnx(bundle.model, path, classes=bundle.classes, preprocess=True, input_spec=spec)
+                model = path.read_bytes()
     except BasisPruneError as error:
         if wanted is None:
             return {}
         raise BundleError(f"the page cannot be made: {error}") from error
     program = resources.files(__package__).joinpath("templates/app.py.txt").read_bytes()
-    return {ONNX: model, APP: program, REQUIREMENTS: "".join(f"{name}\n" for name in _PACKAGES).encode()}
+    return {ONNX: model, APP: program, REQUIREMENTS: _PACKAGES}
 
 
 def _delivered(bundle: Bundle, folder: Path | None) -> bytes | None:
@@ -176,15 +183,6 @@ def _delivered(bundle: Bundle, folder: Path | None) -> bytes | None:
     except OSError:
         return None
     return content if digest(content) == noted else None
-
-
-def _made(bundle: Bundle) -> bytes:
-    if bundle.input_spec is None:
-        raise BundleError("the network does not know how its images are prepared; save one with an input_spec")
-    with TemporaryDirectory() as scratch:
-        path = Path(scratch) / ONNX
-        export_onnx(bundle.model, path, classes=bundle.classes, preprocess=True, input_spec=bundle.input_spec)
-        return path.read_bytes()
 
 
 def push_folder(

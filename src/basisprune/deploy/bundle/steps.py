@@ -10,6 +10,7 @@ import copy
 import inspect
 import operator
 from collections.abc import Callable, Collection, Sequence
+from itertools import count
 
 import torch
 from torch import Tensor, fx, nn
@@ -26,7 +27,7 @@ from basisprune.deploy.allowed import (
 )
 from basisprune.deploy.bundle.config import HINT, Step, decode, encode
 from basisprune.deploy.bundle.structure import is_described
-from basisprune.deploy.graphs import Arguments, FoldedModel, Options, ValuedTracer, about, graph_model
+from basisprune.deploy.graphs import FoldedModel, ValuedTracer, about, graph_model
 from basisprune.errors import BundleError, LayerError
 from basisprune.torchkit.surgery import module_at, tensor_at
 from basisprune.types import InputSpec
@@ -53,7 +54,8 @@ def as_graph(model: nn.Module, example: Tensor, spec: InputSpec | None) -> Folde
     try:
         root = copy.deepcopy(model).eval()
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            graph = _PlainTracer(example.clone(), _is_leaf).trace(root)
+            graph = ValuedTracer(example.clone(), _is_leaf).trace(root)
+            _name_dropouts(root, graph)
     except Exception as error:
         raise LayerError(
             "", f"{type(model).__name__} cannot be traced down to plain layers ({error}); {HINT}"
@@ -67,27 +69,17 @@ def _is_leaf(module: nn.Module) -> bool:
     return named and not isinstance(module, _CONTAINERS) and is_described(module)
 
 
-class _PlainTracer(ValuedTracer):
-    """Writes dropout by a function, which the mode switches, as a layer, so that the graph has both modes too."""
-
-    def create_node(
-        self,
-        kind: str,
-        target: fx.node.Target,
-        args: Arguments,
-        kwargs: Options,
-        name: str | None = None,
-        type_expr: object = None,
-    ) -> fx.Node:
-        if not isinstance(target, str) and target in _DROPOUTS:
-            bound = inspect.signature(target).bind(*args, **kwargs)
+def _name_dropouts(root: nn.Module, graph: fx.Graph) -> None:
+    """Write dropout by a function, which the mode switches, as a layer, so that the graph has both modes too."""
+    for node in graph.nodes:
+        if node.op == "call_function" and node.target in _DROPOUTS:
+            bound = inspect.signature(node.target).bind(*node.args, **node.kwargs)
             bound.apply_defaults()
             given = bound.arguments
             if not given["training"]:
-                layer = _DROPOUTS[target](given["p"], given["inplace"]).eval()
-                kind, target, args, kwargs = "call_module", self.get_fresh_qualname("dropout"), (given["input"],), {}
-                self.root.add_module(target, layer)
-        return super().create_node(kind, target, args, kwargs, name, type_expr)
+                name = next(name for number in count() if not hasattr(root, name := f"dropout_{number}"))
+                root.add_module(name, _DROPOUTS[node.target](given["p"], given["inplace"]).eval())
+                node.op, node.target, node.args, node.kwargs = "call_module", name, (given["input"],), {}
 
 
 def plain_steps(model: FoldedModel) -> tuple[nn.Module, list[Step]]:

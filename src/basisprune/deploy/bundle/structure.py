@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from typing import cast
 
 import torch
 from pydantic import JsonValue
@@ -23,6 +24,7 @@ from basisprune.deploy.allowed import (
 )
 from basisprune.deploy.bundle.config import Node, TensorFacts, check_names, decode, encode, is_plain
 from basisprune.deploy.bundle.limits import Bounded
+from basisprune.deploy.comparing import alike
 from basisprune.errors import BundleError, LayerError
 from basisprune.torchkit.surgery import TORCH_CONVS, find_layers, module_at, named_tensors
 
@@ -142,8 +144,8 @@ class _Rebuilder:
             _refuse_taken(base, name)
             base._modules[name] = child
         if (layer := built.get(node.get("answers", ""))) is not None:
-            for name, value in _layer_attributes(layer).items():
-                if not may_be_set(base, name, value):
+            for name in filter(vars(layer).__contains__, LAYER_ATTRIBUTES):
+                if not may_be_set(base, name, value := vars(layer)[name]):
                     raise BundleError(f"a {type(base).__name__} cannot answer for a layer in it")
                 vars(base)[name] = value
         # A module may be met again as often as one likes, and what walks a network meets it as often.
@@ -182,39 +184,24 @@ def _fresh_child(base: nn.Module, name: str, fresh: nn.Module | None) -> nn.Modu
 
 
 def _own_differences(module: nn.Module, base: nn.Module) -> Node:
-    node: Node = {}
-    known = _plain_attributes(base)
+    known, held = _plain_attributes(base), _held(base)
     changed = {
         name: value
         for name, value in _plain_attributes(module).items()
         if known.get(name, ...) != value and may_be_set(base, name, vars(module)[name])
     }
-    # A container that has the attributes of one layer in it names that layer instead.
-    answers, likes = next(
-        (
-            (name, likes)
-            for name, child in module.named_children()
-            if (likes := _layer_attributes(child))
-            and likes.items() <= vars(module).items()
-            and likes.keys() <= changed.keys()
-        ),
-        (None, {}),
-    )
-    if changed:
-        node["attributes"] = {key: value for key, value in changed.items() if key not in likes}
-    if (parameters := _parameter_names(module)) != _parameter_names(base):
-        node["parameters"] = parameters
-    if (buffers := _buffer_names(module)) != _buffer_names(base):
-        node["buffers"] = buffers
-    if answers is not None:
-        node["answers"] = answers
-    if list(module._modules) != list(base._modules):
-        node["order"] = list(module._modules)
-    return node
+    differences = {key: value for key, value in _held(module).items() if value != held[key]}
+    return cast(Node, ({"attributes": changed} if changed else {}) | differences)
 
 
-def _layer_attributes(layer: nn.Module) -> dict[str, object]:
-    return {name: vars(layer)[name] for name in LAYER_ATTRIBUTES if name in vars(layer)}
+def _held(module: nn.Module) -> dict[str, object]:
+    """The names of what the module holds; which parameters and buffers are there, and which buffers are persistent."""
+    hidden, buffers = module._non_persistent_buffers_set, module._buffers.items()
+    return {
+        "parameters": {name: value is not None for name, value in module._parameters.items()},
+        "buffers": {name: (value is not None, name not in hidden) for name, value in buffers},
+        "order": list(module._modules),
+    }
 
 
 def _apply_own(module: nn.Module, node: Node) -> None:
@@ -241,17 +228,6 @@ def _apply_own(module: nn.Module, node: Node) -> None:
 def _refuse_taken(module: nn.Module, name: str) -> None:
     if is_taken(module, name) or any(name in held for held in (module._parameters, module._buffers, module._modules)):
         raise BundleError(f"{name}: a {type(module).__name__} has something else by that name")
-
-
-def _parameter_names(module: nn.Module) -> dict[str, bool]:
-    """The module's own parameters, and which are there."""
-    return {name: value is not None for name, value in module._parameters.items()}
-
-
-def _buffer_names(module: nn.Module) -> dict[str, tuple[bool, bool]]:
-    """The module's own buffers: which are there, and which are persistent."""
-    hidden = module._non_persistent_buffers_set
-    return {name: (value is not None, name not in hidden) for name, value in module._buffers.items()}
 
 
 def _arguments(module: nn.Module) -> dict[str, JsonValue] | None:
@@ -320,7 +296,7 @@ def collect_tensors(model: nn.Module, fresh: nn.Module | None) -> tuple[dict[str
     frozen: list[str] = []
     channels_last: list[str] = []
     for name, tensor in named_tensors(model):
-        if name not in lasting and name in made and _identical(tensor, made[name]):
+        if name not in lasting and name in made and alike(tensor, made[name]):
             continue
         if id(tensor) in first:
             shared[name] = first[id(tensor)]
@@ -440,7 +416,3 @@ def _is_channels_last(tensor: Tensor) -> bool:
         for order in (torch.contiguous_format, torch.channels_last)
     )
     return last == tensor.stride() != usual
-
-
-def _identical(one: Tensor, other: Tensor) -> bool:
-    return one.dtype == other.dtype and one.shape == other.shape and torch.equal(one, other)
