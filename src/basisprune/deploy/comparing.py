@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from basisprune.torchkit.running import placed, tensors_in
+from basisprune.errors import BundleError
+from basisprune.torchkit.running import mode, placed, tensors_in
 
 _MORE = 32  # pixels by which the other image size differs: what networks divide their images by
 _EXAMPLES = 4  # of each batch that is given
+_GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 def difference(
@@ -86,3 +89,33 @@ def _output(network: nn.Module, batch: Tensor, seed: int) -> object:
 
 def _is_finite(output: object) -> bool:
     return all(bool(tensor.isfinite().all()) for tensor in tensors_in(output))
+
+
+def fixed_input(model: nn.Module, shape: Sequence[int]) -> Tensor:
+    """Return one input in [-1, 1] that looks random and is the same on every machine and in every version."""
+    like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
+    steps = torch.arange(math.prod(shape), dtype=torch.float64) * _GOLDEN % 1
+    return (2 * steps - 1).reshape(1, *shape).to(like.dtype)
+
+
+def run(model: nn.Module, images: Tensor) -> Tensor:
+    """Return what the network outputs in eval mode: one tensor as it is; of several, all numbers in a row.
+
+    Raises BundleError unless these are finite numbers.
+    """
+    with torch.no_grad(), mode(model, training=False):
+        try:
+            output = model(images)
+        except BundleError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise BundleError(
+                f"the network does not run on an input of shape {tuple(images.shape)}: {type(error).__name__}: {error}"
+            ) from error
+    tensors = list(tensors_in(output))
+    if not tensors or not all(bool(tensor.isfinite().all()) for tensor in tensors):
+        what = "values that are not finite" if tensors else f"{type(output).__name__} without tensors"
+        raise BundleError(f"the network outputs {what}; tensors of finite numbers are needed")
+    if isinstance(output, Tensor):
+        return output
+    return torch.cat([tensor.flatten().to(torch.float64) for tensor in tensors])

@@ -19,7 +19,7 @@ from basisprune.data import Splits
 from basisprune.data.decode import random_numbers_kept
 from basisprune.data.manifest import keep_images
 from basisprune.deploy.bundle import save_pretrained
-from basisprune.deploy.bundle.files import TENSORS
+from basisprune.deploy.bundle.loading import TENSORS
 from basisprune.deploy.export.onnx import ONNX as ORT
 from basisprune.deploy.export.onnx import has_onnx
 from basisprune.deploy.export.runtimes import RUNTIMES

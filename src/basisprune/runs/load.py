@@ -11,7 +11,7 @@ from torch import nn
 
 from basisprune.data.arrays import distinct_names
 from basisprune.deploy.bundle import holds_bundle, load_bundle
-from basisprune.deploy.bundle.files import FILES, read_folder
+from basisprune.deploy.bundle.loading import FILES, read_folder
 from basisprune.deploy.export.runtime import FileModel
 from basisprune.deploy.export.runtimes import RUNTIMES, runtime_of
 from basisprune.deploy.export.writing import INT8_STEM, STEM

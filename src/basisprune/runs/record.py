@@ -10,7 +10,7 @@ import torch
 
 from basisprune.budget.certify import Guarantee, Test
 from basisprune.budget.metrics import metric_name, value_of
-from basisprune.deploy.bundle.files import holds_bundle, read_folder
+from basisprune.deploy.bundle.loading import holds_bundle, read_folder
 from basisprune.errors import BasisPruneError, CheckpointError, PlanError
 from basisprune.files import read_checked, write_checked
 from basisprune.recipes import named

@@ -1,8 +1,7 @@
 """Save and load a network without pickle: its tensors as safetensors, all else as JSON."""
 
-from basisprune.deploy.bundle.files import check_folder, holds_bundle
 from basisprune.deploy.bundle.hub import Card
-from basisprune.deploy.bundle.loading import Bundle, from_pretrained, load_bundle
+from basisprune.deploy.bundle.loading import Bundle, check_folder, from_pretrained, holds_bundle, load_bundle
 from basisprune.deploy.bundle.saving import push_to_hub, refuse_unsaveable, save_pretrained
 
 __all__ = [

@@ -14,8 +14,7 @@ from huggingface_hub import EvalResult, HfApi, ModelCardData
 from pydantic import JsonValue
 
 from basisprune.deploy.bundle.config import Config
-from basisprune.deploy.bundle.files import CARD, FILES, read_folder
-from basisprune.deploy.bundle.loading import Bundle
+from basisprune.deploy.bundle.loading import CARD, FILES, Bundle, read_folder
 from basisprune.deploy.export import export_onnx
 from basisprune.errors import BasisPruneError, BundleError, ConfigError
 from basisprune.files import current, digest, read_bytes

@@ -17,20 +17,24 @@ from torch.fx import GraphModule
 
 from basisprune.data.arrays import distinct_names
 from basisprune.deploy.bundle.config import KINDS, Architecture, Config, Input, Plan
-from basisprune.deploy.bundle.files import CARD, HUB_ID, PLANS, TENSORS, check_folder, read_folder, write_folder
 from basisprune.deploy.bundle.hub import Card, model_card, page_files, push_folder
 from basisprune.deploy.bundle.loading import (
+    CARD,
+    HUB_ID,
+    PLANS,
+    TENSORS,
     assemble,
+    check_folder,
     fingerprint,
-    fixed_input,
     fresh_network,
     load_bundle,
     package_versions,
-    run,
+    read_folder,
+    write_folder,
 )
 from basisprune.deploy.bundle.steps import as_graph, plain_steps
 from basisprune.deploy.bundle.structure import collect_tensors, describe
-from basisprune.deploy.comparing import alike, difference
+from basisprune.deploy.comparing import alike, difference, fixed_input, run
 from basisprune.deploy.graphs import FoldedModel, from_graph
 from basisprune.errors import BundleError, ConfigError, LayerError
 from basisprune.files import user_path

@@ -77,7 +77,8 @@ def _name_dropouts(root: nn.Module, graph: fx.Graph) -> None:
             bound.apply_defaults()
             given = bound.arguments
             if not given["training"]:
-                name = next(name for number in count() if not hasattr(root, name := f"dropout_{number}"))
+                taken = {*vars(root), *root._modules, *root._parameters, *root._buffers}
+                name = next(name for number in count() if (name := f"dropout_{number}") not in taken)
                 root.add_module(name, _DROPOUTS[node.target](given["p"], given["inplace"]).eval())
                 node.op, node.target, node.args, node.kwargs = "call_module", name, (given["input"],), {}
 

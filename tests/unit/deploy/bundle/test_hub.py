@@ -22,8 +22,8 @@ from torch import nn
 from basisprune.data.decode import to_pixels
 from basisprune.data.transforms import prepare
 from basisprune.deploy.bundle import Card, from_pretrained, load_bundle, push_to_hub, save_pretrained
-from basisprune.deploy.bundle.files import read_folder
 from basisprune.deploy.bundle.hub import escaped, model_card, page_files
+from basisprune.deploy.bundle.loading import read_folder
 from basisprune.deploy.export import export_onnx
 from basisprune.errors import BundleError, ConfigError
 from basisprune.files import digest
