@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from basisprune.deploy import allowed, graphs
 from basisprune.deploy.bundle import (
     config,
-    files,
     from_pretrained,
     limits,
     loading,
@@ -259,7 +258,7 @@ def looks_up_names(function: ast.AST) -> bool:
 
 
 def test_nothing_is_looked_up_by_a_name_while_a_bundle_is_loaded():
-    modules = (allowed, config, files, graphs, limits, loading, steps, structure)
+    modules = (allowed, config, graphs, limits, loading, steps, structure)
     found = {
         f"{module.__name__.rpartition('.')[2]}.{node.name}"
         for module in modules
