@@ -32,7 +32,7 @@ from basisprune.files import digest, sealed, write_checked
 from basisprune.method.states import StageStore
 from basisprune.recipes import DENSE
 from basisprune.results import RunSummary
-from basisprune.runs.output import settings_of
+from basisprune.runs.folder import settings_of
 from basisprune.runs.parsing import read_settings
 from basisprune.runs.record import TESTS, FileTest, Tested, read_tested
 from basisprune.runs.settings import configure
@@ -297,7 +297,7 @@ def onnx_files(source: Path) -> list[Target]:
 
         from basisprune.deploy.export import export_onnx
         from basisprune.deploy.export.sandboxed import PREFIX
-        from basisprune.runs.load import load_any
+        from basisprune.runs.finished import load_any
     except ImportError:
         return []
     export_onnx(network(), source / "model.onnx", classes=["a", "b", "c"], preprocess=True)

@@ -30,7 +30,7 @@ from basisprune.deploy.export import export
 from basisprune.deploy.export.runtimes import RUNTIMES
 from basisprune.deploy.latency import file_seconds
 from basisprune.runs.export import ExportOptions, export_result
-from basisprune.runs.load import load_any
+from basisprune.runs.finished import load_any
 
 OTHERS = {"resnet50": 128, "tf_efficientnet_lite0": 128}
 PACKAGES = ("onnxruntime", "openvino", "nncf", "executorch", "torch", "ncnn", "pnnx")

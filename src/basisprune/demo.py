@@ -17,9 +17,9 @@ from basisprune.errors import MissingExtraError
 from basisprune.recipes import RECIPES, Recipe
 from basisprune.runs.compress import Compressed, run_job
 from basisprune.runs.estimate import estimate, expected_candidates
-from basisprune.runs.job import Job
+from basisprune.runs.load import Job
+from basisprune.runs.pictures import picture_of
 from basisprune.runs.settings import RunConfig
-from basisprune.runs.shown import picture_of
 from basisprune.training.progress import SearchProgress, duration
 from basisprune.transfer.model import ModelSource, TransferModel, transfer_model
 

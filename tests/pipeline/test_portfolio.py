@@ -17,7 +17,7 @@ from basisprune.errors import ConfigError, TrainingError
 from basisprune.method.pipeline import Pipeline
 from basisprune.results import RunSummary
 from basisprune.runs.certify import certify_found
-from basisprune.runs.job import prepare_job
+from basisprune.runs.load import prepare_job
 from basisprune.runs.record import read_tested
 from basisprune.runs.settings import configure
 from basisprune.search.candidates import Scale

@@ -20,8 +20,8 @@ from basisprune.method.pipeline import Pipeline
 from basisprune.report.text import framework_table
 from basisprune.results import RunSummary
 from basisprune.runs.compress import compress
-from basisprune.runs.exporting import Exporter
-from basisprune.runs.load import load_any, refuse_other_tasks
+from basisprune.runs.exporter import Exporter
+from basisprune.runs.finished import load_any, refuse_other_tasks
 from basisprune.search import SearchConfig
 from basisprune.tasks import Task, multilabel, regression, segmentation
 

@@ -12,7 +12,7 @@ from basisprune.budget import Budget
 from basisprune.data import load_data
 from basisprune.demo import demo_data, demo_job, demo_model, demo_recipe, save_examples
 from basisprune.errors import MissingExtraError
-from basisprune.runs.output import is_repeatable
+from basisprune.runs.folder import is_repeatable
 
 
 def test_the_demo_data_are_ten_digits_split_evenly():

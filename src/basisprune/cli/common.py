@@ -378,7 +378,7 @@ def named_network(
 ) -> nn.Module:
     """The network in a folder, or a new one by name, with a head for that many classes or its own."""
     from basisprune.deploy.export.runtime import FileModel
-    from basisprune.runs.load import load_any
+    from basisprune.runs.finished import load_any
     from basisprune.transfer.model import transfer_model
 
     if not Path(model).exists():

@@ -104,7 +104,7 @@ def compress(
     with told_errors():
         from basisprune.runs.compress import run_job
         from basisprune.runs.estimate import expected_candidates
-        from basisprune.runs.job import prepare_job
+        from basisprune.runs.load import prepare_job
         from basisprune.runs.settings import configure
         from basisprune.torchkit.processes import Processes
         from basisprune.training.progress import SearchProgress

@@ -10,13 +10,13 @@ from basisprune.budget.metrics import Metric, in_points, in_words
 from basisprune.callback import counted
 from basisprune.cli.common import show, show_json
 from basisprune.costs import measure
-from basisprune.data import LabelledImages, LoaderPart
+from basisprune.data import LoaderPart
 from basisprune.deploy.fold import deploy
 from basisprune.files import user_path
 from basisprune.runs.certify import certifiable_here
-from basisprune.runs.estimate import Estimate, estimate
-from basisprune.runs.job import Job
-from basisprune.runs.output import OutputFolder
+from basisprune.runs.estimate import estimate
+from basisprune.runs.folder import OutputFolder
+from basisprune.runs.load import Job
 from basisprune.runs.preflight import preflight
 from basisprune.runs.settings import BUDGETS, RATIOS
 from basisprune.tasks import Task
@@ -58,16 +58,20 @@ def show_plan(job: Job, output: Path, *, as_json: bool) -> None:
         )
         return
     train, tune = recipe.train, recipe.finetune
+    before = "the model as it is" if job.config.is_trained else f"{counted(train.epochs, 'epoch')} to train"
+    batches = "batches of your loader" if isinstance(data.train, LoaderPart) else f"batches of {train.batch_size}"
+    is_open = time.most > time.candidates
+    most = f", rarely more than {time.most}" if is_open else ""
+    longest = f", rarely more than {duration(time.longest)}" if is_open else ""
     lines = [
         f"model    {size.parameters:,} parameters, {size.macs:,} multiply-adds at {'x'.join(map(str, spec.size))}",
         *(f"data     {line}" for line in data.describe().splitlines()),
         f"goal     {_wanted(goal, job.config.metric)}, with {job.config.method.name}",
         *([] if certifiable is None else [f"promise  {certifiable}"]),
-        f"recipe   {_before(job)}, at most {counted(tune.epochs, 'epoch')} per candidate, {train.optimizer}, "
-        f"{_batches(data.train, train.batch_size)}",
-        f"search   about {counted(time.candidates, 'candidate')}{_at_most(time)}",
-        f"time     about {duration(time.total)} on this machine{_longest(time)}: {duration(time.reference)} for the "
-        f"unpruned model, at most {duration(time.candidate)} per candidate",
+        f"recipe   {before}, at most {counted(tune.epochs, 'epoch')} per candidate, {train.optimizer}, {batches}",
+        f"search   about {counted(time.candidates, 'candidate')}{most}",
+        f"time     about {duration(time.total)} on this machine{longest}: {duration(time.reference)} for the unpruned "
+        f"model, at most {duration(time.candidate)} per candidate",
         f"output   {output}: config.yaml, images.json, summary.json, report.html, model/, model.onnx, candidates/",
         "nothing was written",
     ]
@@ -94,27 +98,3 @@ def _wanted(goal: Goal, metric: Metric) -> str:
     if goal.target_latency is not None:
         return f"at most {goal.target_latency:g} ms per image"
     return f"at most {goal.value:,.0f} {'parameters' if goal.target_params is not None else 'multiply-adds'}"
-
-
-def _batches(train: LabelledImages, size: int) -> str:
-    """Whose batches these are.
-
-    >>> from basisprune.tasks import segmentation
-    >>> _batches(LoaderPart([], segmentation()), 32)
-    'batches of your loader'
-    """
-    return "batches of your loader" if isinstance(train, LoaderPart) else f"batches of {size}"
-
-
-def _before(job: Job) -> str:
-    if job.config.is_trained:
-        return "the model as it is"
-    return f"{counted(job.config.recipe.train.epochs, 'epoch')} to train"
-
-
-def _at_most(time: Estimate) -> str:
-    return f", rarely more than {time.most}" if time.most > time.candidates else ""
-
-
-def _longest(time: Estimate) -> str:
-    return f", rarely more than {duration(time.longest)}" if time.most > time.candidates else ""

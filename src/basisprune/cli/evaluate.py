@@ -33,8 +33,7 @@ def evaluate(
       basisprune evaluate out/model.int8.onnx --data photos --part test --json
     """
     with told_errors():
-        from basisprune.runs.accuracy import accuracy_on
-        from basisprune.runs.load import load_any
+        from basisprune.runs.finished import accuracy_on, load_any
 
         found = accuracy_on(load_any(result, trust_remote_code=trust_code), data, part, callback=Teller())
     if as_json:

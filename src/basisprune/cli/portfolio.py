@@ -87,12 +87,17 @@ def choose(
     from basisprune.sweeps.running import Running
 
     models, plan = chosen
-    running, callback = Running(*where), Teller()
+    given: dict[str, Any] = {
+        "output": output,
+        "plan": plan,
+        "running": Running(*where),
+        "callback": Teller(),
+        **options,
+    }
     if dry_run:
-        check_portfolio(models, data, output=output, plan=plan, running=running, callback=callback, **options)
+        check_portfolio(models, data, **given)
         return None
-    result = compress_portfolio(models, data, output=output, plan=plan, running=running, callback=callback, **options)
-    return result.summary
+    return compress_portfolio(models, data, **given).summary
 
 
 def show_portfolio(chosen: tuple[str | list[str], PortfolioConfig], *, as_json: bool) -> None:

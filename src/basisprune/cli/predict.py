@@ -10,7 +10,7 @@ import typer
 from basisprune.cli.common import FAILED, ConfigFile, Json, TrustCode, show, show_json, tell, told_errors
 
 if TYPE_CHECKING:
-    from basisprune.runs.classify import Answer
+    from basisprune.runs.finished import Answer
 
 
 def predict(
@@ -37,8 +37,7 @@ def predict(
     if as_json and as_csv:
         raise typer.BadParameter("--json and --csv are mutually exclusive; pass only one")
     with told_errors():
-        from basisprune.runs.classify import classify_files, image_files
-        from basisprune.runs.load import load_any
+        from basisprune.runs.finished import classify_files, image_files, load_any
 
         answers = list(classify_files(load_any(result, trust_remote_code=trust_code), image_files(images)))
     bad = [answer for answer in answers if answer.error]

@@ -44,9 +44,21 @@ def profile(
     with told_errors():
         from basisprune.errors import ConfigError
 
-        faults = _faults(folder, output, prepare, model, runtime)
-        if folder is not None:
-            faults += _prepared_already(size=size, batch=batch)
+        faults = [
+            message
+            for is_wrong, message in (
+                (runtime != "onnxruntime", f"--runtime: {runtime!r} given; allowed is onnxruntime"),
+                ((folder is None) == (model is None), "a prepared folder or --model is needed, and not both"),
+                (None not in (folder, prepare), "--prepare: needs --model, and no folder to measure"),
+                ((output is None) == (prepare is None), "--output or --prepare is needed, and not both"),
+            )
+            if is_wrong
+        ]
+        faults += [
+            f"--{name}: {value} given with a prepared folder, whose layers have theirs; prepare it again with --{name}"
+            for name, value in (("size", size), ("batch", batch))
+            if folder is not None and value is not None
+        ]
         if faults:
             raise ConfigError.of("profile", faults)
         if folder is not None:
@@ -54,30 +66,6 @@ def profile(
             return
         setting = threads or 1, batch or 1
         _from_model(model or "", size, setting, prepare, output, keep_head=keep_head, trust_code=trust_code)
-
-
-def _faults(
-    folder: Path | None, output: Path | None, prepare: Path | None, model: str | None, runtime: str
-) -> list[str]:
-    found = []
-    if runtime != "onnxruntime":
-        found.append(f"--runtime: {runtime!r} given; allowed is onnxruntime")
-    if (folder is None) == (model is None):
-        found.append("a prepared folder or --model is needed, and not both")
-    if folder is not None and prepare is not None:
-        found.append("--prepare: needs --model, and no folder to measure")
-    if (output is None) == (prepare is None):
-        found.append("--output or --prepare is needed, and not both")
-    return found
-
-
-def _prepared_already(**given: int | None) -> list[str]:
-    """Faults for what is decided when a folder is prepared."""
-    return [
-        f"--{name}: {value} given with a prepared folder, whose layers have theirs; prepare it again with --{name}"
-        for name, value in given.items()
-        if value is not None
-    ]
 
 
 def _measure(folder: Path, threads: int | None, output: Path | None) -> None:

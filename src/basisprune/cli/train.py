@@ -43,14 +43,14 @@ def train(
       basisprune compress --model trained/model --data photos --output out
     """
     with told_errors():
-        from basisprune.runs.adapt import adapt
-        from basisprune.runs.job import prepare_job
+        from basisprune.runs.load import prepare_job
         from basisprune.runs.settings import configure
+        from basisprune.runs.train import train_job
         from basisprune.torchkit.processes import Processes
 
         config = configure(cast("Options", options))
         job = prepare_job(model, data, config, output=output, callback=Teller())
-        summary = adapt(job, output, Teller(), command=command_line())
+        summary = train_job(job, output, Teller(), command=command_line())
         if not Processes.here().is_main:
             return
     if as_json:

@@ -35,8 +35,8 @@ from basisprune.data.manifest import manifest_of
 from basisprune.deploy.export.onnx import has_onnx
 from basisprune.errors import BasisPruneError, CheckpointError
 from basisprune.files import file_digest
-from basisprune.runs.exporting import Exporter, Int8Export
-from basisprune.runs.job import Job
+from basisprune.runs.exporter import Exporter, Int8Export
+from basisprune.runs.folder import INT8, ONNX
 from basisprune.runs.labelling import (
     ANSWERS,
     Answers,
@@ -46,7 +46,7 @@ from basisprune.runs.labelling import (
     read_labels,
     write_answers,
 )
-from basisprune.runs.output import INT8, ONNX
+from basisprune.runs.load import Job
 from basisprune.runs.record import (
     FileTest,
     Tested,

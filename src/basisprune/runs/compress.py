@@ -19,8 +19,8 @@ from basisprune.method.pipeline import Pipeline
 from basisprune.results import RunSummary
 from basisprune.runs.certify import Certified, certifiable_here, certify_found
 from basisprune.runs.deliver import Compressed, deliver
-from basisprune.runs.job import Job, ModelSource, factory_of, prepare_job
-from basisprune.runs.output import OutputFolder, is_repeatable, refuse_links, settings_of
+from basisprune.runs.folder import OutputFolder, is_repeatable, refuse_links, settings_of
+from basisprune.runs.load import Job, ModelSource, factory_of, prepare_job
 from basisprune.runs.preflight import preflight
 from basisprune.runs.settings import OPTIONS, Options, configure
 from basisprune.runs.summary import summarise

@@ -31,8 +31,8 @@ from basisprune.method.states import State
 from basisprune.report.html import write_report
 from basisprune.results import DeliveredFile, Finding, RunSummary
 from basisprune.runs.certify import NO_FILES, Files
-from basisprune.runs.exporting import Exporter
-from basisprune.runs.output import BUNDLE, CHECKSUMS, INT8, ONNX, REPORT, SUMMARY, OutputFolder
+from basisprune.runs.exporter import Exporter
+from basisprune.runs.folder import BUNDLE, CHECKSUMS, INT8, ONNX, REPORT, SUMMARY, OutputFolder
 from basisprune.runs.record import TESTS_MADE
 from basisprune.runs.summary import rounds
 from basisprune.search.candidates import Candidate, SearchResult

@@ -14,7 +14,7 @@ from basisprune.budget.certify import Guarantee, certifiable
 from basisprune.data import LabelledImages, LoaderPart, PreparedBatches, Splits, take
 from basisprune.importance.taylor import mean_square_products
 from basisprune.recipes import DECOMPOSED, Recipe
-from basisprune.runs.job import Job
+from basisprune.runs.load import Job
 from basisprune.runs.settings import RunConfig
 from basisprune.search import SAFER, SearchConfig
 from basisprune.search.stepping import axes_of, most_steps

@@ -20,11 +20,10 @@ from basisprune.errors import BundleError, CheckpointError, MissingExtraError, M
 from basisprune.files import file_digest, locked, user_path
 from basisprune.report.html import write_report
 from basisprune.results import DeliveredFile, RunSummary, RuntimeRow
-from basisprune.runs.accuracy import Judgement, accuracy_on, is_own, parts_of
 from basisprune.runs.deliver import promise_of, with_files
-from basisprune.runs.exporting import BATCH, calibration_batches
-from basisprune.runs.load import Loaded, load_any
-from basisprune.runs.output import CONFIG, PREPARED, REPORT, SUMMARY, refuse_links
+from basisprune.runs.exporter import BATCH, calibration_batches
+from basisprune.runs.finished import Judgement, Loaded, accuracy_on, is_own, load_any, parts_of
+from basisprune.runs.folder import CONFIG, PREPARED, REPORT, SUMMARY, refuse_links
 from basisprune.types import Part, dotted
 
 _CHECKED = 64

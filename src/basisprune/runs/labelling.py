@@ -21,7 +21,7 @@ from basisprune.data.folders import FolderImages
 from basisprune.errors import CheckpointError, DataError, PlanError
 from basisprune.files import read_bytes, read_checked, write_checked
 from basisprune.report.label_page import LabelPage, Question, write_label_page
-from basisprune.runs.shown import picture_of
+from basisprune.runs.pictures import picture_of
 from basisprune.types import JsonValue
 
 ANSWERS, PAGE, CANNOT_TELL = "answers.json", "label.html", "?"

@@ -1,150 +1,440 @@
-"""The output of `compress`, `train` or an export -> a network ready for inference, whatever its format."""
+"""A run that is ready to start: the network, the images and all settings."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+import copy
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import cast
 
+import timm
 import torch
+from pydantic import JsonValue
 from torch import nn
 
-from basisprune.data.arrays import distinct_names
+from basisprune.budget import Budget
+from basisprune.budget.planning import CostPlanner
+from basisprune.callback import Callback, NullCallback
+from basisprune.data import LoaderPart, Loaders, Splits, load_data
+from basisprune.data.decode import random_numbers_kept
+from basisprune.data.load import PREFIXES, Reading, Source, fetch
+from basisprune.data.manifest import IMAGES, UNLABELLED, Manifest, read_manifest
+from basisprune.data.split import groups_of, hold_out_confirmation, reread, units, white_of
+from basisprune.data.unlabelled import with_unlabelled
 from basisprune.deploy.bundle import holds_bundle, load_bundle
-from basisprune.deploy.bundle.loading import FILES, read_folder
-from basisprune.deploy.export.runtime import FileModel
-from basisprune.deploy.export.runtimes import RUNTIMES, runtime_of
-from basisprune.deploy.export.writing import INT8_STEM, STEM
-from basisprune.errors import BundleError, CheckpointError, ConfigError, ModelError
-from basisprune.files import READY, file_digest, open_file
-from basisprune.results import RunSummary, Settings
-from basisprune.runs.output import BUNDLE, CHECKSUMS, CONFIG, SUMMARY, VERSIONS, refuse_link, settings_of
-from basisprune.runs.parsing import read_settings
-from basisprune.types import InputSpec
-
-# What a run, and exports of it, write to its folder.
-_DELIVERED = frozenset(
-    [BUNDLE, *(name for each in RUNTIMES.values() for stem in (STEM, INT8_STEM) for name in each.files(stem))]
+from basisprune.deploy.graphs import FoldedModel
+from basisprune.deploy.timing import table_digest
+from basisprune.errors import CheckpointError, ConfigError, DataError, ModelError
+from basisprune.files import user_path
+from basisprune.method.pipeline import Pipeline
+from basisprune.method.states import StageStore
+from basisprune.recipes import for_own_inputs
+from basisprune.results import Settings
+from basisprune.runs.folder import (
+    CONFIG,
+    DEVICE_DIGEST,
+    IN_PYTHON,
+    PREPARED,
+    changed_settings,
+    refuse_links,
+    same_data,
+    settings_of,
 )
-_READ_OF_A_RUN = (CONFIG, BUNDLE, *(f"{BUNDLE}/{name}" for name in (READY, *FILES)))
+from basisprune.runs.settings import RunConfig, names_in
+from basisprune.torchkit.imports import called, is_reference, named_object, refuse_code
+from basisprune.torchkit.processes import Processes
+from basisprune.training.trainable import classes_of
+from basisprune.transfer.backbones import build_backbone, is_known_name
+from basisprune.transfer.checkpoints import messages, read_checkpoint, set_weights
+from basisprune.transfer.hints import NO_HINTS, Hints
+from basisprune.transfer.kept import KeptModel, kept_model, kept_with_facts
+from basisprune.transfer.model import TransferModel, spec_of, transfer_model, with_shape
+
+ModelSource = str | os.PathLike[str] | nn.Module
+_LISTED = 10
+_Read = Callable[[tuple[int, int] | None], Splits]
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """A network in eval mode, with its preprocessing and the names of its classes, which are none for other tasks.
+class Job:
+    """The input of a run; `model` and `data` are their names in the settings.
 
-    `settings` are those of the run, empty if it is not in a run's folder, and `folder` is that folder.
+    `labels` is a file of labels of images that confirm and have none.
     """
 
-    model: nn.Module
-    classes: tuple[str, ...]
-    spec: InputSpec
-    settings: Settings = field(default_factory=dict)
-    folder: Path | None = None
+    network: nn.Module
+    splits: Splits
+    config: RunConfig
+    model: str
+    data: str
+    labels: Path | None = None
+
+    def to_dict(self) -> dict[str, JsonValue]:
+        """All settings as JSON values, as in config.yaml, and which content the file of the device has."""
+        device = self.config.device
+        content: dict[str, JsonValue] = (
+            {} if device is None else {DEVICE_DIGEST: table_digest(user_path(device, "device"))}
+        )
+        if self.splits.train.prepared:
+            content[PREPARED] = True
+        return {"model": self.model, "data": self.data, **self.config.to_dict(), **content}
+
+    def pipeline(self, stages: Path | None, callback: Callback, *, planned: bool = True) -> Pipeline:
+        """Set up the pipeline, which keeps what it trains and measures in the folder `stages`.
+
+        Unless it is `planned`, no times are measured, and everything is pruned by the same fraction.
+        """
+        config, planner = self.config, None
+        if planned:
+            device = None if config.device is None else user_path(config.device, "device")
+            keep = StageStore(stages, callback.log).times
+            planner = CostPlanner.of(config.optimize, device, self.network, callback.log, keep)
+        return Pipeline(
+            self.network,
+            self.splits,
+            config.recipe,
+            checkpoints=stages,
+            callback=callback,
+            planner=planner,
+            trained=config.is_trained,
+            task=config.task,
+        )
 
 
-def load_any(path: str | Path, *, trust_remote_code: bool = False) -> Loaded:
-    """The network in the folder of a run, in a bundle, or in an .onnx or .xml file.
+def prepare_job(
+    model: ModelSource,
+    data: Source | Loaders,
+    config: RunConfig,
+    *,
+    output: Path | None = None,
+    callback: Callback | None = None,
+) -> Job:
+    """The network to start from, with its classes, and the images at its input size, all of which were opened.
 
-    Raises BundleError if it is none of these; nothing is unpickled, and nothing that a bundle names is imported unless
-    `trust_remote_code` allows it.
+    `model` is a transfer model, the folder of a saved one, or anything that `transfer_model` takes; with `keep_head` in
+    the settings, it is a network that is trained for the classes of the data. `data` is anything that `load_data`
+    takes. A run in the folder `output` that has chosen its images before goes on with
+    exactly these, and so does one that starts from the model of a run on the same data: what a network was trained on
+    does not judge it, and what has judged it does not confirm. Raises ConfigError for a size other than that of an
+    already trained model, and DataError for images that cannot be used, or are not those of the run.
     """
-    path = Path(path)
-    runtime = runtime_of(path)
-    if runtime is not None and runtime.is_data and path.is_file():
-        for name in runtime.files(path.name.removesuffix(runtime.suffixes[0])):
-            _check_file(path.with_name(name))
-        network = FileModel(path, runtime).eval()
-        classes = _names(network.classes, network, network.input_spec, str(path))
-        return Loaded(network, classes, network.input_spec, _settings_beside(path), path.resolve().parent)
-    if holds_bundle(path):
-        return _from_bundle(path, _settings_beside(path), trust_remote_code)
-    if (path / CONFIG).is_file():
-        for name in _READ_OF_A_RUN:
-            refuse_link(path / name)
-        if not holds_bundle(path / BUNDLE):
-            raise BundleError(f"{path}: this run has not written its model yet; run its command again to finish it")
-        return replace(_from_bundle(path / BUNDLE, settings_of(path), trust_remote_code), folder=path)
-    raise BundleError(
-        f"{path}: {'is not a result' if path.exists() else 'does not exist'}; pass the output folder of compress or "
-        "train, its model/ folder, or an .onnx or .xml file"
+    refuse_code(code_of(model, data, None))
+    processes = Processes.joined()
+    if not processes.is_main:
+        callback = NullCallback()
+    if processes.count > 1 and isinstance(data, str):
+        name = data
+        processes.on_main(lambda: fetch(name))  # so that they do not all download it at once
+    torch.manual_seed(config.seed)
+    names = _called(model), _called(data)
+    loaders = loaders_of(data)
+    if loaders is not None:
+        return own_job(model, loaders, config, names, callback)
+    folder = None if output is None else user_path(output, "output")
+    chosen = None if folder is None else _chosen_before(folder, {"data": names[1], **config.to_dict()})
+    of_model = _manifest_of_model(model, names[1])
+    manifest = chosen or of_model
+    if of_model is not None:
+        (callback or NullCallback()).log("the images have the roles that they had when the model was trained")
+    reading = Reading(groups=config.groups, strict=config.strict, manifest=manifest, callback=callback)
+    read = partial(
+        load_images,
+        cast("Source", data),
+        config=config,
+        reading=reading,
+        divides=of_model is None,
+        unlabelled=_unlabelled_before(folder) if chosen else None,
+    )
+    model = _opened(model, config)
+    if config.keep_head:
+        network, splits = _kept_network(model, read, config, callback or NullCallback())
+    elif isinstance(model, nn.Module) and hasattr(model, "input_spec"):
+        network, splits = _known_network(_with_weights(model, config, callback or NullCallback()), read, config)
+    else:
+        network, splits = _new_network(model, read, config)
+    return Job(network, splits, config, *names)
+
+
+def _opened(model: ModelSource, config: RunConfig) -> str | nn.Module:
+    """The model of a folder, or what was given."""
+    if isinstance(model, os.PathLike):
+        model = str(model)
+    if isinstance(model, str) and _is_folder_of_a_model(Path(model)):
+        model = load_bundle(model, trust_remote_code=config.trust_code).model
+        if isinstance(model, FoldedModel) or not hasattr(model, "input_spec"):
+            raise ModelError(
+                "this bundle is folded and cannot be trained; start from a bundle written by `basisprune train`"
+            )
+        if not isinstance(model, TransferModel) and not config.keep_head:
+            model = kept_model(model)  # as it was trained there
+    return model
+
+
+def loaders_of(data: object) -> Loaders | None:
+    """The loaders that were given, or that 'package.module:loaders' refers to; None for other data."""
+    if isinstance(data, Loaders):
+        return data
+    if not isinstance(data, str) or not _is_of_loaders(data):
+        return None
+    found = called(data, named_object(data, "loaders", DataError), DataError)
+    if not isinstance(found, Loaders):
+        raise DataError(f"{data!r} is a {type(found).__name__}; Loaders, or a function that returns them, are needed")
+    return found
+
+
+def _is_of_loaders(data: object) -> bool:
+    """Whether the name of data refers to code, and is neither a path nor a kind of data that has a prefix."""
+    return is_reference(data) and not str(data).startswith(PREFIXES) and not Path(str(data)).exists()
+
+
+def code_of(model: object, data: object, task: object) -> tuple[str, ...]:
+    """The references to code among the names of a model, of data and of a task."""
+    found = (
+        (model, _names_code(model)),
+        (data, _is_of_loaders(data)),
+        (task, is_reference(task)),
+    )
+    return tuple(str(name) for name, is_code in found if is_code)
+
+
+def own_job(
+    model: ModelSource, loaders: Loaders, config: RunConfig, names: tuple[str, str], callback: Callback | None = None
+) -> Job:
+    """The job of a network of the user's own, which stays whole, on loaders of their own."""
+    config = replace(config, recipe=for_own_inputs(config.recipe))
+    if loaders.val is None:
+        raise DataError("Loaders: val is missing, which networks are judged on; pass val=...")
+    _refuse_changes(config)
+    splits = loaders.splits(config.task, Reading(strict=config.strict, callback=callback))
+    shape = cast("LoaderPart", splits.train).shape
+    network = _whole_network(model, shape, config, callback or NullCallback())
+    return Job(network, splits, config, *names)
+
+
+def _refuse_changes(config: RunConfig) -> None:
+    """Raises ConfigError for settings of images that are read here, of which loaders of one's own know nothing."""
+    faults = [
+        f"{name}: {value!r} given with loaders of your own, whose inputs are taken as they are; omit it"
+        for name in ("size", "limit", "groups", "mean", "std", "interpolation")
+        if (value := getattr(config, name)) is not None
+    ]
+    if faults:
+        raise ConfigError.of("compress", faults)
+
+
+def _whole_network(model: ModelSource, shape: tuple[int, ...], config: RunConfig, callback: Callback) -> nn.Module:
+    """The network as it is, with its head, which knows the shape of its inputs; a copy of the one that is given."""
+    if isinstance(model, os.PathLike):
+        model = str(model)
+    if isinstance(model, str) and _is_folder_of_a_model(Path(model)):
+        model = load_bundle(model, trust_remote_code=config.trust_code).model
+    if isinstance(model, str) and ":" not in model:
+        raise ConfigError(
+            f"model: {model!r} given with loaders of your own; pass a network that is ready for them, a module or "
+            "'package.module:factory'"
+        )
+    pretrained = config.pretrained and config.weights is None and is_known_name(model)
+    network = build_backbone(model, pretrained=pretrained)
+    _fill(network, config, callback)
+    return with_shape(network, shape)
+
+
+def _names_code(model: object) -> bool:
+    """Whether a model is given as a function that builds it; a folder may have a name that looks like one."""
+    return is_reference(model) and not is_known_name(model) and not _is_folder_of_a_model(Path(str(model)))
+
+
+def _is_folder_of_a_model(path: Path) -> bool:
+    """Whether the path, and not a timm model of that name, is meant; an output folder may be named like the model."""
+    return holds_bundle(path) or (path.is_dir() and not timm.is_model(path.name))
+
+
+def _known_network(model: nn.Module, read: _Read, config: RunConfig) -> tuple[nn.Module, Splits]:
+    """A model with an input spec, and its images."""
+    spec, size = spec_of(model), config.size
+    if size is not None and (size, size) != spec.size:
+        height, width = spec.size
+        raise ConfigError(f"size: {size} given, but the model takes {height}x{width} images; omit it")
+    splits = read(spec.image_size)
+    if spec.white is not None:
+        return model, reread(splits, white=spec.white)
+    return _with_white(model, splits), splits
+
+
+def _kept_network(
+    model: str | nn.Module, read: _Read, config: RunConfig, callback: Callback
+) -> tuple[nn.Module, Splits]:
+    """A network that is trained for the classes of the data, with its own head, and its images."""
+    names: Sequence[str] | None = getattr(model, "classes", None)
+    if isinstance(model, TransferModel | KeptModel):
+        network, splits = _known_network(_with_weights(model, config, callback), read, config)
+    else:
+        network, facts = kept_with_facts(
+            model,
+            pretrained=config.pretrained and config.weights is None and is_known_name(model),
+            weights=config.weights,
+            weights_key=config.weights_key,
+            input_hints=config.hints(config.size),
+        )
+        for line in facts.said:
+            callback.log(line)
+        names = facts.classes
+        splits = read(network.input_spec.image_size)
+        white = network.input_spec.white
+        splits = splits if white is None else reread(splits, white=white)
+        network = _with_white(network, splits)
+    check_classes(network, splits, names, callback)
+    return network, splits
+
+
+def _with_weights(model: nn.Module, config: RunConfig, callback: Callback) -> nn.Module:
+    """The network, with the weights and the preparation that the settings name; the one given is not changed."""
+    if config.weights is not None:
+        model = copy.deepcopy(model)
+        _fill(model, config, callback)
+    given, spec = config.hints(None), spec_of(model)
+    if given == NO_HINTS:
+        return model
+    other = copy.copy(model)  # its layers are the same
+    own = Hints(spec.image_size, spec.mean, spec.std, spec.interpolation)
+    other.input_spec = replace(given.over(own).spec(spec.channels), white=spec.white)  # type: ignore[assignment]
+    return other
+
+
+def _fill(network: nn.Module, config: RunConfig, callback: Callback) -> None:
+    """Gives the network the weights that the settings name, if any, in place."""
+    if config.weights is not None:
+        found = read_checkpoint(config.weights, key=config.weights_key)
+        for line in messages(found, set_weights(network, found)):
+            callback.log(line)
+
+
+def _new_network(model: str | nn.Module, read: _Read, config: RunConfig) -> tuple[nn.Module, Splits]:
+    side = config.size
+    splits = read(None if side is None else (side, side))
+    pretrained = config.pretrained and config.weights is None and is_known_name(model)
+    weights = None if config.weights is None else read_checkpoint(config.weights, key=config.weights_key)
+    network: nn.Module = transfer_model(
+        model, splits.num_classes, pretrained=pretrained, weights=weights, input_size=side
+    )
+    network = _with_weights(network, replace(config, weights=None), NullCallback())
+    return _with_white(network, splits), reread(splits, size=spec_of(network).image_size)
+
+
+def _with_white(network: nn.Module, splits: Splits) -> nn.Module:
+    """The network, which knows what is white in deep images of the splits; the one given is not changed."""
+    white = white_of(splits)
+    if white is None:
+        return network
+    other = copy.copy(network)  # its layers are the same
+    other.input_spec = replace(spec_of(network), white=white)  # type: ignore[assignment]
+    return other
+
+
+def _manifest_of_model(model: ModelSource, data: str) -> Manifest | None:
+    """The images of the run that trained the model, if that was on the same data."""
+    if not isinstance(model, str | os.PathLike) or not holds_bundle(Path(model)):
+        return None
+    run = Path(model).resolve().parent
+    is_run = (run / IMAGES).exists() and (run / CONFIG).exists()
+    return read_manifest(run / IMAGES) if is_run and same_data(data, settings_of(run).get("data")) else None
+
+
+def _chosen_before(output: Path, settings: Settings) -> Manifest | None:
+    """The images of the run in the folder; None where there is none, or one that chooses its images otherwise.
+
+    Such a run is refused later, or has stored nothing and makes way. Settings that are damaged are made again.
+    """
+    if not (output / IMAGES).exists() or not (output / CONFIG).exists():
+        return None
+    refuse_links(output)
+    try:
+        old = settings_of(output)
+    except CheckpointError:
+        return read_manifest(output / IMAGES)
+    is_same = changed_settings(old, settings).keys().isdisjoint(("data", "seed", *names_in("Data")))
+    return read_manifest(output / IMAGES) if is_same else None
+
+
+def _unlabelled_before(folder: Path | None) -> Manifest | None:
+    """The images without labels of the run in the folder."""
+    return read_manifest(folder / UNLABELLED) if folder is not None and (folder / UNLABELLED).exists() else None
+
+
+def factory_of(job: Job) -> str | None:
+    """The function that builds a network which is not from `transfer_model`, if the job knows it by name."""
+    return job.model if _names_code(job.model) and not isinstance(job.network, TransferModel) else None
+
+
+def load_images(
+    data: Source,
+    size: tuple[int, int] | None,
+    config: RunConfig,
+    reading: Reading,
+    *,
+    divides: bool = True,
+    unlabelled: Manifest | None = None,
+) -> Splits:
+    """The images at that size, split according to the settings; some are set aside to confirm an accuracy budget.
+
+    Without `divides`, the validation images of a manifest are not divided any more: they have been looked at. The
+    manifest `unlabelled` lists the images without labels that an earlier start of the run has chosen.
+    """
+    goal = config.goal
+    confirms = isinstance(goal, Budget) and goal.is_about_accuracy
+    with random_numbers_kept():  # what a dataset draws must not decide on a new classifier
+        splits = load_data(
+            data,
+            size=size,
+            val_fraction=config.val_fraction,
+            test_fraction=config.test_fraction,
+            confirm_fraction=config.confirm_fraction if confirms and config.unlabelled is None else 0.0,
+            limit=config.limit,
+            seed=config.seed,
+            reading=reading,
+        )
+    if config.unlabelled is not None:
+        with random_numbers_kept():
+            return with_unlabelled(splits, config.unlabelled, size, reading, unlabelled)
+    if not confirms or splits.val is None or splits.confirm is not None or not divides:
+        return splits
+    # The images of an earlier run, which had none to confirm.
+    return hold_out_confirmation(
+        splits, config.confirm_fraction, config.seed, units(splits, "val", groups_of(splits, config.groups))
     )
 
 
-def refuse_other_tasks(loaded: Loaded, command: str) -> None:
-    """Raises ModelError for a network that is not for classes, of which the command knows nothing."""
-    if not loaded.classes:
-        raise ModelError(
-            f"{command}: this network is no classifier, so its outputs cannot be told as classes; load it with "
-            "basisprune.from_pretrained, and judge it with basisprune.evaluate(model, loader, task=...)"
-        )
+def _called(given: object) -> str:
+    """The name of a model or data in the settings."""
+    return str(given) if isinstance(given, str | os.PathLike) else f"a {type(given).__name__}{IN_PYTHON}"
 
 
-def _settings_beside(path: Path) -> Settings:
-    """The settings of the run that wrote this file or folder, empty if unknown."""
-    path = path.resolve()
-    if path.name not in _DELIVERED or not (path.parent / CONFIG).is_file():
-        return {}
-    try:
-        settings = read_settings(path.parent / CONFIG)
-    except ConfigError:  # an unrelated file with the same name
-        return {}
-    return settings_of(path.parent) if VERSIONS in settings else {}
+def check_classes(network: nn.Module, splits: Splits, names: Sequence[str] | None, callback: Callback) -> None:
+    """Raises ModelError unless a network that keeps its head has the classes of the data.
 
-
-def _check_file(path: Path) -> None:
-    """Raises ModelError for what is no file, or has another checksum than the run that wrote it noted."""
-    try:
-        open_file(path).close()
-    except OSError as error:
-        raise ModelError(f"{path}: cannot be read ({error.strerror or error})") from error
-    noted = _noted_sum(path.resolve())
-    if noted is not None and noted != file_digest(path):
-        raise ModelError(
-            f"{path}: is damaged or was changed: its checksum is not the one that its run noted; repeat the run's "
-            "command to write it again"
-        )
-
-
-def _noted_sum(path: Path) -> str | None:
-    """What the summary, or else the bundle, beside the file says its checksum is; None if they say nothing."""
-    if path.name not in _DELIVERED:
-        return None
-    try:
-        about = RunSummary.read(path.parent / SUMMARY).files.get(path.name)
-    except CheckpointError:  # there is none, it is damaged, or of something else
-        about = None
-    if about is not None and about.sha256:
-        return about.sha256
-    try:
-        sums = read_folder(path.parent / BUNDLE).config.metrics.get(CHECKSUMS)
-    except BundleError:
-        return None
-    found = sums.get(path.name) if isinstance(sums, dict) else None
-    return found if isinstance(found, str) else None
-
-
-def _from_bundle(folder: Path, settings: Settings, trust_remote_code: bool) -> Loaded:
-    bundle = load_bundle(folder, trust_remote_code=trust_remote_code)
-    if bundle.input_spec is None:
-        raise BundleError(f"{folder}: does not define how images are preprocessed; save a network with an input_spec")
-    is_of_a_task = "task" in bundle.metrics
-    classes = _names(bundle.classes, bundle.model, bundle.input_spec, str(folder), is_of_a_task=is_of_a_task)
-    return Loaded(bundle.model, classes, bundle.input_spec, settings, folder.resolve().parent)
-
-
-@torch.no_grad()
-def _names(
-    classes: Sequence[str] | None, model: nn.Module, spec: InputSpec, where: str, *, is_of_a_task: bool = False
-) -> tuple[str, ...]:
-    """The names of the classes, or their numbers if they have none; raises ModelError if there are too many or few.
-
-    A network of another task than classification has none.
+    `names` are what the network calls them, if it is known. Where they are others, the callback is told what was made
+    of them; where they are those of the data in another order, that is refused.
     """
-    if classes is None and is_of_a_task:
-        return ()
-    shape = model(torch.zeros(1, *spec.shape)).shape
-    if len(shape) != 2 or (classes is not None and len(classes) != shape[1]):
-        names = "class numbers" if classes is None else f"{len(classes)} classes"
-        raise ModelError(f"{where}: has {names} and outputs {tuple(shape)[1:]} numbers; export it again")
-    return tuple(str(number) for number in range(shape[1])) if classes is None else distinct_names(classes)
+    found, wanted = classes_of(network), splits.num_classes
+    if found != wanted:
+        raise ModelError(
+            f"keep_head: the network distinguishes {found} classes, and the data has {wanted} "
+            f"({listed(splits.classes)}); pass the data that it was trained for, or omit keep_head for a new head"
+        )
+    if names is None or tuple(names) == tuple(splits.classes):
+        return
+    if sorted(names) == sorted(splits.classes):
+        raise ModelError(
+            f"keep_head: the network has its classes in the order {listed(names)}, and the data in the order "
+            f"{listed(splits.classes)}, which is that of sorted folder names; reorder the rows of its last layer, or "
+            "name the folders so that they sort as the network has them"
+        )
+    callback.log(f"the network's classes {listed(names)} are taken for {listed(splits.classes)}, in this order")
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return the first of the names, as text."""
+    return ", ".join(names[:_LISTED]) + (", ..." if len(names) > _LISTED else "")

@@ -15,7 +15,7 @@ from basisprune.errors import BasisPruneError, CheckpointError, PlanError
 from basisprune.files import read_checked, write_checked
 from basisprune.recipes import named
 from basisprune.results import RunSummary
-from basisprune.runs.output import BUNDLE, SUMMARY
+from basisprune.runs.folder import BUNDLE, SUMMARY
 from basisprune.search.candidates import Evaluated
 from basisprune.tasks import Outcomes
 from basisprune.torchkit.processes import Processes

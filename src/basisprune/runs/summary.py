@@ -38,9 +38,9 @@ from basisprune.results import (
     Side,
 )
 from basisprune.runs.certify import ONNX_RUNTIME, PYTORCH
-from basisprune.runs.job import Job
-from basisprune.runs.output import versions
-from basisprune.runs.shown import picture_of, picture_url, shown_errors, shown_masks
+from basisprune.runs.folder import versions
+from basisprune.runs.load import Job
+from basisprune.runs.pictures import picture_of, picture_url, shown_errors, shown_masks
 from basisprune.search.candidates import SearchResult, share
 from basisprune.tasks import Predictions, Task
 from basisprune.tasks.classification import Bools

@@ -17,7 +17,7 @@ from timm.models import get_pretrained_cfg
 from basisprune.callback import Callback
 from basisprune.data.load import Source
 from basisprune.errors import BasisPruneError, ConfigError, ModelError, nearest
-from basisprune.runs.job import Job, ModelSource, prepare_job
+from basisprune.runs.load import Job, ModelSource, prepare_job
 from basisprune.runs.settings import RunConfig
 from basisprune.sweeps.running import Backbone
 from basisprune.transfer.backbones import build_backbone

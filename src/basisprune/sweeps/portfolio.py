@@ -21,8 +21,8 @@ from basisprune.deploy.bundle import load_bundle
 from basisprune.errors import BasisPruneError, CheckpointError, ConfigError, TrainingError
 from basisprune.files import user_path
 from basisprune.results import BackboneRow, Portfolio, RunSummary
-from basisprune.runs.job import ModelSource, code_of, load_images
-from basisprune.runs.output import BUNDLE, IN_PYTHON, SUMMARY, OutputFolder, refuse_links
+from basisprune.runs.folder import BUNDLE, IN_PYTHON, SUMMARY, OutputFolder, refuse_links
+from basisprune.runs.load import ModelSource, code_of, load_images
 from basisprune.runs.preflight import preflight
 from basisprune.runs.record import TESTS
 from basisprune.runs.settings import Options, configure

@@ -24,8 +24,8 @@ from basisprune.method.states import State
 from basisprune.results import FrontPoint, Portfolio, RunSummary
 from basisprune.runs.certify import ONNX_RUNTIME, PYTORCH
 from basisprune.runs.compress import conclude
-from basisprune.runs.job import Job, ModelSource
-from basisprune.runs.output import OutputFolder
+from basisprune.runs.folder import OutputFolder
+from basisprune.runs.load import Job, ModelSource
 from basisprune.runs.preflight import preflight
 from basisprune.runs.settings import Options, RunConfig, configure
 from basisprune.search import Search

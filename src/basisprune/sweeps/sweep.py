@@ -18,8 +18,8 @@ from basisprune.callback import Callback, NullCallback
 from basisprune.errors import CheckpointError, ConfigError, MissingExtraError, nearest
 from basisprune.files import locked, sealed, write_text
 from basisprune.report.html import SweepPage, write_sweep_page
-from basisprune.runs.job import code_of
-from basisprune.runs.output import refuse_links
+from basisprune.runs.folder import refuse_links
+from basisprune.runs.load import code_of
 from basisprune.runs.parsing import changed, differences, faults_of, read_settings
 from basisprune.runs.settings import AMOUNT, BUDGETS, OBJECTS, OPTIONS, RATIOS, Options, configure
 from basisprune.sweeps.backbones import AUTO, is_timm

@@ -14,8 +14,8 @@ from basisprune.files import unsealed
 from basisprune.report.html import amount
 from basisprune.report.text import csv_table, text_table
 from basisprune.results import FrontPoint, Interval, RunSummary
-from basisprune.runs.adapt import TrainSummary
-from basisprune.runs.output import SUMMARY
+from basisprune.runs.folder import SUMMARY
+from basisprune.runs.train import TrainSummary
 from basisprune.sweeps.running import RunResult, slug
 
 BASELINE = "baseline"

@@ -17,11 +17,11 @@ from basisprune.callback import Callback, NullCallback, Tried
 from basisprune.errors import BasisPruneError, printable
 from basisprune.files import unsealed
 from basisprune.results import RunSummary
-from basisprune.runs.adapt import adapt, check_adapting
 from basisprune.runs.compress import run_job
-from basisprune.runs.output import SUMMARY, OutputFolder
+from basisprune.runs.folder import SUMMARY, OutputFolder
 from basisprune.runs.preflight import preflight
 from basisprune.runs.settings import Options
+from basisprune.runs.train import check_training, train_job
 from basisprune.sweeps.backbones import AUTO
 from basisprune.sweeps.portfolio import check_portfolio, compress_portfolio
 from basisprune.sweeps.running import Failure, Run, read_value, write_value
@@ -46,7 +46,7 @@ class Log(NullCallback):
 def perform(run: Run, callback: Callback) -> None:
     """Do the run in its folder, from where it was stopped; raise whatever goes wrong."""
     if run.kind == "train":
-        adapt(job_of(run, callback), run.folder, callback)
+        train_job(job_of(run, callback), run.folder, callback)
     elif run.kind != "compress":
         do_stage(run, callback)
     elif run.backbone.name == AUTO:
@@ -60,7 +60,7 @@ def check_run(run: Run, callback: Callback) -> None:
     if run.backbone.name == AUTO:
         check_portfolio(AUTO, run.data, output=run.folder, callback=callback, **cast("Options", run.options))
     elif run.kind == "train":
-        check_adapting(job_of(run, callback), run.folder, callback)
+        check_training(job_of(run, callback), run.folder, callback)
     else:
         job = job_of(run, callback)
         preflight(job, OutputFolder(run.folder), job.to_dict(), callback)

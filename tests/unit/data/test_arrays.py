@@ -22,7 +22,7 @@ from basisprune.data.datasets import WrappedDataset
 from basisprune.data.load import read_npz
 from basisprune.deploy.bundle import load_bundle, save_pretrained
 from basisprune.errors import DataError
-from basisprune.runs.load import load_any
+from basisprune.runs.finished import load_any
 
 
 def test_an_npz_keeps_its_test_part_and_gets_a_validation_part(tmp_path):

@@ -22,9 +22,9 @@ from basisprune.deploy.export.onnx import Quantised
 from basisprune.errors import CheckpointError, ModelError, PlanError
 from basisprune.method.states import Stage, State
 from basisprune.recipes import DENSE, Step
-from basisprune.runs import exporting
+from basisprune.runs import exporter
 from basisprune.runs.certify import Certified, Certifier, certifiable_here
-from basisprune.runs.exporting import Exporter, Int8Export
+from basisprune.runs.exporter import Exporter, Int8Export
 from basisprune.runs.record import TESTS, TESTS_MADE, FileTest, Tested, identity, read_tested, write_tested
 from basisprune.search.candidates import Candidate, Evaluated, SearchResult, Size
 from basisprune.tasks import Predictions
@@ -87,7 +87,7 @@ def certified(
         answers[: lost.get(network.index, 0)] += 1
         return Predictions(answers, np.ones(len(answers)), images.labels)
 
-    monkeypatch.setattr(exporting, "judge", predict)
+    monkeypatch.setattr(exporter, "judge", predict)
     data = splits(confirming)
     return Certifier(PROMISE, data, Exporter(data), NullCallback(), **options).run(search).found
 
@@ -337,7 +337,7 @@ def test_a_summary_of_a_run_that_tested_nothing_does_not_end_it(monkeypatch, tmp
 def test_a_certificate_says_how_many_images_are_independent(monkeypatch):
     search = found(1000, 500, to_test=(1,), chosen=1)
     monkeypatch.setattr(
-        exporting,
+        exporter,
         "judge",
         lambda _network, images, *_, **__: Predictions(
             images.labels, np.ones(len(images)), images.labels, images.units

@@ -26,8 +26,8 @@ from basisprune.results import DeliveredFile, RunSummary, RuntimeRow
 from basisprune.runs.certify import Files
 from basisprune.runs.deliver import Compressed, promise_of, with_files
 from basisprune.runs.deliver import deliver as deliver_result
-from basisprune.runs.exporting import Exporter, Int8Export
-from basisprune.runs.load import load_any
+from basisprune.runs.exporter import Exporter, Int8Export
+from basisprune.runs.finished import load_any
 from basisprune.search.candidates import Evaluated, SearchResult
 
 FOUND = summary(classes=list(NAMES), latency=None, files={}, runtimes=[])

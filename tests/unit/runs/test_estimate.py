@@ -12,7 +12,7 @@ from basisprune.budget import Budget
 from basisprune.budget.certify import Guarantee
 from basisprune.data import ArrayImages, Splits
 from basisprune.runs.estimate import Estimate, estimate, expected_candidates, most_candidates, searches_twice
-from basisprune.runs.job import prepare_job
+from basisprune.runs.load import prepare_job
 from basisprune.runs.settings import RunConfig
 from basisprune.search import SearchConfig
 

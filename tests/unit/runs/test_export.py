@@ -19,7 +19,7 @@ from basisprune.deploy.latency import Latency
 from basisprune.files import digest
 from basisprune.results import DeliveredFile, RunSummary, RuntimeRow
 from basisprune.runs.export import ExportOptions, _may_judge, _note, _Work
-from basisprune.runs.load import load_any
+from basisprune.runs.finished import load_any
 
 CERTIFIED = Certificate("certified", 0.95, "accuracy", 1000, "")
 FOUND = summary(files={}, runtimes=[], headline="90 % removed, certified: a loss of at most 1 point")

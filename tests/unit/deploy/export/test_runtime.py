@@ -22,7 +22,7 @@ from basisprune.deploy.export.onnx import ONNX
 from basisprune.deploy.export.runtime import FileModel, Sandbox
 from basisprune.deploy.export.runtimes import RUNTIMES
 from basisprune.errors import ModelError
-from basisprune.runs.load import load_any
+from basisprune.runs.finished import load_any
 
 Nodes = list[onnx.NodeProto]
 

@@ -11,10 +11,10 @@ from basisprune.callback import NullCallback
 from basisprune.deploy.bundle import load_bundle
 from basisprune.errors import CheckpointError
 from basisprune.files import unsealed
-from basisprune.runs.adapt import adapt
-from basisprune.runs.job import Job, prepare_job
+from basisprune.runs.load import Job, prepare_job
 from basisprune.runs.parsing import read_settings
 from basisprune.runs.settings import configure
+from basisprune.runs.train import train_job
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -26,7 +26,7 @@ def job(images: int = 60, seed: int = 0, **options) -> Job:
 
 def test_the_folder_holds_the_trained_model_and_what_is_known_of_it(tmp_path):
     given = job()
-    found = adapt(given, tmp_path / "out", NullCallback(), command="basisprune train")
+    found = train_job(given, tmp_path / "out", NullCallback(), command="basisprune train")
     assert unsealed((tmp_path / "out" / "summary.json").read_bytes()) == json.loads(found.to_json())
     assert (found.command, len(found.history)) == ("basisprune train", 2)
     assert (found.validation.images, found.test.images) == (6, 6)
@@ -37,7 +37,7 @@ def test_the_folder_holds_the_trained_model_and_what_is_known_of_it(tmp_path):
 
 
 def test_only_settings_of_training_are_noted(tmp_path):
-    found = adapt(job(), tmp_path, NullCallback())
+    found = train_job(job(), tmp_path, NullCallback())
     assert set(found.config) == {
         *("model", "data", "val_fraction", "test_fraction", "confirm_fraction", "strict", "pretrained", "keep_head"),
         *("seed", "recipe"),
@@ -48,22 +48,22 @@ def test_only_settings_of_training_are_noted(tmp_path):
 
 
 def test_a_second_start_changes_nothing(tmp_path):
-    first = adapt(job(), tmp_path, NullCallback())
+    first = train_job(job(), tmp_path, NullCallback())
     before = (tmp_path / "training.pt").read_bytes()
-    assert adapt(job(), tmp_path, NullCallback()) == first
+    assert train_job(job(), tmp_path, NullCallback()) == first
     assert (tmp_path / "training.pt").read_bytes() == before
 
 
 @pytest.mark.parametrize("other", [{"seed": 1}, {"images": 63}])
 def test_other_weights_or_images_by_the_same_name_are_refused(other, tmp_path):
-    adapt(job(), tmp_path, NullCallback())
+    train_job(job(), tmp_path, NullCallback())
     before = (tmp_path / "summary.json").read_bytes()
     with pytest.raises(CheckpointError, match=r"weights or images|other images"):
-        adapt(job(**other), tmp_path, NullCallback())
+        train_job(job(**other), tmp_path, NullCallback())
     assert (tmp_path / "summary.json").read_bytes() == before
 
 
 def test_without_images_to_judge_there_is_no_accuracy(tmp_path):
-    found = adapt(job(val_fraction=0.0, test_fraction=0.0), tmp_path, NullCallback())
+    found = train_job(job(val_fraction=0.0, test_fraction=0.0), tmp_path, NullCallback())
     assert (found.validation, found.test) == (None, None)
     assert load_bundle(tmp_path / "model").metrics == {}

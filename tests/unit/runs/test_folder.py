@@ -16,7 +16,7 @@ from basisprune.callback import NullCallback
 from basisprune.data.manifest import IMAGES
 from basisprune.errors import CheckpointError
 from basisprune.files import digest, locked
-from basisprune.runs.output import OutputFolder, changed_settings, is_loadable, is_repeatable, settings_of, versions
+from basisprune.runs.folder import OutputFolder, changed_settings, is_loadable, is_repeatable, settings_of, versions
 from basisprune.runs.parsing import read_settings
 
 CONFIG = {"model": "resnet18", "recipe": {"train": {"epochs": 3}}, "shape": (1, 2), "rate": 1e-5, "int8": False}

@@ -18,8 +18,8 @@ from basisprune.deploy.bundle import save_pretrained
 from basisprune.files import sealed, user_path, write_text
 from basisprune.method.states import StageStore, fingerprint
 from basisprune.results import Accuracy, Settings
-from basisprune.runs.job import Job
-from basisprune.runs.output import BUNDLE, SUMMARY, OutputFolder, versions
+from basisprune.runs.folder import BUNDLE, SUMMARY, OutputFolder, versions
+from basisprune.runs.load import Job
 from basisprune.runs.preflight import preflight
 from basisprune.runs.settings import TRAIN_OPTIONS
 from basisprune.torchkit.processes import Processes
@@ -50,7 +50,7 @@ class TrainSummary:
         return TypeAdapter(TrainSummary).dump_json(self).decode()
 
 
-def adapt(job: Job, output: Path, callback: Callback, *, command: str = "") -> TrainSummary:
+def train_job(job: Job, output: Path, callback: Callback, *, command: str = "") -> TrainSummary:
     """The results of training the job's model; the output folder gets them and the model.
 
     A run that was killed resumes. Raises CheckpointError if the output belongs to a run with other settings, weights
@@ -60,14 +60,14 @@ def adapt(job: Job, output: Path, callback: Callback, *, command: str = "") -> T
     processes = Processes.joined()
     callback = callback if processes.is_main else NullCallback()
     folder = OutputFolder(user_path(output, "output"), _COMMAND)
-    processes.on_main(lambda: check_adapting(job, output, callback))
+    processes.on_main(lambda: check_training(job, output, callback))
     processes.agree(job.network)
     with folder.held(config, callback):
         return _run(job, folder.path, config, callback, command)
 
 
-def check_adapting(job: Job, output: Path, callback: Callback) -> None:
-    """Raise the error that `adapt` would end with, as far as it can be known; writes nothing."""
+def check_training(job: Job, output: Path, callback: Callback) -> None:
+    """Raise the error that `train_job` would end with, as far as it can be known; writes nothing."""
     preflight(job, OutputFolder(user_path(output, "output"), _COMMAND), _noted(job), callback)
 
 
