@@ -2,36 +2,60 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from basisprune.cli.common import Json, Teller, TrustCode, told_errors
+from basisprune.cli.common import NOT_KEPT, Json, Teller, TrustCode, show, show_json, told_errors
 from basisprune.cli.compress import finish
 
 
 def certify(
-    run: Annotated[Path, typer.Argument(help="The output folder of compress --unlabelled.")],
-    labels: Annotated[Path, typer.Option(help="A CSV file of file,label, as label.html makes it.", metavar="FILE")],
-    _trust_code: TrustCode = False,
+    run: Annotated[Path, typer.Argument(help="The output folder of compress.")],
+    labels: Annotated[
+        Path | None, typer.Option(help="A CSV file of file,label, as label.html makes it.", metavar="FILE")
+    ] = None,
+    unlabelled: Annotated[
+        str | None, typer.Option(help="New images, to see whether the promise still holds on them.", metavar="SOURCE")
+    ] = None,
+    trust_code: TrustCode = False,  # noqa: ARG001 (which Command reads)
     as_json: Json = False,
 ) -> None:
-    """Certify the budget of a run by labels for images that had none.
+    """Certify a budget by labels for images that had none, or check it on new images.
 
     Only images on which the networks answer differently need a label: out/label.html asks for them, one after the
     other, and says when they are enough. Labels that are missing count against the pruned network, and so does "?"
-    for what nobody can tell. Labels once read cannot be changed. Exports of Label Studio can be read too.
+    for what cannot be told. Labels once read cannot be changed. Exports of Label Studio can be read too.
+
+    With --unlabelled, new images show whether the answers differ more often than when the budget was confirmed, which
+    needs no labels; out/checks/ then has a page that asks for those that would certify the budget on the new images.
 
     \b
     Examples:
       basisprune compress --model resnet50 --data photos --unlabelled week46 --output out
       basisprune certify out --labels labels.csv
+      basisprune certify out --unlabelled week47
 
-    Exit codes: as those of compress.
+    Exit codes: those of compress; with --unlabelled, 3 if the answers differ more often, or labels speak against the
+    pruned network.
     """
+    if labels is None and unlabelled is None:
+        raise typer.BadParameter("pass --labels, --unlabelled or both")
     with told_errors():
-        from basisprune.runs.compress import certify_run
+        if unlabelled is None and labels is not None:
+            from basisprune.runs.compress import certify_run
 
-        result = certify_run(run, labels, callback=Teller())
-    finish(result.summary, run, as_json=as_json)
+            result = certify_run(run, labels, callback=Teller())
+            finish(result.summary, run, as_json=as_json)
+            return
+        from basisprune.runs.monitoring import check_run
+
+        check = check_run(run, str(unlabelled), labels, callback=Teller())
+    if as_json:
+        show_json({**asdict(check), "folder": str(check.folder), "verdict": check.verdict})
+    else:
+        show(*check.verdict.splitlines())
+    if check.has_drifted or (check.certificate.tests and not check.certificate.certified):
+        raise typer.Exit(NOT_KEPT)

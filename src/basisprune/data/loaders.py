@@ -179,6 +179,8 @@ class Loaders:
         val: Examples on which candidates are compared.
         test: Examples that are used once, at the end.
         confirm: Examples held out to certify the budget; without them it is estimated.
+        unlabelled: The same without targets, in place of `confirm`: batches of inputs, or of inputs and anything else.
+            Only those on which networks differ are labelled, at the end.
         classes: The names of a classifier's classes.
         groups: For each part what its examples belong to, a patient or a scene: those of one group count as one.
 
@@ -193,10 +195,13 @@ class Loaders:
     confirm: Iterable[object] | None = None
     classes: tuple[str, ...] = ()
     groups: Mapping[str, object] = field(default_factory=dict)
+    unlabelled: Iterable[object] | None = None
 
     def __post_init__(self) -> None:
         faults = [f"groups: {name!r} given, which is no part" for name in self.groups if name not in self.given]
         faults += [fault for name, loader in self.given.items() if (fault := _fault_of(name, loader))]
+        if self.confirm is not None and self.unlabelled is not None:
+            faults.append("unlabelled: given with confirm; pass one of them")
         if "train" not in self.given:
             faults.append("train: None given; a loader is needed")
         if faults:
@@ -205,7 +210,8 @@ class Loaders:
     @property
     def given(self) -> dict[str, Iterable[object]]:
         """The loaders that exist, by the name of their part."""
-        named = {"train": self.train, "val": self.val, "confirm": self.confirm, "test": self.test}
+        confirm = self.confirm if self.unlabelled is None else _WithoutTargets(self.unlabelled)
+        named = {"train": self.train, "val": self.val, "confirm": confirm, "test": self.test}
         return {name: loader for name, loader in named.items() if loader is not None}
 
     def splits(self, task: Task, reading: Reading | None = None) -> Splits:
@@ -222,6 +228,10 @@ class Loaders:
                 part.groups = as_groups(self.groups[name], len(part), f"Loaders: {name}")
             parts[name] = part
         self._refuse_seen(parts)
+        if self.unlabelled is not None:
+            if not task.has_classes:
+                raise ConfigError(f"Loaders: unlabelled: given with the task {task.name}; only classes can be compared")
+            parts["confirm"].labelled = False
         _note_units(parts, reading or Reading())
         return Splits.of(parts, parts["train"].classes)
 
@@ -240,6 +250,18 @@ class Loaders:
                 if both := sum(map(set(theirs).__contains__, mine)):
                     said = f"{both} of {len(parts[name])} examples of {name} are also in {other}, or of the same {what}"
                     raise DataError(f"Loaders: {said}; pass other {what}, or {name} would promise too much")
+
+
+@dataclass(frozen=True)
+class _WithoutTargets:
+    """Batches of inputs, with a 0 for each in place of a label."""
+
+    loader: Iterable[object]
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for batch in self.loader:
+            inputs = cast("Tensor", batch[0] if isinstance(batch, tuple | list) else batch)
+            yield inputs, torch.zeros(len(inputs), dtype=torch.int64)
 
 
 def _note_units(parts: Mapping[str, LoaderPart], reading: Reading) -> None:

@@ -34,7 +34,7 @@ def with_unlabelled(
         given = images.root if isinstance(images, FolderImages) and images.root else Splits.of({"train": images})
         images = recalled(given, manifest, size, roles=("train",), callback=reading.callback)["train"]
         images = reread(Splits.of({"train": images}), white=white_of(splits)).train
-    images.labelled = False
+    images.labelled = base_of(images)[0].labelled = False
     return splits.with_parts({**splits.parts, "confirm": images})
 
 

@@ -80,22 +80,28 @@ def compress(
 def certify_run(folder: str | Path, labels: str | Path, *, callback: Callback | None = None) -> Compressed:
     """Return the result of a finished run with labels for images that had none, and write it to the run's folder.
 
-    The run is repeated from what it has stored: nothing is trained again, and images or networks that have changed
-    since are refused. `labels` is a CSV file of images and classes, as the run's label.html makes it.
+    Nothing is trained again, and images or networks that have changed since are refused. `labels` is a CSV file of
+    images and classes, as the run's label.html makes it.
 
     Raises ConfigError for a run without such images, or of a network that was given in Python: pass `labels` to
     `compress` there. Raises DataError for labels that do not fit.
     """
     path = user_path(folder, "run")
     refuse_links(path)
-    settings = settings_of(path)
-    if not settings.get("unlabelled"):
+    if not settings_of(path).get("unlabelled"):
         raise ConfigError(
             f"{path}: its run has no images without labels to certify on; repeat it with --unlabelled in another folder"
         )
-    model, data = (str(settings.get(name)) for name in ("model", "data"))
+    return repeat_run(path, labels, callback=callback)
+
+
+def repeat_run(path: Path, labels: str | Path | None = None, *, callback: Callback | None = None) -> Compressed:
+    """Repeat the run in a folder from what it has stored, perhaps with more labels."""
+    refuse_links(path)
+    settings = settings_of(path)
     if not is_repeatable(settings):
         raise ConfigError(f"{path}: its model or data were given in Python; repeat that call of compress with labels=")
+    model, data = (str(settings.get(name)) for name in ("model", "data"))
     given = {name: value for name, value in settings.items() if name in OPTIONS}
     return compress(model, data, output=path, labels=labels, callback=callback, **cast("Options", given))
 

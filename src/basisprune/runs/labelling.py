@@ -21,7 +21,7 @@ from basisprune.data.folders import FolderImages
 from basisprune.errors import CheckpointError, DataError, PlanError
 from basisprune.files import read_bytes, read_checked, write_checked
 from basisprune.report.label_page import LabelPage, Question, write_label_page
-from basisprune.runs.pictures import picture_of
+from basisprune.runs.pictures import as_picture, picture_of
 from basisprune.types import JsonValue
 
 ANSWERS, PAGE, CANNOT_TELL = "answers.json", "label.html", "?"
@@ -85,8 +85,9 @@ def read_answers(folder: Path) -> Answers | None:
 
 
 def in_random_order(images: LabelledImages, seed: int) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
-    """Return the order in which images are labelled, and their names in it."""
-    order = np.random.default_rng(seed).permutation(len(images))
+    """Return the order in which images are labelled, and their names in it; of images of one unit, only the first."""
+    first = np.arange(len(images)) if images.units is None else np.unique(images.units, return_index=True)[1]
+    order = np.random.default_rng(seed).permutation(first)
     base, indices = base_of(images)
     return order, tuple(base.manifest_name(index, "unlabelled") for index in indices[order].tolist())
 
@@ -195,7 +196,13 @@ class Labelling:
             )
         return tuple(found)
 
-    def certificate(self, tests: tuple[Test, ...], folder: Path | None) -> Certificate:
+    @property
+    def differing(self) -> int:
+        """The number of images on which the first candidate's answer differs."""
+        one, other = (np.array(self.kept.answers[each]) for each in (self.reference, self.order[0]))
+        return int((one != other).sum())
+
+    def certificate(self, tests: tuple[Test, ...], folder: Path | None, command: str = "") -> Certificate:
         """Return what the labels certify so far, and what to do where they leave it open."""
         found = Certificate(
             "certified", self.guarantee.confidence, "accuracy", len(self.kept.images), tests=tests,
@@ -209,13 +216,13 @@ class Labelling:
         minutes = max(round(differing * _SECONDS / 60), 1)
         where = "pass output=FOLDER to be asked for them" if folder is None else (
             f"label these in {folder / PAGE} (about {minutes} minute{'s' if minutes > 1 else ''}), then run: "
-            f"basisprune certify {folder} --labels labels.csv"
+            f"{command or f'basisprune certify {folder} --labels labels.csv'}"
         )  # fmt: skip
         reason = f"on {differing:,} of {found.images:,} images without labels, the answers of the networks differ"
         return replace(found, status="estimated", reason=f"{reason}; {where}")
 
-    def write_page(self, folder: Path, images: LabelledImages, order: npt.NDArray[np.int64]) -> None:
-        """Write the page that asks for the labels which still decide something."""
+    def write_page(self, folder: Path, images: LabelledImages, order: npt.NDArray[np.int64], command: str = "") -> None:
+        """Write the page that asks for the labels which still decide something; `command` then reads them."""
         answers = np.array([self.kept.answers[each] for each in (self.reference, *self.order)])
         base, indices = base_of(images)
 
@@ -223,12 +230,13 @@ class Labelling:
             index = int(indices[order[place]])
             path = base.paths[index] if isinstance(base, FolderImages) else None
             said = tuple(answers[:, place].tolist())
-            return Question(self.kept.images[place], place, said, lambda: picture_of(base[index][0]), path)
+            show = as_picture if base.prepared else picture_of
+            return Question(self.kept.images[place], place, said, lambda: show(base[index][0]), path)
 
         page = LabelPage(
             f"labels for {folder.name}",
             f"{folder.resolve()} {self.reference[-16:]}",
-            f"basisprune certify {folder} --labels labels.csv",
+            command or f"basisprune certify {folder} --labels labels.csv",
             self.kept.classes,
             self.names,
             self.test,

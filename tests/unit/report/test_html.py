@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
-import shutil
-import subprocess
 import sys
 from dataclasses import replace
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
+from browsing import browse
 from summaries import PIXEL, sample, speed_rows, summary
 
 from basisprune.errors import MissingExtraError
@@ -361,29 +358,6 @@ def test_a_missing_package_names_the_extra(monkeypatch):
 )
 def test_every_budget_is_said(kind, value, said):
     assert said in Page(render_report(summary(budget={"kind": kind, "value": value}))).text
-
-
-def chromium() -> str:
-    """The browser's path; without one the test is skipped by hand, but fails where CI is set."""
-    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if found is None:
-        reason = "no Chromium on this machine; install it, on Debian with: apt-get install chromium"
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
-    return found
-
-
-def browse(path: Path, profile: Path, *more: str) -> tuple[str, str]:
-    """The page as the browser has it after its scripts ran, and what it logged."""
-    flags = (
-        "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-        "--disable-component-update --disable-sync --disable-dev-shm-usage --enable-logging=stderr --v=0 "
-        "--virtual-time-budget=20000 --window-size=1280,2000 --dump-dom"
-    )
-    command = [chromium(), *flags.split(), *more, f"--user-data-dir={profile}", path.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    return done.stdout, done.stderr
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import csv
 import io
-import json
-import re
 from pathlib import Path
 
 import numpy as np
 import pytest
+from browsing import browse_labels
 from PIL import Image
 
 from basisprune.budget.looks import LOST, UNLABELLED, SequentialTest
 from basisprune.report.label_page import LabelPage, Question, write_label_page
 
-from .test_html import EVIL, Page, browse
+from .test_html import EVIL, Page
 
 CLASSES = ("cat", "=dog", EVIL)
 IMAGES, MARGIN = 300, 0.05
@@ -32,36 +31,9 @@ def page(answers: dict[int, tuple[int, ...]], candidates=("small",)) -> LabelPag
     )
 
 
-DRIVER = """
-<script>
-const truth = %s;
-while (!document.getElementById("task").hidden) {
-  const file = data.items[shown].file, wanted = truth[file];
-  if (wanted === "?") { document.dispatchEvent(new KeyboardEvent("keydown", { key: "0" })); continue; }
-  const answers = [...document.getElementById("answers").children];
-  const fits = answers.find((each) => each.firstChild.textContent === data.classes[wanted]);
-  if (fits) { fits.click(); continue; }
-  document.getElementById("search").value = data.classes[wanted].slice(0, 3);
-  document.getElementById("search").dispatchEvent(new Event("input"));
-  document.querySelector("#found button").click();
-}
-const before = csv();
-undo();
-const reopened = !document.getElementById("task").hidden;
-document.body.append(Object.assign(document.createElement("pre"), { id: "out",
-  textContent: JSON.stringify({ csv: before, reopened, asked: given.length + 1, verdict: verdict(state()) }) }));
-</script></body>
-"""
-
-
 def label(asked: LabelPage, truth: dict[str, int | str], tmp_path: Path) -> dict[str, object]:
     """Label in the browser until the page stops asking."""
-    path = write_label_page(asked, tmp_path / "label.html")
-    path.write_text(path.read_text().replace("</body>", DRIVER % json.dumps(truth)))
-    dom, log = browse(path, tmp_path / "profile")
-    assert [line for line in log.splitlines() if "CONSOLE" in line] == []
-    (found,) = re.findall(r'<pre id="out">(.*?)</pre>', dom, re.DOTALL)
-    return json.loads(found.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&"))
+    return browse_labels(write_label_page(asked, tmp_path / "label.html"), truth, tmp_path)
 
 
 def decided(asked: LabelPage, truth: dict[str, int | str], labels: dict[str, str]) -> bool | None:
@@ -82,7 +54,7 @@ def test_the_page_stops_asking_when_the_test_is_decided(tmp_path, lost, won, nei
     truth = dict(zip((f"{place:03}.png" for place in places), [0] * lost + [1] * won + [2] * neither, strict=True))
     asked = page(answers)
     found = label(asked, truth, tmp_path)
-    labels = {row["file"]: row["label"] for row in csv.DictReader(io.StringIO(str(found["csv"])))}
+    labels = {row["file"]: row["label"].removeprefix("'") for row in csv.DictReader(io.StringIO(str(found["csv"])))}
     assert decided(asked, truth, labels) is (lost <= won)
     assert found["asked"] == len(labels) <= len(places)
     assert all(labels[name] == CLASSES[truth[name]] for name in labels)  # types of any kind survive the file
@@ -96,7 +68,7 @@ def test_cannot_tell_counts_against_the_pruned_network(tmp_path):
     truth = {f"{place:03}.png": "?" for place in answers}
     found = label(page(answers), truth, tmp_path)
     assert "not kept" in str(found["verdict"]) or found["reopened"]
-    labels = {row["file"]: row["label"] for row in csv.DictReader(io.StringIO(str(found["csv"])))}
+    labels = {row["file"]: row["label"].removeprefix("'") for row in csv.DictReader(io.StringIO(str(found["csv"])))}
     assert set(labels.values()) == {"?"}
     assert decided(page(answers), truth, labels) is False
 

@@ -2,7 +2,7 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const $ = (id) => document.getElementById(id);
 const UNKNOWN = "?", MOST_FOUND = 8, SMALL = 160;
-let given = data.given;  // [item, class or "?"], in the order in which they were given
+let given = [...data.given];  // [item, class or "?"], in the order in which they were given
 try { given = JSON.parse(localStorage.getItem(data.key)) || given; } catch (error) { /* private mode */ }
 
 const labels = () => new Map(given);
