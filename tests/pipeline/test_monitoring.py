@@ -27,8 +27,17 @@ from basisprune.search import SearchConfig
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TRAINING = {
-    **{"epochs": 8, "batch_size": 16, "lr": 0.05, "min_lr": 1e-3, "choices": None, "optimizer": "sgd"},
-    **{"head_lr": 1.0, "norm_statistics": "batch", "train": "method", "warmup": 0.0, "weight_decay": 0.0},
+    "epochs": 8,
+    "batch_size": 16,
+    "lr": 0.05,
+    "min_lr": 1e-3,
+    "choices": None,
+    "optimizer": "sgd",
+    "head_lr": 1.0,
+    "norm_statistics": "batch",
+    "train": "method",
+    "warmup": 0.0,
+    "weight_decay": 0.0,
 }
 RECIPE = {
     "base": "quick",

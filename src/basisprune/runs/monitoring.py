@@ -20,7 +20,7 @@ from basisprune.errors import ConfigError
 from basisprune.files import user_path
 from basisprune.runs.compress import Compressed, repeat_run
 from basisprune.runs.labelling import Answers, Labelling, in_random_order, read_answers, read_labels, write_answers
-from basisprune.runs.tested import identity
+from basisprune.runs.record import identity
 from basisprune.tasks import CLASSIFICATION, Predictions
 from basisprune.training.evaluation import judge
 from basisprune.transfer.model import spec_of
@@ -81,7 +81,7 @@ def check_run(
     """
     path, callback = user_path(folder, "run"), callback or NullCallback()
     result = repeat_run(path, callback=callback)
-    guarantee, data = result.promise, result.data
+    guarantee, data = result.guarantee, result.data
     if guarantee is None or not guarantee.is_a_drop or guarantee.metric != "accuracy" or data.confirm is None:
         raise ConfigError(f"{path}: its run has no loss of accuracy that images have confirmed, to compare with")
     networks = (result.original, result.model)
@@ -114,7 +114,7 @@ def _labelling(
     labels: str | Path | None,
 ) -> tuple[Labelling, npt.NDArray[np.int64]]:
     """Return the test of the delivered network on the new images, whose answers and labels are kept at `place`."""
-    assert result.promise is not None
+    assert result.guarantee is not None
     trials = result.found.trials
     names = [identity(trials[index]) for index in (0, result.found.chosen)]
     order, called = in_random_order(images, seed=0)
@@ -127,7 +127,7 @@ def _labelling(
         kept = kept.with_labels(read_labels(user_path(labels, "labels"), called), str(labels))
     write_answers(place, kept)
     value = value_of("accuracy", result.found.reference.outcomes)
-    return Labelling(result.promise, kept, names[0], names[1:], [result.chosen.label], value), order
+    return Labelling(result.guarantee, kept, names[0], names[1:], [result.chosen.label], value), order
 
 
 def _answers(network: nn.Module, images: LabelledImages) -> npt.NDArray[np.int64]:
