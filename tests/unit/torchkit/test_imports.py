@@ -7,12 +7,13 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
 import pytest
 
 import basisprune
 from basisprune.errors import ConfigError
-from basisprune.torchkit.imports import named_object, only_code
+from basisprune.torchkit.imports import GUARDED, in_folder_of_python, named_object, only_code
 
 
 @pytest.fixture(autouse=True)
@@ -84,8 +85,8 @@ class Watch:
             seen.append(os.getcwd())
 sys.meta_path.insert(0, Watch())
 import basisprune
-from basisprune.torchkit.imports import import_torch_elsewhere
-import_torch_elsewhere()  # once more does no harm
+from basisprune.torchkit.imports import import_others_elsewhere
+import_others_elsewhere()  # once more does no harm
 print("torch" in sys.modules)
 import torch
 print(os.getcwd() == before, before in seen, len(seen) == 1, torch.ones(1).item() == 1.0)
@@ -113,3 +114,51 @@ def test_a_command_with_a_file_of_settings_imports_torch_from_elsewhere_too(tmp_
 def test_torch_is_imported_from_elsewhere_and_the_folder_stays_current(tmp_path):
     run = subprocess.run([sys.executable, "-c", WATCHED], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert run.stdout.split() == ["False", "True", "False", "True", "True"]
+
+
+def test_every_package_that_is_imported_here_is_from_elsewhere():
+    trees = [ast.parse(path.read_text()) for path in Path(basisprune.__file__).parent.rglob("*.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
+    first = {name.partition(".")[0] for name in names} - set(sys.stdlib_module_names)
+    assert first - GUARDED <= {"basisprune", "lazy_loader"}  # the latter makes the others lazy
+
+
+LATE = """
+import os, sys
+before = os.getcwd()
+import basisprune, torchmetrics
+sys.path.insert(0, sys.argv[1])
+torchmetrics.__path__.append(sys.argv[1])
+import matplotlib, torchmetrics.late
+print(matplotlib.place == torchmetrics.late.place != before == os.getcwd())
+"""
+
+
+def test_what_a_package_imports_later_is_from_elsewhere_too(tmp_path):
+    (tmp_path / "here").mkdir()
+    for name in ("matplotlib", "late"):
+        (tmp_path / f"{name}.py").write_text("import os; place = os.getcwd()")
+    command = [sys.executable, "-c", LATE, str(tmp_path)]
+    run = subprocess.run(command, cwd=tmp_path / "here", capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["True"]
+
+
+def test_the_folder_comes_back_when_the_last_thread_is_done(tmp_path):
+    here, inside, done = Path.cwd(), Event(), Event()
+
+    def wait() -> Path:
+        with in_folder_of_python():
+            inside.set()
+            done.wait(10)
+            return Path.cwd()
+
+    with ThreadPoolExecutor() as threads:
+        with in_folder_of_python():
+            other = threads.submit(wait)
+            inside.wait(10)
+        assert Path.cwd() != here
+        done.set()
+        assert other.result() != here
+    assert Path.cwd() == here

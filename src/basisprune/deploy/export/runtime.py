@@ -25,6 +25,7 @@ from basisprune.deploy.export import sandboxed
 from basisprune.deploy.export.exportable import Exportable, GraphInput, PixelLayout, read_classes, read_input
 from basisprune.deploy.export.sandboxed import Array, Opened
 from basisprune.errors import LayerError, MissingExtraError, ModelError, pass_on
+from basisprune.torchkit.imports import folder_of_python
 from basisprune.torchkit.running import mode, placed
 from basisprune.types import InputSpec
 
@@ -172,7 +173,9 @@ class Sandbox:
         words = [runtime.name, str(path.absolute()), str(threads), str(self._most), str(seconds)]
         command = [sys.executable, "-P", str(Path(sandboxed.__file__)), *words]  # no module beside it shadows another
         pipe = subprocess.PIPE
-        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
+        self._process = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, cwd=folder_of_python()
+        )
         weakref.finalize(self, _end, self._process)
         notes = self._within(seconds, "to be opened", self._line).get("notes")
         self.notes = {str(name): str(text) for name, text in notes.items()} if isinstance(notes, dict) else {}
