@@ -6,10 +6,15 @@ import ctypes
 import gc
 import hashlib
 import math
+import os
 import platform
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
+from multiprocessing import get_context
+from multiprocessing.context import BaseContext, SpawnContext, SpawnProcess
+from multiprocessing.process import BaseProcess
 from typing import Annotated, NamedTuple, cast
 
 import numpy as np
@@ -28,6 +33,7 @@ from basisprune.data.transforms import prepare
 from basisprune.errors import ConfigError, DataError
 from basisprune.signatures import Count, ImageSize, Seed, Within, checked
 from basisprune.tasks.base import Task
+from basisprune.torchkit.imports import in_folder_of_python
 from basisprune.torchkit.processes import Processes
 from basisprune.torchkit.running import ReadBatch
 from basisprune.types import InputSpec
@@ -77,14 +83,34 @@ def make_loader(
         sampler=order.tolist(),
         num_workers=workers,
         collate_fn=collate,
-        worker_init_fn=_prepare_worker,
+        multiprocessing_context=_worker_context() if workers else None,
+        worker_init_fn=partial(_prepare_worker, os.getcwd()) if workers else None,
         pin_memory=torch.cuda.is_available(),
         # Workers draw their random numbers from it, other ones in each epoch.
         generator=torch.Generator().manual_seed(int(np.random.SeedSequence((seed, epoch)).generate_state(1)[0])),
     )
 
 
-def _prepare_worker(_worker: int) -> None:
+class _WorkerProcess(SpawnProcess):
+    """Begins in Python's own folder, where it imports what it needs before this package can tell it where to."""
+
+    @staticmethod
+    def _Popen(process: BaseProcess) -> object:  # noqa: N802
+        with in_folder_of_python():
+            return SpawnProcess._Popen(process)  # type: ignore[attr-defined]
+
+
+class _WorkerContext(SpawnContext):
+    Process = _WorkerProcess
+
+
+def _worker_context() -> BaseContext:
+    """Copies of this process, which import nothing; new ones elsewhere than on Linux, where copies may crash."""
+    return get_context("fork") if sys.platform == "linux" else _WorkerContext()
+
+
+def _prepare_worker(folder: str, _worker: int) -> None:
+    os.chdir(folder)
     gc.freeze()  # a collection would write to all objects that it was forked with, and so copy them
     if platform.libc_ver()[0] == "glibc":
         # Its heap would grow by half of every image, in pieces that fit nothing; so large blocks go back at once.

@@ -145,6 +145,42 @@ class Draws(Dataset):
         return torch.tensor([[[random.random(), np.random.rand(), torch.rand(()).item()]]]), index
 
 
+STARTS = """
+import multiprocessing, os
+import torch
+from basisprune.data import loaders
+
+class Folders(torch.utils.data.Dataset):
+    classes, start = ("a", "b"), ""
+    def __reduce__(self):
+        return unpickled, ()
+    def __len__(self):
+        return 2
+    def __getitem__(self, index):
+        return torch.tensor([[[float(self.start == here), float(os.getcwd() == here)]]]), index
+
+def unpickled():
+    made = Folders()
+    made.start = os.getcwd()
+    return made
+
+here = os.environ["HERE"]
+if __name__ == "__main__":
+    multiprocessing.set_start_method("forkserver")
+    print(loaders.make_loader(Folders(), 2, workers=1).multiprocessing_context.get_start_method())
+    loaders._worker_context = loaders._WorkerContext
+    print(next(iter(loaders.make_loader(Folders(), 2, workers=1)))[0].flatten().tolist())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere forks may crash")
+def test_workers_import_nothing_or_begin_in_another_folder(tmp_path):
+    (tmp_path / "starts.py").write_text(STARTS)
+    command, environment = [sys.executable, "-P", "starts.py"], {**os.environ, "HERE": str(tmp_path)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == ["fork", "[0.0, 1.0, 0.0, 1.0]"], done.stderr
+
+
 @alone
 def test_workers_draw_other_random_numbers_in_each_epoch_and_the_same_in_another_run():
     def drawn(epoch: int) -> torch.Tensor:
