@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -31,7 +31,7 @@ PREFIX, TORCHVISION = "hf:", "torchvision:"
 """How the names of these datasets begin."""
 _SPLITS, _STATE = "dataset_dict.json", "state.json"
 _SAVED = ((_SPLITS,), (_STATE, "dataset_info.json"))
-_PARQUET = ".parquet"
+_PARQUET, _CONVERTED = ".parquet", "refs/convert/parquet"  # where the hub keeps what it made of other files
 _LARGEST_STATE = 16 << 20
 _NEVER_IN_NAMES = ":*?[]"  # addresses, such as hdfs::x, start programs or load libraries; patterns name other files
 _PLAIN_TYPE = re.compile(
@@ -127,14 +127,12 @@ def load_hub(source: str) -> Mapping[str, datasets.Dataset]:
 
     name = source.removeprefix(PREFIX)
     folder = Path(name).expanduser().absolute()
-    advice = "; give a folder that save_to_disk wrote, a folder of Parquet files, or the name of a dataset without code"
+    advice = "; give a folder that save_to_disk wrote, a folder of Parquet files, or the name of a dataset"
     with readable(source, Exception, advice=advice), _plain_types():  # the network, the disk, Arrow, the package
-        if not folder.is_dir():
-            found = datasets.load_dataset(_hub_id(name))
-        elif _is_saved(folder):
+        if folder.is_dir() and _is_saved(folder):
             return _saved(folder)
-        else:
-            found = datasets.load_dataset("parquet", data_files=_parquet_files(folder))
+        files = _parquet_files(folder) if folder.is_dir() else _downloaded(name)
+        found = datasets.load_dataset("parquet", data_files=files)
     if not isinstance(found, datasets.DatasetDict):
         raise DataError(f"{source}: a {type(found).__name__} was found, whose rows have no random access")
     return cast("Mapping[str, datasets.Dataset]", found)
@@ -159,12 +157,26 @@ def _plain_types() -> Iterator[None]:
         features.string_to_arrow = to_arrow
 
 
-def _hub_id(name: str) -> str:
-    from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES
+def _downloaded(name: str) -> dict[str, list[str]]:
+    """Return the Parquet files of a dataset on the hub; its card may name files anywhere, and is not read."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import RevisionNotFoundError
 
-    if not _HUB_ID.fullmatch(name) or name in _PACKAGED_DATASETS_MODULES:
+    if not _HUB_ID.fullmatch(name):
         raise DataError(f"{PREFIX}{name}: there is no such folder, and this is no name on the hub, such as owner/name")
-    return name
+    for revision in (None, _CONVERTED):
+        with suppress(RevisionNotFoundError):
+            found = snapshot_download(name, repo_type="dataset", revision=revision, allow_patterns=[f"*{_PARQUET}"])
+            if files := _parquet_files(Path(found), other="other"):
+                break
+    else:
+        raise DataError(f"{PREFIX}{name}: has no Parquet files; load it yourself, save_to_disk it, and give the folder")
+    folders = {Path(path).parent for paths in files.values() for path in paths}
+    homes = {each.parent if each.name.casefold() in PART_OF else each for each in folders}
+    if len(homes) > 1:
+        names = ", ".join(sorted(str(home.relative_to(found)) for home in homes))[:200]
+        raise DataError(f"{PREFIX}{name}: has Parquet files in {names}; download those of one, and give its folder")
+    return files
 
 
 def _saved(folder: Path) -> Mapping[str, datasets.Dataset]:
@@ -198,14 +210,15 @@ def _plain_names(names: object, where: Path) -> list[str]:
     return names
 
 
-def _parquet_files(folder: Path) -> dict[str, list[str]]:
+def _parquet_files(folder: Path, other: str = "train") -> dict[str, list[str]]:
     paths = [path for path in all_files(folder) if path.suffix == _PARQUET]
     parts: dict[str, list[str]] = {}
     for path in paths:
         if found := set(str(path)) & set(_NEVER_IN_NAMES) - set(path.drive):
             raise DataError(f"{path}: has {found.pop()!r} in its name, which could be read as an address; rename it")
         start = path.name.casefold().split("-")[0].removesuffix(_PARQUET)
-        parts.setdefault(PART_OF.get(start, "train"), []).append(str(path))
+        part = PART_OF.get(start) or PART_OF.get(path.parent.name.casefold(), other)
+        parts.setdefault(part, []).append(str(path))
     return parts
 
 

@@ -9,8 +9,11 @@ import shutil
 import struct
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 from urllib.error import URLError
 
+import fsspec
+import huggingface_hub
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -33,6 +36,7 @@ SIZE = (5, 6)
 def offline(monkeypatch, tmp_path):
     datasets.disable_progress_bars()
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
 
 
@@ -101,7 +105,7 @@ def test_labels_without_names_are_numbers(tmp_path):
 
 
 def test_what_does_not_fit_is_refused_with_the_reason(tmp_path):
-    refused("hf:somebody/something", "hf:somebody/something: cannot be read (", "the name of a dataset without code")
+    refused("hf:somebody/something", "hf:somebody/something: cannot be read (", "the name of a dataset")
     no_label = rows().rename_column("label", "kind").cast_column("kind", datasets.Value("int64"))
     refused(saved(tmp_path / "a", no_label), "image, kind", "one that is called label")
 
@@ -142,14 +146,70 @@ def test_the_labels_of_every_split_are_looked_at_before_they_are_read(tmp_path):
     refused(folder, "data: val", "the column label is")
 
 
-def test_a_saved_dataset_names_no_files_elsewhere_and_a_format_is_no_dataset(tmp_path):
+def test_a_saved_dataset_names_no_files_elsewhere_and_an_address_is_no_dataset(tmp_path):
     folder = saved(tmp_path / "data", rows(9))
     state = json.loads((folder / "state.json").read_text())
     state["_data_files"][0]["filename"] = f"../data/{state['_data_files'][0]['filename']}"
     (folder / "state.json").write_text(json.dumps(state))
     refused(folder, "which is not beside it")
-    for name in ("csv", "hdfs::Photos", "https://host/x.json", "../x", "a/b/c"):
+    for name in ("hdfs::Photos", "https://host/x.json", "../x", "a/b/c"):
         refused(f"hf:{name}", "no name on the hub")
+
+
+CARD = "---\nconfigs:\n- config_name: default\n  data_files: '{}'\n---\n"
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A hub in whose one dataset anything may be; the files of each revision are in a folder."""
+    asked = []
+
+    def snapshot_download(name, *, repo_type, revision, allow_patterns):
+        asked.append((name, repo_type, revision))
+        assert allow_patterns == ["*.parquet"]
+        if not (found := tmp_path / str(revision).replace("/", "-")).is_dir():
+            raise huggingface_hub.errors.RevisionNotFoundError("404", response=Mock())
+        return str(found)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)  # where the package itself would go, it fails
+    return asked
+
+
+def parquet(path: Path, count: int, start: int = 0) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows(count, start).to_parquet(path)
+
+
+def local_only(function):
+    def checked(kind, **options):
+        assert kind in ("file", "local")
+        return function(kind, **options)
+
+    return checked
+
+
+@pytest.mark.parametrize("address", ["reference://a.csv::http://127.0.0.1/refs.json", "hdfs://127.0.0.1/a.csv"])
+def test_of_a_dataset_on_the_hub_only_its_parquet_files_are_read(tmp_path, monkeypatch, hub, address):
+    for function in ("filesystem", "get_filesystem_class"):
+        monkeypatch.setattr(fsspec.core, function, local_only(getattr(fsspec.core, function)))
+    home = tmp_path / "None"
+    parquet(home / "data" / "train-00000-of-00001.parquet", 15)
+    parquet(home / "data" / "validation-00000-of-00001.parquet", 6, 20)
+    parquet(home / "data" / "unlabelled-00000-of-00001.parquet", 3, 40)
+    (home / "README.md").write_text(CARD.format(address))
+    assert sizes(load_data("hf:some/photos", size=SIZE, test_fraction=0)) == {"train": 15, "val": 6}
+    assert hub == [("some/photos", "dataset", None)]
+
+
+def test_what_the_hub_converted_is_read_and_a_choice_is_not_guessed(tmp_path, hub):
+    refused("hf:some/photos", "hf:some/photos: has no Parquet files", "save_to_disk")
+    for part, count in (("train", 12), ("test", 6)):
+        parquet(tmp_path / "refs-convert-parquet" / "default" / part / "0000.parquet", count, 20 * (part == "test"))
+    assert sizes(load_data("hf:some/photos", size=SIZE, val_fraction=0)) == {"train": 12, "test": 6}
+    assert [revision for _, _, revision in hub[-2:]] == [None, "refs/convert/parquet"]
+    parquet(tmp_path / "refs-convert-parquet" / "small" / "train" / "0000.parquet", 3)
+    refused("hf:some/photos", "has Parquet files in default, small; download those of one")
 
 
 def forged(folder: Path, kind: str, dtype: str = "int64") -> Path:
