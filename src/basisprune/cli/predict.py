@@ -39,32 +39,32 @@ def predict(
     with told_errors():
         from basisprune.runs.finished import classify_files, image_files, load_any
 
-        answers = list(classify_files(load_any(result, trust_remote_code=trust_code), image_files(images)))
+        answers = list(classify_files(load_any(result, trust_remote_code=trust_code), image_files(images), top))
     bad = [answer for answer in answers if answer.error]
     for answer in bad:
         tell(f"error: {answer.error}")
     good = [answer for answer in answers if not answer.error]
     if as_json:
-        show_json([_as_dict(answer, top) for answer in answers])
+        show_json([_as_dict(answer) for answer in answers])
     elif as_csv:
-        typer.echo(_as_csv(good, top), nl=False)
+        typer.echo(_as_csv(good), nl=False)
     else:
         for answer in good:
-            named = ", ".join(f"{name} {share:.1%}" for name, share in answer.classes[:top])
+            named = ", ".join(f"{name} {share:.1%}" for name, share in answer.classes)
             show(f"{answer.file}: {named}")
     if bad:
         raise typer.Exit(FAILED)
 
 
-def _as_dict(answer: Answer, top: int) -> dict[str, Any]:
+def _as_dict(answer: Answer) -> dict[str, Any]:
     if answer.error:
         return {"file": str(answer.file), "error": answer.error}
     name, share = answer.classes[0]
-    return {"file": str(answer.file), "class": name, "probability": share, "classes": dict(answer.classes[:top])}
+    return {"file": str(answer.file), "class": name, "probability": share, "classes": dict(answer.classes)}
 
 
-def _as_csv(answers: list[Answer], top: int) -> str:
+def _as_csv(answers: list[Answer]) -> str:
     from basisprune.report.text import csv_table
 
-    rows = [(str(answer.file), name, share) for answer in answers for name, share in answer.classes[:top]]
+    rows = [(str(answer.file), name, share) for answer in answers for name, share in answer.classes]
     return csv_table(("file", "class", "probability"), rows)

@@ -164,7 +164,13 @@ def _names(
     """
     if classes is None and is_of_a_task:
         return ()
-    shape = model(torch.zeros(1, *spec.shape)).shape
+    output = model(torch.zeros(1, *spec.shape))
+    if not isinstance(output, Tensor):
+        raise ModelError(
+            f"{where}: outputs a {type(output).__name__}, and no tensor with a score for each class; load it with "
+            "basisprune.from_pretrained"
+        )
+    shape = output.shape
     if len(shape) != 2 or (classes is not None and len(classes) != shape[1]):
         names = "class numbers" if classes is None else f"{len(classes)} classes"
         raise ModelError(f"{where}: has {names} and outputs {tuple(shape)[1:]} numbers; export it again")
@@ -307,7 +313,7 @@ def image_files(paths: Iterable[str | Path]) -> list[Path]:
     return files
 
 
-def classify_files(loaded: Loaded, files: Iterable[Path]) -> Iterator[Answer]:
+def classify_files(loaded: Loaded, files: Iterable[Path], top: int | None = None) -> Iterator[Answer]:
     """One answer for each file, in order; raises ModelError for a network that is no classifier."""
     refuse_other_tasks(loaded, "predict")
     batch: list[tuple[Path, Tensor | str]] = []
@@ -319,19 +325,20 @@ def classify_files(loaded: Loaded, files: Iterable[Path]) -> Iterator[Answer]:
         except PermissionError as error:
             batch.append((file, f"{file}: {error.strerror}"))
         if len(batch) == _BATCH:
-            yield from _answers(loaded, batch)
+            yield from _answers(loaded, batch, top)
             batch = []
-    yield from _answers(loaded, batch)
+    yield from _answers(loaded, batch, top)
 
 
 @torch.inference_mode()
-def _answers(loaded: Loaded, batch: list[tuple[Path, Tensor | str]]) -> Iterator[Answer]:
+def _answers(loaded: Loaded, batch: list[tuple[Path, Tensor | str]], top: int | None) -> Iterator[Answer]:
     images = [image for _, image in batch if isinstance(image, Tensor)]
-    scores = loaded.model(prepare(torch.stack(images), loaded.spec)) if images else torch.empty(0)
-    shares = iter(scores.float().softmax(-1).tolist())
+    scores = loaded.model(prepare(torch.stack(images), loaded.spec)) if images else torch.empty(0, 1)
+    found = scores.float().softmax(-1).sort(dim=-1, descending=True, stable=True)
+    rows = zip(found.values[:, :top], found.indices[:, :top], strict=True)
     for file, image in batch:
         if isinstance(image, str):
             yield Answer(file, error=image)
         else:
-            named = zip(loaded.classes, next(shares), strict=True)
-            yield Answer(file, tuple(sorted(named, key=lambda pair: -pair[1])))
+            best, which = next(rows)
+            yield Answer(file, tuple(zip([loaded.classes[place] for place in which], best.tolist(), strict=True)))

@@ -141,6 +141,8 @@ def test_answers_come_in_the_order_of_the_files_with_all_classes(forms, tmp_path
     assert all(set(dict(answer.classes)) == set(NAMES) for answer in good)
     assert torch.allclose(torch.tensor([sum(dict(answer.classes).values()) for answer in good]), torch.ones(39))
     assert all(answer.classes[0][1] == max(dict(answer.classes).values()) for answer in good)
+    best = list(classify_files(load_any(forms / "bundle"), image_files([tmp_path]), 1))  # no more is kept of each
+    assert [answer.classes for answer in best] == [answer.classes[:1] for answer in answers]
 
 
 def test_images_are_found_as_a_run_finds_them(tmp_path):
@@ -187,3 +189,31 @@ def test_a_file_that_may_not_be_read_spoils_nothing_and_a_machine_that_cannot_re
     number = errno.EMFILE
     with pytest.raises(OSError, match="Too many open files"):
         list(classify_files(loaded, files))
+
+
+class Shifted(nn.Module):
+    """Is saved as a graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward_features(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv(x) + x.shape[0] * 0
+
+
+@pytest.mark.parametrize("kind", ["tuple", "dict"])
+def test_a_network_whose_output_is_no_tensor_is_refused(kind, tmp_path):
+    network = fold(transfer_model(Shifted(), 3, input_size=16), torch.zeros(2, 3, 16, 16))
+    folder = save_pretrained(network, tmp_path / "bundle")
+
+    def change(config):
+        last, known = config["network"]["graph"][-1], config["fingerprint"]
+        scores, times = last["args"][0], 2 if kind == "tuple" else 1
+        last["args"] = [{"tuple": [scores] * 2} if kind == "tuple" else {"dict": [["scores", scores]]}]
+        values = known["values"] * times
+        config["fingerprint"] = {"shape": [len(values)], "values": values, "norm": known["norm"] * times**0.5}
+
+    seal(folder, change)
+    with pytest.raises(ModelError, match=rf"outputs a {kind}, and no tensor"):
+        load_any(folder)

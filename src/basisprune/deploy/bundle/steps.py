@@ -32,7 +32,7 @@ from basisprune.errors import BundleError, LayerError
 from basisprune.torchkit.surgery import module_at, tensor_at
 from basisprune.types import InputSpec
 
-_HIGHEST_DEGREE, _DEEPEST = 32, 100
+_HIGHEST_DEGREE, _DEEPEST, _LARGEST_FORMULA, _LARGEST_IN_ALL = 32, 100, 1_000, 100_000
 _PRODUCTS = (operator.mul, operator.imul, operator.matmul)
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _DROPOUTS: dict[object, type[nn.Module]] = {
@@ -157,9 +157,11 @@ def _refuse_unlisted(name: str, what: str, allowed: Collection[str], step: Step)
 def _refuse_large_formulas(nodes: Sequence[fx.Node]) -> None:
     """Raise BundleError for numbers that become huge formulas where an exporter computes them for every input size.
 
-    Of each number that is computed from sizes of the input, the degree of that polynomial and its depth are followed.
+    Of each number that is computed from sizes of the input, the degree of that polynomial, its depth, and its size with
+    every argument written out are followed.
     """
-    formulas: dict[fx.Node, tuple[int, int]] = {}
+    formulas: dict[fx.Node, tuple[int, int, int]] = {}
+    total = 0
     for number, node in enumerate(nodes):
         if node.op == "call_module" and any(each in formulas for each in node.all_input_nodes):
             raise BundleError(f"graph: step {number} gives a layer a number")
@@ -167,15 +169,17 @@ def _refuse_large_formulas(nodes: Sequence[fx.Node]) -> None:
         known = [each for each in given if each is not None]
         reads = node.target is getattr and node.args[1:] in (("shape",), ("ndim",))
         if reads or (node.op == "call_method" and node.target in ("size", "dim")):
-            degree, depth = 1, 0
+            degree, depth, size = 1, 0, 1
         elif node.target is operator.getitem and given and given[0] is not None:
-            degree, depth = given[0]
+            degree, depth, size = given[0]
         elif node.target in ARITHMETIC and known and len(known) == len(given):
             degrees = [each[0] for each in known]
             degree = sum(degrees) if node.target in _PRODUCTS else max(degrees)
             depth = 1 + max(each[1] for each in known)
+            size = 1 + sum(each[2] for each in known)
         else:
             continue
-        if degree > _HIGHEST_DEGREE or depth > _DEEPEST:
+        total += size
+        if degree > _HIGHEST_DEGREE or depth > _DEEPEST or size > _LARGEST_FORMULA or total > _LARGEST_IN_ALL:
             raise BundleError(f"graph: step {number} computes a number that is too large a formula of the input's size")
-        formulas[node] = degree, depth
+        formulas[node] = degree, depth, size

@@ -30,7 +30,7 @@ from basisprune.torchkit.surgery import TORCH_CONVS, find_layers, module_at, nam
 
 _MOST_PARTS = 100_000
 _MOST_NODES = 30_000  # that are built, or taken from the architecture
-_MOST_OPERATIONS = 2_000  # to construct one layer
+_MOST_OPERATIONS, _MOST_IN_ALL = 2_000, 50_000  # to construct one layer, and all; timm's largest networks take 10,000
 
 
 def describe(model: nn.Module, fresh: nn.Module | None = None) -> Node:
@@ -105,7 +105,7 @@ class _Describer:
         name, args = CLASS_NAMES.get(type(module)), _arguments(module)
         if name is not None and args is not None:
             try:
-                return _construct(name, args), {"class": name, **({"args": args} if args else {})}
+                return _construct(name, args)[0], {"class": name, **({"args": args} if args else {})}
             except (TypeError, ValueError, RuntimeError):
                 pass  # its constructor wants more than its attributes tell
         for taken, base in self.fresh.items():
@@ -122,7 +122,7 @@ class _Rebuilder:
     def __init__(self, fresh: nn.Module | None) -> None:
         self.fresh = dict(fresh.named_modules()) if fresh is not None else {}
         self.done: dict[str, nn.Module] = {}
-        self.nodes = 0
+        self.nodes = self.operations = 0
         self.parts: dict[nn.Module, int] = {}  # the modules in each that is built, those met again counted again
 
     def module(self, node: Node, fresh: nn.Module | None, path: str) -> nn.Module:
@@ -173,7 +173,11 @@ class _Rebuilder:
         if "same" in node:
             return self.done.get(node["same"])
         if "class" in node:
-            return _construct(node["class"], node.get("args", {}))
+            layer, operations = _construct(node["class"], node.get("args", {}))
+            self.operations += operations
+            if self.operations > _MOST_IN_ALL:
+                raise BundleError(f"its network takes more than {_MOST_IN_ALL:,} operations to build")
+            return layer
         return self.fresh.get(node["take"]) if "take" in node else fresh
 
 
@@ -252,8 +256,8 @@ def _arguments(module: nn.Module) -> dict[str, JsonValue] | None:
     return args
 
 
-def _construct(name: str, args: Mapping[str, JsonValue]) -> nn.Module:
-    """A module of the class, without memory for its weights; of our own classes a shell without attributes."""
+def _construct(name: str, args: Mapping[str, JsonValue]) -> tuple[nn.Module, int]:
+    """A module of the class, without memory for its weights, and what it took; of our own classes an empty shell."""
     kind = CLASSES.get(name)
     if kind is None:
         raise BundleError(f"{name[:80]!r} is not a class that a bundle may name; allowed are listed layers only")
@@ -262,9 +266,9 @@ def _construct(name: str, args: Mapping[str, JsonValue]) -> nn.Module:
     if kind in OURS:
         hollow = kind.__new__(kind)
         nn.Module.__init__(hollow)
-        return hollow
-    with torch.device("meta"), Bounded(_MOST_OPERATIONS):
-        return kind(**given)
+        return hollow, 0
+    with torch.device("meta"), Bounded(_MOST_OPERATIONS) as bounded:
+        return kind(**given), bounded.operations
 
 
 def _plain_attributes(module: nn.Module) -> dict[str, JsonValue]:

@@ -677,6 +677,20 @@ def test_numbers_are_no_large_formulas_of_the_size_of_the_input(graph_bundle, tm
         from_pretrained(appended(folder, *BATCH, *squares))
 
 
+def test_numbers_are_no_formulas_that_double_in_each_step(graph_bundle, tmp_path):
+    folder = Path(shutil.copytree(graph_bundle, tmp_path / "b"))
+    halves = [
+        each
+        for n in range(2, 50, 2)
+        for each in (
+            step("call_function", "operator.floordiv", {"step": n}, 2),
+            step("call_function", "operator.add", {"step": n}, {"step": n + 1}),
+        )
+    ]
+    with pytest.raises(BundleError, match="too large a formula"):
+        from_pretrained(appended(folder, *BATCH, *halves))
+
+
 def test_every_argument_by_name_is_a_word():
     assert all(len(name) > 1 or name == "p" for name in allowed.KEYWORDS)
     assert "_stacklevel" in allowed.KEYWORDS

@@ -32,6 +32,22 @@ def test_a_part_that_would_take_the_whole_machine_is_refused(saved, message):
     refused(saved, message)
 
 
+def test_many_parts_that_are_slow_to_make_are_refused(saved):
+    slow = {"class": "timm.layers.RotaryEmbeddingMixed"}
+    slow["args"] = {"dim": 8, "depth": 1, "num_heads": 1, "feat_shape": [1, 1]}
+
+    def change(config):
+        inner = {str(number): slow for number in range(2_000)}
+        config["structure"]["children"]["pool"] = {
+            "class": "torch.nn.Sequential",
+            "children": inner,
+            "order": list(inner),
+        }
+
+    rewrite(saved, change)
+    refused(saved, "operations to build")
+
+
 def test_work_is_counted_before_it_is_done():
     weight = torch.empty(1 << 14, 1 << 14, device="meta")
 
