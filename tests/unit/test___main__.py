@@ -14,7 +14,7 @@ def test_the_module_is_the_command():
 
 
 def test_no_module_of_the_current_folder_takes_the_place_of_an_installed_one(tmp_path):
-    for name in ("types", "lazy_loader", "typer", "torch", "scienceplots"):
+    for name in ("lazy_loader", "typer", "torch", "scienceplots"):
         (tmp_path / f"{name}.py").write_text("from pathlib import Path; Path('ran').touch()")
     for module in ("basisprune", "basisprune.__main__"):
         command = [sys.executable, "-m", module, "predict", "nowhere", "x.png"]

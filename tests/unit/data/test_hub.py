@@ -182,8 +182,8 @@ def parquet(path: Path, count: int, start: int = 0) -> None:
 
 
 def local_only(function):
-    def checked(kind, **options):
-        assert kind in ("file", "local")
+    def checked(kind=None, **options):
+        assert kind in (None, "file", "local")
         return function(kind, **options)
 
     return checked

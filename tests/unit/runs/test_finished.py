@@ -11,16 +11,20 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from bundles import seal
 from PIL import Image
 from sources import write_images
 from tiny import NAMES, tiny_images, tiny_model
+from torch import nn
 
 from basisprune.data import ArrayImages
 from basisprune.deploy.bundle import save_pretrained
+from basisprune.deploy.fold import fold
 from basisprune.errors import BundleError, CheckpointError, ConfigError, DataError, ModelError
 from basisprune.files import digest
 from basisprune.runs.finished import accuracy_on, classify_files, image_files, is_own, load_any
 from basisprune.training.evaluation import predict
+from basisprune.transfer.model import transfer_model
 
 
 @pytest.mark.parametrize("form", ["bundle", "pixels.onnx", "prepared.onnx"])

@@ -131,14 +131,14 @@ before = os.getcwd()
 import basisprune, torchmetrics
 sys.path.insert(0, sys.argv[1])
 torchmetrics.__path__.append(sys.argv[1])
-import matplotlib, torchmetrics.late
-print(matplotlib.place == torchmetrics.late.place != before == os.getcwd())
+import comet_ml, torchmetrics.late
+print(comet_ml.place == torchmetrics.late.place != before == os.getcwd())
 """
 
 
 def test_what_a_package_imports_later_is_from_elsewhere_too(tmp_path):
     (tmp_path / "here").mkdir()
-    for name in ("matplotlib", "late"):
+    for name in ("comet_ml", "late"):
         (tmp_path / f"{name}.py").write_text("import os; place = os.getcwd()")
     command = [sys.executable, "-c", LATE, str(tmp_path)]
     run = subprocess.run(command, cwd=tmp_path / "here", capture_output=True, text=True, check=True)
