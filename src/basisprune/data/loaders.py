@@ -15,7 +15,7 @@ from functools import cached_property, partial
 from multiprocessing import get_context
 from multiprocessing.context import BaseContext, SpawnContext, SpawnProcess
 from multiprocessing.process import BaseProcess
-from typing import Annotated, NamedTuple, cast
+from typing import Annotated, Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -95,9 +95,9 @@ class _WorkerProcess(SpawnProcess):
     """Begins in Python's own folder, where it imports what it needs before this package can tell it where to."""
 
     @staticmethod
-    def _Popen(process: BaseProcess) -> object:  # noqa: N802
+    def _Popen(process: BaseProcess) -> Any:  # noqa: N802
         with in_folder_of_python():
-            return SpawnProcess._Popen(process)  # type: ignore[attr-defined]
+            return SpawnProcess._Popen(process)
 
 
 class _WorkerContext(SpawnContext):

@@ -143,7 +143,7 @@ class _Elsewhere:
             return None
         finders = [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]
         spec = next((spec for each in finders if (spec := each.find_spec(name, path, target)) is not None), None)
-        if spec is not None and hasattr(spec.loader, "exec_module"):
+        if spec is not None and spec.loader is not None and hasattr(spec.loader, "exec_module"):
             spec.loader = loader = copy(spec.loader)  # some are shared
             loader.create_module = in_folder_of_python()(loader.create_module)  # type: ignore[method-assign]
             loader.exec_module = in_folder_of_python()(loader.exec_module)  # type: ignore[method-assign]
