@@ -167,7 +167,7 @@ def _downloaded(name: str) -> dict[str, list[str]]:
     for revision in (None, _CONVERTED):
         with suppress(RevisionNotFoundError):
             found = snapshot_download(name, repo_type="dataset", revision=revision, allow_patterns=[f"*{_PARQUET}"])
-            if files := _parquet_files(Path(found), other="other"):
+            if files := Path(found).is_dir() and _parquet_files(Path(found), other="other"):
                 break
     else:
         raise DataError(f"{PREFIX}{name}: has no Parquet files; load it yourself, save_to_disk it, and give the folder")

