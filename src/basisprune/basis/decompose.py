@@ -180,7 +180,7 @@ def split_layers(
         names = [name for name in names if name in statistics]
     layers: dict[str, Layer] = dict(find_layers(model, (*TORCH_CONVS, nn.Linear)))
     pairs = {name: _split(name, layers[name], scale_init, statistics.get(name)) for name in names}
-    result = model if inplace else copy.deepcopy(model)
+    result = model if inplace else copied(model)
     for name, pair in pairs.items():
         result = replace_module(result, name, pair)
     return result, statistics

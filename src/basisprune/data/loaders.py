@@ -35,7 +35,7 @@ from basisprune.signatures import Count, ImageSize, Seed, Within, checked
 from basisprune.tasks.base import Task
 from basisprune.torchkit.imports import in_folder_of_python
 from basisprune.torchkit.processes import Processes
-from basisprune.torchkit.running import ReadBatch
+from basisprune.torchkit.running import ReadBatch, plain_tensors
 from basisprune.types import InputSpec
 
 _MMAP_THRESHOLD, _LARGE = -3, 1 << 14  # a setting of glibc's malloc, and bytes
@@ -119,7 +119,7 @@ def _prepare_worker(folder: str, _worker: int) -> None:
 
 def collate(items: Sequence[Item]) -> tuple[Tensor, Tensor]:
     """Stack the items into one batch: images (N, C, H, W) and labels int64 (N,)."""
-    images, labels = zip(*items, strict=True)
+    images, labels = zip(*plain_tensors(list(items)), strict=True)
     kinds = {(image.dtype, image.shape) for image in images}
     if len(kinds) > 1:
         found = sorted(f"{dtype} {tuple(shape)}" for dtype, shape in kinds)
@@ -185,7 +185,7 @@ class PreparedBatches:
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         seen, own = 0, isinstance(self.loader, LoaderPart)  # whose inputs are what the network reads
-        for images, labels in self.loader:
+        for images, labels in map(plain_tensors, self.loader):
             ready = images if own else prepare(images, self.spec, prepared=self.prepared)
             yield cast("tuple[Tensor, Tensor]", ReadBatch(ready, labels))  # the targets of a task may be anything
             seen += len(images)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from basisprune.errors import BasisPruneError, ConfigError, DataError, TrainingError, nearest
 from basisprune.tasks.outcomes import Outcomes, Rows, Units, units_in
-from basisprune.torchkit.running import ReadBatch, images_of
+from basisprune.torchkit.running import ReadBatch, images_of, plain_tensors
 
 _ROUNDING = 1e-5  # in relation to the length of the range
 
@@ -187,7 +187,7 @@ class Task:
         if not isinstance(found, tuple | list) or len(found) != 2:
             self._refuse(f"read returned {_kind(found)}; (inputs, targets) is needed", DataError)
         try:
-            return ReadBatch(images_of(found[0]), found[1])
+            return ReadBatch(images_of(found[0]), plain_tensors(found[1]))
         except DataError:
             self._refuse(f"{_kind(found[0])} read as inputs; a float tensor (N, ...) is needed", DataError)
 

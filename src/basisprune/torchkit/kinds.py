@@ -13,6 +13,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm, remove_spectral_norm
 from torch.nn.utils.weight_norm import WeightNorm, remove_weight_norm
 
 from basisprune.errors import ConfigError, ModelError
+from basisprune.torchkit.running import tensors_with_graphs
 
 _TRAINABLE = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -91,9 +92,11 @@ def refuse_other_precisions(model: nn.Module, where: str) -> None:
 def copied(model: nn.Module) -> nn.Module:
     """A copy of the model, in which every weight that such a hook computes is a parameter of its own.
 
-    torch cannot copy a network with these hooks, and a rewrite of its layers would lose them.
+    torch cannot copy a network with these hooks, and a rewrite of its layers would lose them. Nor can it copy tensors
+    of a graph, such as the outputs that a network keeps of its last training step: the copy has them without it.
     """
-    computed = {
+    computed = {id(tensor): tensor.detach().clone() for tensor in tensors_with_graphs(model)}
+    computed |= {
         id(value): value.detach().clone()
         for module, _ in _hooked(model)
         for value in vars(module).values()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,10 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.hooks import RemovableHandle
 
 from basisprune.errors import DataError
+
+
+_OF_TORCH = frozenset(vars(nn.Module()))
+"""The attributes of every module, which hold its parameters, buffers, hooks and parts."""
 
 
 class BatchLoss(Protocol):
@@ -68,17 +72,50 @@ def idle_modules(model: nn.Module, images: Tensor) -> set[str]:
 
 
 def cut_graphs(model: nn.Module) -> None:
-    """Detach tensors that modules keep in plain attributes, such as a table of attention biases, in place.
+    """Detach tensors that modules keep in plain attributes, such as a table of biases or a list of outputs, in place.
 
-    With gradients enabled, such a tensor holds on to a graph that the next backward pass would run into.
+    With gradients enabled, such a tensor holds on to a graph that the next backward pass would run into, and that no
+    copy can be made of.
     """
     for module in model.modules():
         for name, value in vars(module).items():
-            if isinstance(value, Tensor) and value.grad_fn is not None:
-                vars(module)[name] = value.detach()
-            elif type(value) is dict and not name.startswith("_"):
-                kept = {key: item for key, item in value.items() if isinstance(item, Tensor) and item.grad_fn}
-                value.update({key: item.detach() for key, item in kept.items()})
+            vars(module)[name] = value if name in _OF_TORCH else _detached(value)
+
+
+def tensors_with_graphs(model: nn.Module) -> Iterator[Tensor]:
+    """The tensors that `cut_graphs` would detach."""
+    for module in model.modules():
+        for name, value in vars(module).items():
+            if name not in _OF_TORCH:
+                yield from (tensor for tensor in _tensors_kept(value) if tensor.grad_fn is not None)
+
+
+def _detached(value: object) -> object:
+    """The value with its tensors detached; lists and dicts stay the objects that they are, as modules share them."""
+    if isinstance(value, Tensor):
+        return value if value.grad_fn is None else value.detach()
+    if type(value) is tuple:
+        return tuple(map(_detached, value))
+    if type(value) is list:
+        value[:] = map(_detached, value)
+    elif type(value) is dict:
+        value.update({key: _detached(item) for key, item in value.items()})
+    return value
+
+
+def _tensors_kept(value: object) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif type(value) in (tuple, list, dict):
+        for item in value.values() if isinstance(value, dict) else value:  # type: ignore[attr-defined]
+            yield from _tensors_kept(item)
+
+
+def plain_tensors(batch: object) -> Any:
+    """The batch with tensors of subclasses, such as MONAI's MetaTensor, as plain ones, which know no tricks."""
+    if isinstance(batch, Tensor):
+        return batch if type(batch) is Tensor else batch.as_subclass(Tensor)
+    return batch if all(type(tensor) is Tensor for tensor in tensors_in(batch)) else tree_map(plain_tensors, batch)
 
 
 def images_of(batch: object) -> Tensor:
@@ -90,7 +127,8 @@ def images_of(batch: object) -> Tensor:
             f"batches: a {kind} given, a float tensor of prepared images is needed; "
             "basisprune.data.PreparedBatches makes them from any data"
         )
-    return images
+    plain: Tensor = plain_tensors(images)
+    return plain
 
 
 def placed(images: Tensor, model: nn.Module) -> Tensor:
@@ -102,7 +140,7 @@ def placed(images: Tensor, model: nn.Module) -> Tensor:
 def _labelled(batch: object) -> tuple[Tensor, Tensor]:
     if not isinstance(batch, tuple | list) or len(batch) < 2:
         raise DataError(f"batches: (images, labels) are needed, {type(batch).__name__} given")
-    return images_of(batch), batch[1]
+    return images_of(batch), plain_tensors(batch[1])
 
 
 class ReadBatch(NamedTuple):

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from basisprune.data import LabelledImages, PreparedBatches, Splits, is_prepared, make_loader, own_part, prepare
 from basisprune.errors import DataError
 from basisprune.tasks import CLASSIFICATION, Outcomes, Predictions, Task, find_task
-from basisprune.torchkit.running import ReadBatch, mode, placed
+from basisprune.torchkit.running import ReadBatch, mode, placed, plain_tensors
 from basisprune.training.trainable import classes_of
 from basisprune.transfer.model import spec_of
 
@@ -95,7 +95,7 @@ def _accelerated(
 ) -> Iterator[ReadBatch]:
     spec, prepared = spec_of(model), is_prepared(data)
     loader = make_loader(cast("Dataset[object]", data), batch_size, size=spec.image_size, workers=workers)
-    for images, labels in accelerator.prepare_data_loader(loader):
+    for images, labels in map(plain_tensors, accelerator.prepare_data_loader(loader)):
         yield ReadBatch(prepare(images, spec, prepared=prepared), labels)
 
 

@@ -18,7 +18,7 @@ from basisprune.data import blend, is_prepared, make_loader, own_part, prepare
 from basisprune.errors import ConfigError
 from basisprune.tasks import CLASSIFICATION, Rows, Task
 from basisprune.torchkit.processes import Processes
-from basisprune.torchkit.running import mode, placed
+from basisprune.torchkit.running import mode, placed, plain_tensors
 from basisprune.torchkit.watching import example_input, parameters_of, upstream, watch_run
 from basisprune.training.checkpoint import EpochRecord, Past, out_of_patience
 from basisprune.training.config import TrainConfig
@@ -104,7 +104,7 @@ class Feed:
             yield from self.own
             return
         prepared, augmentation = self.is_prepared, self.config.augmentation
-        for images, labels in self._images(epoch):
+        for images, labels in map(plain_tensors, self._images(epoch)):
             batch = prepare(images, self.spec, prepared=prepared, augmentation=augmentation, generator=generator)
             yield batch, labels
 

@@ -22,7 +22,7 @@ from torchvision.ops import DropBlock2d, StochasticDepth
 
 from basisprune.errors import ConfigError, DataError, MissingExtraError, TrainingError
 from basisprune.torchkit.processes import Processes
-from basisprune.torchkit.running import mode
+from basisprune.torchkit.running import cut_graphs, mode
 from basisprune.training.checkpoint import EpochRecord, Past, best_epoch, load_checkpoint, move_damaged
 from basisprune.training.config import TrainConfig, learning_rate, weights_ramp
 from basisprune.training.evaluation import Data, Evaluation, evaluate
@@ -142,6 +142,7 @@ class Trainer:
         if past.best is not None:
             self.model.load_state_dict(past.best)
         self._let_weights_wait(False)
+        cut_graphs(self.model)
         self.model.eval()
 
     def epoch(self, epoch: int, clock: TrainingClock) -> EpochRecord:

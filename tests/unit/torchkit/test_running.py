@@ -10,12 +10,14 @@ import torch
 from torch import nn
 
 from basisprune.errors import DataError
+from basisprune.torchkit.kinds import copied
 from basisprune.torchkit.running import (
     cut_graphs,
     hooked,
     images_of,
     mode,
     placed,
+    plain_tensors,
     relative_difference,
     tensors_in,
 )
@@ -115,3 +117,52 @@ def test_images_are_placed_in_the_precision_of_the_network():
     assert placed(images, nn.Linear(3, 2).double()).dtype == torch.float64
     assert placed(images, nn.Linear(3, 2).bfloat16()).dtype == torch.bfloat16
     assert placed(images, nn.ReLU()) is images
+
+
+class Traced(torch.Tensor):
+    """A tensor with notes, as MONAI's MetaTensor: what is computed with it is one, too."""
+
+
+def test_tensors_of_a_subclass_are_read_as_plain_ones():
+    inputs, targets = torch.randn(2, 3).as_subclass(Traced), {"mask": torch.ones(2).as_subclass(Traced), "name": "a"}
+    read = plain_tensors((inputs, [targets]))
+    assert type(read[0]) is type(read[1][0]["mask"]) is torch.Tensor
+    assert read[1][0]["name"] == "a"
+    assert read[0].data_ptr() == inputs.data_ptr()
+    assert type(images_of([inputs])) is torch.Tensor
+    plain = (torch.zeros(1), "a")
+    assert plain_tensors(plain) is plain
+
+
+class Listing(nn.Module):
+    """Keeps its outputs in a list that a part of it shares, as networks with deep supervision do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.heads = nn.Linear(3, 3), [torch.rand(1)] * 2
+        self.body.heads = self.heads
+
+    def forward(self, x):
+        self.heads[0] = self.body(x)
+        self.pair = self.heads[0], {"half": [self.heads[0] / 2]}
+        return self.heads[0]
+
+
+def test_outputs_that_a_network_keeps_in_lists_and_tuples_do_not_hold_on_to_graphs():
+    model = Listing()
+    for _ in range(2):
+        model(torch.zeros(2, 3)).sum().backward()
+        cut_graphs(model)
+    twin = copy.deepcopy(model)
+    assert twin.heads is twin.body.heads
+    assert torch.equal(twin.pair[1]["half"][0], model.heads[0] / 2)
+
+
+def test_a_network_with_outputs_of_its_last_training_step_is_copied_without_their_graph():
+    model = Listing()
+    model(torch.zeros(2, 3)).sum().backward()
+    twin = copied(model)
+    assert twin.heads is twin.body.heads
+    assert torch.equal(twin.heads[0], model.heads[0])
+    assert twin.heads[0].grad_fn is None
+    assert model.heads[0].grad_fn is not None
