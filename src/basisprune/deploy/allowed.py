@@ -147,9 +147,9 @@ def _leaves(value: object) -> list[object]:
 # ------------------------------------------------------------------------------------------- operations
 
 _OF_TENSORS = """
-    abs add cat chunk clamp concat div exp flatten log matmul max maximum mean min minimum movedim mul neg permute
-    pow reciprocal relu reshape roll rsqrt sigmoid softmax split sqrt square squeeze stack std sub sum tanh
-    transpose unbind unsqueeze var cos cumsum einsum sin swapaxes unflatten
+    abs add amax amin cat chunk clamp concat div exp flatten flip log matmul max maximum mean min minimum movedim
+    mul neg permute pow reciprocal relu reshape roll rsqrt sigmoid softmax split sqrt square squeeze stack std sub
+    sum tanh transpose unbind unsqueeze var cos cumsum einsum sin swapaxes unflatten
 """
 _OF_LAYERS = """
     adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool2d avg_pool1d avg_pool2d avg_pool3d
@@ -161,15 +161,16 @@ _OF_NUMBERS = """
     add eq floordiv getitem iadd imul matmul mod mul neg sub truediv
 """
 _OF_TENSORS_ALONE = """
-    add_ clamp_ contiguous dim div_ expand expand_as mul_ relu_ sigmoid_ size reshape_as sub_ t view view_as
+    add_ clamp_ contiguous dim div_ expand expand_as mul_ narrow relu_ repeat repeat_interleave reshape_as select
+    sigmoid_ size sub_ t tile view view_as
 """
 _KEYWORDS = """
     align_corners alpha antialias approximate attn_mask axis0 axis1 beta bias ceil_mode chunks correction
     count_include_pad dilation dim dim0 dim1 dims divisor_override downscale_factor dropout_p dtype enable_gqa
     end_dim eps equation exponent groups inplace input is_causal keepdim kernel_size key max max_val min min_val
-    mode negative_slope normalized_shape other output_size p pad padding query recompute_scale_factor return_indices
-    rounding_mode scale scale_factor shape shifts size sizes split_size split_size_or_sections start_dim stride
-    tensor tensors threshold training unbiased upscale_factor value weight _stacklevel
+    mode negative_slope normalized_shape other output_size p pad padding query recompute_scale_factor repeats
+    return_indices rounding_mode scale scale_factor shape shifts size sizes split_size split_size_or_sections
+    start_dim stride tensor tensors threshold training unbiased upscale_factor value weight _stacklevel
 """
 KEYWORDS = frozenset(_KEYWORDS.split())
 """The arguments that functions and methods may be given by name; `out` is not among them, unless it is None."""

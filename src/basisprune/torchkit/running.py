@@ -15,7 +15,6 @@ from torch.utils.hooks import RemovableHandle
 
 from basisprune.errors import DataError
 
-
 _OF_TORCH = frozenset(vars(nn.Module()))
 """The attributes of every module, which hold its parameters, buffers, hooks and parts."""
 

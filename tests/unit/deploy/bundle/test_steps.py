@@ -75,6 +75,8 @@ class Busy(nn.Module):
         halves = torch.chunk(x, 2, dim=1)
         x = torch.cat([halves[1], halves[0].relu()], 1)
         x = x.view(count, channels // 2, 2, x.shape[2], x.shape[3]).transpose(1, 2).flatten(1, 2)
+        x = (x.narrow(1, 0, 4).repeat(1, 2, 1, 1) + x.select(1, 0)[:, None].tile(1, 8, 1, 1)).flip(1)
+        x = x + x.narrow(1, 0, 4).repeat_interleave(2, 1) - x.amax(1, keepdim=True) - torch.amin(x, 1, keepdim=True)
         x = nn.functional.pad(x, (1, 0, 1, 0), value=float("inf"))[..., 1:, 1:]
         return nn.functional.silu(self.other(x).clamp(min=-2, max=float("inf")) / 3)
 
