@@ -48,7 +48,7 @@ def main(
     \b
     Examples:
       basisprune demo                                                      (see it work, in about ten minutes)
-      basisprune compress --model resnet50 --data photos --output out      (lose at most 1 % accuracy)
+      basisprune compress --model resnet50 --data photos --output out      (lose at most 1% accuracy)
       basisprune predict out new-photos                                    (use the result)
       basisprune export out --to openvino                                  (for another runtime)
 

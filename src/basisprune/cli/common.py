@@ -355,8 +355,8 @@ Model = Annotated[
     str,
     typer.Option(
         rich_help_panel="Model",
-        help="A timm name (also hf-hub:owner/name, local-dir:folder), torchvision:name, package.module:factory, or a "
-        "model/ folder written by train.",
+        help="A timm name, hf-hub:owner/name, local-dir:folder, torchvision:name, package.module:factory, or a model/ "
+        "folder written by train.",
     ),
 ]
 Weights = Annotated[str | None, option("weights")]
@@ -364,8 +364,8 @@ Data = Annotated[
     str,
     typer.Option(
         rich_help_panel="Data",
-        help="A folder of class folders, an .npz file, torchvision:NAME, wds:a-{00..99}.tar, hf:NAME, or "
-        "package.module:loaders.",
+        help="A folder of class folders, .tar shards or Parquet files, an .npz file, torchvision:NAME, "
+        "wds:a-{00..99}.tar, hf:NAME, or package.module:loaders.",
     ),
 ]
 Output = Annotated[

@@ -46,8 +46,8 @@ OneModel = Annotated[
     str | None,
     typer.Option(
         rich_help_panel="Model",
-        help="A timm model name, package.module:factory, a model/ folder written by train, or auto for the best of "
-        "several.",
+        help="A timm name, hf-hub:owner/name, local-dir:folder, torchvision:name, package.module:factory, a model/ "
+        "folder written by train, or auto for the best of several.",
     ),
 ]
 
@@ -73,10 +73,10 @@ def compress(
 ) -> None:
     """Make a pretrained model as small as your accuracy budget allows.
 
-    Fine-tunes the model on your images, searches for how much can be removed, and writes a folder with the model (a
-    bundle for Python, and ONNX), a report for the browser, and all numbers as JSON. The default budget is 1 %
-    accuracy; it is certified on images that the search has not seen, if there are enough of them. If interrupted, the
-    same command resumes.
+    Fine-tunes the model on your images, searches for the smallest network within the budget, and writes the model (a
+    bundle for Python, and ONNX), a report for the browser, and all numbers as JSON. By default, accuracy may drop by
+    1%; the budget is certified on images held out from training and search, if there are enough of them. With
+    --unlabelled, images without labels serve for that. If interrupted, the same command resumes.
 
     \b
     Examples:

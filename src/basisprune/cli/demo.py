@@ -21,7 +21,7 @@ def demo(
 ) -> None:
     """Shrink an ImageNet-pretrained EfficientNet-Lite0 for handwritten digits, in about ten minutes on two cores.
 
-    Trains it, searches for how much can be removed at a loss of at most 1 % accuracy, and writes the report and the
+    Trains it, searches for how much can be removed at a loss of at most 1% accuracy, and writes the report and the
     model. The package's extra "demo" includes everything it needs; nothing is downloaded.
 
     \b

@@ -14,7 +14,7 @@ from basisprune.types import Part
 
 def evaluate(
     result: Annotated[
-        Path, typer.Argument(help="An output folder of compress or train, a model/ folder, or an .onnx file.")
+        Path, typer.Argument(help="An output folder of compress or train, a model/ folder, or an .onnx or .xml file.")
     ],
     data: Annotated[str | None, typer.Option(help="As for compress (default: the data of the run).")] = None,
     part: Annotated[
@@ -24,7 +24,7 @@ def evaluate(
     as_json: Json = False,
     _config: ConfigFile = None,
 ) -> None:
-    """Measure the accuracy of a model on labelled images, with its 95 % confidence interval.
+    """Measure the accuracy of a model on labelled images, with its 95% confidence interval.
 
     \b
     Examples:
@@ -40,6 +40,6 @@ def evaluate(
         show_json({"result": str(result), **asdict(found)})
         return
     low, high = found.interval
-    show(f"{found.accuracy:.2%} of {found.images} images ({low:.1%} to {high:.1%} with 95 % confidence)")
+    show(f"{found.accuracy:.2%} of {found.images} images ({low:.1%} to {high:.1%} with 95% confidence)")
     for name, count in found.classes.items():
         show(f"  {name}: {count.right} of {count.images}")

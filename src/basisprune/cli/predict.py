@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def predict(
     result: Annotated[
-        Path, typer.Argument(help="An output folder of compress or train, a model/ folder, or an .onnx file.")
+        Path, typer.Argument(help="An output folder of compress or train, a model/ folder, or an .onnx or .xml file.")
     ],
     images: Annotated[list[Path], typer.Argument(help="Image files, or folders of images.")],
     top: Annotated[int, typer.Option(min=1, help="Number of classes to print per image.")] = 1,

@@ -17,7 +17,7 @@ def test_evaluating_a_result_gives_the_accuracy_of_its_summary(compressed, photo
     assert (found["part"], found["images"]) == ("test", 12)
     assert found["accuracy"] == pytest.approx(expected["test"]["after"]["accuracy"])
     assert found["interval"] == pytest.approx(expected["test"]["after"]["interval"])
-    assert "with 95 % confidence" in invoke("evaluate", folder).stdout
+    assert "with 95% confidence" in invoke("evaluate", folder).stdout
 
 
 def test_every_form_of_a_result_is_judged_by_the_images_that_its_run_held_out(compressed, photos, tmp_path):
