@@ -30,7 +30,7 @@ def sample(candidates: int = 6, layers: int = 8) -> dict[str, Any]:
         "versions": {"basisprune": "0.1.0", "torch": "2.6.0"},
         "device": "cpu",
         "created": "2024-05-01 12:00",
-        "verdict": "82 % of the parameters removed for 0.4 % accuracy",
+        "verdict": "82% of the parameters removed for 0.4% accuracy",
         "budget": {"kind": "max_drop", "value": 0.01},
         "classes": [str(digit) for digit in range(4)],
         "reference": {

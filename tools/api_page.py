@@ -21,7 +21,7 @@ TITLES = {
     "stages": "Scores, plans, pruning",
     "planning": "Scores, plans, pruning",
     "training": "Training",
-    "pipeline": "Whole frameworks",
+    "method": "Whole frameworks",
     "recipes": "Settings",
     "search": "Settings",
     "costs": "Costs",

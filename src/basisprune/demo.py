@@ -58,7 +58,7 @@ def demo_recipe() -> Recipe:
 
 
 def demo_job(size: int = 64) -> Job:
-    """The smallest EfficientNet-Lite0 for digits that loses at most 1 % accuracy."""
+    """The smallest EfficientNet-Lite0 for digits that loses at most 1% accuracy."""
     torch.manual_seed(0)
     config = RunConfig(recipe=demo_recipe(), size=size)
     names = f"{MODEL} with ImageNet weights", "5,000 handwritten digits"

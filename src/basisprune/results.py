@@ -35,7 +35,7 @@ _QUANTITIES = {
 
 @dataclass(frozen=True)
 class Accuracy:
-    """The accuracy of a network on this many images, with its 95 % interval."""
+    """The accuracy of a network on this many images, with its 95% interval."""
 
     accuracy: float
     interval: Interval
@@ -101,7 +101,7 @@ class Errors:
 
 @dataclass(frozen=True)
 class ClassLoss:
-    """What a class lost: its images, its accuracy before and after, and the paired 95 % interval of the loss.
+    """What a class lost: its images, its accuracy before and after, and the paired 95% interval of the loss.
 
     `beyond` says that it lost more than the budget allows in total, beyond chance even among so many classes.
     """

@@ -19,7 +19,7 @@ CONFIG = {"side": 32, "images": 10, "pool": 12000, "epochs": 1, "tune_epochs": 1
 
 
 def ladder(seed: int = 0, losses=(0.0, 0.004, 0.03), images: int = 12000, dataset: str = "mnist") -> Ladder:
-    """Networks that lose so much of 90 % accuracy, and win one image in a hundred."""
+    """Networks that lose so much of 90% accuracy, and win one image in a hundred."""
     random = np.random.default_rng(seed)
     first = random.random(images) < 0.9
     kinds = random.random((len(losses), images))

@@ -82,7 +82,7 @@ def test_there_is_one_front_over_all_backbones_and_one_certified_model(finished)
     said = f"Started from {MODELS[1]}, out of 3 backbones, and compared with {MODELS[0]}, unpruned."
     assert said in summary.verdict
     assert summary.candidates[0].name == f"{MODELS[0]}, unpruned"
-    assert "Certified with 95 % confidence" in done.stdout
+    assert "Certified with 95% confidence" in done.stdout
     assert all(f"{point.parameters:,}" in done.stdout for point in portfolio.points if point.front)
     page = (folder / "report.html").read_text()
     assert 'id="front-parameters"' in page

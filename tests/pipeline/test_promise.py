@@ -64,7 +64,7 @@ def test_a_budget_is_certified_and_the_summary_says_so(certified):
     assert certificate.delivered.index == certified.found.chosen > 0
     sizes = [certified.history[test.index].parameters for test in certificate.tests]
     assert sizes == sorted(sizes, reverse=True)
-    assert "Certified with 95 % confidence, on 240 images that nothing had seen" in certified.summary.verdict
+    assert "Certified with 95% confidence, on 240 images that nothing had seen" in certified.summary.verdict
     assert RunSummary.from_json(certified.summary.to_json()) == certified.summary
     assert certified.summary.fulfilled
     assert {row.name for row in certified.summary.class_losses.classes} == {"0", "1", "2"}

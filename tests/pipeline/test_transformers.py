@@ -55,7 +55,7 @@ def built(name: str) -> tuple[nn.Module, Tensor]:
 
 
 def pruned(model: nn.Module, images: Tensor) -> tuple[nn.Module, FilterPlan]:
-    """The model split, without half of its basis vectors and 30 % of its filters; and the plan of the latter."""
+    """The model split, without half of its basis vectors and 30% of its filters; and the plan of the latter."""
     pairs = decompose(model, scale_init=1.0)
     scores = taylor_scores(pairs, [(images, torch.tensor([0, 1]))] * 2)  # some keep their attention biases in eval mode
     slim = prune_basis(pairs, plan_basis(scores, 0.5))

@@ -222,7 +222,7 @@ def check_confidence(confidence: float) -> list[str]:
     """List the faults of a confidence."""
     if 0.5 <= confidence < 1:
         return []
-    return [f"confidence: {confidence} given; it is a fraction, 0.5 <= confidence < 1 (95 % is 0.95)"]
+    return [f"confidence: {confidence} given; it is a fraction, 0.5 <= confidence < 1 (95% is 0.95)"]
 
 
 @dataclass(frozen=True)
@@ -300,7 +300,7 @@ def certify(promise: Guarantee, images: int, candidates: Iterable[T], test: Call
 
 def failure(promise: Guarantee, test: Test, images: int) -> str:
     """Say why a test did not pass, in a clause."""
-    what, sure = in_words(promise.metric), f"{100 * promise.confidence:.3g} % confidence"
+    what, sure = in_words(promise.metric), f"{100 * promise.confidence:.3g}% confidence"
     on = f"on the {images:,} confirming {promise.examples}"
     if promise.is_a_drop:
         lost, bound = (format_loss(promise.metric, loss) for loss in (test.before - test.after, test.bound))

@@ -256,9 +256,9 @@ def percent(value: float) -> str:
     """Format a fraction as a percentage.
 
     >>> percent(0.9734)
-    '97.3 %'
+    '97.3%'
     """
-    return f"{value:.1%}".replace("%", " %").replace("-", _MINUS)
+    return f"{value:.1%}".replace("-", _MINUS)
 
 
 def points(value: float) -> str:
@@ -283,7 +283,7 @@ def amount(value: float | None, key: str) -> str:
     """Format a value of that kind, short enough to read at a glance.
 
     >>> amount(4_651_234, "macs"), amount(812, "parameters"), amount(0.5, "accuracy"), amount(3.14159, "latency_ms")
-    ('4.65 M', '812', '50.0 %', '3.14 ms')
+    ('4.65 M', '812', '50.0%', '3.14 ms')
     >>> amount(4_651_234, "bytes")
     '4.65 MB'
     """
@@ -309,7 +309,7 @@ def exact(value: float | None, key: str) -> str:
     """Format a value of that kind with all digits a table needs.
 
     >>> exact(4_651_234, "macs"), exact(0.9734, "accuracy")
-    ('4,651,234', '97.3 %')
+    ('4,651,234', '97.3%')
     """
     return f"{value:,}" if isinstance(value, int) and key in ("parameters", "macs") else amount(value, key)
 
@@ -317,7 +317,7 @@ def exact(value: float | None, key: str) -> str:
 def change(row: Row) -> str:
     """Format the change from before to after: points of accuracy, or the relative change of a cost.
 
-    >>> change(Row("macs", "multiply-adds", 400, 100)) == "\u221275.0 %"
+    >>> change(Row("macs", "multiply-adds", 400, 100)) == "\u221275.0%"
     True
     """
     before, after = row.before, row.after
@@ -327,7 +327,7 @@ def change(row: Row) -> str:
         return ""
     if row.key == "accuracy":
         return f"{100 * (after - before):+.1f} points".replace("-", _MINUS)
-    return f"{after / before - 1:+.1%}".replace("%", " %").replace("-", _MINUS)
+    return f"{after / before - 1:+.1%}".replace("-", _MINUS)
 
 
 def _limit(summary: RunSummary) -> str:

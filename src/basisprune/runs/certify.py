@@ -386,7 +386,7 @@ def certify_found(job: Job, found: SearchResult, callback: Callback, folder: Pat
 
 def certifiable_here(promise: Guarantee, data: Splits) -> str:
     """What can be certified with these images, and what to do if that is not enough, in a few sentences."""
-    confirm, sure = data.confirm, f"{100 * promise.confidence:.3g} %"
+    confirm, sure = data.confirm, f"{100 * promise.confidence:.3g}%"
     if confirm is None:
         return (
             "Nothing will be certified, because no images are set aside to confirm the budget: the result will be an "

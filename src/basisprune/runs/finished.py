@@ -187,7 +187,7 @@ class ClassCount:
 
 @dataclass(frozen=True)
 class Judgement:
-    """The accuracy on a part of the data, with its 95 % interval, in total and by class."""
+    """The accuracy on a part of the data, with its 95% interval, in total and by class."""
 
     data: str
     part: Part

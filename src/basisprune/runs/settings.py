@@ -161,7 +161,8 @@ class RunConfig:
     )
     weights_key: str | None = _model("The entry of that file with the weights, such as state_dict_ema.", metavar="NAME")
     keep_head: bool = _model(
-        "The model is trained for these classes: keep its head. compress then prunes it without training it first.", default=False
+        "The model is trained for these classes: keep its head. compress then prunes it without training it first.",
+        default=False,
     )
     tune_first: bool = _model("With --keep-head: train it on your images before it is pruned.", default=False)
     mean: Sequence[float] | None = _model("Subtracted from pixels of 0 to 1 (default: the model's).", metavar="NUMBERS")

@@ -179,7 +179,7 @@ def promised(job: Job, certificate: Certificate) -> str:
     """What is certified of the budget, or why it is only estimated, in a sentence."""
     if not certificate.certified:
         return f"This is estimated, not certified: {certificate.reason}."
-    sure = f"{100 * certificate.confidence:.3g} % confidence"
+    sure = f"{100 * certificate.confidence:.3g}% confidence"
     tested = certificate.tested_on(job.config.task.examples)
     return f"Certified with {sure}, on {tested} that nothing had seen: {_promised(job)}."
 
@@ -232,7 +232,7 @@ def class_losses(seen: HeldOut, classes: Sequence[str], goal: Goal, metric: Clas
     """What each class lost.
 
     A class that lost more than the whole may, or does where the budget is about size, is marked if chance does not
-    explain it: at a level of 5 % for all classes together.
+    explain it: at a level of 5% for all classes together.
     """
     labels, before, after = seen.before.labels, seen.before.hits, seen.after.hits
     allowed = Paired.of(before, after).drop

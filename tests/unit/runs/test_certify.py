@@ -49,10 +49,10 @@ def splits(confirming: int | None) -> Splits:
             ["400 confirming images and 5% differing answers, a loss of 1.9 points", "point needs about 3,199"],
         ),
         (PROMISE, 400, ["--val-fraction", "a looser budget, --confidence 80%"]),
-        (PROMISE, 4000, ["a loss of 0.6 points can be certified with 95 % confidence."]),
+        (PROMISE, 4000, ["a loss of 0.6 points can be certified with 95% confidence."]),
         (Guarantee(Budget(max_drop=0.0)), 400, ["0 points cannot be certified with any number"]),
-        (Guarantee(Budget(max_drop=0.01), 0.8), 100, ["with 80 % confidence", "a looser budget."]),
-        (Guarantee(Budget(min_accuracy=0.9)), 400, ["tested with 95 % confidence on 400 images"]),
+        (Guarantee(Budget(max_drop=0.01), 0.8), 100, ["with 80% confidence", "a looser budget."]),
+        (Guarantee(Budget(min_accuracy=0.9)), 400, ["tested with 95% confidence on 400 images"]),
         (Guarantee(Budget(min_accuracy=0.9)), 20, ["20 confirming images are too few"]),
         (Guarantee(Budget(max_drop=0.01), metric="worst-class"), 100, ["100 confirming images are too few"]),
     ],
@@ -365,7 +365,7 @@ def trial(weight: float, ratio: float = 0.5) -> Evaluated:
 
 def test_what_was_written_is_read_and_nothing_is_written_without_a_folder(tmp_path):
     tested = (
-        Tested("1 %", "a", ("b", "c"), "PyTorch").with_test(PASSED).with_file("model.int8.onnx", FileTest("0", FAILED))
+        Tested("1%", "a", ("b", "c"), "PyTorch").with_test(PASSED).with_file("model.int8.onnx", FileTest("0", FAILED))
     )
     assert read_tested(tmp_path) is None
     write_tested(tmp_path, tested)
@@ -375,7 +375,7 @@ def test_what_was_written_is_read_and_nothing_is_written_without_a_folder(tmp_pa
 
 
 def test_a_failure_of_a_network_or_of_a_file_is_known():
-    tested = Tested("1 %", "a", ("b", "c"), "PyTorch")
+    tested = Tested("1%", "a", ("b", "c"), "PyTorch")
     assert not tested.has_failed
     assert not tested.with_test(PASSED).has_failed
     assert tested.with_test(FAILED).has_failed
@@ -384,7 +384,7 @@ def test_a_failure_of_a_network_or_of_a_file_is_known():
 
 @pytest.mark.parametrize("content", [b"", b"{}", None])
 def test_a_record_that_is_damaged_is_not_taken_for_none(tmp_path, content):
-    write_tested(tmp_path, Tested("1 %", "a", ("b",), "PyTorch"))
+    write_tested(tmp_path, Tested("1%", "a", ("b",), "PyTorch"))
     path = tmp_path / TESTS
     path.write_bytes(path.read_bytes().replace(b"PyTorch", b"pytorch") if content is None else content)
     with pytest.raises(CheckpointError, match=r"tests\.json"):
@@ -400,4 +400,4 @@ def test_networks_are_told_apart_by_their_weights_and_by_how_they_came_about():
 
 def test_every_test_has_the_checksum_of_what_was_run():
     with pytest.raises(PlanError, match="1 tests have 0 checksums"):
-        Tested("1 %", "a", ("b",), "PyTorch", (PASSED,))
+        Tested("1%", "a", ("b",), "PyTorch", (PASSED,))

@@ -330,7 +330,7 @@ def test_nothing_is_said_of_what_is_missing_where_there_is_a_bundle(tmp_path, on
 
 # ------------------------------------------------------------------------------------------- what is said
 
-PRUNED = summary(files={}, runtimes=[], headline="90 % removed, certified: a loss of at most 1 point")
+PRUNED = summary(files={}, runtimes=[], headline="90% removed, certified: a loss of at most 1 point")
 CERTIFIED = Certificate("certified", 0.95, "accuracy", 1000, "")
 FILES = ("model.onnx", "model.int8.onnx")
 

@@ -22,7 +22,7 @@ from basisprune.runs.export import ExportOptions, _may_judge, _note, _Work
 from basisprune.runs.finished import load_any
 
 CERTIFIED = Certificate("certified", 0.95, "accuracy", 1000, "")
-FOUND = summary(files={}, runtimes=[], headline="90 % removed, certified: a loss of at most 1 point")
+FOUND = summary(files={}, runtimes=[], headline="90% removed, certified: a loss of at most 1 point")
 PYTORCH = RuntimeRow("eager", "PyTorch", "", 8, 1.0, 0.1, 1)
 
 

@@ -493,7 +493,7 @@ def test_a_rare_class_does_not_make_a_good_network_look_like_guessing():
     labels = [0] * 190 + [1] * 10
     good = [0] * 188 + [1] * 9 + [0, 1, 1]
     assert not outcome(good, labels).is_guessing
-    assert outcome([0] * 200, labels).is_guessing  # 95 %, and it knows nothing
+    assert outcome([0] * 200, labels).is_guessing  # 95%, and it knows nothing
 
 
 def test_too_few_images_decide_only_against_what_is_worse_than_guessing():

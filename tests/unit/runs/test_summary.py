@@ -135,7 +135,7 @@ def test_what_is_certified_is_said_with_the_numbers_of_the_confirming_images():
     found = case(DROP, 90_000, 90_000, chosen=1, certificate=certificate(test))
     said = verdict(*found)
     assert "accuracy on the confirming images went from 90.0% to 89.7%" in said
-    assert "Certified with 95 % confidence, on 800 images that nothing had seen: a loss of at most 1 point" in said
+    assert "Certified with 95% confidence, on 800 images that nothing had seen: a loss of at most 1 point" in said
     assert headline(*found).endswith("removed, certified: a loss of at most 1 point of accuracy")
 
 
@@ -235,5 +235,5 @@ def test_what_a_class_may_lose_is_counted_in_the_metric():
     before, after = answers(labels, np.arange(1000) < 950), answers(labels, np.arange(1000) < 930)
     seen, goal = HeldOut("test", tiny_images(), before, after), Budget(min_accuracy=0.48)
     by_worst, by_accuracy = (class_losses(seen, ("a", "b"), goal, metric) for metric in ("worst-class", "accuracy"))
-    assert [row.beyond for row in by_worst.classes] == [False, True]  # from 50 to 30 %, where 48 % must stay
-    assert [row.beyond for row in by_accuracy.classes] == [False, False]  # 95 % may become 48 %
+    assert [row.beyond for row in by_worst.classes] == [False, True]  # from 50 to 30%, where 48% must stay
+    assert [row.beyond for row in by_accuracy.classes] == [False, False]  # 95% may become 48%

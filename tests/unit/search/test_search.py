@@ -220,7 +220,7 @@ class OneSided(FakePipeline):
 
 
 def test_steps_follow_the_metric_of_the_budget(monkeypatch):
-    """Accuracy is 95 %, but that of the worst of two classes is 90 %, of which 85 % must stay."""
+    """Accuracy is 95%, but that of the worst of two classes is 90%, of which 85% must stay."""
     seen = []
     monkeypatch.setattr(search, "Stepping", lambda allowed, **rest: seen.append(allowed) or Stepping(allowed, **rest))
     budget = Budget(min_accuracy=0.85)
@@ -407,7 +407,7 @@ def test_candidates_whose_loss_is_foreseen_are_tuned_for_all_epochs_because_that
 
 
 class SmallSteps(FakePipeline):
-    """Networks that lose at most 70 % at a time."""
+    """Networks that lose at most 70% at a time."""
 
     def prune(self, state: State, move: Move, ratio: float, tuning: Tuning = FULLY) -> State:
         if ratio > 0.7:

@@ -106,7 +106,7 @@ def _front(config: Config, card: Card, repo_id: str) -> ModelCardData:
             dataset_type=dataset or "imagefolder",
             dataset_name=f"{dataset or 'its own images'}, {part}",
             metric_type="accuracy",
-            metric_name="accuracy, 95 % interval {:.1%} to {:.1%}".format(*interval) if interval else "accuracy",
+            metric_name="accuracy, 95% interval {:.1%} to {:.1%}".format(*interval) if interval else "accuracy",
             metric_value=value,
             metric_args={"confidence": 0.95, "interval": list(interval)} if interval else None,
         )

@@ -142,7 +142,7 @@ def test_the_hub_reads_licence_datasets_and_metrics_with_their_intervals(tmp_pat
     assert (data.library_name, data.pipeline_tag, data.model_name) == ("basisprune", "image-classification", "small")
     test, validation = data.eval_results
     assert (test.dataset_type, test.metric_type, test.metric_value) == ("mnist", "accuracy", 0.975)
-    assert test.metric_name == "accuracy, 95 % interval 96.1% to 98.5%"
+    assert test.metric_name == "accuracy, 95% interval 96.1% to 98.5%"
     assert test.metric_args == {"confidence": 0.95, "interval": [0.961, 0.985]}
     assert (validation.metric_value, validation.metric_args) == (0.97, None)
     plain = ModelCard((folder / "README.md").read_text()).data
