@@ -264,7 +264,7 @@ def test_images_are_those_of_the_files_with_their_labels(shards):
     image, label = found["photos-001.tar/0013.png"]
     expected = np.asarray(Image.open(io.BytesIO(picture(13)))).transpose(2, 0, 1)
     assert np.array_equal(image.numpy(), expected)
-    assert label == 13% 3
+    assert label == 13 % 3
 
 
 def test_labels_can_be_names_and_folders_are_classes_where_there_are_no_labels(tmp_path):
