@@ -262,7 +262,7 @@ _PRECISIONS: dict[FloatType, Precision] = {"float32": "no", "bfloat16": "bf16", 
 
 
 def trained_with(
-    recipe: Recipe, *, augment: Augmentation | None = None, precision: FloatType | None = None, **changes: int
+    recipe: Recipe, *, augment: Augmentation | None = None, precision: FloatType | None = None, **changes: int | None
 ) -> Recipe:
     """Return the recipe with this augmentation and precision in all trainings; "auto" has each training find its own.
 
@@ -282,13 +282,15 @@ def trained_with(
     if faults:
         raise ConfigError.of("Recipe", faults)
 
+    others = {name: value for name, value in changes.items() if value is not None}
+
     def changed(config: TrainConfig) -> TrainConfig:
         chosen = {"augmentation": augment, "precision": precision}
         autos = {name: given == "auto" for name, given in chosen.items() if given is not None}
         choices = config.choices and replace(config.choices, **autos)
         fixed = AUGMENTATIONS.get(augment or "auto", config.augmentation)
         mixed = _PRECISIONS.get(precision or "auto", config.mixed_precision)
-        return replace(config, choices=choices, augmentation=fixed, mixed_precision=mixed, **changes)  # type: ignore[arg-type]
+        return replace(config, choices=choices, augmentation=fixed, mixed_precision=mixed, **others)  # type: ignore[arg-type]
 
     return recipe.with_training(changed)
 

@@ -91,7 +91,7 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
     return call
 
 
-class _Names(dict[str, Any]):
+class _Names(dict[str, object]):
     """The names of a module; those that it imports for type checkers alone are anything."""
 
     def __missing__(self, name: str) -> Any:

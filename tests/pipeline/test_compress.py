@@ -140,6 +140,11 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
+def test_the_old_name_of_the_callback_works_with_a_warning():
+    with pytest.warns(DeprecationWarning, match="use callback="), pytest.raises(ConfigError, match="tune_first"):
+        compress(tiny_model(), data(), listener=Notes(), tune_first=True)
+
+
 def test_a_result_can_be_saved_and_reported_later(result, tmp_path):
     assert result.save(tmp_path / "saved", onnx=False) == tmp_path / "saved"
     assert {path.name for path in (tmp_path / "saved").iterdir()} == {

@@ -17,10 +17,12 @@ Optimize: TypeAlias = Literal["params", "macs", "latency"]
 
 
 _Allowed: TypeAlias = tuple[Callable[[float], bool], str]
-_SHARE: _Allowed = lambda value: 0 <= value < 1, "it is a fraction, 0 <= value < 1 (1% is 0.01; or --max-drop 1%)"
+_IS_SHARE = "it is a fraction, 0 <= value < 1"
+_DROP: _Allowed = lambda value: 0 <= value < 1, f"{_IS_SHARE} (1% is 0.01; or --max-drop 1%)"
+_LEVEL: _Allowed = lambda value: 0 <= value < 1, f"{_IS_SHARE} (95% is 0.95; or --min-accuracy 95%)"
 _COUNT: _Allowed = lambda value: value >= 1, "at least 1 is needed"
 _TIME: _Allowed = lambda value: 0 < value < math.inf, "it is a time in milliseconds, above 0"
-_ALLOWED = {"max_drop": _SHARE, "min_accuracy": _SHARE, "target_params": _COUNT, "target_macs": _COUNT}
+_ALLOWED = {"max_drop": _DROP, "min_accuracy": _LEVEL, "target_params": _COUNT, "target_macs": _COUNT}
 _ALLOWED |= {"target_latency": _TIME}
 
 

@@ -23,7 +23,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from basisprune.callback import NullCallback
 from basisprune.errors import BasisPruneError, ConfigError, ModelError, is_about_memory, nearest, printable
-from basisprune.runs.settings import OBJECTS, OPTIONS, Option, Panel, numbers
+from basisprune.runs.settings import OBJECTS, OPTIONS, Option, Panel
 
 if TYPE_CHECKING:
     from torch import nn
@@ -237,8 +237,20 @@ def _parser(declared: Option) -> Callable[[Any], object] | None:
     if declared.unit is not None:
         return partial(_parsed, declared.unit.parse)
     if Sequence[float] in get_args(declared.type):
-        return partial(_parsed, numbers)
+        return partial(_parsed, _numbers)
     return _as_given if declared.name in ("recipe", "search") else None
+
+
+def _numbers(text: object) -> list[float]:
+    """Return numbers with commas between them, one for each channel or one for all; in a file, they may be a list.
+
+    >>> _numbers("0.485,0.456,0.406"), _numbers([0.5])
+    ([0.485, 0.456, 0.406], [0.5])
+    """
+    try:
+        return [float(str(part)) for part in (text if isinstance(text, list) else str(text).split(","))]
+    except ValueError:
+        raise ConfigError(f"{text!r} given; expected numbers such as 0.485,0.456,0.406") from None
 
 
 def _parsed(parse: Callable[[object], object], text: object) -> object:

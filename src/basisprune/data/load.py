@@ -52,17 +52,19 @@ Source = str | os.PathLike[str] | Splits | Dataset[object] | Sequence[Dataset[ob
 
 @dataclass(frozen=True)
 class Reading:
-    """How to treat images that are damaged, belong together or were chosen before.
+    """How to treat images that are damaged, belong together, were chosen before or are ready for the network.
 
     `groups` is a CSV file of image names and groups: images of one group stay in one part. With `strict`, damaged
     images and images that the data has in several parts are refused; otherwise they are reported and left out. With a
-    `manifest`, exactly its images are used. Without a `callback`, reports are Python warnings.
+    `manifest`, exactly its images are used. Without a `callback`, reports are Python warnings. `prepared` says that
+    PyTorch datasets yield normalised floats of the right size, which the network reads as they are.
     """
 
     groups: str | os.PathLike[str] | None = None
     strict: bool = False
     manifest: Manifest | None = None
     callback: Callback | None = None
+    prepared: bool = False
 
     def report(self, what: str, found: Sequence[str]) -> None:
         if self.strict:
@@ -86,7 +88,6 @@ def load_data(
     seed: Seed = 0,
     limit: Count | None = None,
     reading: Reading | None = None,
-    prepared: bool = False,
 ) -> Splits:
     """Return the training, validation and test parts of `source`.
 
@@ -108,8 +109,7 @@ def load_data(
         confirm_fraction: Fraction of the validation images to set aside for confirming a result.
         seed: Decides which images are drawn.
         limit: The most training images to keep.
-        reading: Groups, strictness, a manifest of earlier parts, and the callback.
-        prepared: PyTorch datasets yield normalised floats of the right size, which the network reads as they are.
+        reading: Groups, strictness, a manifest of earlier parts, the callback, and whether images are prepared.
 
     Raises:
         ConfigError: For arguments out of range.
@@ -131,7 +131,7 @@ def load_data(
         found = recall(source, size, wanted.manifest, ROLES, wanted)
         return Splits.of({str(role): part for role, part in found.items()}, wanted.manifest.classes)
     given, where = _read(source, size)
-    if prepared:
+    if wanted.prepared:
         given = _as_prepared(given, where)
     groups = groups_of(given, wanted.groups)
     splits = _without_shared(_opened(given, where, wanted), groups, wanted, where)

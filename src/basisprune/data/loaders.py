@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import hashlib
 import math
 import os
-import platform
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from multiprocessing import get_context
-from multiprocessing.context import BaseContext, SpawnContext, SpawnProcess
-from multiprocessing.process import BaseProcess
-from typing import Annotated, Any, NamedTuple, cast
+from typing import Annotated, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -33,12 +26,10 @@ from basisprune.data.transforms import prepare
 from basisprune.errors import ConfigError, DataError
 from basisprune.signatures import Count, ImageSize, Seed, Within, checked
 from basisprune.tasks.base import Task
-from basisprune.torchkit.imports import in_folder_of_python
-from basisprune.torchkit.processes import Processes
+from basisprune.torchkit.processes import Processes, prepare_worker, worker_context
 from basisprune.torchkit.running import ReadBatch, plain_tensors
 from basisprune.types import InputSpec
 
-_MMAP_THRESHOLD, _LARGE = -3, 1 << 14  # a setting of glibc's malloc, and bytes
 _THE_SAME = "networks are compared example by example, so pass one with shuffle=False and without random changes"
 _REPEATABLE = "a list, a DataLoader or an object whose __iter__ starts anew each time"
 
@@ -83,38 +74,12 @@ def make_loader(
         sampler=order.tolist(),
         num_workers=workers,
         collate_fn=collate,
-        multiprocessing_context=_worker_context() if workers else None,
-        worker_init_fn=partial(_prepare_worker, os.getcwd()) if workers else None,
+        multiprocessing_context=worker_context() if workers else None,
+        worker_init_fn=partial(prepare_worker, os.getcwd()) if workers else None,
         pin_memory=torch.cuda.is_available(),
         # Workers draw their random numbers from it, other ones in each epoch.
         generator=torch.Generator().manual_seed(int(np.random.SeedSequence((seed, epoch)).generate_state(1)[0])),
     )
-
-
-class _WorkerProcess(SpawnProcess):
-    """Begins in Python's own folder, where it imports what it needs before this package can tell it where to."""
-
-    @staticmethod
-    def _Popen(process: BaseProcess) -> Any:  # noqa: N802
-        with in_folder_of_python():
-            return SpawnProcess._Popen(process)
-
-
-class _WorkerContext(SpawnContext):
-    Process = _WorkerProcess
-
-
-def _worker_context() -> BaseContext:
-    """Copies of this process, which import nothing; new ones elsewhere than on Linux, where copies may crash."""
-    return get_context("fork") if sys.platform == "linux" else _WorkerContext()
-
-
-def _prepare_worker(folder: str, _worker: int) -> None:
-    os.chdir(folder)
-    gc.freeze()  # a collection would write to all objects that it was forked with, and so copy them
-    if platform.libc_ver()[0] == "glibc":
-        # Its heap would grow by half of every image, in pieces that fit nothing; so large blocks go back at once.
-        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _LARGE)
 
 
 def collate(items: Sequence[Item]) -> tuple[Tensor, Tensor]:

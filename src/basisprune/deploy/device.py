@@ -22,6 +22,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import ModuleType
 
 REQUEST = "layers.json"
 CHAIN = "chain.onnx"
@@ -97,7 +98,7 @@ def device_name() -> str:
     return f"{platform.machine()} {named[0] if named else platform.processor()}".strip()
 
 
-def versions(runtime: Any) -> dict[str, str]:
+def versions(runtime: ModuleType) -> dict[str, str]:
     """Return what the times depend on beside the processor."""
     return {"onnxruntime": str(runtime.__version__), "system": platform.system()}
 
@@ -117,7 +118,7 @@ def _read_request(folder: Path) -> dict[str, Any]:
     return dict(request)
 
 
-def _open(runtime: Any, path: Path, threads: int, trace: str | None = None) -> Any:
+def _open(runtime: ModuleType, path: Path, threads: int, trace: str | None = None) -> Any:
     options = runtime.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
@@ -133,7 +134,7 @@ def _feed(session: Any) -> dict[str, Any]:
     return {each.name: np.full(each.shape, 0.1, dtype=np.float32) for each in session.get_inputs()}
 
 
-def _node_seconds(runtime: Any, path: Path, threads: int, repeats: int) -> Times:
+def _node_seconds(runtime: ModuleType, path: Path, threads: int, repeats: int) -> Times:
     """The fastest run of each node, over all nodes whose names begin with the same word; what it takes undisturbed."""
     with tempfile.TemporaryDirectory() as scratch:
         session = _open(runtime, path, threads, str(Path(scratch) / "trace"))
@@ -152,7 +153,7 @@ def _node_seconds(runtime: Any, path: Path, threads: int, repeats: int) -> Times
     return found
 
 
-def _overhead(runtime: Any, path: Path, threads: int, repeats: int) -> tuple[float, float]:
+def _overhead(runtime: ModuleType, path: Path, threads: int, repeats: int) -> tuple[float, float]:
     """What a node takes that computes almost nothing: in a run, and according to the runtime's own trace."""
     traced = _node_seconds(runtime, path, threads, repeats)
     links = [value for name, value in traced.items() if name.startswith("link")]
@@ -174,7 +175,7 @@ def _rows(layer: dict[str, Any], seconds: Times) -> list[list[float]]:
     return [[seconds[word] for word in row] for row in words]
 
 
-def _block(runtime: Any, folder: Path, request: dict[str, Any], threads: int, repeats: int) -> int:
+def _block(runtime: ModuleType, folder: Path, request: dict[str, Any], threads: int, repeats: int) -> int:
     """How many channels the kernels work on at once: half a block more takes about as long as a whole one."""
     probe = request["probe"]
     seconds = _node_seconds(runtime, folder / probe["file"], threads, 2 * repeats)

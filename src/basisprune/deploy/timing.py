@@ -312,7 +312,7 @@ class _Graph:
     """A graph under construction; nodes and their outputs are named alike, since runtimes rename them by either."""
 
     def __init__(self) -> None:
-        self.onnx: Any = import_module("onnx")
+        self.onnx = import_module("onnx")
         self.helper = self.onnx.helper
         self.nodes, self.constants, self.inputs, self.outputs = ([] for _ in range(4))  # type: ignore[var-annotated]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -67,6 +68,9 @@ def compress(
         ConfigError: Options are invalid; it lists all faults.
         CheckpointError: `output` belongs to a run with other settings; it lists the differences.
     """
+    if listener := cast("dict[str, Callback | None]", options).pop("listener", None):
+        warnings.warn("compress(listener=) goes: use callback=", DeprecationWarning, stacklevel=3)
+        callback = callback or listener
     if budget is not None:
         if options.get(budget.kind) is not None:
             raise ConfigError(f"compress: budget and {budget.kind} given; pass one of them")

@@ -72,18 +72,6 @@ AMOUNT = Unit({"": 1, "k": 1e3, "M": 1e6, "G": 1e9}, "a number such as 250000, 3
 TIME = Unit({"": 1, "ms": 1, "s": 1000}, "a time such as 5ms or 0.1s", "TIME")
 
 
-def numbers(text: object) -> list[float]:
-    """Return numbers with commas between them, one for each channel or one for all; in a file, they may be a list.
-
-    >>> numbers("0.485,0.456,0.406"), numbers([0.5])
-    ([0.485, 0.456, 0.406], [0.5])
-    """
-    try:
-        return [float(str(part)) for part in (text if isinstance(text, list) else str(text).split(","))]
-    except ValueError:
-        raise ConfigError(f"{text!r} given; expected numbers such as 0.485,0.456,0.406") from None
-
-
 @dataclass(frozen=True)
 class Option:
     """An option as the command line, files and docs have it."""
@@ -197,6 +185,7 @@ class RunConfig:
     metric_name: str | None = None
 
     def __post_init__(self) -> None:
+        from basisprune.runs.parsing import search_of
         from basisprune.tasks import CLASSIFICATION
 
         faults: list[str] = []
@@ -207,14 +196,9 @@ class RunConfig:
         with _collected(faults, "recipe"):
             self._set(recipe=self._found_recipe(), epochs=None, augment=None, precision=None)
         with _collected(faults, "search"):
-            from basisprune.runs.parsing import search_of
-
             search = search_of(self.search)
             self._set(search=replace(search, framework=self.framework or search.framework), framework=None)
-        are_names_known = not faults
-        faults += self._other_faults()
-        if are_names_known:
-            faults += self._choose_cost()
+        faults += self._other_faults() + ([] if faults else self._choose_cost())
         if faults:
             raise ConfigError.of("compress", faults)
 
@@ -237,19 +221,15 @@ class RunConfig:
             task = find_task(self.task, metric)
             return {"task": task, "task_name": name, "metric": task, "metric_name": metric}
         if metric is not None and not isinstance(metric, Task):
-            raise ConfigError(
-                f"metric: a function given, but the task {task.name} has its own; pass a Task with another"
-            )
+            raise ConfigError(f"metric: a function given; the task {task.name} has its own, so pass a Task with another")
         return {"task": task, "task_name": name, "metric": task}
 
     def _found_recipe(self) -> Recipe:
         from basisprune.recipes import for_task, trained_with
         from basisprune.runs.parsing import recipe_of
 
-        # A seed of 0, the default, leaves the seeds of the recipe as they are.
-        changes = {"epochs": self.epochs, "seed": self.seed or None}
-        given = {name: value for name, value in changes.items() if value is not None}
-        recipe = trained_with(recipe_of(self.recipe), augment=self.augment, precision=self.precision, **given)
+        changes = {"epochs": self.epochs, "seed": self.seed or None}  # 0, the default, leaves the seeds as they are
+        recipe = trained_with(recipe_of(self.recipe), augment=self.augment, precision=self.precision, **changes)
         return for_task(recipe, self.task)
 
     def _other_faults(self) -> list[str]:
@@ -272,15 +252,14 @@ class RunConfig:
 
     def _faults_of_unlabelled(self) -> list[str]:
         """Refuse what images without labels cannot confirm: they only show how often each of two networks is right."""
-        if self.max_drop is None and self.guarantee is not None and not self.guarantee.is_a_drop:
-            return ["unlabelled: given with min_accuracy, which needs the labels of all images; pass max_drop"]
-        if self.guarantee is None:
+        guarantee, needs_labels = self.guarantee, "which needs the labels of all images"
+        if guarantee is None:
             return ["unlabelled: given without a budget of accuracy to confirm; omit it"]
-        if self.guarantee.metric != "accuracy":
-            return [
-                f"unlabelled: given with the metric {self.metric_name}, which needs the labels of all images; only a "
-                "loss of accuracy shows on images whose answers differ"
-            ]
+        if not guarantee.is_a_drop:
+            return [f"unlabelled: given with min_accuracy, {needs_labels}; pass max_drop"]
+        if guarantee.metric != "accuracy":
+            only = "only a loss of accuracy shows on images whose answers differ"
+            return [f"unlabelled: given with the metric {self.metric_name}, {needs_labels}; {only}"]
         return []
 
     def _choose_cost(self) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -52,7 +53,7 @@ def read_pair(batch: object) -> tuple[Tensor, object]:
     return batch[0], batch[1]
 
 
-def _as_it_is(output: Any) -> Any:
+def _as_it_is(output: object) -> object:
     return output
 
 
@@ -198,7 +199,7 @@ class Task:
                 return self.checked_loss(self.model_loss(model, inputs, targets))
         return self.output_loss(self.output(model(inputs)), targets)
 
-    def output_loss(self, output: Any, targets: object) -> Tensor:
+    def output_loss(self, output: object, targets: object) -> Tensor:
         """Return the mean loss of an output, checked likewise."""
         if self.loss is None:
             self._refuse("has model_loss, and no loss of an output")
@@ -215,7 +216,7 @@ class Task:
             )
         return value.reshape(())
 
-    def rows(self, output: Any, targets: object, count: int) -> Rows:
+    def rows(self, output: object, targets: object, count: int) -> Rows:
         """Return the outcomes of `count` examples; raise ConfigError for rows of another shape."""
         found = self.outcome(output, targets)
         if isinstance(found, Tensor) and found.shape == (count,):
@@ -279,6 +280,11 @@ class Task:
     def format(self, value: float) -> str:
         """Format a value of the metric."""
         return f"{value:.1%}" if self.is_share else f"{value:.4g}"
+
+    def shown(self, value: float) -> str:
+        """Call `format`, which has this name now."""
+        warnings.warn("Task.shown goes: use Task.format", DeprecationWarning, stacklevel=2)
+        return self.format(value)
 
     def _refuse(self, fault: str, kind: type[BasisPruneError] = ConfigError) -> NoReturn:
         raise kind(f"task {self.name}: {fault}")

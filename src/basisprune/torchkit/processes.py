@@ -1,11 +1,17 @@
 """The processes that share a run, as `accelerate launch` and `torchrun` start them; a process by itself is all of them.
 
 Each sees its part of the images. What they find is summed, the main one decides and writes, and the others are told.
+Below are those that load images for one of them.
 """
 
 from __future__ import annotations
 
 import atexit
+import ctypes
+import gc
+import os
+import platform
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -13,7 +19,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
 from itertools import chain
-from typing import TypeVar
+from multiprocessing import get_context
+from multiprocessing.context import BaseContext, SpawnContext, SpawnProcess
+from multiprocessing.process import BaseProcess
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -21,8 +30,10 @@ from accelerate import PartialState
 from torch import Tensor, nn
 
 from basisprune.errors import BasisPruneError, ProcessError
+from basisprune.torchkit.imports import in_folder_of_python
 
 _PATIENCE = timedelta(days=7)  # while the main one works alone; one that has died is noticed at once all the same
+_MMAP_THRESHOLD, _LARGE = -3, 1 << 14  # a setting of glibc's malloc, and bytes
 _DONE, _FAILED = b"+", b"-"
 _alone: ContextVar[bool] = ContextVar("alone", default=False)
 Item = TypeVar("Item")
@@ -170,3 +181,38 @@ def _messages() -> dist.ProcessGroup:
 def _leave() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+# ------------------------------------------------------------------------------------------- those that load images
+
+
+class _WorkerProcess(SpawnProcess):
+    """Begins in Python's own folder, where it imports what it needs before this package can tell it where to."""
+
+    @staticmethod
+    def _Popen(process: BaseProcess) -> Any:  # noqa: N802
+        with in_folder_of_python():
+            return SpawnProcess._Popen(process)
+
+
+class WorkerContext(SpawnContext):
+    """Start such processes."""
+
+    Process = _WorkerProcess
+
+
+def worker_context() -> BaseContext:
+    """Return how to start processes that load images.
+
+    They are copies of this one, which import nothing; elsewhere than on Linux, where copies may crash, new ones.
+    """
+    return get_context("fork") if sys.platform == "linux" else WorkerContext()
+
+
+def prepare_worker(folder: str, _worker: int) -> None:
+    """Go to the folder, and keep the memory of this process small."""
+    os.chdir(folder)
+    gc.freeze()  # a collection would write to all objects that it was forked with, and so copy them
+    if platform.libc_ver()[0] == "glibc":
+        # Its heap would grow by half of every image, in pieces that fit nothing; so large blocks go back at once.
+        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _LARGE)

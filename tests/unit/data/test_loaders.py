@@ -149,6 +149,7 @@ STARTS = """
 import multiprocessing, os
 import torch
 from basisprune.data import loaders
+from basisprune.torchkit import processes
 
 class Folders(torch.utils.data.Dataset):
     classes, start = ("a", "b"), ""
@@ -168,7 +169,7 @@ here = os.environ["HERE"]
 if __name__ == "__main__":
     multiprocessing.set_start_method("forkserver")
     print(loaders.make_loader(Folders(), 2, workers=1).multiprocessing_context.get_start_method())
-    loaders._worker_context = loaders._WorkerContext
+    loaders.worker_context = processes.WorkerContext
     print(next(iter(loaders.make_loader(Folders(), 2, workers=1)))[0].flatten().tolist())
 """
 
@@ -468,7 +469,7 @@ def test_batches_that_are_too_few_to_be_divided_are_known_to_be_copies(monkeypat
 
 def test_a_dataset_says_once_that_its_images_are_prepared():
     data = TensorDataset(torch.randn(30, *SPEC.shape), torch.arange(30) % 3)
-    splits = load_data(data, val_fraction=0.2, test_fraction=0.2, prepared=True)
+    splits = load_data(data, val_fraction=0.2, test_fraction=0.2, reading=Reading(prepared=True))
     assert all(part.prepared for part in splits.parts.values())
     ((found, _),) = PreparedBatches(take(splits.val, [0]), SPEC)
     assert found.min() < 0
@@ -477,5 +478,5 @@ def test_a_dataset_says_once_that_its_images_are_prepared():
     assert is_prepared(DataLoader(Subset(data, [0, 1])))
     assert load_data(data, test_fraction=0).train.prepared
     with pytest.raises(ConfigError) as caught:
-        load_data(ArrayImages(torch.zeros(8, 8, 8).byte(), [0, 1] * 4), prepared=True)
+        load_data(ArrayImages(torch.zeros(8, 8, 8).byte(), [0, 1] * 4), reading=Reading(prepared=True))
     assert caught.value.where == "load_data"

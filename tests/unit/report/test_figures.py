@@ -8,8 +8,16 @@ import pytest
 from plotly import graph_objects
 from summaries import sample, summary
 
-from basisprune.report.figures import PALETTE, error_plot, importance_plots, rank_plot, search_plots, training_plots
-from basisprune.results import Errors, LayerImportance
+from basisprune.report.figures import (
+    PALETTE,
+    error_plot,
+    front_plots,
+    importance_plots,
+    rank_plot,
+    search_plots,
+    training_plots,
+)
+from basisprune.results import Errors, FrontPoint, LayerImportance
 
 
 def test_plotly_knows_every_property_of_the_figures():
@@ -71,3 +79,29 @@ def test_importance_is_drawn_by_its_maximum_whatever_its_sign_and_gaps_stay_gaps
     }
     drawn = [[trace["y"] for trace in plot.figure["data"]] for plot in importance_plots(values)]
     assert drawn == [[[-1.0, 0.25, None], [1.0, None]], [[0.0], [0.0]]]
+
+
+def point(group: str, accuracy: float, parameters: int, ms: float | None = 1.0, **more: bool) -> FrontPoint:
+    return FrontPoint(group, "50% of the filters", accuracy, (0.0, 1.0), parameters, 1000, ms, **more)
+
+
+POINTS = (
+    point("a", 0.9, 100, 2.0, front=True, chosen=True),
+    point("a", 0.7, 120, 3.0),
+    point("<b>", 0.8, 10, 1.0, front=True),
+)
+
+
+def test_every_network_is_a_mark_of_its_group_and_the_line_goes_through_the_best():
+    by_size, by_time = front_plots(POINTS)
+    line, first, second = by_size.figure["data"]
+    assert (line["x"], line["y"]) == ([10, 100], [0.8, 0.9])
+    assert [first["name"], second["name"]] == ["a", "&lt;b&gt;"]  # plotly reads names as HTML
+    assert first["marker"]["symbol"] == ["circle", "circle-open"]
+    assert first["marker"]["size"][0] > first["marker"]["size"][1]
+    assert by_time.figure["data"][1]["x"] == [2.0, 3.0]
+
+
+def test_without_milliseconds_there_is_no_plot_of_them():
+    assert len(front_plots([point("a", 0.9, 100, None), point("b", 0.8, 10, None)])) == 1
+    assert front_plots(POINTS[:1]) == []

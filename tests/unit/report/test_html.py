@@ -15,8 +15,8 @@ from summaries import PIXEL, sample, speed_rows, summary
 
 from basisprune.errors import MissingExtraError
 from basisprune.report.figures import PALETTE
-from basisprune.report.html import comparison, render_report, write_report
-from basisprune.results import RunSummary
+from basisprune.report.html import SweepPage, comparison, render_report, write_report, write_sweep_page
+from basisprune.results import FrontPoint, RunSummary
 
 VOID = {"meta", "br", "img", "link", "input", "hr", "path", "circle"}
 EVIL = "<script>alert(1)</script>"
@@ -379,3 +379,17 @@ def test_a_browser_draws_every_plot_without_a_complaint(theme, tmp_path):
     assert json.loads(page.scripts["result"]) == summary(**result).as_dict()
     assert page.tables["candidates"] == Page(path.read_text()).tables["candidates"]
     assert [attributes["src"] for tag, attributes in page.tags if tag == "img"] == [PIXEL]
+
+
+def test_the_page_of_a_sweep_holds_all_and_names_do_no_harm(tmp_path):
+    rows = (("<script>alert(1)</script>", "done"),)
+    points = (FrontPoint("<b>", "50% of the filters", 0.9, (0.0, 1.0), 100, 1000, 2.0, front=True, chosen=True),)
+    points += (FrontPoint("a", "50% of the filters", 0.7, (0.0, 1.0), 120, 1000, 3.0),)
+    content = {"cells": [1, "</script>"]}
+    page = SweepPage("sweep", "1 of 1 cells are done.", ("model", "outcome"), rows, {"cifar10": points}, content)
+    text = write_sweep_page(page, tmp_path / "sweep.html").read_text()
+    assert "<script>alert" not in text
+    assert "front-0-parameters" in text
+    assert "front-0-latency_ms" in text
+    found = re.search(r'id="result">(.*?)</script>', text, re.DOTALL)
+    assert json.loads(found[1]) == {"cells": [1, "</script>"]}

@@ -147,3 +147,8 @@ def test_a_loss_in_training_mode_leaves_the_statistics_of_the_network_unless_it_
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
     mine.mean_loss(network.train(), torch.randn(4, 3), TARGETS)
     assert not torch.equal(network[1].running_mean, before["1.running_mean"])
+
+
+def test_the_old_name_of_format_works_with_a_warning():
+    with pytest.warns(DeprecationWarning, match="use Task.format"):
+        assert task().shown(0.25) == task().format(0.25) == "0.25"

@@ -199,7 +199,7 @@ def _write_ncnn(what: Exportable, path: Path) -> None:
 
 
 def _open_ncnn(path: Path, threads: int) -> Opened:
-    ncnn: Any = import_module("ncnn")
+    ncnn = import_module("ncnn")
     notes = parse_json(read_bytes(_beside(path, _JSON), most=_MOST_JSON))
     net = ncnn.Net()
     net.opt.use_vulkan_compute, net.opt.num_threads = False, threads

@@ -53,7 +53,7 @@ def open_onnx(path: Path, threads: int) -> Opened:
 
 def open_openvino(path: Path, threads: int) -> Opened:
     """Open an .xml file in single precision: left to itself, OpenVINO takes bfloat16 where a processor has it."""
-    core: Any = import_module("openvino").Core()
+    core = import_module("openvino").Core()
     config = {
         "INFERENCE_PRECISION_HINT": "f32",
         "INFERENCE_NUM_THREADS": threads,
