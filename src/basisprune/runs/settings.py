@@ -221,7 +221,7 @@ class RunConfig:
             task = find_task(self.task, metric)
             return {"task": task, "task_name": name, "metric": task, "metric_name": metric}
         if metric is not None and not isinstance(metric, Task):
-            raise ConfigError(f"metric: a function given; the task {task.name} has its own, so pass a Task with another")
+            raise ConfigError(f"metric: a function given; the task {task.name} has its own, pass a Task with another")
         return {"task": task, "task_name": name, "metric": task}
 
     def _found_recipe(self) -> Recipe:
