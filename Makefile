@@ -5,7 +5,7 @@ CAN_RUN := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for each in $(PYTHONS); do $$each -c '$(CAN_RUN)' >/dev/null 2>&1 && { echo $$each; break; }; done)
 BIN := .venv/bin
 
-.PHONY: demo test quick check format clean docs audit
+.PHONY: demo test quick check format clean docs dist audit
 .DEFAULT_GOAL := test
 
 .venv/installed: pyproject.toml requirements.txt
@@ -42,6 +42,16 @@ check: .venv/installed
 # The docs as a site in build/site; a warning is an error.
 docs: .venv/installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+# A wheel and an sdist in dist/, each installed in an empty environment to see that it names its version.
+dist: .venv/installed
+	rm -rf dist build/try
+	$(BIN)/python -m hatchling build -d dist
+	set -e; for each in dist/*.whl dist/*.tar.gz; do \
+	  $(BIN)/python -m venv --clear build/try; \
+	  build/try/bin/python -m pip install --quiet --disable-pip-version-check --no-deps "$$each"; \
+	  build/try/bin/python -c "from importlib.metadata import version; print('$$each', version('basisprune'))"; \
+	done; rm -rf build/try
 
 # Known vulnerabilities of what requirements.txt pins; needs the network.
 audit: .venv/installed

@@ -226,7 +226,8 @@ def demo_section() -> str:
     pairs += [(titles.get(key, key), before[key], after[key], form) for key, form in shown.items()]
     for title, old, new, form in pairs:
         rows.append((title, form.format(old), form.format(new), f"{new / old - 1:+.0%}"))
-    return table(("", "before", "after", "change"), rows) + f"\n\n{found['verdict']}"
+    verdict = found["verdict"].replace(" %", "%")
+    return table(("", "before", "after", "change"), rows) + f"\n\n{verdict}"
 
 
 def demo_runs_section() -> str:
@@ -237,6 +238,36 @@ def demo_runs_section() -> str:
         for name, found in load("demo_runs")["results"].items()
     ]
     return table(("run", "parameters", "change", "a loss of at most 1 point"), rows)
+
+
+def before_after_picture() -> str:
+    """Bars of the demo's network before and after, as an SVG in the colours of the report."""
+    found = load("demo")["results"]
+    before, after = found["before"], found["after"]
+    bars = [
+        (title, before[name], after[name], f"{before[name] / 1e6:.2f}{unit}", f"{after[name] / 1e6:.2f}{unit}")
+        for name, title, unit in (
+            ("parameters", "parameters", "M"),
+            ("macs", "multiply-adds", "M"),
+            ("bytes", "file", " MB"),
+        )
+    ]
+    _, old, new = found["latency"][0]
+    bars.append(("time per image", old, new, f"{old:.2f} ms", f"{new:.2f} ms"))
+    left, most, top, row = 150, 400, 44, 46
+    marks = [f'<text x="{left}" y="24" class="b">accuracy {before["accuracy"]:.1%} → {after["accuracy"]:.1%}</text>']
+    for number, (name, old, new, was, now) in enumerate(bars):
+        y, short = top + row * number, most * new / old
+        marks += [
+            f'<text x="{left - 12}" y="{y + 22}" text-anchor="end">{name}</text>',
+            f'<rect x="{left}" y="{y}" width="{most}" height="16" rx="3" fill="#94a3b8"/>',
+            f'<text x="{left + most + 8}" y="{y + 13}">{was}</text>',
+            f'<rect x="{left}" y="{y + 18}" width="{short:.1f}" height="16" rx="3" fill="#2563eb"/>',
+            f'<text x="{left + short + 8:.1f}" y="{y + 31}" class="b">{now} ({new / old - 1:+.0%})</text>',
+        ]
+    style = "<style>text{font:13px sans-serif;fill:#64748b}.b{font-weight:600;fill:#2563eb}</style>"
+    size = f'viewBox="0 0 660 {top + row * len(bars)}"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size}>{style}{"".join(marks)}</svg>\n'
 
 
 def demo_picture() -> str:
@@ -420,6 +451,7 @@ def main() -> None:
         parts += [f"## {title}", "", section(), ""]
     (ROOT / "docs" / "measured.md").write_text("\n".join(parts))
     (ROOT / "docs" / "demo.svg").write_text(demo_picture())
+    (ROOT / "docs" / "before-after.svg").write_text(before_after_picture())
     fill(ROOT / "docs" / "guarantees.md", "numbers", f"{faults_section()}\n\n{fuzz_section()}")
     block = f"{demo_section()}\n\n![accuracy and parameters of all candidates](docs/demo.svg)"
     fill(ROOT / "README.md", "demo", block)

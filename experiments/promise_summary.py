@@ -26,6 +26,7 @@ from basisprune.budget.certify import certifiable, images_needed
 from basisprune.files import write_text
 
 ROOT = Path(__file__).parent.parent
+LABELS_RESULT = ROOT / "benchmarks" / "results" / "labels.json"
 LEVEL = ROOT / "benchmarks" / "results" / "level.json"
 BROKEN, BROKEN_AT_MOST, COST, LABELS = 0.05, 0.08, 1.3, 0.1
 COLOURS = {OLD: "#7b8794", BOUND: "#f59e0b", CERTIFIED: "#ef4444", UNLABELLED: "#2563eb"}
@@ -103,6 +104,19 @@ def level_table(path: Path) -> str:
     header = ("Images that confirm", *metrics)
     rows = [[case, *(row.get(metric, "") for metric in metrics)] for case, row in found.items()]
     return f"{table(header, rows)}\n\n{said} {percent(worst)}."
+
+
+def label_table(path: Path) -> str:
+    """How many labels each test takes and how often it passes, from benchmarks/labels.py."""
+    record = json.loads(path.read_text())
+    rows = []
+    for cell, tests in record["results"].items():
+        case, loss = cell.rsplit(", ", 1)
+        shown = [f"{each['labels']:.0f} ({percent(each['passed'])})" for each in tests.values()]
+        rows.append([case.replace("1 points", "1 point"), loss, *shown])
+    pairs = f"{record['config']['draws']:,} pairs"
+    said = f"Median number of labels until the test is decided, and the share of {pairs} that passes."
+    return f"{table(('Images, budget', 'True loss', *record['results'][cell]), rows)}\n\n{said}"
 
 
 def ladder_table(ladders: Sequence[Ladder]) -> str:
@@ -190,6 +204,7 @@ def write_page(results: Path, page: Path, draws: int) -> None:
         "figure": f"![how often each rule breaks the budget, and what it costs]({page.stem}/rules.svg)",
         "rules": rule_table(judged),
         "ladders": ladder_table(ladders),
+        "labels": label_table(LABELS_RESULT),
         "level": level_table(LEVEL),
         "units": level_table(LEVEL.with_stem("level_units")),
         "tasks": level_table(LEVEL.with_stem("level_tasks")),
