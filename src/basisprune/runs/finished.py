@@ -40,6 +40,7 @@ from basisprune.runs.folder import (
     settings_of,
 )
 from basisprune.runs.parsing import read_settings
+from basisprune.torchkit.running import logits_of
 from basisprune.training.evaluation import predict
 from basisprune.types import InputSpec, Part
 
@@ -333,7 +334,7 @@ def classify_files(loaded: Loaded, files: Iterable[Path], top: int | None = None
 @torch.inference_mode()
 def _answers(loaded: Loaded, batch: list[tuple[Path, Tensor | str]], top: int | None) -> Iterator[Answer]:
     images = [image for _, image in batch if isinstance(image, Tensor)]
-    scores = loaded.model(prepare(torch.stack(images), loaded.spec)) if images else torch.empty(0, 1)
+    scores = logits_of(loaded.model(prepare(torch.stack(images), loaded.spec))) if images else torch.empty(0, 1)
     found = scores.float().softmax(-1).sort(dim=-1, descending=True, stable=True)
     rows = zip(found.values[:, :top], found.indices[:, :top], strict=True)
     for file, image in batch:

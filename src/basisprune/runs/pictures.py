@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
@@ -45,7 +46,8 @@ def shown_masks(task: Task, networks: Sequence[nn.Module], images: LabelledImage
 def _mask(task: Task, network: nn.Module, inputs: Tensor) -> Tensor:
     assert task.mask is not None
     with torch.no_grad(), mode(network, training=False):
-        return task.mask(floats(task.output(network(placed(inputs, network))))).cpu()
+        mask = task.mask(floats(task.output(network(placed(inputs, network))))).cpu()
+    return F.interpolate(mask[:, None].double(), inputs.shape[2:])[:, 0].to(mask.dtype)
 
 
 def shown_errors(part: str, before: Outcomes, after: Outcomes) -> Errors | None:

@@ -45,7 +45,7 @@ from basisprune.runs.settings import RunConfig
 from basisprune.tasks import Predictions, Task
 from basisprune.torchkit.kinds import refuse_other_precisions, refuse_untrainable
 from basisprune.torchkit.moments import loss_statistics
-from basisprune.torchkit.running import Loss, ReadBatch, placed
+from basisprune.torchkit.running import Loss, ReadBatch, logits_of, placed
 from basisprune.torchkit.surgery import named_tensors
 from basisprune.torchkit.watching import example_input
 from basisprune.training.evaluation import floats, moved, predict, task_batches
@@ -300,7 +300,7 @@ def class_scores(network: nn.Module, example: Tensor, classes: int, *, training:
     """Return what a copy of the network outputs in that mode; raise ModelError for anything but class scores."""
     words, twin = "train" if training else "eval", _twin(network, training=training)
     with torch.random.fork_rng(devices=[]):
-        scores = _try(f"does not run in {words} mode", network, lambda: twin(example))
+        scores = logits_of(_try(f"does not run in {words} mode", network, lambda: twin(example)))
     if isinstance(scores, Tensor) and tuple(scores.shape) == (len(example), classes):
         return scores
     if isinstance(scores, Tensor) and scores.ndim == 2 and len(scores) == len(example):

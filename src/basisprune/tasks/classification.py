@@ -15,6 +15,7 @@ from torch import Tensor
 from basisprune.errors import ConfigError, DataError
 from basisprune.tasks.base import Task
 from basisprune.tasks.outcomes import Outcomes, Rows, Units
+from basisprune.torchkit.running import logits_of
 
 Classes = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -149,6 +150,7 @@ CLASSIFICATION = Classification(
     _accuracy,
     metric_name="accuracy",
     is_share=True,
+    output=logits_of,
     distance=partial(_divergence, temperature=1.0),
 )
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from basisprune.errors import ConfigError, DataError
 from basisprune.tasks.base import Task, check_metric_name, read_pair, shape_of
 from basisprune.tasks.outcomes import Rows
+from basisprune.torchkit.running import logits_of
 
 MultilabelMetric: TypeAlias = Literal["ap", "f1"]
 _NAMES = {"ap": "mean AP", "f1": "mean F1"}
@@ -42,6 +43,7 @@ def multilabel(
         mean_average_precision if metric == "ap" else mean_f1,
         metric_name=_NAMES[metric],
         is_share=True,
+        output=logits_of,
         distance=lambda logits, taught: F.binary_cross_entropy_with_logits(logits, taught.sigmoid()),
         read=read or read_pair,
     )

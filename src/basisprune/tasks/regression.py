@@ -15,6 +15,7 @@ from torch import Tensor
 from basisprune.errors import ConfigError, DataError
 from basisprune.tasks.base import Task, check_limits, check_metric_name, read_pair, shape_of
 from basisprune.tasks.outcomes import Rows
+from basisprune.torchkit.running import logits_of
 
 RegressionMetric: TypeAlias = Literal["r2", "mae", "mse"]
 Limits: TypeAlias = tuple[float, float] | None
@@ -52,6 +53,7 @@ def regression(
         r2 if metric == "r2" else None,
         metric_name=_NAMES[metric],
         is_share=False,
+        output=logits_of,
         distance=lambda said, taught: F.mse_loss(_flat(said), _flat(taught)),
         errors=errors[metric],
         limits=None if limits is None or metric == "r2" else (-((limits[1] - limits[0]) ** _POWERS[metric]), 0.0),

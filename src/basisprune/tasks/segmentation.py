@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -14,8 +14,10 @@ from torch import Tensor
 from basisprune.errors import ConfigError, DataError
 from basisprune.tasks.base import Task, check_metric_name, read_pair, shape_of
 from basisprune.tasks.outcomes import Rows
+from basisprune.torchkit.running import logits_of
 
 SegmentationMetric: TypeAlias = Literal["iou", "dice"]
+_ENLARGING = ("linear", "bilinear", "trilinear")
 _NAMES = {"iou": "mean IoU", "dice": "mean Dice"}
 
 
@@ -29,7 +31,10 @@ def segmentation(
     """The task of one class for each pixel, voxel or position.
 
     The network outputs scores (N, classes, ...), or a dict with them under "out", as torchvision's do; with a single
-    channel, scores of the one class beside the background. Targets are classes (N, ...); pixels of `ignore_index` do
+    channel, scores of the one class beside the background. Outputs with `logits`, as those of transformers, are
+    enlarged to the size of the masks. In training, a network may output those of several heads (N, heads, classes,
+    ...), as MONAI's with deep supervision: the first one counts, and each one has half the share of the loss of the one
+    before, unless another loss is given, which gets them all. Targets are classes (N, ...); pixels of `ignore_index` do
     not count. The loss is the cross entropy, unless another one is given.
 
     "iou" is the mean over the classes of intersection over union, "dice" that of twice the intersection over the sum;
@@ -42,7 +47,7 @@ def segmentation(
         raise ConfigError.of("segmentation", faults)
     return Task(
         "segmentation",
-        loss or partial(_cross_entropy, ignore_index=ignore_index),
+        partial(_loss, loss=loss, ignore_index=ignore_index),
         partial(_counts, ignore_index=ignore_index),
         mean_iou if metric == "iou" else mean_dice,
         metric_name=_NAMES[metric],
@@ -71,8 +76,9 @@ def mean_dice(rows: Rows) -> float:
     return _mean_over_classes(2 * both, said + are)
 
 
-def predicted_mask(scores: Tensor) -> Tensor:
+def predicted_mask(output: Tensor | _Small) -> Tensor:
     """Return the class (N, ...) of each pixel."""
+    scores = _tensor(output)
     return (scores[:, 0] > 0).long() if scores.shape[1] == 1 else scores.argmax(1)
 
 
@@ -82,14 +88,42 @@ def _mean_over_classes(part: Rows, whole: Rows) -> float:
     return float(np.mean(part[there] / whole[there])) if there.any() else 1.0
 
 
-def _scores(raw: Any) -> Tensor:
-    scores = raw.get("out") if isinstance(raw, dict) else raw
+class _Small(NamedTuple):
+    """Scores of the positions of a smaller map, which its network leaves to others to enlarge."""
+
+    logits: Tensor
+
+
+def _scores(raw: Any) -> Tensor | _Small:
+    found = logits_of(raw)
+    scores = raw.get("out") if found is raw and isinstance(raw, dict) else found
     if not isinstance(scores, Tensor) or scores.ndim < 3:
         raise DataError(
-            f"task segmentation: the network outputs {shape_of(scores)}; scores (N, classes, ...), or a dict with "
-            "'out', are needed. Other networks need a Task of their own, with output=..."
+            f"task segmentation: the network outputs {shape_of(scores)}; scores (N, classes, ...), a dict with 'out' "
+            "or an output with .logits are needed. Other networks need a Task of their own, with output=..."
         )
-    return scores
+    return scores if found is raw else _Small(scores)
+
+
+def _tensor(output: Tensor | _Small) -> Tensor:
+    return output.logits if isinstance(output, _Small) else output
+
+
+def _enlarged(output: Tensor | _Small, masks: object) -> Tensor:
+    """The scores of each pixel of the masks, as the post-processing of transformers makes them."""
+    scores = _tensor(output)
+    if scores is output or not isinstance(masks, Tensor) or masks.ndim < scores.ndim - 1:
+        return scores
+    size = masks.shape[2 - scores.ndim :]
+    return F.interpolate(scores, size, mode=_ENLARGING[scores.ndim - 3], align_corners=False)
+
+
+def _heads(scores: Tensor, masks: object) -> tuple[Tensor, ...]:
+    """The scores of each of several heads."""
+    shape = tuple(masks.shape) if isinstance(masks, Tensor) else ()
+    spatial = scores.shape[3:]
+    is_stacked = len(spatial) > 0 and shape in ((len(scores), *spatial), (len(scores), 1, *spatial))
+    return scores.unbind(1) if is_stacked and shape[1:] != scores.shape[2:] else (scores,)
 
 
 def _fitting(scores: Tensor, masks: object, ignore_index: int) -> Tensor:
@@ -111,6 +145,21 @@ def _fitting(scores: Tensor, masks: object, ignore_index: int) -> Tensor:
     return masks
 
 
+def _loss(
+    output: Tensor | _Small, masks: Any, *, loss: Callable[[Tensor, Tensor], Tensor] | None, ignore_index: int
+) -> Tensor:
+    scores = _enlarged(output, masks)
+    if loss is not None:
+        return loss(scores, masks)
+    heads = _heads(scores, masks)
+    shares = [0.5**place for place in range(len(heads))]
+    each = [
+        share * _cross_entropy(head, masks, ignore_index=ignore_index)
+        for share, head in zip(shares, heads, strict=True)
+    ]
+    return torch.stack(each).sum() / sum(shares) if len(each) > 1 else each[0]
+
+
 def _cross_entropy(scores: Tensor, masks: Tensor, *, ignore_index: int) -> Tensor:
     masks = _fitting(scores, masks, ignore_index)
     counts = (masks != ignore_index).sum().clamp(min=1)
@@ -121,8 +170,9 @@ def _cross_entropy(scores: Tensor, masks: Tensor, *, ignore_index: int) -> Tenso
     return (each * (masks != ignore_index)).sum() / counts
 
 
-def _counts(scores: Tensor, masks: Tensor, *, ignore_index: int) -> Tensor:
+def _counts(output: Tensor | _Small, masks: Tensor, *, ignore_index: int) -> Tensor:
     """For each example and class: the pixels that are both, that are said to be it, and that are it."""
+    scores = _heads(_enlarged(output, masks), masks)[0]
     masks = _fitting(scores, masks, ignore_index).flatten(1)
     said, valid, classes = predicted_mask(scores).flatten(1), masks != ignore_index, max(scores.shape[1], 2)
     ones = valid.double()
@@ -136,8 +186,11 @@ def _counts(scores: Tensor, masks: Tensor, *, ignore_index: int) -> Tensor:
     return torch.cat([per_class(masks, ones * (said == masks)), per_class(said, ones), per_class(masks, ones)], dim=1)
 
 
-def _distance(scores: Tensor, taught: Tensor) -> Tensor:
+def _distance(output: Tensor | _Small, goal: Tensor | _Small) -> Tensor:
     """The mean over pixels of the divergence from what the teacher says."""
+    scores, taught = _tensor(output), _tensor(goal)
+    if scores.ndim == taught.ndim + 1:  # of several heads; the teacher, in eval mode, has one
+        scores = scores[:, 0]
     if scores.shape[1] == 1:
         return F.binary_cross_entropy_with_logits(scores, taught.sigmoid())
     student, teacher = (F.log_softmax(each, dim=1) for each in (scores, taught))

@@ -170,7 +170,21 @@ def loss_on(model: nn.Module, inputs: Tensor, targets: object, loss: Loss) -> Te
     """The mean loss of the model on inputs that lie where it does; the targets are brought there, as copies."""
     device = next(model.parameters()).device
     there = tree_map(lambda leaf: leaf.to(device, copy=True) if isinstance(leaf, Tensor) else leaf, targets)
-    return loss(model(inputs), there) if callable(loss) else loss.mean_loss(model, inputs, there)
+    if not callable(loss):
+        return loss.mean_loss(model, inputs, there)
+    output = model(inputs)
+    return loss(logits_of(output) if knows_tensors_only(loss) else output, there)
+
+
+def logits_of(output: Any) -> Any:
+    """The scores of an output that has them as `logits`, as those of transformers do; other outputs as they are."""
+    found = output.get("logits") if isinstance(output, dict) else getattr(output, "logits", None)
+    return found if isinstance(found, Tensor) else output
+
+
+def knows_tensors_only(loss: object) -> bool:
+    """Whether a loss is one of torch's own, which is given the scores of an output and not all of it."""
+    return str(getattr(getattr(loss, "func", loss), "__module__", "")).startswith("torch.")
 
 
 def tensors_in(value: object) -> Iterator[Tensor]:

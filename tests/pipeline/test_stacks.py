@@ -1,0 +1,143 @@
+"""Networks and data of other libraries: what they do differently, done here by small networks of our own."""
+
+from __future__ import annotations
+
+import onnxruntime
+import pytest
+import torch
+import torch.nn.functional as F
+from tiny import tiny_recipe, tiny_training
+from torch import Tensor, nn
+from transformers import (
+    PreTrainedModel,
+    ResNetConfig,
+    ResNetForImageClassification,
+    SegformerConfig,
+    SegformerForSemanticSegmentation,
+    SegformerImageProcessor,
+)
+
+import basisprune as bp
+from basisprune.data import Loaders
+from basisprune.search import SearchConfig
+from basisprune.tasks import CLASSIFICATION, multilabel, regression, segmentation
+from basisprune.torchkit.running import loss_on
+from basisprune.training.evaluation import evaluate, judge, predict
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def residual() -> PreTrainedModel:
+    torch.manual_seed(0)
+    config = ResNetConfig(embedding_size=8, hidden_sizes=[12, 16], depths=[1, 1], layer_type="basic", num_labels=3)
+    return ResNetForImageClassification(config).eval()
+
+
+def segformer() -> PreTrainedModel:
+    torch.manual_seed(0)
+    config = SegformerConfig(
+        num_encoder_blocks=2, depths=[1, 1], sr_ratios=[2, 1], hidden_sizes=[16, 32], patch_sizes=[7, 3],
+        strides=[2, 2], num_attention_heads=[1, 2], mlp_ratios=[2, 2], decoder_hidden_size=16, num_labels=3,
+    )  # fmt: skip
+    return SegformerForSemanticSegmentation(config).eval()
+
+
+def pictures(seed: int = 0, batches: int = 2, side: int = 16) -> list[tuple[Tensor, Tensor]]:
+    """Noise of three colours."""
+    generator, labels = torch.Generator().manual_seed(seed), torch.arange(12) % 3
+    found = []
+    for _ in range(batches):
+        images = 0.3 * torch.randn(12, 3, side, side, generator=generator)
+        images[torch.arange(12), labels] += 1
+        found.append((images, labels))
+    return found
+
+
+def masked(seed: int = 0, batches: int = 2) -> list[tuple[Tensor, Tensor]]:
+    return [(x, (y[:, None, None] * (x[:, 0] * 0 + 1)).long()) for x, y in pictures(seed, batches)]
+
+
+class Logits(nn.Module):
+    """The same network without what is around its scores."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.network(x).logits
+
+
+def test_outputs_with_logits_are_evaluated_and_predicted_as_their_logits():
+    model, data = residual(), pictures()
+    plain = Logits(model)
+    assert evaluate(model, data) == evaluate(plain, data)
+    assert (predict(model, data).rows == predict(plain, data).rows).all()
+    images, labels = data[0]
+    for loss in (F.cross_entropy, nn.CrossEntropyLoss(), CLASSIFICATION):
+        assert torch.equal(loss_on(model, images, labels, loss), loss_on(plain, images, labels, loss))
+    whole = loss_on(model, images, labels, lambda output, labels: F.cross_entropy(output.logits, labels))
+    assert torch.equal(whole, loss_on(plain, images, labels, F.cross_entropy))
+
+
+@pytest.mark.parametrize("task", [multilabel(), regression()])
+def test_other_tasks_take_them_too(task):
+    model = residual()
+    data = [(images, F.one_hot(labels, 3).float()) for images, labels in pictures()]
+    assert judge(model, data, task).value == judge(Logits(model), data, task).value
+
+
+def test_a_default_loss_scores_outputs_with_logits():
+    model, data = residual(), pictures()
+    ours, plain = (bp.prune(each, 0.3, data, remove="basis") for each in (model, Logits(model)))
+    with torch.no_grad():
+        torch.testing.assert_close(ours(data[0][0]).logits, plain(data[0][0]))
+
+
+def test_small_logits_are_enlarged_as_transformers_does():
+    model, task = segformer(), segmentation()
+    (images, masks), *_ = masked()
+    with torch.no_grad():
+        raw = model(images)
+        assert raw.logits.shape[-2:] != masks.shape[-2:]
+        wanted = SegformerImageProcessor().post_process_semantic_segmentation(raw, [masks.shape[-2:]] * len(masks))
+        plain = F.interpolate(raw.logits, masks.shape[-2:], mode="bilinear", align_corners=False)
+        assert torch.equal(plain.argmax(1), torch.stack(wanted))
+        assert (task.rows(task.output(raw), masks, 12) == task.rows(task.output(plain), masks, 12)).all()
+        assert torch.equal(task.output_loss(task.output(raw), masks), F.cross_entropy(plain, masks))
+        assert task.distance(task.output(raw), task.output(raw)).item() == pytest.approx(0)
+
+
+def test_a_loss_of_ones_own_gets_enlarged_logits():
+    seen = []
+    task = segmentation(loss=lambda scores, masks: (seen.append(scores.shape), F.cross_entropy(scores, masks))[1])
+    (images, masks), *_ = masked()
+    task.output_loss(task.output(segformer()(images)), masks)
+    assert seen == [(12, 3, 16, 16)]
+
+
+def test_of_several_heads_the_first_counts_and_all_are_trained():
+    task, masks = segmentation("dice"), torch.randint(0, 2, (3, 1, 4, 4, 4))
+    heads = torch.randn(3, 2, 2, 4, 4, 4, requires_grad=True)  # (N, heads, classes, ...)
+    assert (task.rows(task.output(heads), masks, 3) == task.rows(heads[:, 0], masks, 3)).all()
+    first, second = (F.cross_entropy(heads[:, place], masks[:, 0]) for place in (0, 1))
+    torch.testing.assert_close(task.output_loss(heads, masks), (first + second / 2) / 1.5)
+    assert task.distance(heads, heads[:, 0]).item() == pytest.approx(0, abs=1e-6)
+
+
+def compressed(network: nn.Module, make, folder, **options):
+    recipe = tiny_recipe(tiny_training(epochs=2, train="all", weight_lr=1.0, lr=0.02))
+    data = Loaders(train=make(0), val=make(1), test=make(2))
+    search = SearchConfig(framework="loss+basis", polish=False, tolerance=0.6)
+    return bp.compress(network, data, output=folder, max_drop=0.5, recipe=recipe, search=search, **options)
+
+
+def test_a_classifier_of_transformers_becomes_smaller_down_to_onnx(tmp_path):
+    result = compressed(residual(), pictures, tmp_path / "out", onnx=True)
+    assert isinstance(result.model, ResNetForImageClassification)
+    assert result.summary.chosen.parameters < result.summary.reference.parameters
+    session = onnxruntime.InferenceSession(tmp_path / "out" / "model.onnx")
+    images = pictures(3)[0][0]
+    (found,) = session.run(None, {"images": images.numpy()})
+    with torch.no_grad():
+        torch.testing.assert_close(torch.from_numpy(found), result.model(images).logits, rtol=1e-4, atol=1e-4)
