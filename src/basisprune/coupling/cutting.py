@@ -205,5 +205,7 @@ def _derive(module: nn.Module) -> None:
     elif isinstance(module, _BATCH_NORM):
         held = module.running_mean if module.weight is None else module.weight
         module.num_features = len(held) if held is not None else module.num_features
-    elif isinstance(module, nn.GroupNorm):
-        module.num_channels = len(module.weight) if module.weight is not None else module.num_channels
+    elif isinstance(module, nn.GroupNorm) and module.weight is not None:
+        by_itself = module.num_groups == module.num_channels  # each channel is a group, which goes as a whole
+        module.num_channels = len(module.weight)
+        module.num_groups = module.num_channels if by_itself else module.num_groups

@@ -286,3 +286,18 @@ def test_a_plan_that_does_not_fit_is_refused(keep: dict[str, tuple[int, ...]], m
     model, images = NETWORKS["grouped"]()
     with pytest.raises(PlanError, match=message):
         cut(model, trace_coupling(model, images), keep)
+
+
+@pytest.mark.parametrize("groups", [1, 4, 8])
+def test_groups_of_a_norm_of_one_channel_each_go_as_a_whole(groups):
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.GroupNorm(groups, 8), nn.Conv2d(8, 8, 3, groups=8), nn.ReLU(), nn.Conv2d(8, 4, 1)
+    )
+    coupling = trace_coupling(model, torch.randn(2, 3, 8, 8))
+    keep = {"0": (0, 1, 2, 4, 6) if groups != 4 else (0, 2, 4, 6)}
+    small = cut(model, coupling, keep)
+    assert small[1].num_channels == len(keep["0"])
+    assert small[1].num_groups == {1: 1, 4: 4, 8: 5}[groups]
+    assert small(torch.randn(2, 3, 8, 8)).shape == (2, 4, 4, 4)
+    assert (model[1].num_channels, model[1].num_groups) == (8, groups)
