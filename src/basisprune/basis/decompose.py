@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ from basisprune.torchkit.surgery import (
     plain_linear,
     replace_module,
 )
+
+logger = logging.getLogger(__name__)
 
 Basis: TypeAlias = Literal["weights", "outputs", "loss"]
 LinearLayers: TypeAlias = bool | Literal["auto"]
@@ -112,10 +115,11 @@ def decompose(
 ) -> nn.Module:
     """The model with every conv replaced by a `BasisPair`, all scales at `scale_init`.
 
-    At `scale_init=1.0` the output is unchanged; the paper starts its training from 0.5. Layers that are
-    pairs already, depthwise convs and `ignored_layers` (modules, names or patterns) stay as they are;
-    `choose_layers` tells which and why. Linear layers are split too, all but the classifier, if together they hold
-    a notable share of the weights, as in transformers; `linear=True` splits every one, `linear=False` none.
+    At `scale_init=1.0` the output is unchanged; the paper starts its training from 0.5. Layers that are pairs already,
+    depthwise convs and `ignored_layers` (modules, names or patterns) stay as they are; `choose_layers` tells which and
+    why. So do layers that never run on the `batches`, which are logged. Linear layers are split too, all but the
+    classifier, if together they hold a notable share of the weights, as in transformers; `linear=True` splits every
+    one, `linear=False` none.
 
     `basis="weights"` is the paper's: the singular vectors of the weight. `basis="outputs"` takes the
     principal axes of what the conv outputs on `batches` of prepared images (as tensors, or tuples that
@@ -172,18 +176,27 @@ def split_layers(
     check_layers(model, names)
     statistics: Mapping[str, OutputStatistics] = {}
     if batches is not None:
-        spare = [name for name in names if linear == "auto" and isinstance(model.get_submodule(name), nn.Linear)]
-        if basis == "loss":
-            statistics = loss_statistics(model, names, batches, loss=loss, optional=spare)
-        else:
-            statistics = output_statistics(model, names, batches, optional=spare)
-        names = [name for name in names if name in statistics]
+        statistics = _seen(model, names, batches, loss if basis == "loss" else None)
+        names = list(statistics)
     layers: dict[str, Layer] = dict(find_layers(model, (*TORCH_CONVS, nn.Linear)))
     pairs = {name: _split(name, layers[name], scale_init, statistics.get(name)) for name in names}
     result = model if inplace else copied(model)
     for name, pair in pairs.items():
         result = replace_module(result, name, pair)
     return result, statistics
+
+
+def _seen(
+    model: nn.Module, names: list[str], batches: Iterable[object], loss: Loss | None
+) -> Mapping[str, OutputStatistics]:
+    """What is seen of the outputs of the layers that run, and with a loss what they are worth to it."""
+    if loss is None:
+        found: Mapping[str, OutputStatistics] = output_statistics(model, names, batches, optional=names)
+    else:
+        found = loss_statistics(model, names, batches, loss=loss, optional=names)
+    if idle := [name for name in names if name not in found]:
+        logger.info("left alone, because they never ran on the given images: %s", ", ".join(idle))
+    return found
 
 
 def check_layers(model: nn.Module, names: Iterable[str]) -> None:

@@ -29,8 +29,7 @@ def basis_statistics(model: nn.Module, batches: Iterable[object]) -> dict[str, O
     """Return the mean and covariance of each pair's basis features on `batches`, under the name of the pair.
 
     The sums over batches are in float64, the covariances are those within each group. `batches` are prepared images, as
-    tensors or tuples that start with them; a few hundred images are enough. Linear layers that were never called are
-    left out.
+    tensors or tuples that start with them; a few hundred images are enough. Layers that never ran are left out.
 
     >>> from basisprune.basis.decompose import decompose
     >>> found = basis_statistics(decompose(nn.Conv2d(3, 8, 1)), [torch.randn(4, 3, 5, 5)])
@@ -38,7 +37,7 @@ def basis_statistics(model: nn.Module, batches: Iterable[object]) -> dict[str, O
     (torch.Size([3]), torch.Size([1, 3, 3]))
     """
     halves = {name: half_name(name, "basis") for name in basis_pairs(model)}
-    found = output_statistics(model, list(halves.values()), batches, optional=_linear_halves(model))
+    found = output_statistics(model, list(halves.values()), batches, optional=list(halves.values()))
     return {name: found[half] for name, half in halves.items() if half in found}
 
 
@@ -51,14 +50,8 @@ def loss_basis_statistics(
     """
     pairs = basis_pairs(model)
     bases, scalings = [half_name(name, "basis") for name in pairs], [half_name(name, "scaling") for name in pairs]
-    optional = _linear_halves(model)
-    found = loss_statistics(model, bases, batches, loss=loss, gradients_at=scalings, optional=optional)
+    found = loss_statistics(model, bases, batches, loss=loss, gradients_at=scalings, optional=bases)
     return {name: found[half] for name, half in zip(pairs, bases, strict=True) if half in found}
-
-
-def _linear_halves(model: nn.Module) -> list[str]:
-    """The first halves of linear layers, which may never run: some attentions read their weights without a call."""
-    return [half_name(name, "basis") for name, pair in basis_pairs(model).items() if pair.scaling.spatial_dims == 0]
 
 
 def rebase(

@@ -70,8 +70,8 @@ class Scoring:
     def _idle(self, model: nn.Module) -> list[str]:
         self.log("decomposing every conv")
         idle = idle_convs(model, first_images(model, self.basis_batches()))
-        for name in idle:
-            self.log(f"  {name} stays as it is: it takes no part in what the network computes")
+        if idle:
+            self.log(f"  left as they are, because they take no part in what the network computes: {', '.join(idle)}")
         return idle
 
     def in_basis(self, model: nn.Module) -> nn.Module:

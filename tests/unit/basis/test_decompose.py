@@ -27,8 +27,10 @@ from basisprune.basis.decompose import (
     weight_basis,
     with_ridge,
 )
-from basisprune.basis.layers import BasisPair
+from basisprune.basis.layers import BasisPair, basis_pairs
+from basisprune.basis.refit import basis_statistics
 from basisprune.errors import ConfigError, DataError, LayerError, ModelError
+from basisprune.importance import basis_loss
 from basisprune.torchkit.surgery import TORCH_CONVS, find_layers
 
 BASES = ["weights", "outputs", "loss"]
@@ -335,9 +337,20 @@ def test_the_output_basis_needs_prepared_images_that_reach_every_layer():
         decompose(model, basis="outputs", batches=[])
     with pytest.raises(DataError, match=r"torch\.uint8 tensor given"):
         decompose(model, basis="outputs", batches=[torch.zeros(1, 3, 4, 4, dtype=torch.uint8)])
-    model[0].unused = nn.Conv2d(3, 4, 1)
-    with pytest.raises(LayerError, match=r"^0\.unused: never ran"):
-        decompose(model, basis="outputs", batches=[torch.randn(1, 3, 4, 4)])
+
+
+@pytest.mark.parametrize("basis", ["outputs", "loss"])
+def test_layers_that_never_run_are_left_alone_and_listed_once(basis, caplog):
+    torch.manual_seed(0)
+    model, labels = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten(), nn.Linear(64, 3)), torch.arange(6) % 3
+    model[0].one, model[0].other = nn.Conv2d(3, 4, 1), nn.Conv2d(3, 4, 1)
+    batches = [(torch.randn(6, 3, 4, 4), labels)]
+    with caplog.at_level("INFO"):
+        split = decompose(model, basis=basis, batches=batches)
+    assert caplog.messages == ["left alone, because they never ran on the given images: 0.one, 0.other"]
+    assert list(basis_pairs(split)) == ["0"]
+    every = decompose(model)
+    assert list(basis_loss(every, batches).scores.layers) == list(basis_statistics(every, batches)) == ["0"]
 
 
 def test_the_output_basis_orders_vectors_by_the_variance_they_carry():

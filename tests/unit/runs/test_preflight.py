@@ -224,7 +224,7 @@ def test_layers_that_take_no_part_and_computed_weights_are_no_hindrance():
         "filter_ratio": 0.2,
     }
     result = compress(network, tiny_images(60), **options, **PREPARED, onnx=False, callback=callback)
-    assert "  network.spare stays as it is: it takes no part in what the network computes" in said
+    assert "  left as they are, because they take no part in what the network computes: network.spare" in said
     assert 0 < result.chosen.basis_ratio <= 0.3
 
 
