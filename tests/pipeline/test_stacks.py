@@ -19,6 +19,8 @@ from transformers import (
 
 import basisprune as bp
 from basisprune.data import Loaders
+from basisprune.deploy.bundle import from_pretrained, save_pretrained
+from basisprune.deploy.fold import fold
 from basisprune.search import SearchConfig
 from basisprune.tasks import CLASSIFICATION, multilabel, regression, segmentation
 from basisprune.torchkit.running import loss_on
@@ -141,3 +143,35 @@ def test_a_classifier_of_transformers_becomes_smaller_down_to_onnx(tmp_path):
     (found,) = session.run(None, {"images": images.numpy()})
     with torch.no_grad():
         torch.testing.assert_close(torch.from_numpy(found), result.model(images).logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("has_run", [False, True])
+def test_a_segformer_comes_back_from_its_bundle_whether_it_has_run_or_not(tmp_path, has_run):
+    model, images = segformer(), torch.randn(2, 3, 16, 16)
+    if has_run:  # transformers notes that as an attribute
+        model(images, output_hidden_states=True)
+    for network in (model, fold(model, images)):
+        folder = save_pretrained(network, tmp_path / "b", factory=f"{__name__}:segformer", input_shape=(3, 16, 16))
+        loaded = from_pretrained(folder, trust_remote_code=True)
+        with torch.no_grad():
+            assert torch.equal(loaded(images).logits, network(images).logits)
+
+
+class Passing(nn.Module):
+    """Takes whatever it is given, as YOLO's networks do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 2, 1)
+
+    def forward(self, *args, **kwargs):
+        return self.inner(*args, **kwargs)
+
+    def inner(self, images, *, gain=1.0):
+        return self.head(self.conv(images).relu() * gain)
+
+
+def test_a_network_that_takes_any_arguments_is_traced_and_stands_alone(tmp_path):
+    folded, images = fold(Passing().requires_grad_(False), torch.zeros(2, 3, 8, 8)), torch.randn(3, 3, 8, 8)
+    loaded = from_pretrained(save_pretrained(folded, tmp_path / "b", input_shape=(3, 8, 8)))
+    assert torch.equal(loaded(images), folded(images))

@@ -19,7 +19,7 @@ from basisprune.importance.layer_access import Batches, filter_values, first_ima
 from basisprune.importance.taylor import layer_scores
 from basisprune.torchkit.moments import LossStatistics, OutputStatistics, copies_of, input_statistics, reading
 from basisprune.torchkit.processes import Processes
-from basisprune.torchkit.running import Loss
+from basisprune.torchkit.running import Loss, ReadBatches
 from basisprune.torchkit.surgery import LayerPatterns, find_layers, is_transposed
 from basisprune.types import Coupling, LayerScores, Scores
 
@@ -136,8 +136,10 @@ def joint_loss(
     refit: bool = False,
 ) -> tuple[BasisLoss, FilterLoss]:
     """`basis_loss` and `filter_loss` of a decomposed model, from one pass over the images."""
+    read = ReadBatches(batches, loss)
     with reading(model, list(unit_inputs(model, coupling))) as inputs:
-        basis = basis_loss(model, batches, loss=loss)
+        basis = basis_loss(model, read, loss=loss)
+    inputs.images = read.images
     return basis, _filter_loss(model, coupling, inputs.statistics(metric=True, copies=copies_of(batches)), refit=refit)
 
 

@@ -21,7 +21,7 @@ from basisprune.importance.layer_access import (
     norms_behind,
 )
 from basisprune.torchkit.processes import Processes
-from basisprune.torchkit.running import Loss, cut_graphs, hooked, loss_on, mode, placed, read_batch
+from basisprune.torchkit.running import Loss, ReadBatches, cut_graphs, hooked, loss_on, mode, placed, read_batch
 from basisprune.torchkit.surgery import Layer, has_channels_last, is_transposed
 from basisprune.types import LayerScores, Scores
 
@@ -87,8 +87,9 @@ def taylor_scores(model: nn.Module, batches: Iterable[object], *, loss: Loss = F
     In a distributed run every process gets the mean over the batches of all.
     """
     pairs = basis_pairs(model)
-    with _watched(model, pairs) as watches:
-        squares = mean_square_products(model, [[pair.scaling.scale] for pair in pairs.values()], batches, loss)
+    read = ReadBatches(batches, loss)
+    with _watched(pairs, read) as watches:
+        squares = mean_square_products(model, [[pair.scaling.scale] for pair in pairs.values()], read, loss)
     layers = {}
     for (name, pair), square in zip(pairs.items(), squares, strict=True):
         reads, writes = watches[name].positions.tolist()
@@ -126,21 +127,13 @@ def layer_scores(pair: BasisPair, values: Tensor, means: Tensor, positions: tupl
 
 
 @contextmanager
-def _watched(model: nn.Module, pairs: dict[str, BasisPair]) -> Iterator[dict[str, _Watch]]:
+def _watched(pairs: dict[str, BasisPair], batches: ReadBatches) -> Iterator[dict[str, _Watch]]:
     """What each layer's basis outputs while the model runs, of all processes, known at the end; zeros without a run."""
     watches = {name: _Watch(pair) for name, pair in pairs.items()}
-    images = 0
-
-    def count(_model: nn.Module, args: tuple[Tensor, ...]) -> None:
-        nonlocal images
-        images += len(args[0])
-
-    handles = [pair.basis.register_forward_hook(watches[name].hook) for name, pair in pairs.items()]
-    handles.append(model.register_forward_pre_hook(count))
-    with hooked(handles):
+    with hooked([pair.basis.register_forward_hook(watches[name].hook) for name, pair in pairs.items()]):
         yield watches
     processes = Processes.here()
-    images = processes.total(images)
+    images = processes.total(batches.images)
     for watch in watches.values():
         watch.means, watch.positions = processes.sum(watch.means), processes.sum(watch.positions)
         watch.means /= watch.positions[1].clamp(min=1)

@@ -98,7 +98,7 @@ def input_statistics(
     covariances are `shrunk`: as many channels as images would explain all others, but only on these images.
     """
     with reading(model, names) as inputs, torch.set_grad_enabled(loss is not None):
-        _run(model, batches, loss)
+        inputs.images = _run(model, batches, loss)
     return inputs.statistics(metric=loss is not None, copies=copies_of(batches))
 
 
@@ -109,10 +109,13 @@ def copies_of(batches: object) -> int:
 
 @contextmanager
 def reading(model: nn.Module, names: Sequence[str]) -> Iterator[Inputs]:
-    """What the layers named read while the model runs, whatever it runs for; ask for its statistics afterwards."""
+    """What the layers named read while the model runs, whatever it runs for; ask for its statistics afterwards.
+
+    Whoever runs it notes the number of `images`: a loss may call parts of the model, and never the model itself.
+    """
     inputs = Inputs({name: model.get_submodule(name) for name in names})
     handles = [layer.register_forward_pre_hook(partial(inputs.read, name)) for name, layer in inputs.layers.items()]
-    with hooked([*handles, model.register_forward_pre_hook(inputs.count)]):
+    with hooked(handles):
         yield inputs
 
 
@@ -121,12 +124,9 @@ class Inputs:
 
     def __init__(self, layers: Mapping[str, nn.Module]) -> None:
         self.layers = layers
-        self._images = 0
+        self.images = 0
         self._moments = {name: _Moments(layer, widest=_WIDEST) for name, layer in layers.items()}
         self._gradients = {name: _GradientMoments(layer, alone=True) for name, layer in layers.items()}
-
-    def count(self, _model: nn.Module, args: tuple[Tensor, ...]) -> None:
-        self._images += len(args[0])
 
     def read(self, name: str, layer: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         own = args[0].view_as(args[0])  # through which no gradient comes but this layer's
@@ -142,11 +142,11 @@ class Inputs:
         found: dict[str, OutputStatistics] = {}
         for name, moments in self._moments.items():
             if moments.ran:
-                read = moments.result(name, self._images)
+                read = moments.result(name, self.images)
                 covariance = shrunk(read.covariance, Processes.here().total(moments.count) // copies)
                 found[name] = OutputStatistics(read.mean, covariance)
                 if metric:
-                    worth = self._gradients[name].result(name, self._images)
+                    worth = self._gradients[name].result(name, self.images)
                     found[name] = LossStatistics(read.mean, covariance, worth)
         return found
 

@@ -77,8 +77,7 @@ def cut_graphs(model: nn.Module) -> None:
     copy can be made of.
     """
     for module in model.modules():
-        for name, value in vars(module).items():
-            vars(module)[name] = value if name in _OF_TORCH else _detached(value)
+        vars(module).update({name: _detached(value) for name, value in vars(module).items() if name not in _OF_TORCH})
 
 
 def tensors_with_graphs(model: nn.Module) -> Iterator[Tensor]:
@@ -150,13 +149,19 @@ class ReadBatch(NamedTuple):
 
 
 class ReadBatches:
-    """Batches of any kind, read as the loss reads them; can be gone through as often as they can."""
+    """Batches of any kind, read as the loss reads them; can be gone through as often as they can.
+
+    `images` is how many inputs came so far.
+    """
 
     def __init__(self, batches: Iterable[object], loss: Loss) -> None:
-        self.batches, self.loss = batches, loss
+        self.batches, self.loss, self.images = batches, loss, 0
 
     def __iter__(self) -> Iterator[ReadBatch]:
-        return (read_batch(batch, self.loss) for batch in self.batches)
+        for batch in self.batches:
+            read = read_batch(batch, self.loss)
+            self.images += len(read.inputs)
+            yield read
 
 
 def read_batch(batch: object, loss: Loss) -> ReadBatch:

@@ -14,9 +14,11 @@ from torch.utils.data import DataLoader, TensorDataset
 from basisprune.basis.decompose import decompose
 from basisprune.basis.layers import basis_pairs
 from basisprune.costs import measure
+from basisprune.coupling import trace_coupling
 from basisprune.errors import DataError, ModelError, TrainingError
 from basisprune.importance import basis_loss, score_filters, taylor_scores
-from basisprune.tasks import segmentation
+from basisprune.importance.loss import filter_loss, joint_loss
+from basisprune.tasks import Task, segmentation
 from basisprune.types import Scores
 
 NAMED = segmentation(read=lambda batch: (batch["x"], batch["y"]))
@@ -173,3 +175,32 @@ def test_what_cannot_be_scored_is_refused():
     with pytest.raises(TrainingError, match="the loss of batch 1 is nan"):
         taylor_scores(model, [(images, labels), (images * torch.nan, labels)])
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+class ByParts(nn.Module):
+    """Computes its loss by parts of it, as detectors do, so that no hook on the network itself is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Conv1d(2, 6, 3, padding=1), nn.Conv1d(6, 2, 1)
+
+    def forward(self, *args, **kwargs):
+        return self.head(self.body(*args, **kwargs).relu())
+
+    def loss(self, inputs, masks):
+        return nn.functional.cross_entropy(self.head(self.body(inputs).relu()), masks)
+
+
+def test_examples_are_counted_where_batches_are_read():
+    torch.manual_seed(0)
+    model = decompose(ByParts(), scale_init=1.0)
+    batches = [(torch.randn(4, 2, 8), torch.randint(0, 2, (4, 8))) for _ in range(2)]
+    own = Task("own", None, lambda said, true: said, model_loss=lambda model, *batch: model.loss(*batch))
+    coupling = trace_coupling(model, batches[0][0])
+    for score in (
+        taylor_scores,
+        lambda model, batches, loss: joint_loss(model, coupling, batches, loss=loss)[0].scores,
+        lambda model, batches, loss: joint_loss(model, coupling, batches, loss=loss)[1].scores,
+        lambda model, batches, loss: filter_loss(model, coupling, batches, loss=loss).scores,
+    ):
+        assert score(model, batches, loss=own) == score(model, batches, loss=nn.functional.cross_entropy)
