@@ -35,7 +35,7 @@ FrameworkName: TypeAlias = Literal[
     "loss+basis",
 ]
 
-VAL_FRACTION, TEST_FRACTION = 0.2, 0.1
+VAL_FRACTION, TEST_FRACTION, CONFIRM_FRACTION = 0.2, 0.1, 0.5
 """The shares of the images held out for validation and for the test, where the data has no such splits."""
 
 Value = TypeVar("Value", bound="JsonValue")

@@ -5,6 +5,7 @@ metrics                               what a budget is counted in
 evidence                              which test suits which metric and which images
 proportions  means  resampling        the tests and intervals
 certify                               the order of the tests, and what they certify
+shares                                how many images search, confirm and test by default
 """
 
 from basisprune.budget.goal import Budget, Goal, MetricBudget, Optimize, Ratios

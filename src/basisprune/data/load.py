@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from itertools import combinations
@@ -47,6 +47,8 @@ PREFIXES = (*FETCHED, SHARDS)
 _MOST_SHOWN = 10
 _SHARED = ("are exact copies of images", "are of the same groups as images", "are near copies of images")
 
+Choose = Callable[[Splits, Mapping[str, str]], tuple[float, float, float]]
+"""The parts that the data has, and groups by names -> the fractions to validate, to test, and to confirm."""
 Source = str | os.PathLike[str] | Splits | Dataset[object] | Sequence[Dataset[object] | None]
 
 
@@ -74,7 +76,7 @@ class Reading:
         if self.callback is not None:
             self.callback.log(line)
         else:
-            warnings.warn(line, UserWarning, stacklevel=5)
+            warnings.warn(line, UserWarning, stacklevel=6)
 
 
 @checked
@@ -126,6 +128,26 @@ def load_data(
         raise ConfigError(f"{total} leaves nothing to train on", where="load_data")
     if isinstance(source, Splits) and reading is None and confirm_fraction == 0:
         return source
+    fractions = val_fraction, test_fraction, confirm_fraction
+    return load_divided(
+        source, lambda *_: fractions, size=size, seed=seed, limit=limit, reading=reading, prepared=prepared
+    )
+
+
+def load_divided(
+    source: Source,
+    choose: Choose,
+    *,
+    size: ImageSize | None = None,
+    seed: int = 0,
+    limit: int | None = None,
+    reading: Reading | None = None,
+    prepared: bool = False,
+) -> Splits:
+    """Return the parts of `source` like `load_data`; `choose` gives the fractions once the images are known.
+
+    It is not asked for the images of a manifest.
+    """
     wanted = reading or Reading()
     if wanted.manifest is not None and not isinstance(source, Splits):
         found = recall(source, size, wanted.manifest, ROLES, wanted)
@@ -135,6 +157,7 @@ def load_data(
         given = _as_prepared(given, where)
     groups = groups_of(given, wanted.groups)
     splits = _without_shared(_opened(given, where, wanted), groups, wanted, where)
+    val_fraction, test_fraction, confirm_fraction = choose(splits, groups)
     if not isinstance(source, Splits):
         together = units(splits, "train", groups)
         splits = draw_missing(splits, (val_fraction, test_fraction), seed=seed, units=together, where=where)

@@ -390,7 +390,7 @@ def certifiable_here(promise: Guarantee, data: Splits) -> str:
     if confirm is None:
         return (
             "Nothing will be certified, because no images are set aside to confirm the budget: the result will be an "
-            "estimate. To have it certified: set some aside (--confirm-fraction), in the training of the model too."
+            f"estimate. To have it certified: {_confirming_images(promise)}, in the training of the model too."
         )
     images, budget = confirm.independent, promise.budget
     if not confirm.labelled:
@@ -421,6 +421,15 @@ def certifiable_here(promise: Guarantee, data: Splits) -> str:
         f"needs about {needed:,}, to pass in four of five cases" if needed else "cannot be certified with any number"
     )
     return f"{said}; {points} {enough}. To have more certified: {_remedies(promise)}."
+
+
+def _confirming_images(promise: Guarantee) -> str:
+    """Say where confirming images come from, and how many it takes."""
+    drop = promise.budget.max_drop
+    if promise.metric != "accuracy" or not drop:
+        return "set some aside (--confirm-fraction)"
+    needed = images_needed(drop, TYPICAL, promise.confidence)
+    return f"about {needed:,} images that are set aside (--confirm-fraction) or have no labels (--unlabelled)"
 
 
 def _remedies(promise: Guarantee) -> str:

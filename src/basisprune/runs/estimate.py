@@ -72,11 +72,11 @@ def expected_candidates(config: RunConfig) -> int:
     return sum(each) + search.polish
 
 
-def most_candidates(config: RunConfig) -> int:
+def most_candidates(config: RunConfig, *, confirms: bool = True) -> int:
     """How many networks a search seldom tries more of, besides the unpruned one.
 
-    Where a budget is to be certified and no candidate is likely to be, it is gone through twice; where none is sure to
-    be, some larger ones are tried.
+    Where images confirm the budget and no candidate is likely to be certified, it is gone through twice; where none is
+    sure to be, some larger ones are tried.
     """
     search, goal, moves = config.search, config.goal, config.method.moves
     if not isinstance(goal, Budget) or not goal.is_about_accuracy:
@@ -89,7 +89,7 @@ def most_candidates(config: RunConfig) -> int:
         for move in moves
     )
     steps = sum(each) + search.polish
-    return steps if config.confirm_fraction == 0 else 2 * steps - search.polish + SAFER
+    return 2 * steps - search.polish + SAFER if confirms else steps
 
 
 def _narrowing(search: SearchConfig) -> int:
@@ -121,7 +121,7 @@ def estimate(job: Job) -> Estimate:
     # What is decomposed before it is trained is compared with the network that was not, which is trained too.
     trainings = 2 if split is not job.network and recipe.basis != "loss" else 1
     trainings -= job.config.is_trained  # one of them is that of the network itself
-    expected, most = expected_candidates(job.config), most_candidates(job.config)
+    expected, most = expected_candidates(job.config), most_candidates(job.config, confirms=data.confirm is not None)
     if searches_twice(job.config.guarantee, data):
         expected = min(2 * expected, most)
     return Estimate(

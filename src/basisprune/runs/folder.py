@@ -9,7 +9,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from basisprune.files import clear_leftovers, digest, locked, read_bytes, set_as
 from basisprune.method.states import CLAIM
 from basisprune.results import Settings
 from basisprune.runs.parsing import differences, parse_settings, yaml_of
-from basisprune.runs.settings import OPTIONS, in_python
+from basisprune.runs.settings import FRACTIONS, OPTIONS, RunConfig, in_python
 from basisprune.torchkit.processes import Processes
 from basisprune.torchkit.surgery import named_tensors
 
@@ -260,6 +260,19 @@ def changed_settings(old: Settings, new: Settings) -> dict[str, str]:
     found = {name: change for name, change in differences(old, new).items() if name.partition(".")[0] not in ignored}
     # Earlier runs had it in the settings of each training.
     return {name: change for name, change in found.items() if not name.endswith(".prepared")}
+
+
+def with_earlier_fractions(config: RunConfig, folder: Path) -> RunConfig:
+    """Fix the fractions that the run in the folder has noted, if they are the defaults of earlier versions."""
+    if not (folder / CONFIG).exists():
+        return config
+    refuse_link(folder / CONFIG)
+    try:
+        old = settings_of(folder)
+    except CheckpointError:
+        return config
+    missing = {name: value for name, value in FRACTIONS.items() if getattr(config, name) is None}
+    return replace(config, **{name: value for name, value in missing.items() if old.get(name) == value})  # type: ignore[arg-type]
 
 
 def is_text(value: str) -> bool:

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import cast
 
+import numpy as np
 import timm
 import torch
+from numpy.typing import NDArray
 from pydantic import JsonValue
 from torch import nn
 
-from basisprune.budget import Budget
+from basisprune.budget.metrics import in_words
 from basisprune.budget.planning import CostPlanner
+from basisprune.budget.shares import Shares, shares
 from basisprune.callback import Callback, NullCallback
 from basisprune.data import LoaderPart, Loaders, Splits, load_data
 from basisprune.data.decode import random_numbers_kept
-from basisprune.data.load import PREFIXES, Reading, Source, fetch
+from basisprune.data.load import PREFIXES, Reading, Source, fetch, load_divided
 from basisprune.data.manifest import IMAGES, UNLABELLED, Manifest, read_manifest
 from basisprune.data.split import groups_of, hold_out_confirmation, reread, units, white_of
 from basisprune.data.unlabelled import with_unlabelled
@@ -42,8 +45,9 @@ from basisprune.runs.folder import (
     refuse_links,
     same_data,
     settings_of,
+    with_earlier_fractions,
 )
-from basisprune.runs.settings import RunConfig, names_in
+from basisprune.runs.settings import BUDGETS, RATIOS, RunConfig, names_in
 from basisprune.torchkit.imports import called, is_reference, named_object, refuse_code
 from basisprune.torchkit.processes import Processes
 from basisprune.training.trainable import classes_of
@@ -129,11 +133,12 @@ def prepare_job(
         name = data
         processes.on_main(lambda: fetch(name))  # so that they do not all download it at once
     torch.manual_seed(config.seed)
+    folder = None if output is None else user_path(output, "output")
+    config = config if folder is None else with_earlier_fractions(config, folder)
     names = _called(model), _called(data)
     loaders = loaders_of(data)
     if loaders is not None:
         return own_job(model, loaders, config, names, callback)
-    folder = None if output is None else user_path(output, "output")
     chosen = None if folder is None else _chosen_before(folder, {"data": names[1], **config.to_dict()})
     of_model = _manifest_of_model(model, names[1])
     manifest = chosen or of_model
@@ -355,7 +360,10 @@ def _chosen_before(output: Path, settings: Settings) -> Manifest | None:
         old = settings_of(output)
     except CheckpointError:
         return read_manifest(output / IMAGES)
-    is_same = changed_settings(old, settings).keys().isdisjoint(("data", "seed", *names_in("Data")))
+    decides = {"data", "seed", *names_in("Data")}
+    if not old.keys().isdisjoint((*BUDGETS, *RATIOS)):  # by which shares are chosen; a training notes none
+        decides.update(names_in("Budget"))
+    is_same = changed_settings(old, settings).keys().isdisjoint(decides)
     return read_manifest(output / IMAGES) if is_same else None
 
 
@@ -380,31 +388,67 @@ def load_images(
 ) -> Splits:
     """The images at that size, split according to the settings; some are set aside to confirm an accuracy budget.
 
+    Unless the settings fix the fractions, they are chosen (`basisprune.budget.shares`), and the callback hears which.
+
     Without `divides`, the validation images of a manifest are not divided any more: they have been looked at. The
     manifest `unlabelled` lists the images without labels that an earlier start of the run has chosen.
     """
-    goal = config.goal
-    confirms = isinstance(goal, Budget) and goal.is_about_accuracy
+    callback, fixed = reading.callback or NullCallback(), config.fractions
     with random_numbers_kept():  # what a dataset draws must not decide on a new classifier
-        splits = load_data(
-            data,
-            size=size,
-            val_fraction=config.val_fraction,
-            test_fraction=config.test_fraction,
-            confirm_fraction=config.confirm_fraction if confirms and config.unlabelled is None else 0.0,
-            limit=config.limit,
-            seed=config.seed,
-            reading=reading,
-        )
+        if fixed is None:
+            choose = partial(_chosen_fractions, config=config, draws=not isinstance(data, Splits), callback=callback)
+            splits = load_divided(data, choose, size=size, limit=config.limit, seed=config.seed, reading=reading)
+        else:
+            val, test, confirm = fixed
+            splits = load_data(
+                data,
+                size=size,
+                val_fraction=val,
+                test_fraction=test,
+                confirm_fraction=confirm if config.guarantee is not None and config.unlabelled is None else 0.0,
+                limit=config.limit,
+                seed=config.seed,
+                reading=reading,
+            )
     if config.unlabelled is not None:
         with random_numbers_kept():
             return with_unlabelled(splits, config.unlabelled, size, reading, unlabelled)
-    if not confirms or splits.val is None or splits.confirm is not None or not divides:
+    is_divided = splits.val is None or splits.confirm is not None
+    if config.guarantee is None or fixed is None or is_divided or not divides:
         return splits
     # The images of an earlier run, which had none to confirm.
-    return hold_out_confirmation(
-        splits, config.confirm_fraction, config.seed, units(splits, "val", groups_of(splits, config.groups))
+    return hold_out_confirmation(splits, fixed[2], config.seed, units(splits, "val", groups_of(splits, config.groups)))
+
+
+def _chosen_fractions(
+    splits: Splits, groups: Mapping[str, str], *, config: RunConfig, draws: bool, callback: Callback
+) -> tuple[float, float, float]:
+    """Choose how images are divided, by their number and the budget; what is not drawn stays in the part it is in."""
+    if splits.confirm is not None or (splits.val is None and not draws):
+        return 0.0, 0.0, 0.0
+    count = {part: len(np.unique(units(splits, part, groups))) for part in splits.parts.keys() & {"train", "val"}}
+    guarantee = config.guarantee
+    choose = partial(
+        shares,
+        count["train"],
+        unlabelled=config.unlabelled is not None,
+        validation=count.get("val"),
+        has_test=splits.test is not None or not draws,
     )
+    found = choose(guarantee)
+    if guarantee is not None and found.confirm and not guarantee.reachable(_expected_labels(splits, found)):
+        callback.log(f"too few images of some class to certify {in_words(guarantee.metric)}; none are set aside for it")
+        found = choose(None)
+    callback.log(found.sentence)
+    return found.fractions
+
+
+def _expected_labels(splits: Splits, found: Shares) -> NDArray[np.int64]:
+    """The labels of the images that will confirm, about."""
+    drawn_from = splits.train if splits.val is None else splits.val
+    share = found.confirm / (found.images if found.validation is None else found.validation)
+    labels, counts = np.unique(drawn_from.labels, return_counts=True)
+    return np.repeat(labels, np.maximum(np.rint(share * counts).astype(np.int64), 1))
 
 
 def _called(given: object) -> str:

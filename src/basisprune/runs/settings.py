@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, cast, get_
 
 from basisprune.budget.goal import Budget, Goal, MetricBudget, Optimize, Ratios
 from basisprune.errors import ConfigError, nearest
-from basisprune.types import TEST_FRACTION, VAL_FRACTION, Augmentation, FloatType, FrameworkName, Interpolation
+from basisprune.types import (
+    CONFIRM_FRACTION,
+    TEST_FRACTION,
+    VAL_FRACTION,
+    Augmentation,
+    FloatType,
+    FrameworkName,
+    Interpolation,
+)
 
 if TYPE_CHECKING:
     from pydantic import JsonValue
@@ -33,6 +41,8 @@ Panel: TypeAlias = Literal["Budget", "Data", "Model", "Training", "Output", "Adv
 
 RATIOS = ("basis_ratio", "filter_ratio")
 BUDGETS = tuple(each.name for each in fields(Budget))
+FRACTIONS = {"val_fraction": VAL_FRACTION, "test_fraction": TEST_FRACTION, "confirm_fraction": CONFIRM_FRACTION}
+"""The shares of the images if one of them is fixed; earlier versions noted them in config.yaml."""
 OBJECTS = ("recipe", "search", "metric", "task")  # may be objects in Python
 
 
@@ -125,12 +135,19 @@ class RunConfig:
     require_certified: bool = _budget("Exit with code 3 if the budget is only estimated to be kept.", default=False)
 
     size: int | None = _data("Image height and width in pixels (default: the model's).", range=(1, 1 << 14))
-    val_fraction: float = _data("Held out for validation if the data has no val/.", FRACTION, default=VAL_FRACTION)
-    test_fraction: float = _data(
-        "Held out for the final test if the data has no test/.", FRACTION, default=TEST_FRACTION
+    val_fraction: float | None = _data(
+        "Held out for validation if the data has no val/ (default: chosen so that the budget can be certified, see "
+        "docs/data.md; 20% if another fraction is given).",
+        FRACTION,
     )
-    confirm_fraction: float = _data(
-        "Share of the validation images held out to confirm an accuracy budget at the end.", FRACTION, default=0.5
+    test_fraction: float | None = _data(
+        "Held out for the final test if the data has no test/ (default: chosen; 10% if another fraction is given).",
+        FRACTION,
+    )
+    confirm_fraction: float | None = _data(
+        "Share of the validation images held out to confirm an accuracy budget at the end (default: chosen; 50% if "
+        "another fraction is given).",
+        FRACTION,
     )
     unlabelled: str | None = _data(
         "Images without labels that confirm an accuracy budget: only those on which the networks differ need labels, "
@@ -318,6 +335,13 @@ class RunConfig:
         return Guarantee(goal, self.confidence, self.metric) if is_about_accuracy else None  # type: ignore[arg-type]
 
     @property
+    def fractions(self) -> tuple[float, float, float] | None:
+        """The fixed shares of the images: to validate, to test, and to confirm; None if they are chosen."""
+        given = {name: value for name in FRACTIONS if (value := getattr(self, name)) is not None}
+        val, test, confirm = (FRACTIONS | given).values()
+        return (val, test, confirm) if given else None
+
+    @property
     def is_trained(self) -> bool:
         return self.keep_head and not self.tune_first
 
@@ -357,9 +381,9 @@ class Options(TypedDict, total=False):
     confidence: float
     require_certified: bool
     size: int | None
-    val_fraction: float
-    test_fraction: float
-    confirm_fraction: float
+    val_fraction: float | None
+    test_fraction: float | None
+    confirm_fraction: float | None
     unlabelled: str | None
     limit: int | None
     groups: str | None
