@@ -72,7 +72,9 @@ def test_images_are_divided_as_the_settings_say(photos):
         splits = prepare_job(tiny_model(), tiny_images(120), configure(options)).splits
         return {name: len(part) for name, part in splits.parts.items()}
 
-    assert parts() == {"train": 84, "val": 12, "confirm": 12, "test": 12}
+    assert parts() == {"train": 90, "val": 24, "test": 6}
+    assert parts(max_drop=0.1) == {"train": 42, "val": 24, "confirm": 48, "test": 6}
+    assert parts(val_fraction=0.2) == {"train": 84, "val": 12, "confirm": 12, "test": 12}
     assert parts(val_fraction=0.25, test_fraction=0.0, confirm_fraction=0.2) == {"train": 90, "val": 24, "confirm": 6}
     assert parts(limit=12)["train"] == 12
 
@@ -81,7 +83,7 @@ def test_images_are_divided_as_the_settings_say(photos):
     "goal", [{"max_drop": 0.02}, {"min_accuracy": 0.9}, {"target_params": 9}, {"basis_ratio": 0.5}]
 )
 def test_images_confirm_where_the_budget_is_about_accuracy(goal):
-    splits = prepare_job(tiny_model(), load_data(tiny_images(120)), configure(goal)).splits
+    splits = prepare_job(tiny_model(), load_data(tiny_images(120)), configure({**goal, "confirm_fraction": 0.5})).splits
     assert (splits.confirm is not None) == ("max_drop" in goal or "min_accuracy" in goal)
     assert len(splits.val) + len(splits.confirm or ()) == 24
 
@@ -94,10 +96,46 @@ def test_a_run_goes_on_with_the_images_that_it_has_chosen(photos, tmp_path):
     write_images(photos, {"ant": 30})
     assert names_of(prepare_job(tiny_model(), photos, config, output=output).splits) == names_of(job.splits)
     other = prepare_job(tiny_model(), tiny_images(120), config, output=output)  # whose settings are refused later
-    assert len(other.splits.train) == 84
+    assert len(other.splits.train) == 90
     (photos / "bee" / "3.png").write_bytes((photos / "bee" / "4.png").read_bytes())
     with pytest.raises(DataError, match=r"bee/3\.png: replaced"):
         prepare_job(tiny_model(), photos, config, output=output)
+
+
+def test_a_run_of_an_earlier_version_goes_on_with_the_fractions_that_it_noted(photos, tmp_path):
+    old = configure({"val_fraction": 0.2, "test_fraction": 0.1, "confirm_fraction": 0.5})
+    for data in (photos, load_data(tiny_images(120))):
+        folder = OutputFolder(tmp_path / type(data).__name__)
+        job = prepare_job(tiny_model(), data, old, output=folder.path)
+        folder.claim(job.to_dict(), NullCallback())
+        keep_images(folder.path, job.splits)
+        (folder.path / "summary.json").write_text("{}")
+        again = prepare_job(tiny_model(), data, configure({}), output=folder.path)
+        folder.check(again.to_dict())
+        assert names_of(again.splits) == names_of(job.splits)
+        assert again.config.fractions == (0.2, 0.1, 0.5)
+
+
+def test_images_are_divided_anew_for_another_budget(tmp_path):
+    folder, data = OutputFolder(tmp_path / "out"), write_images(tmp_path / "photos", {"ant": 60, "bee": 60})
+    job = prepare_job(tiny_model(), data, configure({}), output=folder.path)
+    folder.claim(job.to_dict(), NullCallback())
+    keep_images(folder.path, job.splits)
+    later = prepare_job(tiny_model(), data, configure({"max_drop": 0.1}), output=folder.path)
+    assert (job.splits.confirm, later.splits.confirm is None) == (None, False)
+
+
+def test_units_count_once_when_shares_are_chosen(tmp_path):
+    data = write_images(tmp_path / "photos", {"ant": 60, "bee": 60})
+    rows = [f"{name}/{each}.png,{name}{each // 6}" for name in ("ant", "bee") for each in range(60)]
+    (tmp_path / "groups.csv").write_text("\n".join(["file,group", *rows]))
+    options = {"max_drop": 0.1, "groups": str(tmp_path / "groups.csv")}
+    assert prepare_job(tiny_model(), data, configure(options)).splits.confirm is None
+
+
+def test_images_of_a_class_that_has_too_few_do_not_confirm():
+    splits = prepare_job(tiny_model(), tiny_images(120), configure({"max_drop": 0.1, "metric": "worst-class"})).splits
+    assert splits.confirm is None
 
 
 def test_images_of_other_settings_are_not_taken_over_and_those_beside_damaged_settings_are(photos, tmp_path):

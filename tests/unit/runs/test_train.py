@@ -29,7 +29,7 @@ def test_the_folder_holds_the_trained_model_and_what_is_known_of_it(tmp_path):
     found = train_job(given, tmp_path / "out", NullCallback(), command="basisprune train")
     assert unsealed((tmp_path / "out" / "summary.json").read_bytes()) == json.loads(found.to_json())
     assert (found.command, len(found.history)) == ("basisprune train", 2)
-    assert (found.validation.images, found.test.images) == (6, 6)
+    assert (found.validation.images, found.test.images) == (12, 3)
     bundle = load_bundle(tmp_path / "out" / "model")
     assert bundle.metrics["test"]["accuracy"] == found.test.accuracy
     assert differing(bundle.model, given.network)
@@ -39,7 +39,7 @@ def test_the_folder_holds_the_trained_model_and_what_is_known_of_it(tmp_path):
 def test_only_settings_of_training_are_noted(tmp_path):
     found = train_job(job(), tmp_path, NullCallback())
     assert set(found.config) == {
-        *("model", "data", "val_fraction", "test_fraction", "confirm_fraction", "strict", "pretrained", "keep_head"),
+        *("model", "data", "strict", "pretrained", "keep_head"),
         *("seed", "recipe"),
     }
     assert set(found.config["recipe"]) == {"train"}
