@@ -129,9 +129,7 @@ def load_data(
     if isinstance(source, Splits) and reading is None and confirm_fraction == 0:
         return source
     fractions = val_fraction, test_fraction, confirm_fraction
-    return load_divided(
-        source, lambda *_: fractions, size=size, seed=seed, limit=limit, reading=reading, prepared=prepared
-    )
+    return load_divided(source, lambda *_: fractions, size=size, seed=seed, limit=limit, reading=reading)
 
 
 def load_divided(
@@ -142,7 +140,6 @@ def load_divided(
     seed: int = 0,
     limit: int | None = None,
     reading: Reading | None = None,
-    prepared: bool = False,
 ) -> Splits:
     """Return the parts of `source` like `load_data`; `choose` gives the fractions once the images are known.
 
