@@ -295,7 +295,7 @@ def test_a_network_of_another_task_is_tried_on_a_batch_of_its_own():
     assert all(torch.equal(value, before[name]) for name, value in given.network.state_dict().items())
     with pytest.raises(DataError, match="task segmentation: class 2 in a mask"):
         check_network(segmenting(Segmenter(), largest=2), prunes=True, saves=False, callback=NullCallback())
-    with pytest.raises(DataError, match="task segmentation: the network outputs shape"):
+    with pytest.raises(DataError, match="task segmentation: the network outputs"):
         check_network(
             segmenting(nn.Sequential(nn.Flatten(), nn.Linear(64, 2))), prunes=True, saves=False, callback=NullCallback()
         )
