@@ -66,7 +66,7 @@ def score(
     both come from one pass over the images.
 
     Args:
-        model: Any network. Basis vectors are scored where `decompose` made some. It is not changed.
+        model: A network of any kind. Basis vectors are scored where `decompose` made some. It is not changed.
         batches: Prepared images with labels, such as `PreparedBatches`, or whatever `loss` reads. They are iterated
             several times.
         basis: The score of basis vectors: "loss", "taylor" (the paper's), or None for none.
@@ -156,7 +156,7 @@ def prune(
     """Remove basis vectors, filters or both from a network, and make up for what they contributed.
 
     Args:
-        model: Any network. One that is not decomposed is split by the loss basis, if basis vectors are to go; `fold`
+        model: A network of any kind. One that is not decomposed is split by the loss basis, if basis vectors are to go; `fold`
             makes the result plain again. It is not changed.
         what: The fraction to remove, as in `plan`, or a plan to carry out.
         batches: Prepared training images with labels, such as `PreparedBatches`; needed with a fraction. About two

@@ -245,7 +245,7 @@ def is_prepared(data: object) -> bool:
 
 
 class WrappedDataset(LabelledImages):
-    """Any map-style PyTorch dataset of (image, label).
+    """A map-style PyTorch dataset of (image, label).
 
     An image is a PIL image (turned to RGB, and resized to `size` if that is given), an array (H, W) or
     (H, W, C), or a tensor (C, H, W); arrays and tensors are uint8 or floats. Labels are read from `targets`,

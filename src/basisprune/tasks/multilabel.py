@@ -1,4 +1,4 @@
-"""Any number of labels for each example: binary cross entropy, mean average precision or F1."""
+"""Several labels for each example, or none: binary cross entropy, mean average precision or F1."""
 
 from __future__ import annotations
 
