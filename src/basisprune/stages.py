@@ -156,7 +156,7 @@ def prune(
     """Remove basis vectors, filters or both from a network, and make up for what they contributed.
 
     Args:
-        model: A network of any kind. One that is not decomposed is split by the loss basis, if basis vectors are to go; `fold`
+        model: The network. One that is not decomposed is split by the loss basis, if basis vectors are to go; `fold`
             makes the result plain again. It is not changed.
         what: The fraction to remove, as in `plan`, or a plan to carry out.
         batches: Prepared training images with labels, such as `PreparedBatches`; needed with a fraction. About two
