@@ -12,7 +12,7 @@ import numpy.typing as npt
 from promise_ladder import Ladder
 
 from basisprune.budget import Budget
-from basisprune.budget.certify import AcceptanceRule, Entry, Guarantee, Test, certify, in_order
+from basisprune.budget.certify import AcceptanceRule, Entry, Guarantee, Test, certify, few_in_order, in_order
 from basisprune.budget.looks import UNLABELLED as NO_LABEL
 from basisprune.budget.looks import Differences, SequentialTest
 from basisprune.budget.proportions import Paired
@@ -103,15 +103,15 @@ def bound_alone(ladder: Ladder, images: Numbers, setting: Setting) -> Choice:
     return _smallest(ladder, lambda hits: guarantee.keeps(Paired.of(ladder.hits[0, images], hits[images])))
 
 
-def planned(ladder: Ladder, search: Numbers, confirming: int, guarantee: Guarantee) -> list[int]:
-    """The rungs to test, in order, after a search on these images."""
+def candidates(ladder: Ladder, search: Numbers, confirming: int, guarantee: Guarantee) -> list[Entry]:
+    """The rungs that may be tested, after a search on these images."""
     rule, before = AcceptanceRule(guarantee, confirming), answers(ladder.hits[0, search])
     entries = []
     for rung, hits in list(enumerate(ladder.hits))[1:]:
         after = answers(hits[search])
         if rule.within(before, after):
             entries.append(Entry(rung, ladder.rungs[rung].parameters, rule.chance(before, after) or 0.0))
-    return in_order(entries)
+    return entries
 
 
 def certified(ladder: Ladder, images: Numbers, setting: Setting) -> Choice:
@@ -123,7 +123,7 @@ def certified(ladder: Ladder, images: Numbers, setting: Setting) -> Choice:
     def test(rung: int) -> Test:
         return guarantee.test(rung, str(ladder.rungs[rung].share), reference, answers(ladder.hits[rung, confirm]))
 
-    order = planned(ladder, search, len(confirm), guarantee)
+    order = in_order(candidates(ladder, search, len(confirm), guarantee))
     delivered = certify(guarantee, len(confirm), order, test).delivered
     return Choice(delivered.index if delivered else 0, len(confirm))
 
@@ -134,7 +134,7 @@ def unlabelled(ladder: Ladder, images: Numbers, setting: Setting) -> Choice:
     test, guarantee = SequentialTest(len(confirm), setting.max_drop), Guarantee(Budget(max_drop=setting.max_drop))
     said, hits = ladder.answers[:, confirm], ladder.hits[:, confirm].astype(np.int8)
     known, delivered = np.zeros(len(confirm), dtype=np.bool_), 0
-    for rung in planned(ladder, search, len(confirm), guarantee):
+    for rung in few_in_order(candidates(ladder, search, len(confirm), guarantee)):
         if not _passes_with_labels(test, hits[0] - hits[rung], said[rung] != said[0], known):
             break
         delivered = rung

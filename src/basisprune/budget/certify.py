@@ -279,6 +279,17 @@ def in_order(entries: Sequence[Entry]) -> list[int]:
     return order[::-1]
 
 
+def few_in_order(entries: Sequence[Entry]) -> list[int]:
+    """Return at most two of them, because each test takes labels: the smallest that is sure to pass, and a likely one.
+
+    >>> few_in_order([Entry(1, 900, 0.99), Entry(2, 500, 0.95), Entry(3, 300, 0.7), Entry(4, 200, 0.4)])
+    [2, 3]
+    """
+    order, chances = in_order(entries), {entry.index: entry.chance for entry in entries}
+    found = (next((index for index in order[::-1] if chances[index] >= least), order[0]) for least in (SURE, LIKELY))
+    return list(dict.fromkeys(found)) if order else []
+
+
 def certify(promise: Guarantee, images: int, candidates: Iterable[T], test: Callable[[T], Test]) -> Certificate:
     """Test the candidates in the given order, until one fails; the last that passed is certified.
 

@@ -24,10 +24,12 @@ Differences = npt.NDArray[np.int8]
 LOST, NEITHER, WON, UNLABELLED = 1, 0, -1, 2
 """What became of an image: only the unpruned network is right, both or none are, only the pruned one; not known yet."""
 
+_NORMAL = NormalDist()
 LOOKS, _FIRST = 9, 0.2
 """How often the test looks, and after which share of the images for the first time."""
+UNLIKELY = _NORMAL.inv_cdf(0.1)
+"""In standard deviations, the chance to pass below which no more labels are asked for."""
 _SPREAD, _POINTS = 8.0, 1601  # of the grid on which the boundaries are computed
-_NORMAL = NormalDist()
 
 
 def boundaries(shares: npt.NDArray[np.float64], error: float) -> npt.NDArray[np.float64]:
@@ -98,7 +100,21 @@ class SequentialTest:
                 return self._decision(True, differences, count, score)
         hopeful = np.where(differences == UNLABELLED, WON, differences)
         undecided = any(self._paired(hopeful, count).score(self.margin) <= score for count, score in self.looks)
-        return self._decision(None if undecided else False, differences, *self.looks[-1])
+        passed = None if undecided and not self._is_unlikely(differences) else False
+        return self._decision(passed, differences, *self.looks[-1])
+
+    def _is_unlikely(self, differences: Differences) -> bool:
+        """Whether the last look would hardly be passed even by a network that loses nothing on the other images.
+
+        Ending the test for that takes labels from networks that fail, and adds no error.
+        """
+        (missing,) = np.nonzero(differences == UNLABELLED)
+        if len(missing) == 0 or missing[0] == 0:
+            return False
+        pair = self._paired(differences, int(missing[0]))
+        variance = (pair.lost + pair.won + 1) / pair.images
+        needed = self.looks[-1][1] * math.sqrt(self.images * variance) + self.images * self.margin
+        return (needed - (pair.lost - pair.won)) / math.sqrt((self.images - pair.images) * variance) < UNLIKELY
 
     def upper(self, differences: Differences) -> float:
         """Return the loss that the true one does not exceed, by the look that is best for it."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from basisprune.budget.looks import SequentialTest
+from basisprune.budget.looks import UNLIKELY, SequentialTest
 from basisprune.files import write_text
 from basisprune.report.html import environment
 
@@ -66,6 +66,7 @@ class LabelPage:
             "candidates": list(self.candidates),
             "margin": test.margin,
             "looks": test.looks,
+            "unlikely": UNLIKELY,
             "items": items,
             "given": [
                 [place, label if label == "?" else list(self.classes).index(label)]

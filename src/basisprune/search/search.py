@@ -7,7 +7,7 @@ import math
 from dataclasses import replace
 
 from basisprune.budget import Budget, Goal, Optimize, Ratios
-from basisprune.budget.certify import EQUAL, SURE, AcceptanceRule, Entry, Guarantee, in_order
+from basisprune.budget.certify import EQUAL, SURE, AcceptanceRule, Entry, Guarantee, few_in_order, in_order
 from basisprune.budget.metrics import value_of
 from basisprune.errors import TooMuchError
 from basisprune.method.pipeline import Pipeline
@@ -312,7 +312,8 @@ class Search:
             for index, trial in enumerate(self.trials)
             if index and self.standard.within(before, trial.state.outcomes)
         ]
-        return tuple(in_order(entries))
+        confirm = self.pipeline.splits.confirm
+        return tuple(in_order(entries) if confirm is None or confirm.labelled else few_in_order(entries))
 
     @property
     def _optimize(self) -> Optimize:

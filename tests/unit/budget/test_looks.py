@@ -55,8 +55,18 @@ def test_labels_that_are_missing_count_as_lost(seed, share):
     as_lost = np.where(partial == UNLABELLED, LOST, partial).astype(np.int8)
     test = SequentialTest(400, 0.05)
     assert (test.decide(partial).passed is True) == (test.decide(as_lost).passed is True)
-    if test.decide(partial).passed is not None:  # what is decided stays so, whatever the other labels are
-        assert test.decide(full).passed == test.decide(partial).passed
+    if test.decide(partial).passed:  # what has passed stays so, whatever the other labels are
+        assert test.decide(full).passed
+
+
+def test_labels_are_no_longer_asked_for_where_a_network_loses_too_much():
+    (full,) = drawn(2000, 0.08, 0.01, 0.02, draws=1)
+    differing = np.flatnonzero(full != NEITHER)
+    partial = full.copy()
+    partial[differing[len(differing) // 2 :]] = UNLABELLED
+    test = SequentialTest(2000, MARGIN)
+    assert test.decide(partial).passed is False
+    assert test.decide(full).passed is False
 
 
 def test_without_differences_half_of_the_images_decide_and_with_losses_alone_none_do():
