@@ -208,7 +208,6 @@ def write_page(results: Path, page: Path, draws: int) -> None:
         "level": level_table(LEVEL),
         "units": level_table(LEVEL.with_stem("level_units")),
         "tasks": level_table(LEVEL.with_stem("level_tasks")),
-        "labels": label_table(LEVEL.with_stem("labels")),
     }
     write_text(page, fill(page.read_text(), blocks))
 
