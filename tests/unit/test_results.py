@@ -19,6 +19,7 @@ from basisprune.recipes import Step
 from basisprune.results import LayerImportance, Limit, RunSummary
 
 OPTIONAL = {
+    "finding",
     *("headline", "interrupted", "kept_to_budget", "latency_by", "importance"),
     *("test", "confusion", "changed", "latency", "files", "certificate", "class_losses", "require_certified"),
     "runtimes",
