@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from basisprune.runs.settings import FRACTION, OPTIONS, Option
+from basisprune.budget.goal import FRACTION
+from basisprune.runs.settings import OPTIONS, Option
 
 PAGE = Path(__file__).parents[1] / "docs" / "command-line.md"
 _PLACE = re.compile(r"(<!-- options: (\w+) -->\n).*?(<!-- end of options -->\n)", re.DOTALL)

@@ -1,8 +1,9 @@
-"""The goal of a run: a budget to search within, or fixed ratios."""
+"""The goal of a run: a budget to search within, or fixed ratios; and the units of such numbers."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
@@ -124,3 +125,39 @@ def step_ratio(ratio: float, step: int, steps: int) -> float:
     [0.25, 0.3333]
     """
     return (ratio / steps) / (1 - ratio * step / steps)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """The units of a kind of number, with what each stands for, and what such a number looks like."""
+
+    units: Mapping[str, float]
+    wanted: str
+    metavar: str
+    whole: bool = False
+    signed: bool = False
+
+    def parse(self, text: object) -> float:
+        """Return the number; raise ConfigError if the text is not one.
+
+        >>> FRACTION.parse("1%"), LEVEL.parse("-3.2"), AMOUNT.parse("1.5M"), TIME.parse("0.2s")
+        (0.01, -3.2, 1500000, 200.0)
+        >>> AMOUNT.parse("many")
+        Traceback (most recent call last):
+        basisprune.errors.ConfigError: 'many' given; expected a number such as 250000, 300k or 1.5M
+        """
+        sign = "-?" if self.signed else ""
+        match = re.fullmatch(rf"\s*({sign}[0-9.]+(?:e[+-]?[0-9]+)?)\s*([a-zA-Z%]*)\s*", str(text))
+        try:
+            value = float(match[1]) * self.units[match[2]]  # type: ignore[index]
+            if not math.isfinite(value):
+                raise ValueError(text)
+        except (TypeError, ValueError, KeyError):
+            raise ConfigError(f"{text!r} given; expected {self.wanted}") from None
+        return round(value) if self.whole else round(value, 12)
+
+
+FRACTION = Unit({"": 1, "%": 0.01}, "a percentage such as 1% or a fraction such as 0.01", "PERCENT")
+LEVEL = Unit({"": 1, "%": 0.01}, "a percentage such as 90% or a number such as 0.9 or -3.2", "PERCENT", signed=True)
+AMOUNT = Unit({"": 1, "k": 1e3, "M": 1e6, "G": 1e9}, "a number such as 250000, 300k or 1.5M", "NUMBER", whole=True)
+TIME = Unit({"": 1, "ms": 1, "s": 1000}, "a time such as 5ms or 0.1s", "TIME")

@@ -40,7 +40,8 @@ from basisprune.recipes import Framework, Recipe
 from basisprune.results import Settings
 from basisprune.runs.estimate import expected_candidates
 from basisprune.runs.folder import BUNDLE, CONFIG, OutputFolder, check_place, check_space, is_text, refuse_links
-from basisprune.runs.load import Job, factory_of, listed
+from basisprune.runs.load import Job, factory_of
+from basisprune.runs.network import listed
 from basisprune.runs.settings import RunConfig
 from basisprune.tasks import Predictions, Task
 from basisprune.torchkit.kinds import refuse_other_precisions, refuse_untrainable

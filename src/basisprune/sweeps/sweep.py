@@ -14,6 +14,7 @@ from typing import cast
 
 from pydantic import JsonValue
 
+from basisprune.budget.goal import AMOUNT
 from basisprune.callback import Callback, NullCallback
 from basisprune.errors import CheckpointError, ConfigError, MissingExtraError, nearest
 from basisprune.files import locked, sealed, write_text
@@ -21,7 +22,7 @@ from basisprune.report.html import SweepPage, write_sweep_page
 from basisprune.runs.folder import refuse_links
 from basisprune.runs.load import code_of
 from basisprune.runs.parsing import changed, differences, faults_of, read_settings
-from basisprune.runs.settings import AMOUNT, BUDGETS, OBJECTS, OPTIONS, RATIOS, Options, configure
+from basisprune.runs.settings import BUDGETS, OBJECTS, OPTIONS, RATIOS, Options, configure
 from basisprune.sweeps.backbones import AUTO, is_timm
 from basisprune.sweeps.running import (
     Backbone,

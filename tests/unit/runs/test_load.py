@@ -16,7 +16,7 @@ from torch import nn
 from torchvision.datasets import ImageFolder
 from trained import own_network, trained
 
-import basisprune.runs.load
+import basisprune.runs.network
 from basisprune.callback import NullCallback
 from basisprune.data import Loaders, load_data
 from basisprune.data.manifest import keep_images
@@ -275,7 +275,7 @@ def test_a_name_with_loaders_of_ones_own_has_its_pretrained_weights(monkeypatch)
         asked.append((name, pretrained))
         return own_network()
 
-    monkeypatch.setattr(basisprune.runs.load, "build_backbone", build)
+    monkeypatch.setattr(basisprune.runs.network, "build_backbone", build)
     for settings in ({}, {"pretrained": False}):
         prepare_job("torchvision:fcn_resnet50", own_loaders(), configure(settings))
     assert asked == [("torchvision:fcn_resnet50", True), ("torchvision:fcn_resnet50", False)]

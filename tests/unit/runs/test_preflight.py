@@ -41,7 +41,8 @@ from basisprune.errors import ModelError as NoModel
 from basisprune.recipes import RECIPES, find_framework
 from basisprune.runs.compress import compress
 from basisprune.runs.folder import OutputFolder
-from basisprune.runs.load import Job, check_classes, prepare_job
+from basisprune.runs.load import Job, prepare_job
+from basisprune.runs.network import check_classes
 from basisprune.runs.preflight import Answers, _Sample, check_network, preflight, refuse_guessing, refuse_unprunable
 from basisprune.runs.settings import configure
 from basisprune.tasks import CLASSIFICATION, Predictions, segmentation

@@ -14,17 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from basisprune.budget import Budget, Ratios
+from basisprune.budget.goal import AMOUNT, FRACTION, LEVEL, TIME
 from basisprune.errors import ConfigError
 from basisprune.recipes import RECIPES
 from basisprune.runs.settings import (
-    AMOUNT,
     BUDGETS,
-    FRACTION,
-    LEVEL,
     OBJECTS,
     OPTIONS,
     RATIOS,
-    TIME,
     TRAIN_OPTIONS,
     Options,
     Panel,
