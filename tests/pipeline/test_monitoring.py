@@ -20,7 +20,7 @@ from basisprune.cli import app
 from basisprune.data import Loaders
 from basisprune.errors import ConfigError, DataError
 from basisprune.results import RunSummary
-from basisprune.runs.compress import compress
+from basisprune.runs.compress import certify_run, compress
 from basisprune.runs.labelling import PAGE, read_answers
 from basisprune.runs.monitoring import check_run
 from basisprune.search import SearchConfig
@@ -96,7 +96,7 @@ def test_new_images_of_the_same_kind_raise_no_hand_and_others_do(finished, tmp_p
     out, _ = finished
     write(tmp_path / "week47", 240, 2, contrast=30)
     write(tmp_path / "dark", 240, 3, contrast=0)
-    same, other = (check_run(out, str(tmp_path / name)) for name in ("week47", "dark"))
+    same, other = (check_run(out, str(tmp_path / name), trust_code=True) for name in ("week47", "dark"))
     assert not same.has_drifted
     assert other.has_drifted
     assert "Warning" in other.verdict
@@ -110,15 +110,27 @@ def test_new_images_of_the_same_kind_raise_no_hand_and_others_do(finished, tmp_p
 def test_labels_of_new_images_certify_the_budget_on_them(finished, tmp_path):
     out, _ = finished
     write(tmp_path / "week48", 240, 4, contrast=30)
-    first = check_run(out, str(tmp_path / "week48"))
+    first = check_run(out, str(tmp_path / "week48"), trust_code=True)
     kept = read_answers(first.folder)
     assert kept is not None
     before, after = kept.answers.values()
     labels = {name: kept.classes[new] for name, old, new in zip(kept.images, before, after, strict=True) if old != new}
     with (tmp_path / "l.csv").open("w", newline="") as file:
         csv.writer(file).writerows([("file", "label"), *labels.items()])
-    assert check_run(out, str(tmp_path / "week48"), tmp_path / "l.csv").certificate.certified
-    assert check_run(out, str(tmp_path / "week48")).certificate.certified  # the labels are kept
+    assert check_run(out, str(tmp_path / "week48"), tmp_path / "l.csv", trust_code=True).certificate.certified
+    assert check_run(out, str(tmp_path / "week48"), trust_code=True).certificate.certified  # the labels are kept
+
+
+def test_settings_of_a_run_cannot_vouch_for_the_code_that_they_name(finished, tmp_path):
+    out, _ = finished
+    (tmp_path / "l.csv").write_text("file,label\n000.png,r\n")
+    with pytest.raises(ConfigError, match="--trust-code"):
+        certify_run(out, tmp_path / "l.csv")
+    with pytest.raises(ConfigError, match="--trust-code"):
+        check_run(out, str(tmp_path))
+    done = CliRunner().invoke(app, ["certify", str(out), "--unlabelled", "tiny:tiny_backbone"])
+    assert done.exit_code == 1
+    assert "--trust-code" in done.stderr
 
 
 def test_certify_wants_labels_or_images(finished):

@@ -20,7 +20,7 @@ def certify(
     unlabelled: Annotated[
         str | None, typer.Option(help="New images, to see whether the promise still holds on them.", metavar="SOURCE")
     ] = None,
-    trust_code: TrustCode = False,  # noqa: ARG001 (which Command reads)
+    trust_code: TrustCode = False,
     as_json: Json = False,
 ) -> None:
     """Certify a budget by labels for images that had none, or check it on new images.
@@ -47,12 +47,12 @@ def certify(
         if unlabelled is None and labels is not None:
             from basisprune.runs.compress import certify_run
 
-            result = certify_run(run, labels, callback=Teller())
+            result = certify_run(run, labels, trust_code=trust_code, callback=Teller())
             finish(result.summary, run, as_json=as_json)
             return
         from basisprune.runs.monitoring import check_run
 
-        check = check_run(run, str(unlabelled), labels, callback=Teller())
+        check = check_run(run, str(unlabelled), labels, trust_code=trust_code, callback=Teller())
     if as_json:
         show_json({**asdict(check), "folder": str(check.folder), "verdict": check.verdict})
     else:

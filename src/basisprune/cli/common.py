@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, get_args, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -124,17 +124,35 @@ class Commands(TyperGroup):
                 _give_up_if_broken(stream)
 
 
+_CODE: dict[str, Literal["factory", "loaders", "task"]] = {
+    "model": "factory",
+    "models": "factory",
+    "data": "loaders",
+    "task": "task",
+}
+"""The options that may name code, and what that is to give."""
+
+
+def _listed(value: object) -> list[str]:
+    return [str(each) for each in (value if isinstance(value, list | tuple) else [value])]
+
+
 class Command(TyperCommand):
     """A subcommand: of code that texts refer to, it imports what was typed here, or with --trust-code any."""
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
         """What the subcommand gives."""
         _escape_logs()
-        from basisprune.torchkit.imports import only_code
+        from basisprune.torchkit.imports import Code, only_code
 
-        typed = [value for name, value in ctx.params.items() if typed_here(ctx, name)]
-        listed = [each for value in typed for each in (value if isinstance(value, list) else [value])]
-        with only_code(None if ctx.params.get("trust_code") else [each for each in listed if isinstance(each, str)]):
+        typed: list[Code] = [
+            (role, name)
+            for option, role in _CODE.items()
+            if typed_here(ctx, option)
+            for name in _listed(ctx.params[option])
+            if not Path(name).exists()  # a folder is no function, whatever it is called
+        ]
+        with only_code(None if ctx.params.get("trust_code") else typed):
             return super().invoke(ctx)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:

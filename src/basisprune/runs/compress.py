@@ -27,6 +27,7 @@ from basisprune.runs.settings import OPTIONS, Options, configure
 from basisprune.runs.summary import summarise
 from basisprune.search import Search
 from basisprune.search.candidates import SearchResult
+from basisprune.torchkit.imports import only_code
 from basisprune.torchkit.processes import Processes
 
 __all__ = ["Compressed", "certify_run", "compress", "run_job"]
@@ -81,11 +82,14 @@ def compress(
     return run_job(job, output=folder, callback=callback or NullCallback())
 
 
-def certify_run(folder: str | Path, labels: str | Path, *, callback: Callback | None = None) -> Compressed:
+def certify_run(
+    folder: str | Path, labels: str | Path, *, trust_code: bool = False, callback: Callback | None = None
+) -> Compressed:
     """Return the result of a finished run with labels for images that had none, and write it to the run's folder.
 
     Nothing is trained again, and images or networks that have changed since are refused. `labels` is a CSV file of
-    images and classes, as the run's label.html makes it.
+    images and classes, as the run's label.html makes it. Code that the run's settings name is imported only with
+    `trust_code`.
 
     Raises ConfigError for a run without such images, or of a network that was given in Python: pass `labels` to
     `compress` there. Raises DataError for labels that do not fit.
@@ -96,18 +100,21 @@ def certify_run(folder: str | Path, labels: str | Path, *, callback: Callback | 
         raise ConfigError(
             f"{path}: its run has no images without labels to certify on; repeat it with --unlabelled in another folder"
         )
-    return repeat_run(path, labels, callback=callback)
+    return repeat_run(path, labels, trust_code=trust_code, callback=callback)
 
 
-def repeat_run(path: Path, labels: str | Path | None = None, *, callback: Callback | None = None) -> Compressed:
-    """Repeat the run in a folder from what it has stored, perhaps with more labels."""
+def repeat_run(
+    path: Path, labels: str | Path | None = None, *, trust_code: bool = False, callback: Callback | None = None
+) -> Compressed:
+    """Repeat the run in a folder from what it has stored; its settings cannot vouch for the code that they name."""
     refuse_links(path)
     settings = settings_of(path)
     if not is_repeatable(settings):
         raise ConfigError(f"{path}: its model or data were given in Python; repeat that call of compress with labels=")
     model, data = (str(settings.get(name)) for name in ("model", "data"))
-    given = {name: value for name, value in settings.items() if name in OPTIONS}
-    return compress(model, data, output=path, labels=labels, callback=callback, **cast("Options", given))
+    given = {name: value for name, value in settings.items() if name in OPTIONS} | {"trust_code": trust_code}
+    with only_code(None if trust_code else ()):
+        return compress(model, data, output=path, labels=labels, callback=callback, **cast("Options", given))
 
 
 def run_job(job: Job, *, output: Path | None, callback: Callback, command: str = "") -> Compressed:

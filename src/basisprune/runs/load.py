@@ -54,7 +54,7 @@ from basisprune.runs.network import (
     with_own_weights,
 )
 from basisprune.runs.settings import BUDGETS, RATIOS, RunConfig, names_in
-from basisprune.torchkit.imports import called, is_reference, named_object, refuse_code
+from basisprune.torchkit.imports import Code, Role, called, is_reference, named_object, refuse_code
 from basisprune.torchkit.processes import Processes
 from basisprune.transfer.backbones import is_known_name
 from basisprune.transfer.model import TransferModel
@@ -180,14 +180,14 @@ def _is_of_loaders(data: object) -> bool:
     return is_reference(data) and not str(data).startswith(PREFIXES) and not Path(str(data)).exists()
 
 
-def code_of(model: object, data: object, task: object) -> tuple[str, ...]:
+def code_of(model: object, data: object, task: object) -> tuple[Code, ...]:
     """The references to code among the names of a model, of data and of a task."""
-    found = (
-        (model, _names_code(model)),
-        (data, _is_of_loaders(data)),
-        (task, is_reference(task)),
+    found: tuple[tuple[Role, object, bool], ...] = (
+        ("factory", model, _names_code(model)),
+        ("loaders", data, _is_of_loaders(data)),
+        ("task", task, is_reference(task)),
     )
-    return tuple(str(name) for name, is_code in found if is_code)
+    return tuple((role, str(name)) for role, name, is_code in found if is_code)
 
 
 def own_job(

@@ -70,17 +70,22 @@ class Check:
 
 
 def check_run(
-    folder: str | Path, unlabelled: Source, labels: str | Path | None = None, *, callback: Callback | None = None
+    folder: str | Path,
+    unlabelled: Source,
+    labels: str | Path | None = None,
+    *,
+    trust_code: bool = False,
+    callback: Callback | None = None,
 ) -> Check:
     """Return whether the delivered network of a run still answers as the unpruned one does, on new images.
 
     The answers, and a page that asks for labels, are written to a folder of that name in `checks/` of the run, where
-    labels given once are kept.
+    labels given once are kept. Code that the run's settings name is imported only with `trust_code`.
 
     Raises ConfigError for a run without a budget of accuracy, or images to confirm it.
     """
     path, callback = user_path(folder, "run"), callback or NullCallback()
-    result = repeat_run(path, callback=callback)
+    result = repeat_run(path, trust_code=trust_code, callback=callback)
     guarantee, data = result.guarantee, result.data
     if guarantee is None or not guarantee.is_a_drop or guarantee.metric != "accuracy" or data.confirm is None:
         raise ConfigError(f"{path}: its run has no loss of accuracy that images have confirmed, to compare with")

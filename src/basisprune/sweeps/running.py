@@ -25,7 +25,7 @@ from basisprune.callback import Callback
 from basisprune.data.load import fetch
 from basisprune.errors import BasisPruneError, ConfigError, DataError, MissingExtraError, ModelError
 from basisprune.files import read_checked, write_checked
-from basisprune.torchkit.imports import in_folder_of_python
+from basisprune.torchkit.imports import Code, in_folder_of_python
 from basisprune.torchkit.processes import Processes
 from basisprune.types import JsonValue
 
@@ -69,7 +69,7 @@ class Run(JsonValue):
     root: Path = Path()
     epochs: int = 0
     best: Backbone | None = None
-    code: tuple[str, ...] = ()
+    code: tuple[Code, ...] = ()
 
     @property
     def log(self) -> Path:

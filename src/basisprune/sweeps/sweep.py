@@ -266,7 +266,7 @@ def _resources(given: Mapping[str, JsonValue] | None, faults: list[str]) -> Reso
 
 def _code_in(entries: Sequence[_Entry]) -> list[str]:
     """List references to code as faults."""
-    found = [name for each in entries for name in code_of(each.model, each.data, (each.options or {}).get("task"))]
+    found = [name for each in entries for _, name in code_of(each.model, each.data, (each.options or {}).get("task"))]
     return [
         f"{name!r} would import and run code; if you trust whoever wrote the file, pass trust_code=True (--trust-code)"
         for name in dict.fromkeys(found)

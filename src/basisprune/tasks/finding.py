@@ -67,5 +67,5 @@ def _referred_to(task: str) -> object:
     if ":" not in task:
         hint = nearest(task, TASKS)
         raise ConfigError(f"task: {task!r} given; allowed are {', '.join(TASKS)}, or 'package.module:task'.{hint}")
-    found = named_object(task, "a task", ConfigError)
+    found = named_object(task, "task", ConfigError)
     return found if isinstance(found, Task) else called(task, found, ConfigError)

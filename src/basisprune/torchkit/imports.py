@@ -1,7 +1,8 @@
 """Objects that a text names: 'package.module:name', and which of them may be imported.
 
 Importing a module runs its code. A Python program may name any; a command, and the process of a cell, imports only what
-somebody typed (`only_code`), wherever else the text may come from: a configuration, a bundle, a file of an earlier run.
+was typed for that role (`only_code`), wherever else the text may come from: a configuration, a bundle, a file of an
+earlier run. Typed data such as hf:beans allow no task of that name.
 """
 
 from __future__ import annotations
@@ -17,12 +18,17 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from threading import Lock
 from types import ModuleType
+from typing import Literal
 
 from basisprune.errors import BasisPruneError, ConfigError
 
 _NAME = r"[^\W\d]\w*"
 _REFERENCE = re.compile(rf"{_NAME}(\.{_NAME})*:{_NAME}")
-_typed: frozenset[str] | None = None  # the references that may be imported; None where any may
+Role = Literal["factory", "loaders", "task"]
+Code = tuple[Role, str]
+"""A reference to code, and what it is to give."""
+_WANTED: dict[Role, str] = {"factory": "a factory", "loaders": "loaders", "task": "a task"}
+_typed: frozenset[Code] | None = None  # the references that may be imported; None where any may
 
 
 def is_reference(text: object) -> bool:
@@ -31,7 +37,7 @@ def is_reference(text: object) -> bool:
 
 
 @contextmanager
-def only_code(references: Iterable[str] | None) -> Iterator[None]:
+def only_code(references: Iterable[Code] | None) -> Iterator[None]:
     """Let nothing but these references be imported in the block; None allows what the block around it allows."""
     global _typed
     before, asked = _typed, None if references is None else frozenset(references)
@@ -42,9 +48,10 @@ def only_code(references: Iterable[str] | None) -> Iterator[None]:
         _typed = before
 
 
-def fault_of_code(reference: str) -> str:
-    """Why the reference may not be imported; empty if it may."""
-    if _typed is None or reference in _typed:
+def fault_of_code(code: Code) -> str:
+    """Why the reference may not be imported for that; empty if it may."""
+    reference = code[1]
+    if _typed is None or code in _typed:
         return ""
     return (
         f"{reference!r} was read from a file, and would import and run code; if you trust whoever wrote the file, pass "
@@ -52,21 +59,22 @@ def fault_of_code(reference: str) -> str:
     )
 
 
-def refuse_code(references: Iterable[str]) -> None:
+def refuse_code(references: Iterable[Code]) -> None:
     """Raise ConfigError for references that may not be imported, before anything else is done."""
     faults = [fault for reference in references if (fault := fault_of_code(reference))]
     if faults:
         raise ConfigError.of("", faults)
 
 
-def named_object(reference: str, what: str, error: type[BasisPruneError]) -> object:
+def named_object(reference: str, role: Role, error: type[BasisPruneError]) -> object:
     """What 'package.module:name' refers to; the only place where a text decides on what is imported.
 
-    A module that is not installed is looked for in the current folder. Raises the error, which says `what` is wanted.
+    A module that is not installed is looked for in the current folder. Raises the error, which says what is wanted.
     """
+    what = _WANTED[role]
     if not is_reference(reference):
         raise error(f"{reference!r} is not {what}; write 'package.module:name'")
-    if refused := fault_of_code(reference):
+    if refused := fault_of_code((role, reference)):
         raise error(refused)
     module_name, _, attribute = reference.partition(":")
     try:

@@ -212,7 +212,7 @@ def hints_of_name(backbone: object) -> Hints:
 
 
 def _from_factory(reference: str) -> nn.Module:
-    factory = named_object(reference, "a factory", ModelError)
+    factory = named_object(reference, "factory", ModelError)
     if not callable(factory) or isinstance(factory, nn.Module):
         raise ModelError(
             f"{reference!r} is a {type(factory).__name__}; write 'package.module:function', of a function that builds "

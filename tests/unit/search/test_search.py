@@ -456,6 +456,8 @@ def test_pruning_that_removes_whole_branches_alone_is_a_candidate():
 class Confirming:
     """Images to confirm with."""
 
+    labelled = True
+
     labels, units, independent = np.zeros(1500, dtype=int), None, 1500
 
     def __len__(self) -> int:

@@ -26,7 +26,7 @@ def _elsewhere(tmp_path, monkeypatch):
 def test_a_module_in_the_current_folder_is_found_with_what_it_imports(tmp_path):
     (tmp_path / "of_mine_beside.py").write_text("number = 3")
     (tmp_path / "of_mine.py").write_text("def thing():\n    import of_mine_beside\n    return of_mine_beside.number")
-    assert named_object("of_mine:thing", "a thing", ConfigError)() == 3
+    assert named_object("of_mine:thing", "task", ConfigError)() == 3
     assert sys.path[-1] == str(tmp_path)
 
 
@@ -34,28 +34,41 @@ def test_what_is_installed_comes_first_and_a_name_that_is_nowhere_leaves_the_pat
     (tmp_path / "timm.py").write_text("hidden = True")
     before = list(sys.path)
     with pytest.raises(ConfigError, match="timm has no 'hidden'"):
-        named_object("timm:hidden", "a thing", ConfigError)
+        named_object("timm:hidden", "task", ConfigError)
     with pytest.raises(ConfigError, match=r"cannot import of_nobody: .*; is it in this folder, or installed"):
-        named_object("of_nobody:thing", "a thing", ConfigError)
+        named_object("of_nobody:thing", "task", ConfigError)
     assert sys.path == before
 
 
 def test_a_module_that_misses_another_says_which(tmp_path):
     (tmp_path / "of_mine_too.py").write_text("import of_nobody")
     with pytest.raises(ConfigError, match="cannot import of_mine_too: No module named 'of_nobody'"):
-        named_object("of_mine_too:thing", "a thing", ConfigError)
+        named_object("of_mine_too:thing", "task", ConfigError)
+
+
+MORE = [("task", "of_a_stranger:thing"), ("task", "math:pi")]
+
+
+def test_what_was_typed_for_one_role_allows_no_other(tmp_path):
+    (tmp_path / "hf.py").write_text("from pathlib import Path\nPath('ran').touch()\nbeans = 3\n")
+    with (
+        only_code([("loaders", "hf:beans"), ("factory", "hf:beans")]),
+        pytest.raises(ConfigError, match="--trust-code"),
+    ):
+        named_object("hf:beans", "task", ConfigError)
+    assert not (tmp_path / "ran").exists()
 
 
 def test_only_what_was_typed_is_imported_and_nothing_within_widens_it(tmp_path):
     (tmp_path / "of_a_stranger.py").write_text("from pathlib import Path\nPath('ran').touch()\nthing = 3\n")
-    with only_code(["math:pi"]), only_code(None), only_code(["of_a_stranger:thing", "math:pi"]):
-        assert named_object("math:pi", "a number", ConfigError) > 3
+    with only_code([("task", "math:pi")]), only_code(None), only_code(MORE):
+        assert named_object("math:pi", "task", ConfigError) > 3
         with pytest.raises(ConfigError, match=r"'of_a_stranger:thing' was read from a file.*--trust-code"):
-            named_object("of_a_stranger:thing", "a thing", ConfigError)
+            named_object("of_a_stranger:thing", "task", ConfigError)
         with ThreadPoolExecutor() as threads, pytest.raises(ConfigError, match="was read from a file"):
-            threads.submit(named_object, "of_a_stranger:thing", "a thing", ConfigError).result()
+            threads.submit(named_object, "of_a_stranger:thing", "task", ConfigError).result()
     assert not (tmp_path / "ran").exists()
-    assert named_object("of_a_stranger:thing", "a thing", ConfigError) == 3
+    assert named_object("of_a_stranger:thing", "task", ConfigError) == 3
 
 
 def is_constant(argument: ast.expr) -> bool:
