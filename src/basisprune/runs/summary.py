@@ -181,7 +181,8 @@ def promised(job: Job, certificate: Certificate) -> str:
         return f"This is estimated, not certified: {certificate.reason}."
     sure = f"{100 * certificate.confidence:.3g}% confidence"
     tested = certificate.tested_on(job.config.task.examples)
-    return f"Certified with {sure}, on {tested} that nothing had seen: {_promised(job)}."
+    unseen = " that nothing had seen" if certificate.labelled is None else ""
+    return f"Certified with {sure}, on {tested}{unseen}: {_promised(job)}."
 
 
 def _promised(job: Job) -> str:
@@ -282,7 +283,8 @@ def headline(job: Job, found: SearchResult) -> str:
 
 def _measured(job: Job, found: SearchResult) -> tuple[str, tuple[float, float], str]:
     """The metric, its values before and after, and the images they are from: the confirming ones if any judged."""
-    tests = () if found.certificate is None else found.certificate.tests
+    known = found.certificate is not None and found.certificate.labelled is None  # otherwise only what is lost is
+    tests = found.certificate.tests if found.certificate is not None and known else ()
     test = next((test for test in reversed(tests) if test.index == found.chosen), None)
     if test is not None:
         return in_words(job.config.metric), (test.before, test.after), "the confirming images"
