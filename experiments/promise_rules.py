@@ -65,7 +65,8 @@ class Result:
     """A rule in a setting: in how many of all runs it delivered a pruned network, and how often that broke the budget.
 
     `cost` are its parameters in relation to those of the old rule in the same run, as the geometric mean of the runs
-    in which it delivered a pruned network. `labels` are the median and the 90th percentile of those used to confirm.
+    in which it delivered a pruned network. `size` is the median of its parameters in relation to those of the rule
+    "certified", where both deliver one. `labels` are the median and the 90th percentile of those used to confirm.
     Without a setting, it is about all of them.
     """
 
@@ -75,6 +76,7 @@ class Result:
     broken: Rate | None
     cost: float | None
     labels: tuple[float, float] = (0.0, 0.0)
+    size: float | None = None
 
 
 @dataclass(frozen=True)
@@ -215,7 +217,10 @@ def _result(rule: str, setting: Setting | None, runs: Sequence[Sequence[Run]]) -
     logs = [math.log(run.cost(rule)) for ladder in mine for run in ladder]
     median, most = np.quantile([run.outcomes[rule].labels for ladder in runs for run in ladder], (0.5, 0.9))
     labels = float(median), float(most)
-    return Result(rule, setting, count / sum(map(len, runs)), rate, math.exp(sum(logs) / len(logs)), labels)
+    both = [run.outcomes for ladder in mine for run in ladder if run.outcomes[CERTIFIED].rung]
+    sizes = [found[rule].parameters / found[CERTIFIED].parameters for found in both]
+    cost, size = math.exp(sum(logs) / len(logs)), float(np.median(sizes)) if sizes else None
+    return Result(rule, setting, count / sum(map(len, runs)), rate, cost, labels, size)
 
 
 def clustered(hits: Sequence[int], counts: Sequence[int]) -> Rate:

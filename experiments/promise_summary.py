@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -73,9 +74,11 @@ def bar_table(results: Sequence[Result]) -> str:
             ("parameters in relation to the old rule", f"{found.cost:.2f}", COST, found.cost),
         ]
     share = cheap.labels[0] / kept.labels[0]
+    size = cheap.size or math.inf
+    bars.append(("parameters in relation to those certified with all labels, median", f"{size:.2f}", 1.0, size))
     bars.append(("labels in relation to labelling everything, median", percent(share), LABELS, share))
     rows = [
-        [what, shown, f"{bar:g}" if bar > 1 else percent(bar), "holds" if value <= bar else "**does not hold**"]
+        [what, shown, f"{bar:g}" if bar >= 1 else percent(bar), "holds" if value <= bar else "**does not hold**"]
         for what, shown, bar, value in bars
     ]
     return table(("What", "Measured", "At most", "Verdict"), rows)
