@@ -40,7 +40,9 @@ def run(folder: Path | str, name: str = "a") -> Run:
 def test_a_run_survives_its_file(tmp_path):
     options = {"max_drop": 0.01, "recipe": {"base": "quick", "train": {"epochs": 3}}, "onnx": None}
     best = Backbone("resnet50", weights="w.safetensors", cached=True)
-    one = Run("a", "search", Path("here"), Backbone("resnet18"), "data", options, Path("root"), 2, best, ("a:b",))
+    one = Run(
+        "a", "search", Path("here"), Backbone("resnet18"), "data", options, Path("root"), 2, best, (("factory", "a:b"),)
+    )
     write_value(tmp_path / "a.run", one)
     assert read_value(tmp_path / "a.run", Run) == one
 
