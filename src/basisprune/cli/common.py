@@ -150,7 +150,7 @@ class Command(TyperCommand):
             for option, role in _CODE.items()
             if typed_here(ctx, option)
             for name in _listed(ctx.params[option])
-            if not Path(name).exists()  # a folder is no function, whatever it is called
+            if not os.path.exists(name)  # a folder is no function, whatever it is called
         ]
         with only_code(None if ctx.params.get("trust_code") else typed):
             return super().invoke(ctx)
