@@ -32,7 +32,7 @@ from basisprune.method.scoring import (
     judging_and_scoring,
     precision,
 )
-from basisprune.method.states import FULLY, NOT_AT_ALL, Plan, Pruned, Stage, StageStore, State, Tuning, fingerprint
+from basisprune.method.states import FULLY, UNSEEN, Plan, Pruned, Stage, StageStore, State, Tuning, fingerprint
 from basisprune.planning import largest_ratio, plan_basis, plan_filters, traced
 from basisprune.pruning import prune_basis, prune_filters
 from basisprune.recipes import (
@@ -293,7 +293,7 @@ class Pipeline:
 
     def _thinned(self, state: State, method: str, ratio: float) -> State:
         """Return the state without the fraction of its filters, not tuned."""
-        work = partial(self.prune_filters, state, method, ratio, NOT_AT_ALL)
+        work = partial(self.prune_filters, state, method, ratio, UNSEEN)
         return self._of_state("thinned", state, (method, ratio), work)
 
     def _frontier(self, planner: CostPlanner, state: State, move: Move) -> tuple[Scored, PlanFrontier]:
@@ -344,6 +344,8 @@ class Pipeline:
     def tune(self, state: State, steps: Steps, pruned: nn.Module, *plans: Plan, tuning: Tuning = FULLY) -> State:
         """Return the state after pruning, tuned; `steps` and `plans` say how it was pruned."""
         pruned = Processes.here().agree(pruned)
+        if tuning is UNSEEN:
+            return State(steps, pruned, state.stages, (*state.plans, *plans), state.outcomes, state.tuned)
         untuned, outcomes = self._stage(f"{named(steps)}, not tuned", pruned)
         after = State(steps, pruned, (*state.stages, untuned), (*state.plans, *plans), outcomes, state.tuned)
         if not (tuning.even_unchanged or after.has_to_recover) or tuning.may_end(0, untuned.accuracy):

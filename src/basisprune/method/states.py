@@ -55,6 +55,8 @@ class Tuning:
 
 
 FULLY, NOT_AT_ALL = Tuning(even_unchanged=True), Tuning(skip=True)
+UNSEEN = Tuning(skip=True)
+"""As NOT_AT_ALL, and not judged either: the network is on its way to one that is."""
 
 
 @dataclass(frozen=True)
