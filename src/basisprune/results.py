@@ -18,6 +18,7 @@ from basisprune.deploy.latency import LatencyReport
 from basisprune.errors import CheckpointError
 from basisprune.files import read_bytes, sealed, unsealed, write_text
 from basisprune.search.candidates import Candidate
+from basisprune.types import JsonValue as JsonObject
 
 Interval: TypeAlias = tuple[float, float]
 Settings: TypeAlias = Mapping[str, JsonValue]
@@ -226,7 +227,7 @@ class BackboneRow:
 
 
 @dataclass(frozen=True)
-class Portfolio:
+class Portfolio(JsonObject):
     """What a choice among backbones came to: the one that accuracies are compared with, and the recommended one."""
 
     reference: str

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, Self, TypeAlias, TypeVar
 
-from basisprune.errors import ConfigError, PlanError
+from basisprune.errors import CheckpointError, ConfigError, PlanError
+from basisprune.files import read_checked, write_checked
 
 if TYPE_CHECKING:
     from pydantic import ConfigDict, TypeAdapter
@@ -58,7 +60,7 @@ def dotted(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str
 
 
 class JsonValue:
-    """A frozen dataclass that can be written as JSON text and read back equal to itself."""
+    """A frozen dataclass that can be written as JSON, as text or with a checksum to a file, and read back equal."""
 
     __pydantic_config__: ClassVar[ConfigDict] = {"extra": "forbid", "ser_json_inf_nan": "constants"}
 
@@ -75,6 +77,17 @@ class JsonValue:
             found = error.errors(include_url=False, include_context=False, include_input=False)
             faults = [": ".join(filter(None, [".".join(map(str, each["loc"])), each["msg"]])) for each in found]
             raise PlanError.of(f"{cls.__name__}: the JSON does not hold one", faults) from error
+
+    def write(self, path: Path) -> None:
+        write_checked(path, self.to_json().encode())
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read what `write` wrote; raise CheckpointError if the file is missing, damaged, or of something else."""
+        try:
+            return cls.from_json(read_checked(path))
+        except (OSError, PlanError) as error:
+            raise CheckpointError(f"{path}: cannot be read ({error})") from error
 
 
 def _adapter(kind: type[Value]) -> TypeAdapter[Value]:

@@ -69,12 +69,15 @@ def available(names: Sequence[str], source: BackboneSource, callback: Callback) 
     found, missing = on_this_machine(names, source), dict[str, str]()
     unreachable = _why_unreachable() if None in found.values() else ""
     for name in [name for name, backbone in found.items() if backbone is None]:
-        why = f"its weights are not on this machine, and {unreachable}" if unreachable else _fetch(name, callback)
-        if why:
-            missing[name] = why
-            callback.log(f"{name} is not available: {why}")
-        else:
+        try:
+            if unreachable:
+                raise ModelError(f"its weights are not on this machine, and {unreachable}")
+            callback.log(f"fetching the weights of {name}")
+            build_backbone(name, pretrained=True)
             found[name] = Backbone(name, cached=True)
+        except BasisPruneError as error:
+            missing[name] = str(error)
+            callback.log(f"{name} is not available: {error}")
     backbones = tuple(filter(None, found.values()))
     if not backbones:
         raise ModelError.of(
@@ -165,16 +168,6 @@ def _offline() -> Iterator[None]:
         yield
     finally:
         constants.HF_HUB_OFFLINE = before
-
-
-def _fetch(name: str, callback: Callback) -> str:
-    """Download weights into the cache; return the error, or an empty text."""
-    callback.log(f"fetching the weights of {name}")
-    try:
-        build_backbone(name, pretrained=True)
-    except BasisPruneError as error:
-        return str(error)
-    return ""
 
 
 def _why_unreachable() -> str:

@@ -16,15 +16,22 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias
 
 import pydantic
-from joblib import Parallel, delayed
+from joblib import Parallel, cpu_count, delayed
 
 from basisprune.callback import Callback
 from basisprune.data.load import fetch
-from basisprune.errors import BasisPruneError, ConfigError, DataError, MissingExtraError, ModelError
-from basisprune.files import read_checked, write_checked
+from basisprune.errors import (
+    BasisPruneError,
+    CheckpointError,
+    ConfigError,
+    DataError,
+    MissingExtraError,
+    ModelError,
+    broken_rules,
+)
 from basisprune.torchkit.imports import Code, in_folder_of_python
 from basisprune.torchkit.processes import Processes
 from basisprune.types import JsonValue
@@ -33,11 +40,11 @@ Kind: TypeAlias = Literal["compress", "train", "probe", "start", "search", "deli
 """What is done: a whole run, a training without pruning, or one of the stages of a portfolio, in their order."""
 
 LOCAL = "local"
+AT_LEAST_ONE = (lambda number: number >= 1, "at least 1 is needed")
 _FINAL = (ConfigError, DataError, ModelError, MissingExtraError)
 _LONGEST_NAME = 80
 _MOST_TASKS = 1000  # on Ray at a time, each of which has a thread that waits for it
 _SMALL_STORE = 100 << 20  # bytes; Ray stores nothing but the runs, as text
-T = TypeVar("T", bound=JsonValue)
 
 
 @dataclass(frozen=True)
@@ -117,10 +124,12 @@ class Resources:
     memory: int | None = None
 
     def __post_init__(self) -> None:
-        faults = below(1, cpus=self.cpus, memory=self.memory)
-        if not 0 <= self.gpus < float("inf") or (self.gpus > 1 and self.gpus != int(self.gpus)):
-            faults.append(f"gpus: {self.gpus} given; a part of one, such as 0.5, or a whole number is needed")
-        if faults:
+        part_or_whole = lambda gpus: 0 <= gpus <= 1 or (gpus < float("inf") and gpus == int(gpus) > 0)  # noqa: E731
+        rules = (
+            ("cpus memory", *AT_LEAST_ONE),
+            ("gpus", part_or_whole, "a part of one (0.5) or a whole number is needed"),
+        )
+        if faults := broken_rules(self, *rules):
             raise ConfigError.of("Resources", faults)
 
 
@@ -138,7 +147,8 @@ class Running:
     retries: int = 2
 
     def __post_init__(self) -> None:
-        if faults := [*below(1, jobs=self.jobs), *below(0, retries=self.retries)]:
+        rules = ("jobs", *AT_LEAST_ONE), ("retries", lambda retries: retries >= 0, "at least 0 is needed")
+        if faults := broken_rules(self, *rules):
             raise ConfigError.of("Running", faults)
 
     @property
@@ -146,7 +156,7 @@ class Running:
         """The threads of each run: the cores it asks for, or an equal share of this machine's."""
         if self.resources.cpus is not None:
             return self.resources.cpus
-        return 1 if self.ray_address is not None else max(1, cores() // self.jobs)
+        return 1 if self.ray_address is not None else max(1, cpu_count() // self.jobs)
 
 
 Pool: TypeAlias = Callable[[Sequence[Run]], Iterator[tuple[Run, Failure | None]]]
@@ -196,7 +206,7 @@ def open_pool(running: Running, callback: Callback, in_process: Callable[[Run], 
     if running.ray_address is not None:
         place, jobs = _on_ray(running), _MOST_TASKS
     elif in_process is not None and running.jobs == 1:
-        place = nullcontext(partial(_attempt, in_process))
+        place = nullcontext(partial(attempt, in_process))
     else:
         place = _in_processes(running.threads)
 
@@ -218,7 +228,8 @@ def open_pool(running: Running, callback: Callback, in_process: Callable[[Run], 
         yield pool
 
 
-def _attempt(do: Callable[[Run], None], run: Run) -> Failure | None:
+def attempt(do: Callable[[Run], None], run: Run) -> Failure | None:
+    """Do the run; return its failure."""
     try:
         do(run)
     except Exception as error:
@@ -237,7 +248,7 @@ def _in_processes(threads: int) -> Iterator[Do]:
     lock, live, is_closed = threading.Lock(), set["subprocess.Popen[bytes]"](), threading.Event()
 
     def do(run: Run) -> Failure | None:
-        write_value(run.beside("run"), run)
+        run.write(run.beside("run"))
         run.beside("failed").unlink(missing_ok=True)
         with lock, open(run.log, "ab") as log:
             if is_closed.is_set():
@@ -256,8 +267,10 @@ def _in_processes(threads: int) -> Iterator[Do]:
         live.discard(process)
         if code == 0:
             return None
+        with suppress(CheckpointError):
+            return Failure.read(run.beside("failed"))
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        return read_if_sound(run.beside("failed"), Failure) or Failure(f"its process {how}; see {run.log}")
+        return Failure(f"its process {how}; see {run.log}")
 
     try:
         yield do
@@ -332,7 +345,7 @@ def _on_node(text: str, threads: int) -> str | None:
     """Do a run on a worker of the cluster; return its failure as JSON."""
     from basisprune.sweeps.worker import perform_logged  # which imports this module
 
-    failure = _attempt(partial(perform_logged, threads=threads), Run.from_json(text))
+    failure = attempt(partial(perform_logged, threads=threads), Run.from_json(text))
     return None if failure is None else failure.to_json()
 
 
@@ -342,20 +355,6 @@ def refuse_launcher(where: str) -> None:
         raise ConfigError(
             f"{where}: started in several processes; start one, without a launcher, and pass jobs or ray_address"
         )
-
-
-def below(least: int, **values: int | None) -> list[str]:
-    """List numbers that are too small as faults."""
-    return [
-        f"{name}: {value} given; at least {least} is needed"
-        for name, value in values.items()
-        if value is not None and value < least
-    ]
-
-
-def cores() -> int:
-    """Count the cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def slug(name: str) -> str:
@@ -375,21 +374,3 @@ def absolute(source: str) -> str:
         return str(path.resolve()) if path.exists() else source
     except (OSError, RuntimeError, ValueError):
         return source
-
-
-def write_value(path: Path, value: JsonValue) -> None:
-    """Write the value with its checksum."""
-    write_checked(path, value.to_json().encode())
-
-
-def read_value(path: Path, kind: type[T]) -> T:
-    """Read what `write_value` wrote; raises CheckpointError or PlanError if the file does not hold it."""
-    return kind.from_json(read_checked(path))
-
-
-def read_if_sound(path: Path, kind: type[T]) -> T | None:
-    """Read what `write_value` wrote; None if the file is missing or damaged."""
-    try:
-        return read_value(path, kind)
-    except (OSError, BasisPruneError):
-        return None

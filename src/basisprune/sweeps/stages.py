@@ -10,8 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
-from torch import nn
-
 from basisprune.budget import Budget
 from basisprune.budget.certify import EQUAL
 from basisprune.budget.metrics import value_of
@@ -31,7 +29,7 @@ from basisprune.runs.settings import Options, RunConfig, configure
 from basisprune.search import Search
 from basisprune.search.candidates import ALL, SearchResult
 from basisprune.sweeps.backbones import start_from
-from basisprune.sweeps.running import Backbone, Run, read_value, slug, write_value
+from basisprune.sweeps.running import Backbone, Run, slug
 from basisprune.types import JsonValue
 
 PORTFOLIO = "portfolio.json"
@@ -76,13 +74,6 @@ class Searched(JsonValue):
     images: str
 
 
-@dataclass(frozen=True)
-class PortfolioFile(JsonValue):
-    """The whole portfolio, as the delivery reads it."""
-
-    portfolio: Portfolio
-
-
 def do_stage(run: Run, callback: Callback, in_memory: InMemory | None = None) -> None:
     """Do one stage of a portfolio, from where it was stopped."""
     stages = {"probe": probe, "start": start, "search": search, "deliver": deliver}
@@ -105,7 +96,7 @@ def probe(run: Run, callback: Callback, in_memory: InMemory) -> None:
     folder = run.root / "probes" / f"{run.folder.name}-{run.epochs}"
     short_job = replace(job, config=replace(job.config, recipe=short))
     pipeline = short_job.pipeline(folder, callback, planned=False)
-    write_value(run.result, BackboneSearch(pipeline, job).trained(pipeline.dense()))
+    BackboneSearch(pipeline, job).trained(pipeline.dense()).write(run.result)
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -113,7 +104,7 @@ def start(run: Run, callback: Callback, in_memory: InMemory) -> None:
     """Train a backbone by the whole recipe, in the folder of its search, and write how good it is."""
     with _prepared(run, callback, in_memory) as (job, pipeline):
         found = BackboneSearch(pipeline, job)
-        write_value(run.result, found.trained(found.unpruned()))
+        found.trained(found.unpruned()).write(run.result)
 
 
 def search(run: Run, callback: Callback, in_memory: InMemory) -> None:
@@ -124,7 +115,7 @@ def search(run: Run, callback: Callback, in_memory: InMemory) -> None:
     """
     with _prepared(run, callback, in_memory) as (job, pipeline):
         own = _searched(run, job, pipeline, callback, in_memory)
-        write_value(run.result, own.searched(own.run(), run.backbone.name))
+        own.searched(own.run(), run.backbone.name).write(run.result)
 
 
 def deliver(run: Run, callback: Callback, in_memory: InMemory) -> None:
@@ -132,25 +123,23 @@ def deliver(run: Run, callback: Callback, in_memory: InMemory) -> None:
 
     No other stage uses the confirming images.
     """
-    portfolio = read_value(run.root / PORTFOLIO, PortfolioFile).portfolio
+    portfolio = Portfolio.read(run.root / PORTFOLIO)
     with _prepared(run, callback, in_memory) as (job, pipeline):
         keep_images(run.root, job.splits, callback)
         own = _searched(run, job, pipeline, callback, in_memory)
-        is_compared = own.reference is not None
-
-        def amended(summary: RunSummary, found: SearchResult) -> RunSummary:
-            return _with_portfolio(summary, portfolio, found.chosen, is_compared=is_compared)
-
-        conclude(job, pipeline, own.run(), OutputFolder(run.root), amend=amended)
+        amend = partial(_with_portfolio, portfolio=portfolio, is_compared=own.reference is not None)
+        conclude(job, pipeline, own.run(), OutputFolder(run.root), amend=amend)
 
 
-def _with_portfolio(summary: RunSummary, portfolio: Portfolio, chosen: int, *, is_compared: bool) -> RunSummary:
+def _with_portfolio(
+    summary: RunSummary, result: SearchResult, *, portfolio: Portfolio, is_compared: bool
+) -> RunSummary:
     """Add the portfolio to the summary, and mark the delivered network among its points.
 
     If the search `is_compared` with another backbone, its first candidate is that one's unpruned network.
     """
     first, *others = summary.candidates
-    recommended, reference, place = portfolio.recommended, portfolio.reference, chosen - is_compared
+    recommended, reference, place = portfolio.recommended, portfolio.reference, result.chosen - is_compared
     message = f"Started from {recommended}, out of {len(portfolio.backbones)} backbones"
     if is_compared:
         first = replace(first, name=f"{reference}, {first.name}")
@@ -212,7 +201,9 @@ class BackboneSearch(Search):
         points, orders = [], {}
         for place, trial in enumerate(own):
             candidate = trial.candidate
-            measure = partial(self._file_milliseconds, trial.deployed)
+            # Of the ONNX file that would be delivered; of PyTorch where there is none.
+            program = self.scale.program(trial.deployed) if self.has_file else "eager"
+            measure = partial(self.scale.measured, trial.deployed, program)
             latency = self.pipeline.store.number(candidate.steps, "file", measure)
             sizes = candidate.parameters, candidate.macs, latency
             points.append(FrontPoint(name, candidate.label, candidate.accuracy, candidate.interval, *sizes))
@@ -226,10 +217,6 @@ class BackboneSearch(Search):
         best = min(orders, key=orders.__getitem__, default=None)
         program = ONNX_RUNTIME if self.has_file else PYTORCH
         return Searched(tuple(points), best, () if best is None else orders[best], program, self._images)
-
-    def _file_milliseconds(self, model: nn.Module) -> float:
-        """Measure milliseconds per image of the ONNX file that would be delivered; of PyTorch where there is none."""
-        return self.scale.measured(model, self.scale.program(model) if self.has_file else "eager")
 
     @property
     def _budget(self) -> Budget:
