@@ -102,7 +102,7 @@ def test_without_labels_the_result_is_estimated_and_says_what_to_label(place, ou
 
 
 def test_all_labelled_images_train_and_search(place, output):
-    listed = json.loads((output / "images.json").read_text())["images"]["parts"]
+    listed = json.loads((output / "images.json").read_text())["parts"]
     assert "confirm" not in listed
     assert sum(map(len, listed.values())) == 90
 

@@ -56,10 +56,12 @@ Source = str | os.PathLike[str] | Splits | Dataset[object] | Sequence[Dataset[ob
 class Reading:
     """How to treat images that are damaged, belong together, were chosen before or are ready for the network.
 
-    `groups` is a CSV file of image names and groups: images of one group stay in one part. With `strict`, damaged
-    images and images that the data has in several parts are refused; otherwise they are reported and left out. With a
-    `manifest`, exactly its images are used. Without a `callback`, reports are Python warnings. `prepared` says that
-    PyTorch datasets yield normalised floats of the right size, which the network reads as they are.
+    Args:
+        groups: A CSV file of image names and groups; images of one group stay in one part.
+        strict: Refuse damaged images, and images that the data has in several parts, rather than leave them out.
+        manifest: Exactly the images to use.
+        callback: Receives the reports, which are Python warnings without it.
+        prepared: PyTorch datasets yield normalised floats of the right size, which the network reads as they are.
     """
 
     groups: str | os.PathLike[str] | None = None
@@ -141,17 +143,18 @@ def load_divided(
     limit: int | None = None,
     reading: Reading | None = None,
 ) -> Splits:
-    """Return the parts of `source` like `load_data`; `choose` gives the fractions once the images are known.
-
-    It is not asked for the images of a manifest.
-    """
+    """Return the parts of `source` like `load_data`; `choose` gives the fractions, except for those of a manifest."""
     wanted = reading or Reading()
     if wanted.manifest is not None and not isinstance(source, Splits):
         found = recall(source, size, wanted.manifest, ROLES, wanted)
         return Splits.of({str(role): part for role, part in found.items()}, wanted.manifest.classes)
     given, where = _read(source, size)
     if wanted.prepared:
-        given = _as_prepared(given, where)
+        given = given.with_parts({name: copy(part) for name, part in given.parts.items()})
+        for part in given.parts.values():
+            if not isinstance(part, WrappedDataset):
+                raise ConfigError(f"prepared: True given with {where}; it is for PyTorch datasets", where="load_data")
+            part.prepared = True
     groups = groups_of(given, wanted.groups)
     splits = _without_shared(_opened(given, where, wanted), groups, wanted, where)
     val_fraction, test_fraction, confirm_fraction = choose(splits, groups)
@@ -162,15 +165,6 @@ def load_divided(
         splits = hold_out_confirmation(splits, confirm_fraction, seed, units(splits, "val", groups))
     splits = related(splits, groups)
     return splits if isinstance(source, Splits) else limited(splits, limit, seed)
-
-
-def _as_prepared(splits: Splits, where: str) -> Splits:
-    parts = {name: copy(part) for name, part in splits.parts.items()}
-    for part in parts.values():
-        if not isinstance(part, WrappedDataset):
-            raise ConfigError(f"prepared: True given with {where}; it is for PyTorch datasets", where="load_data")
-        part.prepared = True
-    return splits.with_parts(parts)
 
 
 def fetch(source: str) -> None:
@@ -191,10 +185,14 @@ def recall(
     source: Source, size: tuple[int, int] | None, manifest: Manifest, roles: Sequence[Role], reading: Reading
 ) -> dict[Role, LabelledImages]:
     """Return the images of these roles that a manifest lists; raise DataError if they have changed."""
-    path = user_path(source, "load_data") if is_path(source) else None
-    is_folder = path is not None and path.is_dir() and not (hub.holds_dataset(path) or holds_shards(path))
-    given = path if path is not None and is_folder else read_undivided(source, size)[0]
+    given = folder_of_images(source, "load_data") or read_undivided(source, size)[0]
     return recalled(given, manifest, size or DEFAULT_SIZE, roles=roles, callback=reading.callback)
+
+
+def folder_of_images(source: object, where: str) -> Path | None:
+    """Return the folder that the source is, if image files lie in it rather than shards or a dataset."""
+    path = user_path(source, where) if is_path(source) else None
+    return path if path and path.is_dir() and not (hub.holds_dataset(path) or holds_shards(path)) else None
 
 
 def _read(source: object, size: tuple[int, int] | None) -> tuple[Splits, str]:

@@ -8,13 +8,11 @@ import numpy as np
 
 from basisprune.data.copies import look_at, looks_of, note_near_copies, units_of
 from basisprune.data.datasets import LabelledImages, base_of, take
-from basisprune.data.folders import FolderImages, holds_shards, image_files
-from basisprune.data.hub import holds_dataset
-from basisprune.data.load import DEFAULT_SIZE, Reading, Source, is_path, read_undivided
+from basisprune.data.folders import FolderImages, image_files
+from basisprune.data.load import DEFAULT_SIZE, Reading, Source, folder_of_images, read_undivided
 from basisprune.data.manifest import Manifest, recalled
 from basisprune.data.split import Splits, reread, white_of
 from basisprune.errors import DataError
-from basisprune.files import user_path
 
 
 def with_unlabelled(
@@ -39,8 +37,7 @@ def with_unlabelled(
 
 
 def _read(source: Source, splits: Splits, size: tuple[int, int]) -> tuple[LabelledImages, str]:
-    path = user_path(source, "unlabelled") if is_path(source) else None
-    if path is not None and path.is_dir() and not (holds_dataset(path) or holds_shards(path)):
+    if path := folder_of_images(source, "unlabelled"):
         if not (files := image_files(path)):
             raise DataError(f"{path}: contains no images; those to confirm the budget are needed")
         images = FolderImages([(file, 0) for file in files], splits.classes, size, root=path, white=white_of(splits))

@@ -42,7 +42,6 @@ from basisprune.runs.folder import (
     refuse_links,
     same_data,
     settings_of,
-    with_earlier_fractions,
 )
 from basisprune.runs.network import (
     is_folder_of_a_model,
@@ -134,7 +133,6 @@ def prepare_job(
         processes.on_main(lambda: fetch(name))  # so that they do not all download it at once
     torch.manual_seed(config.seed)
     folder = None if output is None else user_path(output, "output")
-    config = config if folder is None else with_earlier_fractions(config, folder)
     names = _called(model), _called(data)
     loaders = loaders_of(data)
     if loaders is not None:
@@ -221,7 +219,7 @@ def _names_code(model: object) -> bool:
 
 
 def _manifest_of_model(model: ModelSource, data: str) -> Manifest | None:
-    """The images of the run that trained the model, if that was on the same data."""
+    """Return the images of the run that trained the model, if that was on the same data."""
     if not isinstance(model, str | os.PathLike) or not holds_bundle(Path(model)):
         return None
     run = Path(model).resolve().parent

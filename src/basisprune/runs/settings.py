@@ -51,7 +51,7 @@ Panel: TypeAlias = Literal["Budget", "Data", "Model", "Training", "Output", "Adv
 RATIOS = ("basis_ratio", "filter_ratio")
 BUDGETS = tuple(each.name for each in fields(Budget))
 FRACTIONS = {"val_fraction": VAL_FRACTION, "test_fraction": TEST_FRACTION, "confirm_fraction": CONFIRM_FRACTION}
-"""The shares of the images if one of them is fixed; earlier versions noted them in config.yaml."""
+"""The shares of the images if one of them is fixed."""
 OBJECTS = ("recipe", "search", "metric", "task")  # may be objects in Python
 
 

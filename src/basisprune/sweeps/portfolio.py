@@ -21,7 +21,7 @@ from basisprune.deploy.bundle import load_bundle
 from basisprune.errors import BasisPruneError, CheckpointError, ConfigError, TrainingError, broken_rules
 from basisprune.files import user_path
 from basisprune.results import BackboneRow, Portfolio, RunSummary
-from basisprune.runs.folder import BUNDLE, IN_PYTHON, SUMMARY, OutputFolder, refuse_links, with_earlier_fractions
+from basisprune.runs.folder import BUNDLE, IN_PYTHON, SUMMARY, OutputFolder, refuse_links
 from basisprune.runs.load import ModelSource, code_of, load_images
 from basisprune.runs.preflight import preflight
 from basisprune.runs.record import TESTS
@@ -225,7 +225,6 @@ class _Portfolio:
         refuse_code(code for name in self.names for code in code_of(name, data, None))
         self.folder = _PortfolioFolder(user_path(output, "output").resolve())
         self.root = self.folder.path
-        self.config = with_earlier_fractions(self.config, self.root)
         weights = self.plan.weights
         self.settings: dict[str, pydantic.JsonValue] = {
             "model": AUTO,

@@ -17,6 +17,7 @@ from basisprune.callback import Callback
 from basisprune.data.load import Source
 from basisprune.data.manifest import keep_images, manifest_of
 from basisprune.deploy.export.onnx import has_onnx
+from basisprune.deploy.latency import Backend
 from basisprune.method.pipeline import Pipeline
 from basisprune.method.states import State
 from basisprune.results import FrontPoint, Portfolio, RunSummary
@@ -202,8 +203,8 @@ class BackboneSearch(Search):
         for place, trial in enumerate(own):
             candidate = trial.candidate
             # Of the ONNX file that would be delivered; of PyTorch where there is none.
-            program = self.scale.program(trial.deployed) if self.has_file else "eager"
-            measure = partial(self.scale.measured, trial.deployed, program)
+            backend: Backend = self.scale.program(trial.deployed) if self.has_file else "eager"
+            measure = partial(self.scale.measured, trial.deployed, backend)
             latency = self.pipeline.store.number(candidate.steps, "file", measure)
             sizes = candidate.parameters, candidate.macs, latency
             points.append(FrontPoint(name, candidate.label, candidate.accuracy, candidate.interval, *sizes))

@@ -176,32 +176,18 @@ def read_sweep(path: str | Path, output: str | Path | None = None, *, trust_code
     lists = models, datasets, given.frameworks or ("",), given.seeds
     if (count := math.prod(map(len, lists))) > _MOST_CELLS:
         faults.append(f"{count:,} cells described; at most {_MOST_CELLS:,} are allowed, so divide the file")
-    if not trust_code:
-        entries = [*models, *datasets, _Entry(options=shared)]
-        code = [each for one in entries for each in code_of(one.model, one.data, (one.options or {}).get("task"))]
-        faults += [
-            f"{name!r} would import and run code; if you trust whoever wrote the file, pass trust_code=True "
-            "(--trust-code)"
-            for _, name in dict.fromkeys(code)
-        ]
+    faults += [] if trust_code else _code_in([*models, *datasets, _Entry(options=shared)])
     if faults:
         raise ConfigError.of(where, faults)
     folder = Path(output or given.output or "").expanduser().resolve()
     if os.path.lexists(folder / CELLS):
         refuse_links(folder)
-    cells: dict[Cell, Run] = {}
-    for model, data, framework, seed in product(*lists):
-        cell = Cell(str(model.name), str(data.name), framework, seed)
-        options = _merged(shared, model.options or {}, data.options or {})
-        options |= {"seed": seed} | ({"framework": framework} if framework not in ("", BASELINE) else {})
-        options |= {"trust_code": True} if trust_code else {}
-        kind: Kind = "train" if framework == BASELINE else "compress"
-        cells[cell] = Run(
-            cell.name, kind, folder / CELLS / cell.name, Backbone(str(model.model)), str(data.data), options
-        )
-        with _faults_into(faults, f"{cell.name}: "):
-            configure(cast("Options", options))
-            if model.model == AUTO and kind == "train":
+    cells = dict(_cell(*each, shared, folder) for each in product(*lists))
+    for run in cells.values():
+        run.options.update({"trust_code": True} if trust_code else {})
+        with _faults_into(faults, f"{run.name}: "):
+            configure(cast("Options", run.options))
+            if run.backbone.name == AUTO and run.kind == "train":
                 raise ConfigError(f"the framework {BASELINE!r} needs one model, and {AUTO!r} given")
     # Folders of a-b on c and of a on b-c would be the same; some file systems do not tell A from a.
     twice = _repeated(cell.name.casefold() for cell in cells)
@@ -209,6 +195,24 @@ def read_sweep(path: str | Path, output: str | Path | None = None, *, trust_code
     if faults:
         raise ConfigError.of(where, faults)
     return Sweep(cells, running, folder)
+
+
+def _cell(
+    model: _Entry, data: _Entry, framework: str, seed: int, shared: Mapping[str, JsonValue], folder: Path
+) -> tuple[Cell, Run]:
+    cell = Cell(str(model.name), str(data.name), framework, seed)
+    options = _merged(shared, model.options or {}, data.options or {}) | {"seed": seed}
+    options |= {"framework": framework} if framework not in ("", BASELINE) else {}
+    kind: Kind = "train" if framework == BASELINE else "compress"
+    return cell, Run(cell.name, kind, folder / CELLS / cell.name, Backbone(str(model.model)), str(data.data), options)
+
+
+def _code_in(entries: Sequence[_Entry]) -> list[str]:
+    found = [name for each in entries for _, name in code_of(each.model, each.data, (each.options or {}).get("task"))]
+    return [
+        f"{name!r} would import and run code; if you trust whoever wrote the file, pass trust_code=True (--trust-code)"
+        for name in dict.fromkeys(found)
+    ]
 
 
 def _entries(given: Sequence[JsonValue], where: str, key: str, faults: list[str]) -> list[_Entry]:
@@ -220,7 +224,8 @@ def _entries(given: Sequence[JsonValue], where: str, key: str, faults: list[str]
             entry = changed(_Entry(), {key: value} if isinstance(value, str) else value, here)
             source = getattr(entry, key)
             if source is None or (entry.model is not None and entry.data is not None):
-                raise ConfigError(f"{key}: {value!r} given; a name, or a mapping with {key}, name and options is needed")
+                needed = f"a name, or a mapping with {key}, name and options is needed"
+                raise ConfigError(f"{key}: {value!r} given; {needed}")
             options = _options(entry.options, f"{here}.options", faults)
             place = source if is_timm(source) else absolute(source)
             short = Path(source.rpartition(":")[2]).name or source  # birds of /photos/birds
