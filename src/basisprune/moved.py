@@ -37,7 +37,6 @@ MOVED = {
     "tasks": ["Predictions", "classification"],
     "training.trainable": ["set_trainable"],
     "transfer.checkpoints": ["load_weights"],
-    "transfer.kept": ["KeptModel"],
-    "transfer.model": ["TransferModel"],
+    "transfer.model": ["KeptModel", "TransferModel"],
     "types": ["Block", "BlockPlan", "Coupling", "Scores"],
 }

@@ -15,7 +15,7 @@ from tiny import NAMES, tiny_images, tiny_model, tiny_recipe, tiny_training
 from basisprune.errors import CheckpointError, ConfigError, DataError
 from basisprune.results import RunSummary
 from basisprune.runs.compress import Compressed, certify_run, compress
-from basisprune.runs.labelling import ANSWERS, PAGE, Answers, read_answers, read_labels
+from basisprune.runs.record import ANSWERS, PAGE, Answers, read_answers, read_labels
 from basisprune.search import SearchConfig
 
 pytestmark = pytest.mark.usefixtures("one_thread")

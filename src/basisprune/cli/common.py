@@ -414,7 +414,7 @@ def named_network(
     if not Path(model).exists():
         if keep_head:
             from basisprune.transfer.hints import Hints
-            from basisprune.transfer.kept import kept_model
+            from basisprune.transfer.model import kept_model
 
             return kept_model(model, weights=weights, input_hints=Hints(None if size is None else (size, size)))
         return transfer_model(model, classes, weights=weights, input_size=size)

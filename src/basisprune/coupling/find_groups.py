@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from basisprune.basis.layers import BasisPair, BasisScalingConv, half_name
 from basisprune.coupling.cutting import dropped, hollow_cut, shell
 from basisprune.coupling.labelled_run import Tracer, forward
-from basisprune.coupling.ledger import Ids, Ledger
+from basisprune.coupling.labels import Ids, Ledger
 from basisprune.coupling.solving import Solution, build, solve
 from basisprune.errors import ModelError, pass_on
 from basisprune.torchkit.surgery import LayerPatterns, find_layers, match_layers, named_tensors

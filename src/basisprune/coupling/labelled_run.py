@@ -13,8 +13,18 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from basisprune.coupling.combining import COMBINING, PRODUCTS, elementwise, shape_only
-from basisprune.coupling.labels import CONSTANT, Labels, Operation, Rule, attach, attached, listed, support, vector
-from basisprune.coupling.ledger import Ledger
+from basisprune.coupling.labels import (
+    CONSTANT,
+    Labels,
+    Ledger,
+    Operation,
+    Rule,
+    attach,
+    attached,
+    listed,
+    support,
+    vector,
+)
 from basisprune.coupling.rearranging import REARRANGING
 from basisprune.torchkit.running import hooked, mode, tensors_in
 from basisprune.types import OUTPUT

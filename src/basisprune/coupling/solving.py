@@ -13,7 +13,7 @@ from torch import nn
 
 from basisprune.basis.layers import BasisScalingConv
 from basisprune.coupling.cutting import DERIVED
-from basisprune.coupling.ledger import Ids, Ledger, ParameterAxis, SizeHint, Split
+from basisprune.coupling.labels import Ids, Ledger, ParameterAxis, SizeHint, Split
 from basisprune.types import Axis, Coupling, Group, Size
 
 _LAYERS = (nn.modules.conv._ConvNd, nn.Linear)

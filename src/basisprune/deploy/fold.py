@@ -38,8 +38,7 @@ from basisprune.torchkit.running import hooked, mode, relative_difference, tenso
 from basisprune.torchkit.surgery import Layer, find_layers, output_channels, refuse_hooks, replace_module
 from basisprune.torchkit.watching import Dataflow, LayerCall, dataflow_of, example_input
 from basisprune.transfer.body import NormedConv
-from basisprune.transfer.kept import KeptModel
-from basisprune.transfer.model import TransferModel
+from basisprune.transfer.model import KeptModel, TransferModel
 from basisprune.types import InputSpec
 
 Preference: TypeAlias = Literal["macs", "params", "latency", "none"]

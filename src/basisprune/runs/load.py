@@ -21,10 +21,9 @@ from basisprune.budget.shares import Shares, shares
 from basisprune.callback import Callback, NullCallback
 from basisprune.data import LoaderPart, Loaders, Splits, load_data
 from basisprune.data.decode import random_numbers_kept
-from basisprune.data.load import PREFIXES, Reading, Source, fetch, load_divided
+from basisprune.data.load import PREFIXES, Reading, Source, fetch, load_divided, with_unlabelled
 from basisprune.data.manifest import IMAGES, UNLABELLED, Manifest, read_manifest
 from basisprune.data.split import groups_of, hold_out_confirmation, units
-from basisprune.data.unlabelled import with_unlabelled
 from basisprune.deploy.bundle import holds_bundle
 from basisprune.deploy.timing import table_digest
 from basisprune.errors import CheckpointError, ConfigError, DataError

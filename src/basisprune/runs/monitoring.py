@@ -14,13 +14,19 @@ from basisprune.budget.certify import Certificate
 from basisprune.budget.metrics import value_of
 from basisprune.callback import Callback, NullCallback
 from basisprune.data import LabelledImages
-from basisprune.data.load import Reading, Source
-from basisprune.data.unlabelled import with_unlabelled
+from basisprune.data.load import Reading, Source, with_unlabelled
 from basisprune.errors import ConfigError
 from basisprune.files import user_path
 from basisprune.runs.compress import Compressed, repeat_run
-from basisprune.runs.labelling import Answers, Labelling, in_random_order, read_answers, read_labels, write_answers
-from basisprune.runs.record import identity
+from basisprune.runs.record import (
+    Answers,
+    Labelling,
+    identity,
+    in_random_order,
+    read_answers,
+    read_labels,
+    write_answers,
+)
 from basisprune.tasks import CLASSIFICATION, Predictions
 from basisprune.training.evaluation import judge
 from basisprune.transfer.model import spec_of

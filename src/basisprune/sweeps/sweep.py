@@ -157,9 +157,11 @@ def read_sweep(path: str | Path, output: str | Path | None = None, *, trust_code
     """
     where = str(path)
     given, faults = changed(_File(), read_settings(path), where), list[str]()
-    for name, values in (("frameworks", given.frameworks), ("seeds", given.seeds)):
-        if len(set(values)) < len(values) or (not values and name == "seeds"):
-            faults.append(f"{name}: {list(values)} given; a list of different values is needed")
+    faults += [
+        f"{name}: {list(values)} given; a list of different values is needed"
+        for name, values in (("frameworks", given.frameworks), ("seeds", given.seeds))
+        if len(set(values)) < len(values) or (not values and name == "seeds")
+    ]
     if output is None and given.output is None:
         faults.append("output: not given; name the folder for the results here, or pass --output")
     models = _entries(given.models, "models", "model", faults)
@@ -169,10 +171,7 @@ def read_sweep(path: str | Path, output: str | Path | None = None, *, trust_code
     with _faults_into(faults):
         running = Running(retries=given.retries)
     with _faults_into(faults, "resources."):
-        needs = dict(given.resources or {})
-        if isinstance(needs.get("memory"), str):
-            needs["memory"] = AMOUNT.parse(needs["memory"])
-        running = replace(running, resources=changed(Resources(), needs, "resources"))
+        running = replace(running, resources=_resources(given.resources or {}))
     lists = models, datasets, given.frameworks or ("",), given.seeds
     if (count := math.prod(map(len, lists))) > _MOST_CELLS:
         faults.append(f"{count:,} cells described; at most {_MOST_CELLS:,} are allowed, so divide the file")
@@ -195,6 +194,12 @@ def read_sweep(path: str | Path, output: str | Path | None = None, *, trust_code
     if faults:
         raise ConfigError.of(where, faults)
     return Sweep(cells, running, folder)
+
+
+def _resources(given: Mapping[str, JsonValue]) -> Resources:
+    memory = given.get("memory")
+    needs = {**given, "memory": AMOUNT.parse(memory)} if isinstance(memory, str) else given
+    return changed(Resources(), needs, "resources")
 
 
 def _cell(

@@ -14,6 +14,7 @@ from basisprune.coupling.combining import COMBINING, PRODUCTS
 from basisprune.coupling.labelled_run import RULES
 from basisprune.coupling.labels import (
     Labels,
+    Ledger,
     Operation,
     RuleTable,
     all_dims,
@@ -26,7 +27,6 @@ from basisprune.coupling.labels import (
     support,
     vector,
 )
-from basisprune.coupling.ledger import Ledger
 from basisprune.coupling.rearranging import REARRANGING
 from basisprune.coupling.solving import classes
 

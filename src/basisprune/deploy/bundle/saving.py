@@ -39,8 +39,7 @@ from basisprune.deploy.graphs import FoldedModel, from_graph
 from basisprune.errors import BundleError, ConfigError, LayerError
 from basisprune.files import user_path
 from basisprune.torchkit.kinds import odd_kinds
-from basisprune.transfer.kept import KeptModel
-from basisprune.transfer.model import ModelSource
+from basisprune.transfer.model import KeptModel, ModelSource
 from basisprune.types import InputSpec
 
 
