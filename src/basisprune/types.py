@@ -175,11 +175,10 @@ class InputSpec(JsonValue):
 
 @dataclass(frozen=True)
 class LayerScores:
-    """The importance of each basis vector or filter of a layer, in order; higher is more important.
+    """The importance of each basis vector or filter of a layer, group by group; higher is more important.
 
-    In a grouped conv the vectors of one group follow those of the other. `means` are the mean features
-    along each vector, or None when no images were seen. `parameters` and `macs` are what one basis vector of
-    the layer costs: its weights, and its multiply-adds for one image; None where that is not known.
+    `means` are the mean features along each vector, None if no images were seen; `parameters` and `macs` are what one
+    basis vector costs, None where that is not known.
     """
 
     values: tuple[float, ...]
@@ -259,8 +258,7 @@ OUTPUT = "it is part of the network's output"
 class Axis:
     """One axis of a parameter or buffer that carries a group's units.
 
-    `index` holds the positions of the first unit, then those of the second, and so on; every unit has
-    equally many (one as a rule; 49 where a 7x7 map is flattened before a linear layer).
+    `index` has the positions of the first unit, then of the second: equally many, as 49 for a flattened 7x7 map.
     """
 
     parameter: str
@@ -272,8 +270,7 @@ class Axis:
 class Size:
     """A number that a module keeps beside its weights and that shrinks by `count / divisor` per unit.
 
-    `item` is the position where the attribute is a tuple or list of numbers. Dividing happens where units
-    are spread over equal parts: the width of a head shrinks by one when every head loses one channel.
+    `item` is its place in a tuple or list. A width of a head shrinks by one when every head loses one channel.
     """
 
     module: str
@@ -370,10 +367,7 @@ class FilterPlan(JsonValue):
 
 @dataclass(frozen=True)
 class Block:
-    """A module that adds a branch to what it reads; the pair `last` ends the branch.
-
-    `rectifies` says whether a relu follows the sum.
-    """
+    """A module that adds a branch, which the pair `last` ends, to what it reads; a relu may follow the sum."""
 
     name: str
     last: str

@@ -56,10 +56,7 @@ _ONLY_TYPED = {  # what would let a file run code
 
 @contextmanager
 def told_errors() -> Iterator[None]:
-    """Prints errors of basisprune and of the system without a traceback and exits with code 1; Ctrl-C exits with 130.
-
-    A program that is ended by somebody else's code, such as a network's, ends with an error too.
-    """
+    """Print errors without a traceback and exit with code 1, whoever raised them; Ctrl-C exits with 130."""
     try:
         yield
     except BasisPruneError as error:

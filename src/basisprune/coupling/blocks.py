@@ -27,8 +27,7 @@ _SAME = 1e-9 * _HIGH  # in float64
 def find_blocks(model: nn.Module, example: Tensor) -> tuple[Block, ...]:
     """Return the blocks of a decomposed model whose branch ends in a pair, in the order in which they run.
 
-    They are found by what they do: with the output of the pair held constant, such a block shifts each channel of its
-    input by a constant, in float64.
+    With the output of the pair held constant, such a block shifts each channel of its input by a constant, in float64.
     """
     found: list[Block] = []
     for name, width in _holders(model, example).items():

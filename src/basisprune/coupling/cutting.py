@@ -49,10 +49,9 @@ def unit_outputs(model: nn.Module, group: Group, layer: str) -> Channels:
 
 
 def unit_inputs(model: nn.Module, coupling: Coupling) -> dict[str, dict[str, Channels]]:
-    """For each conv or linear layer that mixes channels of some groups, by group, the channels it reads of each unit.
+    """Return the channels that each conv or linear layer which mixes channels reads of each unit, by group.
 
-    A depthwise conv does not mix: it hands each channel on, and belongs to its group. Raises PlanError for a coupling
-    of another network.
+    A depthwise conv does not mix. Raises PlanError for a coupling of another network.
     """
     found: dict[str, dict[str, Channels]] = {}
     for group in coupling.groups:

@@ -189,10 +189,7 @@ class _Trial:
     groups: Mapping[int, Group]
 
     def run(self, cuts: Mapping[int, int]) -> _Fault | None:
-        """What is wrong with the network with so many units cut; None if it runs with all channels in place.
-
-        The cut network is traced with the classes that its channels had before: where two meet they must be the same.
-        """
+        """Return what is wrong with the network so cut, traced with its former classes; None if nothing is."""
         groups = {number: self.groups[number] for number in cuts}
         coupling = Coupling(tuple(groups.values()), {}, ())
         keep = {group.name: _trial_units(group, number, cuts[number]) for number, group in groups.items()}
@@ -232,10 +229,9 @@ class _Trial:
 
 
 def _fault(tracer: Tracer, solution: Solution, groups: Mapping[int, Group], error: Exception) -> _Fault:
-    """What an error says, and which groups may be to blame.
+    """Describe an error, and which groups may be to blame.
 
-    Those come first that enter the failing operation, then those that enter the innermost module or
-    belong to it, and so on outwards; among equals the one with the fewest filters.
+    First those that enter the failing operation, then the modules around it; among equals the one with fewest filters.
     """
     stack = tuple(name for name, _ in tracer.stack)
     lines = str(error).strip().splitlines() or [type(error).__name__]

@@ -36,11 +36,7 @@ _NORMS = ("native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_upd
 
 
 class Tracer(TorchDispatchMode):
-    """Carries labels from tensor to tensor while a network runs under it.
-
-    Products and batch norms are not computed (zeros stand for their results): only shapes matter, and
-    nothing that belongs to the network may change.
-    """
+    """Carries labels from tensor to tensor while a network runs; products and batch norms give zeros."""
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -160,10 +160,7 @@ def attached(tensor: Tensor) -> Labels | None:
 
 @dataclass(frozen=True)
 class Operation:
-    """One operation while the network runs: its arguments, its result, and where it happened.
-
-    `name` is that of the aten operation without the underscore of the in-place form.
-    """
+    """One operation while the network runs; `name` is that of the aten operation, not in place."""
 
     name: str
     func: OpOverload[..., object]

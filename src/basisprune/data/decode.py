@@ -44,10 +44,7 @@ _looks: dict[_Version, Look] = {}
 
 @dataclass(frozen=True)
 class Depth:
-    """The white level that the brightest pixel of an image of more than 8 bits suggests.
-
-    For integers it is the first of `WHITES` that is not exceeded; for floats it may also be 1.
-    """
+    """The white level of an image of more than 8 bits: the first of `WHITES` that it fits; of floats, also 1."""
 
     white: int
     floats: bool = False
@@ -55,11 +52,7 @@ class Depth:
 
 @dataclass(frozen=True)
 class Look:
-    """What opening an image shows: the SHA-256 of its content, its depth if above 8 bits, and any fault.
-
-    The hash is empty if the content differs each time. Near copies are found by their `thumbnail` and then share one
-    `cluster`.
-    """
+    """What opening an image shows; the hash is empty if its content varies, and near copies share a `cluster`."""
 
     sha256: str = ""
     depth: Depth | None = None

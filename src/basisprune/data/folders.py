@@ -40,10 +40,7 @@ _Seen = set[tuple[int, int]]  # folders by their device and number, however they
 
 
 class FolderImages(FileImages):
-    """Images in files of their own; `root` is the folder from which a manifest names them.
-
-    Raises DataError, which names the file, when an image turns out to be damaged or none.
-    """
+    """Images in files of their own; `root` is the folder from which a manifest names them."""
 
     @checked
     def __init__(

@@ -32,10 +32,7 @@ _PUT_BACK = "put the images back as they were, or start the run anew in another 
 
 
 class Entry(NamedTuple):
-    """An image: its path from the folder of the data or its index, its label, and the SHA-256 of its content.
-
-    The hash is empty for an image of a dataset that changes its images at random.
-    """
+    """An image: its path or index, its label, and the SHA-256 of its content, empty if that changes at random."""
 
     name: str
     label: int
@@ -157,10 +154,7 @@ def manifest_of(splits: Splits, callback: Callback | None = None) -> Manifest:
 
 
 def keep_images(folder: Path, splits: Splits, callback: Callback | None = None) -> None:
-    """Write the manifest of the splits into a run's folder; raise CheckpointError if it has that of other images.
-
-    Images without labels have a manifest of their own.
-    """
+    """Write the manifests of the splits into a run's folder; raise CheckpointError if it has those of other images."""
     found = {IMAGES: manifest_of(splits, callback)}
     if splits.confirm is not None and not splits.confirm.labelled:
         found[UNLABELLED] = manifest_of_unlabelled(splits.confirm)

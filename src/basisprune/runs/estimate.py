@@ -32,10 +32,7 @@ _FORESEEN = 4
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds for the unpruned network and per candidate, with all epochs, and how many candidates to expect.
-
-    `most` is what there are seldom more of.
-    """
+    """Seconds for the unpruned network and per candidate, with all epochs; `most` is rarely exceeded."""
 
     reference: float
     candidates: int

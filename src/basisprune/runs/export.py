@@ -118,10 +118,7 @@ class _Work:
             )
 
     def rows(self, wanted: Runtime) -> tuple[RuntimeRow, ...]:
-        """One row for each file in the folder whose runtime is installed, and one for PyTorch.
-
-        What was not written just now may be anybody's: it counts if it can be tried in bounds before.
-        """
+        """Return a row for PyTorch and for each file in the folder, if it is new or runs within bounds."""
         files: dict[str, tuple[Runtime, Path]] = {}
         for runtime in RUNTIMES.values():
             for stem in (STEM, INT8_STEM):

@@ -75,10 +75,7 @@ class Exporter:
         )
 
     def quantise(self, source: Path, target: Path, reference: nn.Module, standard: AcceptanceRule | None) -> Int8Export:
-        """Write the int8 file of a float one, within the standard on the validation images if possible.
-
-        `reference` is the unpruned network. Without a standard, any int8 file will do.
-        """
+        """Write the int8 file of a float one, within the standard (None: any) on the validation images if possible."""
         spec, val = spec_of(reference), self.data.val
         if standard is None or val is None:
             return Int8Export(quantise_within(source, target, self._calibration(spec), lambda _path: True))

@@ -83,10 +83,7 @@ def refuse_link(path: Path) -> None:
 
 
 def refuse_links(folder: Path) -> None:
-    """Raise CheckpointError, by name, for anything below the folder that leads elsewhere: a link, a pipe, a device.
-
-    The folder itself may be a link, as its user names it; one that is missing holds none.
-    """
+    """Raise CheckpointError, by name, for anything below the folder that leads elsewhere: a link, a pipe, a device."""
     waiting = [os.fspath(folder)]
     while waiting:
         try:
@@ -150,10 +147,9 @@ class OutputFolder:
 
     @contextmanager
     def held(self, config: Settings, callback: Callback) -> Iterator[None]:
-        """Hold the folder for this run alone while the block runs, cleared of what killed writers left in it.
+        """Hold the folder for this run alone while the block runs; the main process of a run holds it for all.
 
-        If the block fails before anything is stored, the folder is as it was before. Raises CheckpointError as `claim`
-        does, and if another run works in the folder. The main process of a distributed run holds it for all.
+        If the block fails before anything is stored, the folder is as it was before.
         """
         with ExitStack() as stack:
             Processes.joined().on_main(lambda: stack.enter_context(self._held_here(config, callback)))
@@ -182,11 +178,7 @@ class OutputFolder:
                     self.path.rmdir()
 
     def claim(self, config: Settings, callback: Callback) -> None:
-        """Write the configuration to the folder; report versions that have changed since it was first written.
-
-        Raises CheckpointError if the folder belongs to another configuration, or contains other files. A folder in
-        which nothing has been stored yet belongs to nobody.
-        """
+        """Write the configuration to the folder, unless it belongs to another one; report changed versions."""
         self.check(config)
         file, plain = self.path / CONFIG, json.loads(json.dumps(config))
         now = then = versions()
@@ -227,10 +219,7 @@ class OutputFolder:
 
 
 def changed_settings(old: Settings, new: Settings) -> dict[str, str]:
-    """Return what differs between the settings of two runs and changes their results.
-
-    A setting that only one of them notes is ignored if it has its default.
-    """
+    """Compare the settings of two runs, but for those that change no result, and defaults that only one notes."""
     ignored = {VERSIONS, *_FREE}
     for one, other in ((old, new), (new, old)):
         ignored |= {name for name in OPTIONS.keys() & one.keys() - other.keys() if one[name] == OPTIONS[name].default}

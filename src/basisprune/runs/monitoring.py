@@ -38,11 +38,7 @@ _DRIFT = 0.01
 
 @dataclass(frozen=True)
 class Check:
-    """How often the answers of the networks differ on new images, and on those that confirmed the budget.
-
-    `p_value` is the chance of as many differences as now, or more, if the images were of the same kind (Fisher's exact
-    test). `certificate` says what labels of the new images show.
-    """
+    """How often answers differ now, and did when the budget was confirmed; `p_value` is of Fisher's exact test."""
 
     images: int
     differing: int
@@ -85,9 +81,7 @@ def check_run(
 ) -> Check:
     """Return whether the delivered network of a run still answers as the unpruned one does, on new images.
 
-    The answers, and a page that asks for labels, are written to a folder of that name in `checks/` of the run, where
-    labels given once are kept. Code that the run's settings name is imported only with `trust_code`.
-
+    The answers, labels given so far and a page that asks for more are in a folder of that name in the run's `checks/`.
     Raises ConfigError for a run without a budget of accuracy, or images to confirm it.
     """
     path, callback = user_path(folder, "run"), callback or NullCallback()

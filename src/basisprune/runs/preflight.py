@@ -68,11 +68,7 @@ _PREPARED = (
 
 
 def preflight(job: Job, output: OutputFolder | None, settings: Settings, callback: Callback | None = None) -> None:
-    """Raise the error that the run of this job would end with, as far as it can be known; writes nothing.
-
-    `settings` are what the folder would record. The callback is told what will not be written, and of a disk that may
-    become full.
-    """
+    """Raise the error that the run of this job would end with, as far as it can be known; write nothing."""
     command, callback = "compress" if output is None else output.command, callback or NullCallback()
     config, prunes = job.config, command == "compress"
     refuse_untrainable(job.network, command)
@@ -144,10 +140,7 @@ class _Sample:
 
 
 def check_network(job: Job, *, prunes: bool, saves: bool, callback: Callback) -> None:
-    """Raise the error that the network would cause when it is trained, split, pruned, folded or saved; it stays as is.
-
-    With `prunes`, it is what `compress` does with it; with `saves`, the callback is told which files cannot be written.
-    """
+    """Raise the error that training, splitting, pruning, folding or saving the network would cause."""
     network, config = job.network, job.config
     for name, tensor in named_tensors(network):
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
@@ -333,8 +326,7 @@ def _try(what: str, network: nn.Module, work: Callable[[], object]) -> object:
 def refuse_guessing(network: nn.Module, splits: Splits, *, callback: Callback) -> None:
     """Raise ModelError if a network that keeps its head does no better than chance on the validation images.
 
-    It then most likely has its classes in another order, or its images prepared in another way. If another order would
-    suit its answers much better, but it is above chance, the callback is told.
+    Its classes or its preparation are most likely others. If another order suits much better, the callback is told.
     """
     images = splits.val or splits.train
     step = max(1, math.ceil(len(images) / MOST_IMAGES))
@@ -364,11 +356,9 @@ def refuse_guessing(network: nn.Module, splits: Splits, *, callback: Callback) -
 
 @dataclass(frozen=True)
 class Answers:
-    """How many answers are right, how many would be by chance, and if each class were called differently.
+    """The share of right answers, that of answers as frequent by chance, and that with classes called otherwise.
 
-    `chance` is the accuracy of answers as frequent as these that know nothing of the images; `reordered` that with the
-    classes called what they most often are, None where two would be called the same, or where luck may have found that
-    order: among few images, some order suits any answers.
+    `reordered` is None where two classes would be called the same, or where luck may have found the order.
     """
 
     images: int
@@ -415,8 +405,7 @@ class Answers:
 def _may_be_luck(right: float, counts: npt.NDArray[np.int64]) -> bool:
     """Whether some order may make this share of answers right although they know nothing of the images.
 
-    One order does with a chance of at most exp(-n KL(right, p)) for n images, p of which have the most frequent label
-    (Chernoff); any order with that times the number of orders of the answers that there are.
+    One order does with a chance of at most exp(-n KL(right, p)), p the share of the largest class (Chernoff).
     """
     classes, images = len(counts), int(counts.sum())
     if images == 0:

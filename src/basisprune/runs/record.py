@@ -49,11 +49,10 @@ class FileTest:
 
 @dataclass(frozen=True)
 class Tested(JsonValue):
-    """The networks to test, as `identity` names them, and the tests that were made of the first of them.
+    """The networks to test, by `identity`, and the tests that were made of the first of them.
 
-    `promised` is what they are tested for, as `promised` names it. `reference` is the unpruned network, and
-    `computed_by` the program that ran the networks; `sums` are the checksums of the ONNX files that it ran, empty
-    where it was PyTorch. `files` are the tests of files made of the last network, in order.
+    `promised` names what they are tested for, `computed_by` the program that ran them; `sums` are the checksums of its
+    ONNX files, empty for PyTorch. `files` are the tests of files made of the last network, in order.
     """
 
     promised: str
@@ -94,10 +93,9 @@ def identity(trial: Evaluated) -> str:
 
 
 def promised(promise: Guarantee, reference: Outcomes, images: str) -> str:
-    """A name for a promise on these confirming images, which `images` is the digest of.
+    """Name a promise on confirming images with this digest.
 
-    Functions have no content to compare, so that a metric is also known by its value for the unpruned network, whose
-    answers on the validation images are given.
+    A metric that is a function is also known by its value for the unpruned network, on the validation images.
     """
     (budget,) = [f"{name} {value!r}" for name, value in vars(promise.budget).items() if value is not None]
     value = value_of(promise.metric, reference)
@@ -105,10 +103,7 @@ def promised(promise: Guarantee, reference: Outcomes, images: str) -> str:
 
 
 def read_tested(folder: Path | None) -> Tested | None:
-    """What the run in the folder has tested; None before the first test.
-
-    Raises CheckpointError for a file that is damaged: what it said is not known, so that nothing more may be tested.
-    """
+    """Return what the run in the folder has tested; None before the first test."""
     if folder is None or not (folder / TESTS).exists():
         return None
     try:
@@ -118,10 +113,7 @@ def read_tested(folder: Path | None) -> Tested | None:
 
 
 def has_been_tested(folder: Path | None) -> bool:
-    """Whether other files of the run than the record tell of tests: the summary, or the bundle.
-
-    What is damaged may have told of some.
-    """
+    """Whether the summary or the bundle of the run tell of tests, or are damaged and may have told of some."""
     if folder is None:
         return False
     if (folder / SUMMARY).exists():
@@ -158,8 +150,7 @@ _MOST_BYTES = 1 << 28
 class Answers(JsonValue):
     """What networks answer for images without labels, in the random order in which these are labelled.
 
-    `answers` are indices of `classes`, for each network by its identity. `labels` were given so far, by image: the name
-    of a class, or "?" for what nobody can tell.
+    `answers` are indices of `classes`, by the identity of the network; `labels` are names of classes, or "?", by image.
     """
 
     images: tuple[str, ...]
@@ -215,10 +206,7 @@ def in_random_order(images: LabelledImages, seed: int) -> tuple[npt.NDArray[np.i
 
 
 def read_labels(path: Path, images: Sequence[str]) -> dict[str, str]:
-    """Read labels by image from a CSV file: the page's own `file,label`, or an export of Label Studio.
-
-    Other tools may put folders, or a few letters and a hyphen, before the name of an image, or leave its folder out.
-    """
+    """Read labels by image from a CSV file: ours, or an export of Label Studio, whose names of images may be longer."""
     with readable(path, OSError, UnicodeDecodeError, csv.Error, advice="; write it as file,label in UTF-8"):
         lines = read_bytes(path, most=_MOST_BYTES).decode("utf-8-sig").splitlines()
         rows = [row for row in csv.reader(lines, strict=True) if any(row)]
@@ -265,10 +253,7 @@ def _resolver(images: Sequence[str]) -> Callable[[str], str]:
 
 @dataclass(frozen=True)
 class Labelling:
-    """The tests of candidates by labels: `order` are their identities, the largest first, `names` what they are called.
-
-    `value` is the accuracy of the unpruned network on the validation images: of the others, only differences are known.
-    """
+    """The tests of candidates, largest first, by labels; `value` is the unpruned validation accuracy."""
 
     guarantee: Guarantee
     kept: Answers

@@ -164,10 +164,7 @@ def check_portfolio(
     callback: Callback | None = None,
     **options: Unpack[Options],
 ) -> None:
-    """Raise the error that `compress_portfolio` would end with, as far as it can be known; write and fetch nothing.
-
-    If the weights of all backbones must be fetched, this checks only the settings, the folder and the images.
-    """
+    """Raise the error that `compress_portfolio` would end with, as far as it can be known without fetching weights."""
     portfolio = _Portfolio(models, data, output, plan, running, callback, options)
     portfolio.folder.check(portfolio.settings)
     refuse_links(portfolio.root)
@@ -368,10 +365,7 @@ class _Portfolio:
         self.rows[name] = BackboneRow(name, status, why_dropped, epochs, about.accuracy, about.parameters)
 
     def _reference(self, best: Backbone) -> Backbone | None:
-        """Copy the trained network of the backbone that accuracies are compared with; None for other budgets.
-
-        A run that resumes may find another backbone to be the best, whose training failed before.
-        """
+        """Copy the trained network that accuracies are compared with, which may be another when a run resumes."""
         if cast("Budget", self.config.goal).max_drop is None:
             return None
         copy = reference_folder(self.root, best)

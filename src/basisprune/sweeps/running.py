@@ -49,10 +49,7 @@ _SMALL_STORE = 100 << 20  # bytes; Ray stores nothing but the runs, as text
 
 @dataclass(frozen=True)
 class Backbone(JsonValue):
-    """A network to start from; `weights` is a local file for a timm name.
-
-    With `cached`, its weights are on this machine, and the hub is not asked for them.
-    """
+    """A network to start from; `weights` is a local file for a timm name, `cached` means that the hub is not asked."""
 
     name: str
     weights: str | None = None
@@ -171,10 +168,7 @@ def run_all(
     callback: Callback,
     done: Callable[[Run], bool] = lambda _: False,
 ) -> list[RunResult]:
-    """Return how each run ended, in their order; skip those that are `done`.
-
-    Failed runs are repeated after all others, except those that would fail again. No failure stops the other runs.
-    """
+    """Return how each run ended; skip those that are `done`, and repeat failed ones last, unless that is final."""
     results = {run.name: RunResult(run, attempts=0) for run in runs if done(run)}
     waiting = [run for run in runs if run.name not in results]
     if results and waiting:
@@ -195,10 +189,7 @@ def run_all(
 
 @contextmanager
 def open_pool(running: Running, callback: Callback, in_process: Callable[[Run], None] | None = None) -> Iterator[Pool]:
-    """Yield the pool for these settings, and end what it still does at the end of the block.
-
-    With one job, runs are done by `in_process` in this process, if it is given.
-    """
+    """Yield the pool for these settings; one job is done by `in_process` in this process, if it is given."""
     # The workers of joblib's own backends do several runs each, and one that is killed ends all others. So its threads
     # wait for processes that do one run each.
     place: AbstractContextManager[Do]
@@ -239,7 +230,7 @@ def attempt(do: Callable[[Run], None], run: Run) -> Failure | None:
 
 @contextmanager
 def _in_processes(threads: int) -> Iterator[Do]:
-    """Do each run in a process of its own, so that one that is killed or runs out of memory ends no other.
+    """Do each run in a process of its own, so that one that is killed ends no other.
 
     The processes end with the block, or with this process, which closes their standard input.
     """
@@ -284,10 +275,7 @@ def _in_processes(threads: int) -> Iterator[Do]:
 
 @contextmanager
 def _on_ray(running: Running) -> Iterator[Do]:
-    """Do each run in a Ray task with a worker process of its own and the resources that it asks for.
-
-    Raises MissingExtraError without Ray, and ConfigError where there is no cluster at the address.
-    """
+    """Do each run in a Ray task with a worker process of its own and the resources that it asks for."""
     ray = require_ray()
     is_owner = not ray.is_initialized()
     if is_owner:

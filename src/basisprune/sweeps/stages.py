@@ -47,10 +47,9 @@ class InMemory:
 
 @dataclass(frozen=True)
 class Trained(JsonValue):
-    """A backbone after a training: how good it is on the validation images, and its size.
+    """A backbone after a training: its accuracy, its `value` in the metric of the budget, and what it costs.
 
-    `value` is in what the budget is counted in, `size` in what the result minimises. `images` is the digest of all
-    images with their roles, which must be the same for all backbones.
+    `images` is the digest of all images with their roles, which must be the same for all backbones.
     """
 
     accuracy: float
@@ -64,8 +63,7 @@ class Trained(JsonValue):
 class Searched(JsonValue):
     """The networks found from a backbone, and the index of the one to recommend; None if there is none.
 
-    `order` ranks that one among those of other backbones (lower is better): whether it is only estimated to be
-    certified, then its sizes or, for a budget of size, its error.
+    `order` ranks that one among those of other backbones: certified before estimated, then by its cost.
     """
 
     points: tuple[FrontPoint, ...]
@@ -109,10 +107,9 @@ def start(run: Run, callback: Callback, in_memory: InMemory) -> None:
 
 
 def search(run: Run, callback: Callback, in_memory: InMemory) -> None:
-    """Search for the smallest networks that start from a backbone, and write them.
+    """Search for the smallest networks that start from a backbone, relative to the best one, and write them.
 
-    A loss of accuracy is relative to the best backbone. A backbone that exceeds the budget unpruned is compressed
-    relative to itself: its networks may be on the Pareto front, but are not recommended.
+    A backbone that exceeds the budget unpruned is compressed relative to itself, for the Pareto front only.
     """
     with _prepared(run, callback, in_memory) as (job, pipeline):
         own = _searched(run, job, pipeline, callback, in_memory)
@@ -120,10 +117,7 @@ def search(run: Run, callback: Callback, in_memory: InMemory) -> None:
 
 
 def deliver(run: Run, callback: Callback, in_memory: InMemory) -> None:
-    """Certify the networks of the recommended backbone, and write the result to the root.
-
-    No other stage uses the confirming images.
-    """
+    """Certify the networks of the recommended backbone, by images that no other stage uses, and write the result."""
     portfolio = Portfolio.read(run.root / PORTFOLIO)
     with _prepared(run, callback, in_memory) as (job, pipeline):
         keep_images(run.root, job.splits, callback)
@@ -135,10 +129,7 @@ def deliver(run: Run, callback: Callback, in_memory: InMemory) -> None:
 def _with_portfolio(
     summary: RunSummary, result: SearchResult, *, portfolio: Portfolio, is_compared: bool
 ) -> RunSummary:
-    """Add the portfolio to the summary, and mark the delivered network among its points.
-
-    If the search `is_compared` with another backbone, its first candidate is that one's unpruned network.
-    """
+    """Add the portfolio to the summary; if `is_compared`, its first candidate is the best backbone, unpruned."""
     first, *others = summary.candidates
     recommended, reference, place = portfolio.recommended, portfolio.reference, result.chosen - is_compared
     message = f"Started from {recommended}, out of {len(portfolio.backbones)} backbones"

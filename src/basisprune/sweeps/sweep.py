@@ -152,8 +152,7 @@ def run_sweep(
 def read_sweep(path: str | Path, output: str | Path | None = None, *, trust_code: bool = False) -> Sweep:
     """Read the sweep that a YAML file describes, with its results in `output`, or in the folder that the file names.
 
-    Raises ConfigError that lists all faults with their places in the file: also code that it names, unless
-    `trust_code` allows it, and more than 10,000 cells.
+    Raises ConfigError that lists all faults with their places, code that is not allowed by `trust_code` among them.
     """
     where = str(path)
     given, faults = changed(_File(), read_settings(path), where), list[str]()

@@ -38,12 +38,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class SweepRow:
-    """The result of one cell of a sweep.
+    """The result of one cell of a sweep; `before` is the unpruned network, as deployed.
 
-    `images` names the part of the data that accuracies are measured on: "test" or "validation". `before` is the
-    unpruned network. Sizes are those of the deployed form, for a baseline those of the trained one; milliseconds are
-    for one image, in the delivered file where there is one. `certified` is None where the budget is not about accuracy.
-    `attempts` is 0 for a cell that was done by an earlier start.
+    `images` are those that accuracies are measured on, "test" or "validation"; milliseconds are for one image, in the
+    delivered file where there is one. `attempts` is 0 for a cell that was done by an earlier start.
     """
 
     model: str

@@ -90,10 +90,9 @@ def refuse_other_precisions(model: nn.Module, where: str) -> None:
 
 
 def copied(model: nn.Module) -> nn.Module:
-    """A copy of the model, in which every weight that such a hook computes is a parameter of its own.
+    """Copy the model; every weight that such a hook computes becomes a parameter of its own.
 
-    torch cannot copy a network with these hooks, and a rewrite of its layers would lose them. Nor can it copy tensors
-    of a graph, such as the outputs that a network keeps of its last training step: the copy has them without it.
+    torch can copy neither networks with these hooks nor tensors of a graph, of which the copy has the values.
     """
     computed = {id(tensor): tensor.detach().clone() for tensor in tensors_with_graphs(model)}
     computed |= {

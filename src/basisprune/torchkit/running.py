@@ -71,10 +71,9 @@ def idle_modules(model: nn.Module, images: Tensor) -> set[str]:
 
 
 def cut_graphs(model: nn.Module) -> None:
-    """Detach tensors that modules keep in plain attributes, such as a table of biases or a list of outputs, in place.
+    """Detach tensors that modules keep in plain attributes, such as a list of outputs, in place.
 
-    With gradients enabled, such a tensor holds on to a graph that the next backward pass would run into, and that no
-    copy can be made of.
+    Such a tensor holds on to a graph that the next backward pass would run into, and that cannot be copied.
     """
     for module in model.modules():
         vars(module).update({name: _detached(value) for name, value in vars(module).items() if name not in _OF_TORCH})
@@ -149,10 +148,7 @@ class ReadBatch(NamedTuple):
 
 
 class ReadBatches:
-    """Batches of any kind, read as the loss reads them; can be gone through as often as they can.
-
-    `images` is how many inputs came so far.
-    """
+    """Batches of any kind, read as the loss reads them, again and again; `images` counts the inputs so far."""
 
     def __init__(self, batches: Iterable[object], loss: Loss) -> None:
         self.batches, self.loss, self.images = batches, loss, 0
@@ -198,10 +194,7 @@ def tensors_in(value: object) -> Iterator[Tensor]:
 
 
 def relative_difference(expected: Tensor, given: Tensor, *, least: float = 0.0) -> float:
-    """The largest difference in relation to the largest expected value, or to `least` if that is larger.
-
-    Infinite for another shape, and for values that are not finite.
-    """
+    """Return the largest difference relative to the largest expected value or `least`; infinite if not comparable."""
     if expected.shape != given.shape:
         return math.inf
     if expected.numel() == 0:

@@ -27,9 +27,8 @@ Layout: TypeAlias = Literal["NCHW", "NHWC", "NLC", "NC"]
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Where a network's architecture came from, to build it again: a timm name or `"package.module:factory"`.
+    """The name by which an architecture can be built again: of timm, or `"package.module:factory"`; None for a module.
 
-    `backbone` is None for a module that was handed over ready-made, `insert_norm` for a network that kept its head.
     A function is called to save the network only if `is_trusted`: its caller named it, and no file did.
     """
 
@@ -231,8 +230,7 @@ _WAY_OUT = "one tensor of scores (N, classes) is needed, or an output with .logi
 class KeptModel(nn.Module):
     """Scores (N, classes) for images (N, C, H, W), by a network as its owner has trained it.
 
-    `part` is the name of what counts of the network's output, such as "logits" for those of Hugging Face; None where
-    the output is the scores themselves.
+    `part` is the name of what counts of its output, such as "logits"; None where that is the scores themselves.
     """
 
     def __init__(

@@ -404,7 +404,7 @@ def test_with_few_images_what_is_handed_over_holds_on_others_too(monkeypatch):
 
 def test_without_a_ridge_it_is_exact(monkeypatch):
     from basisprune.basis import refit
-    from basisprune.coupling import compensate
+    from basisprune.coupling import cutting
 
     model, x = chain("conv2d")
     model[1] = nn.Identity()
@@ -412,7 +412,7 @@ def test_without_a_ridge_it_is_exact(monkeypatch):
         model[0].weight[3:] = torch.einsum("pk,k...->p...", torch.randn(3, 3).double(), model[0].weight[:3])
     monkeypatch.setattr(moments, "shrunk", lambda covariance, _count: covariance)
     exact = lambda *given, faint: refit.least_squares(*given, ridge=0.0, faint=faint)  # noqa: E731
-    monkeypatch.setattr(compensate, "least_squares", exact)
+    monkeypatch.setattr(cutting, "least_squares", exact)
     small = handed(model, {"0": (0, 1, 2)}, x, refit=True)
     torch.testing.assert_close(small(x), model(x), rtol=1e-8, atol=1e-8)
 
