@@ -142,7 +142,7 @@ class Cell:
     share: float = HALF
 
     @property
-    def file(self) -> str:
+    def name(self) -> str:
         """The name of its result."""
         share = () if self.share == HALF else (f"{self.share:g}",)
         return "-".join((self.model, self.dataset, self.part, *share, str(self.seed))).replace(" ", "_")

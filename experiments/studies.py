@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from basisprune.files import write_text
 
-Record: TypeAlias = Mapping[str, Any]
+Record: TypeAlias = dict[str, Any]
 COMMON = ("preset", "versions", "device")
 
 

@@ -7,7 +7,7 @@ MOVED = {
     "budget": ["Ratios"],
     "costs": ["ModelReport", "weight_uses"],
     "coupling": ["trace_coupling"],
-    "coupling.blocks": ["drop_blocks", "find_blocks"],
+    "coupling.cutting": ["drop_blocks", "find_blocks"],
     "data": ["prepare"],
     "deploy.bundle": ["Card", "load_bundle"],
     "deploy.export": ["evaluate_onnx", "export_onnx", "export_program"],

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 from basisprune.basis.layers import BasisPair, BasisScalingConv, dense_weight
 from basisprune.errors import ConfigError, LayerError
-from basisprune.torchkit.kinds import copied, has_computed_weights, plain_weights
 from basisprune.torchkit.moments import LossStatistics, OutputStatistics, loss_statistics, output_statistics
-from basisprune.torchkit.running import Loss
+from basisprune.torchkit.running import Loss, copied, has_computed_weights, plain_weights
 from basisprune.torchkit.surgery import (
     TORCH_CONVS,
     Layer,

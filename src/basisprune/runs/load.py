@@ -112,7 +112,7 @@ def prepare_job(
 
     A run in the folder `output` goes on with exactly the images that it has chosen before, and so does one that starts
     from the model of a run on the same data: what a network was trained on does not judge it, and what has judged it
-    does not confirm. Raises ConfigError for a size other than that of a trained model, and DataError for unusable images.
+    does not confirm. Raises ConfigError for a size that is not the model's, and DataError for unusable images.
     """
     refuse_code(code_of(model, data, None))
     processes = Processes.joined()

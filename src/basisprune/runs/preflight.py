@@ -44,9 +44,8 @@ from basisprune.runs.load import Job, factory_of
 from basisprune.runs.network import listed
 from basisprune.runs.settings import RunConfig
 from basisprune.tasks import Predictions, Task
-from basisprune.torchkit.kinds import refuse_other_precisions, refuse_untrainable
 from basisprune.torchkit.moments import loss_statistics
-from basisprune.torchkit.running import Loss, ReadBatch, logits_of, placed
+from basisprune.torchkit.running import Loss, ReadBatch, logits_of, placed, refuse_other_precisions, refuse_untrainable
 from basisprune.torchkit.surgery import named_tensors
 from basisprune.torchkit.watching import example_input
 from basisprune.training.evaluation import floats, moved, predict, task_batches

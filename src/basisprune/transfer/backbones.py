@@ -18,7 +18,7 @@ from torch.nn.modules.module import (
 from basisprune.errors import ModelError, nearest
 from basisprune.files import open_file
 from basisprune.torchkit.imports import called, named_object
-from basisprune.torchkit.kinds import copied, plain_weights, refuse_odd
+from basisprune.torchkit.running import copied, plain_weights, refuse_odd
 from basisprune.transfer.checkpoints import refuse_bombs
 from basisprune.transfer.hints import NO_HINTS, Hints
 

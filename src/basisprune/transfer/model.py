@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from basisprune.errors import ConfigError, ModelError, TrainingError, pass_on
-from basisprune.torchkit.kinds import bake_parametrizations, copied
+from basisprune.torchkit.running import bake_parametrizations, copied
 from basisprune.torchkit.surgery import model_heads
 from basisprune.torchkit.watching import Shape, example_input, features_of, watch_run
 from basisprune.transfer.backbones import architecture_name, build_backbone, hints_of_name

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from basisprune.coupling.combining import COMBINING, PRODUCTS
-from basisprune.coupling.labelled_run import RULES
+from basisprune.coupling.find_groups import RULES
 from basisprune.coupling.labels import (
     Labels,
     Ledger,
