@@ -122,7 +122,6 @@ class ClassLosses:
 
     @property
     def beyond(self) -> tuple[ClassLoss, ...]:
-        """The classes that lost more than the budget, beyond chance."""
         return tuple(each for each in self.classes if each.beyond)
 
 
@@ -185,7 +184,6 @@ class CandidateRow(Candidate):
 
     @property
     def status(self) -> Status:
-        """The outcome in one word."""
         if self.chosen:
             return "chosen"
         return "undecided" if self.undecided else "passed" if self.passed else "failed"
@@ -238,7 +236,6 @@ class Limit:
 
     @classmethod
     def of(cls, goal: Goal) -> Limit:
-        """The limit set by a goal."""
         return cls(goal.kind, goal.value) if isinstance(goal, Budget) else cls("fixed")
 
     @property
@@ -326,11 +323,9 @@ class RunSummary:
 
     @property
     def chosen(self) -> CandidateRow | None:
-        """The candidate that was chosen."""
         return next((candidate for candidate in self.candidates if candidate.chosen), None)
 
     def to_json(self) -> str:
-        """The summary as one JSON object; non-finite numbers become null."""
         return _adapter().dump_json(self).decode()
 
     def as_dict(self) -> dict[str, JsonValue]:
@@ -348,7 +343,6 @@ class RunSummary:
             raise CheckpointError.of("summary", faults) from error
 
     def write(self, path: Path) -> None:
-        """Writes the summary to a file, with its checksum."""
         write_text(path, sealed(self.to_json()))
 
     @classmethod

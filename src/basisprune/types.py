@@ -146,12 +146,10 @@ class InputSpec(JsonValue):
 
     @property
     def channels(self) -> int:
-        """The number of image channels that the network reads."""
         return len(self.mean)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one prepared image: (channels, height, width)."""
         return (self.channels, *self.size)
 
     @property

@@ -109,7 +109,6 @@ class Commands(TyperGroup):
         return super().main(*args, **options)
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
-        """What the subcommand gives; its output has arrived."""
         try:
             with told_errors():
                 result = super().invoke(ctx)
@@ -133,7 +132,6 @@ class Command(TyperCommand):
     """A subcommand: of code that texts refer to, it imports what was typed here, or with --trust-code any."""
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
-        """What the subcommand gives."""
         logging.basicConfig(handlers=[_Escaping()])  # unless somebody has set up logging
         from basisprune.torchkit.imports import Code, only_code
 

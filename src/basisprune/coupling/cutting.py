@@ -161,7 +161,6 @@ def dropped(group: Group, keep: Mapping[str, Sequence[int]]) -> list[int]:
 
 
 def _removed(coupling: Coupling, keep: Mapping[str, Sequence[int]]) -> dict[str, dict[int, list[int]]]:
-    """The positions to remove, by parameter and axis."""
     found: dict[str, dict[int, list[int]]] = {}
     for group in coupling.groups:
         gone = dropped(group, keep)
@@ -185,7 +184,6 @@ def _like(tensor: Tensor, slim: Tensor) -> Tensor:
 
 
 def _repair(model: nn.Module, coupling: Coupling, keep: Mapping[str, Sequence[int]]) -> None:
-    """Set the attributes of modules that mirror the shapes of what was cut."""
     for group in coupling.groups:
         lost = len(dropped(group, keep))
         for size in group.sizes if lost else ():

@@ -153,14 +153,10 @@ def _watched(model: nn.Module, tracer: Tracer) -> Iterator[None]:
         yield
 
 
-def _two_images(example: Tensor) -> Tensor:
-    """The first two examples, or the only one twice: a batch axis of length one would look like no axis."""
-    return example[:2].detach().clone() if len(example) > 1 else example[:1].detach().repeat_interleave(2, 0)
-
-
 def forward(model: nn.Module, inputs: tuple[Tensor, ...], tracer: Tracer, *, training: bool) -> None:
     """Runs the network under the tracer and freezes what reaches its output; raises what the network raises."""
-    images = [_two_images(example) for example in inputs]
+    # Two examples, or the only one twice: a batch axis of length one would look like no axis.
+    images = [example[:2].detach().repeat_interleave(2 // min(len(example), 2), 0) for example in inputs]
     for image in images:
         attach(image, Labels((), active=True))
     with _quiet(model, training), _watched(model, tracer), tracer:
@@ -307,8 +303,6 @@ class _Fault:
 
 
 class _MisplacedError(Exception):
-    """Two channels met that are not the same."""
-
     def __init__(self, ids: Ids) -> None:
         self.ids = ids
         super().__init__("its channels end up in each other's place when cut")

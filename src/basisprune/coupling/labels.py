@@ -107,7 +107,6 @@ class Ledger:
             self.unions.append((first, second))
 
     def freeze(self, ids: Ids, reason: str) -> None:
-        """Note that these ids must stay."""
         self.frozen.append((ids, reason))
 
     def split(self, rows: Ids, *, hard: bool = False) -> None:
@@ -172,7 +171,6 @@ class Operation:
     labels_of: Callable[[Tensor], Labels]
 
     def get(self, place: int, name: str, default: object = None) -> object:
-        """The argument at that place or of that name."""
         return self.args[place] if len(self.args) > place else self.kwargs.get(name, default)
 
     def tensor(self, place: int) -> Tensor:
@@ -195,12 +193,10 @@ class Operation:
 
     @property
     def result(self) -> Tensor:
-        """What comes out, the first if there are several."""
         return _checked(listed(self.out)[0], Tensor)
 
     @property
     def labels(self) -> Labels:
-        """The labels of the first argument."""
         return self.labels_of(self.source)
 
     def operand(self, tensor: Tensor) -> tuple[Labels, tuple[int, ...]]:

@@ -161,7 +161,6 @@ def build(model: nn.Module, ledger: Ledger, solution: Solution) -> tuple[Couplin
 
 
 def _axes(ledger: Ledger, solution: Solution) -> list[list[Axis]]:
-    """For each group the axes that carry it, positions sorted by unit."""
     found: list[list[Axis]] = [[] for _ in solution.parts]
     ids = np.flatnonzero(solution.group >= 0)
     axis_of, place = ledger.places()
@@ -241,7 +240,6 @@ def _numbers(module: nn.Module) -> dict[int, list[tuple[str, int | None]]]:
 
 
 def _sizes(model: nn.Module, ledger: Ledger, solution: Solution) -> list[list[Size]]:
-    """For each group the attributes of modules that shrink with it."""
     found: list[list[Size]] = [[] for _ in solution.parts]
     modules = dict(model.named_modules())
     numbers: dict[str, dict[int, list[tuple[str, int | None]]]] = {}

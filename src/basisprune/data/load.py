@@ -227,7 +227,6 @@ def is_path(source: object) -> bool:
 
 
 def _read_named(source: str | os.PathLike[str], size: tuple[int, int]) -> Splits:
-    """Read what lies at a path or is called by a name."""
     readers = {hub.TORCHVISION: hub.read_torchvision, hub.PREFIX: hub.read_hub, SHARDS: read_shards}
     for prefix, read in readers.items():
         if isinstance(source, str) and source.startswith(prefix):
@@ -270,7 +269,6 @@ def read_npz(path: Path) -> Splits:
 
 
 def _wrap(datasets: Sequence[object], size: tuple[int, int] | None) -> Splits:
-    """Return the datasets as parts that all have the classes of the first one."""
     parts: dict[str, LabelledImages] = {}
     for name, dataset in zip(("train", "val", "test"), datasets, strict=False):
         if dataset is None and parts:
@@ -399,7 +397,6 @@ def _read_unlabelled(source: Source, splits: Splits, size: tuple[int, int]) -> t
 
 
 def _distinct(images: LabelledImages, splits: Splits, reading: Reading, where: str) -> LabelledImages:
-    """Return the images that can be used, and show what no other image shows."""
     if reading.callback is not None:
         reading.callback.log(f"{where}: opening {len(images):,} images without labels")
     look_at([images], reading.callback)

@@ -245,8 +245,6 @@ class Loaders:
 
 @dataclass(frozen=True)
 class _WithoutTargets:
-    """Batches of inputs, with a 0 for each in place of a label."""
-
     loader: Iterable[object]
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:

@@ -95,7 +95,6 @@ class Compressed:
 
     @property
     def chosen(self) -> Candidate:
-        """The candidate that was chosen."""
         return self.found.candidates[self.found.chosen]
 
     def report(self, path: str | Path) -> Path:
@@ -183,7 +182,6 @@ class _Writer:
             return None
 
     def onnx_files(self, *, is_asked: bool, int8: bool) -> dict[str, DeliveredFile]:
-        """Write the ONNX files; return them with their checksums, and what is promised of them."""
         if not self.with_onnx:
             self.refused[ONNX] = "it is not asked for" if has_onnx() else str(MissingExtraError("onnx", extra="onnx"))
             if not is_asked:
@@ -203,7 +201,6 @@ class _Writer:
         return found
 
     def _float_file(self) -> DeliveredFile:
-        """Write the ONNX file: the one that was tested, or a new one."""
         path, files = self.folder / ONNX, self.result.files
         if files.onnx is None:
             self.exporter.export(self.result.model, path)
@@ -281,7 +278,6 @@ class _Writer:
 
     @property
     def remedies(self) -> list[str]:
-        """What would help where nothing could be written."""
         onnx = "write ONNX (--onnx)" if has_onnx() else "pip install 'basisprune[onnx]'"
         by_name = "pass the model by name, as package.module:function, which a bundle then names"
         return [
@@ -401,7 +397,6 @@ def with_files(summary: RunSummary, files: Mapping[str, DeliveredFile], remedies
 
 
 def _sentence(reason: str) -> str:
-    """Return a reason on one line, as a sentence."""
     line = " ".join(reason.split())
     line = line if len(line) <= _LONGEST else f"{line[:_LONGEST]} ..."
     return line if line.endswith(".") else f"{line}."

@@ -41,12 +41,10 @@ class Estimate:
 
     @property
     def total(self) -> float:
-        """The seconds for as many candidates as are expected."""
         return self.reference + self.candidates * self.candidate
 
     @property
     def longest(self) -> float:
-        """The seconds for as many candidates as there are seldom more of."""
         return self.reference + self.most * self.candidate
 
 

@@ -135,7 +135,6 @@ class _Work:
         return (*found, _judged(own, self.in_pytorch))
 
     def _runs(self, path: Path, runtime: Runtime) -> bool:
-        """Whether a file of data gives scores for the image that it is timed on, within memory and time."""
         if not runtime.is_data or not runtime.is_installed:
             return False
         try:

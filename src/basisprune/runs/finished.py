@@ -96,7 +96,6 @@ def refuse_other_tasks(loaded: Loaded, command: str) -> None:
 
 
 def _settings_beside(path: Path) -> Settings:
-    """The settings of the run that wrote this file or folder, empty if unknown."""
     path = path.resolve()
     if path.name not in _DELIVERED or not (path.parent / CONFIG).is_file():
         return {}
@@ -260,7 +259,6 @@ def _as_in_the_run(loaded: Loaded, source: Source, wanted: Role, reading: Readin
 
 
 def _hits(loaded: Loaded, images: LabelledImages) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
-    """Which images are classified correctly, and their labels in the network's numbering."""
     unknown = [name for name in images.classes if name not in loaded.classes]
     if unknown:
         raise DataError(

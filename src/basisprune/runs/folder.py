@@ -119,7 +119,6 @@ class OutputFolder:
 
     @property
     def stages(self) -> Path:
-        """The subfolder with the pipeline's intermediate results."""
         return self.path / "candidates"
 
     @property

@@ -234,7 +234,6 @@ def _chosen_before(output: Path, settings: Settings) -> Manifest | None:
 
 
 def _unlabelled_before(folder: Path | None) -> Manifest | None:
-    """The images without labels of the run in the folder."""
     return read_manifest(folder / UNLABELLED) if folder is not None and (folder / UNLABELLED).exists() else None
 
 
@@ -307,7 +306,6 @@ def _chosen_fractions(
 
 
 def _expected_labels(splits: Splits, found: Shares) -> NDArray[np.int64]:
-    """The labels of the images that will confirm, about."""
     drawn_from = splits.train if splits.val is None else splits.val
     share = found.confirm / (found.images if found.validation is None else found.validation)
     labels, counts = np.unique(drawn_from.labels, return_counts=True)
@@ -315,5 +313,4 @@ def _expected_labels(splits: Splits, found: Shares) -> NDArray[np.int64]:
 
 
 def _called(given: object) -> str:
-    """The name of a model or data in the settings."""
     return str(given) if isinstance(given, str | os.PathLike) else f"a {type(given).__name__}{IN_PYTHON}"

@@ -55,7 +55,6 @@ class Check:
 
     @property
     def verdict(self) -> str:
-        """What was found, in a few sentences."""
         now, before = self.differing / self.images, self.differing_before / self.images_before
         said = (
             f"On {self.differing:,} of {self.images:,} new images ({now:.1%}) the answers of the two networks differ; "

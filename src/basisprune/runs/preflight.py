@@ -94,7 +94,6 @@ def preflight(job: Job, output: OutputFolder | None, settings: Settings, callbac
 
 
 def _check_names(job: Job, settings: Settings) -> None:
-    """Raise an error for names that cannot be written into a file."""
     odd = [f"{name}: {value!r}" for name, value in dotted(settings) if isinstance(value, str) and not is_text(value)]
     if odd:
         raise ConfigError.of(
@@ -106,7 +105,6 @@ def _check_names(job: Job, settings: Settings) -> None:
 
 
 def _check_output(job: Job, output: OutputFolder, settings: Settings, callback: Callback) -> None:
-    """Raise the error that the folder, or what is to be written into it, would cause."""
     check_place(user_path(output.path, "output"), job.data)
     output.check(settings)
     prunes = output.command == "compress"
@@ -123,14 +121,11 @@ def _check_output(job: Job, output: OutputFolder, settings: Settings, callback: 
 
 @dataclass(frozen=True, eq=False)
 class _Sample:
-    """A batch that a network is tried on, and what its loss is."""
-
     batch: ReadBatch
     loss: Loss
 
     @classmethod
     def of(cls, job: Job) -> _Sample:
-        """Take the first batch of the training data, prepared as it will be."""
         network, task = job.network, job.config.task
         with random_numbers_kept():
             inputs, targets = next(iter(task_batches(job.splits.train, network, task, batch_size=_IMAGES)))
@@ -161,8 +156,14 @@ def check_network(job: Job, *, prunes: bool, saves: bool, callback: Callback) ->
     if prunes and saves:
         _check_onnx(deployed, config, callback)
     if saves:
+        factory = factory_of(job) if prunes else None
         try:
-            _refuse_unsaveable(deployed, factory_of(job) if prunes else None)
+            try:
+                refuse_unsaveable(deployed)
+            except (BundleError, LayerError):
+                if factory is None:
+                    raise
+                refuse_unsaveable(deployed, factory)
         except (BundleError, LayerError) as error:
             callback.log(f"model/ cannot be written for this network, only other formats can: {error}")
 
@@ -179,16 +180,6 @@ def _check_onnx(deployed: nn.Module, config: RunConfig, callback: Callback) -> N
         if is_asked:
             raise
         callback.log(f"model.onnx cannot be written for this network, only other formats can: {error}")
-
-
-def _refuse_unsaveable(deployed: nn.Module, factory: str | None) -> None:
-    """Raise the error that writing the bundle would cause: as a graph, or else by the function that builds it."""
-    try:
-        refuse_unsaveable(deployed)
-    except (BundleError, LayerError):
-        if factory is None:
-            raise
-        refuse_unsaveable(deployed, factory)
 
 
 def refuse_unprunable(
@@ -256,7 +247,6 @@ def _without_filters(network: nn.Module, recipe: Recipe, goal: Ratios) -> nn.Mod
 
 
 def _check_training(network: nn.Module, batch: ReadBatch, classes: int) -> None:
-    """Raise ModelError unless the network gives scores of the classes in both modes, and can learn."""
     class_scores(network, batch.inputs, classes, training=False)
     scores, labels = class_scores(network, batch.inputs, classes, training=True), batch.targets
     if not scores.requires_grad:
@@ -388,7 +378,6 @@ class Answers:
 
     @property
     def is_guessing(self) -> bool:
-        """Whether the accuracy is not clearly above chance."""
         deviation = math.sqrt(self.chance * (1 - self.chance) / max(self.images, 1))
         # So few images that even all of them right would be no more than luck decide nothing.
         if self.chance + _DEVIATIONS * deviation >= 1:

@@ -23,7 +23,7 @@ from basisprune.data.decode import readable
 from basisprune.data.folders import FolderImages
 from basisprune.deploy.bundle.loading import holds_bundle, read_folder
 from basisprune.errors import BasisPruneError, CheckpointError, DataError, PlanError
-from basisprune.files import read_bytes, read_checked, write_checked
+from basisprune.files import read_bytes
 from basisprune.recipes import named
 from basisprune.report.label_page import LabelPage, Question, write_label_page
 from basisprune.results import RunSummary
@@ -71,15 +71,12 @@ class Tested(JsonValue):
 
     @property
     def has_failed(self) -> bool:
-        """Whether a test has failed, which ends them."""
         return any(not test.passed for test in (*self.tests, *(each.test for each in self.files.values())))
 
     def with_test(self, test: Test, sha256: str = "") -> Tested:
-        """With the next network's, and the checksum of the file that was run."""
         return replace(self, tests=(*self.tests, test), sums=(*self.sums, sha256))
 
     def with_file(self, name: str, made: FileTest) -> Tested:
-        """With that of one more file."""
         return replace(self, files={**self.files, name: made})
 
 
@@ -104,12 +101,7 @@ def promised(promise: Guarantee, reference: Outcomes, images: str) -> str:
 
 def read_tested(folder: Path | None) -> Tested | None:
     """Return what the run in the folder has tested; None before the first test."""
-    if folder is None or not (folder / TESTS).exists():
-        return None
-    try:
-        return Tested.from_json(read_checked(folder / TESTS))
-    except (OSError, PlanError) as error:
-        raise CheckpointError(f"{folder / TESTS}: cannot be read ({error})") from error
+    return None if folder is None or not (folder / TESTS).exists() else Tested.read(folder / TESTS)
 
 
 def has_been_tested(folder: Path | None) -> bool:
@@ -135,7 +127,7 @@ def has_been_tested(folder: Path | None) -> bool:
 def write_tested(folder: Path | None, tested: Tested) -> None:
     """Writes it down before anybody callback of it; whole or not at all."""
     if folder is not None and Processes.here().is_main:
-        write_checked(folder / TESTS, tested.to_json().encode())
+        tested.write(folder / TESTS)
 
 
 ANSWERS, PAGE, CANNOT_TELL = "answers.json", "label.html", "?"
@@ -189,12 +181,7 @@ class Answers(JsonValue):
 
 def read_answers(folder: Path) -> Answers | None:
     """Return what the run in the folder has kept; raise CheckpointError if that is damaged."""
-    if not (folder / ANSWERS).exists():
-        return None
-    try:
-        return Answers.from_json(read_checked(folder / ANSWERS))
-    except (OSError, PlanError) as error:
-        raise CheckpointError(f"{folder / ANSWERS}: cannot be read ({error})") from error
+    return Answers.read(folder / ANSWERS) if (folder / ANSWERS).exists() else None
 
 
 def in_random_order(images: LabelledImages, seed: int) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
@@ -268,7 +255,6 @@ class Labelling:
 
     @property
     def is_open(self) -> bool:
-        """Whether more labels may still decide something."""
         return any(decision.passed is None for _, decision in self.decided())
 
     def decided(self) -> Iterator[tuple[Differences, Decision]]:
@@ -355,4 +341,4 @@ class Labelling:
 
 def write_answers(folder: Path, answers: Answers) -> None:
     """Write down what networks answer and which labels were given, whole or not at all."""
-    write_checked(folder / ANSWERS, answers.to_json().encode())
+    answers.write(folder / ANSWERS)

@@ -71,7 +71,6 @@ class Option:
 
 
 def _option(panel: Panel, text: str, unit: Unit | None = None, *, default: object = None, **more: Any) -> Any:
-    """Declare an option as a field of a dataclass."""
     return field(default=default, metadata={"option": Option(panel, text, unit, **more)})
 
 
@@ -197,7 +196,6 @@ class RunConfig:
             object.__setattr__(self, name, value)
 
     def _found_task(self) -> dict[str, object]:
-        """Find the task and the metric, and their names in config.yaml."""
         from basisprune.budget.metrics import metric_name
         from basisprune.tasks import Task, find_task
 
@@ -293,7 +291,6 @@ class RunConfig:
 
     @property
     def method(self) -> Framework:
-        """The framework of the search, or else of the recipe."""
         from basisprune.recipes import find_framework
 
         return find_framework(self.search.framework or self.recipe.framework)

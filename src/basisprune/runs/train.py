@@ -46,7 +46,6 @@ class TrainSummary:
     test: Accuracy | None = None
 
     def to_json(self) -> str:
-        """The summary as one JSON object."""
         return TypeAdapter(TrainSummary).dump_json(self).decode()
 
 

@@ -97,12 +97,10 @@ class Recommended:
 
     @property
     def model(self) -> nn.Module:
-        """The recommended network, in plain layers."""
         return load_bundle(self.folder / BUNDLE).model
 
     @property
     def portfolio(self) -> Portfolio:
-        """All backbones, and the networks found from them."""
         return cast("Portfolio", self.summary.portfolio)
 
 
@@ -265,19 +263,16 @@ class _Portfolio:
         return BackboneSource(weights, self.config.pretrained, self.in_memory.models)
 
     def set_common_size(self, names: Sequence[str]) -> None:
-        """Give all backbones images of one size."""
         self.config = replace(self.config, size=common_size(names, self.config.size))
         self.in_memory = replace(self.in_memory, config=self.config)
 
     def stage_run(self, kind: Kind, backbone: Backbone, *, epochs: int = 0, best: Backbone | None = None) -> Run:
-        """Return a stage for one backbone."""
         options: dict[str, pydantic.JsonValue] = {**self.config.to_dict(), "trust_code": self.config.trust_code}
         code = tuple(each for one in (backbone, best) if one for each in code_of(one.name, self.data, None))
         folder, data = self.root / FOLDER / slug(backbone.name), absolute(self.data)
         return Run(backbone.name, kind, folder, backbone, data, options, self.root, epochs, best, code)
 
     def run(self) -> RunSummary:
-        """Do all stages, and return the summary of the recommended network."""
         available = self._available()
         self.rows = {name: BackboneRow(name, "missing", why) for name, why in available.missing.items()}
         left: Collection[Backbone] = available.backbones
@@ -404,7 +399,6 @@ class _Portfolio:
         return before
 
     def _is_delivered(self, portfolio: Portfolio) -> bool:
-        """Whether the result exists, with the files that the settings ask for."""
         summary = _if_sound(RunSummary, self.root / SUMMARY)
         if summary is None or summary.interrupted or _if_sound(Portfolio, self.root / PORTFOLIO_FILE) != portfolio:
             return False

@@ -163,7 +163,6 @@ class BackboneSearch(Search):
         self.has_file = has_onnx() if config.onnx is None else config.onnx
 
     def unpruned(self) -> State:
-        """Train the network that would be deployed without pruning."""
         self.pipeline.claim_folder()
         return self._unpruned(self.pipeline.start(self.framework))
 
@@ -181,14 +180,12 @@ class BackboneSearch(Search):
         return self._value(state) >= self._budget.least_accuracy(self._value(best)) - EQUAL
 
     def trained(self, state: State) -> Trained:
-        """Measure how good the network is, and how large as it would be deployed."""
         size = self.scale.size(state)
         sizes = {"params": size.parameters, "macs": size.macs, "latency": size.latency_ms or size.macs}
         accuracy, value = state.outcomes.value, value_of(self.metric, state.outcomes)
         return Trained(accuracy, value, size.parameters, float(sizes[self._optimize]), self._images)
 
     def searched(self, found: SearchResult, name: str) -> Searched:
-        """Return the networks of this backbone as points, and the best one."""
         own = found.trials[0 if self.reference is None else 1 :]
         points, orders = [], {}
         for place, trial in enumerate(own):

@@ -66,7 +66,6 @@ class SweepResult:
 
     @property
     def failed(self) -> tuple[SweepRow, ...]:
-        """The cells that failed after all attempts."""
         return tuple(row for row in self.rows if row.status == "failed")
 
 
@@ -82,8 +81,6 @@ class _Entry:
 
 @dataclass(frozen=True)
 class _File:
-    """The file as it is written."""
-
     models: tuple[JsonValue, ...] = ()
     datasets: tuple[JsonValue, ...] = ()
     frameworks: tuple[FrameworkName, ...] = ()
@@ -220,7 +217,6 @@ def _code_in(entries: Sequence[_Entry]) -> list[str]:
 
 
 def _entries(given: Sequence[JsonValue], where: str, key: str, faults: list[str]) -> list[_Entry]:
-    """Read models or datasets: names, or mappings with a name and options."""
     found: list[_Entry] = []
     for number, value in enumerate(given):
         here = f"{where}[{number}]"
@@ -246,7 +242,6 @@ def _repeated(names: Iterable[str]) -> dict[str, int]:
 
 
 def _options(given: Mapping[str, JsonValue] | None, where: str, faults: list[str]) -> dict[str, JsonValue]:
-    """Read options of `compress`, their units turned into numbers."""
     known = OPTIONS.keys() - _OWN
     found: dict[str, JsonValue] = {}
     for name, value in (given or {}).items():
@@ -275,7 +270,6 @@ def _faults_into(faults: list[str], prefix: str = "") -> Iterator[None]:
 
 
 def _merged(*layers: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
-    """Merge options, the later over the earlier; a budget replaces any other."""
     goals = {*BUDGETS, *RATIOS}
     found: dict[str, JsonValue] = {}
     for layer in layers:
@@ -303,7 +297,6 @@ def _claim(folder: Path, runs: Sequence[Run]) -> None:
 
 
 def _write(folder: Path, rows: Sequence[SweepRow], callback: Callback) -> None:
-    """Write the results; the page only if its packages are installed."""
     fronts = fronts_of(rows)
     on_front: dict[str, JsonValue] = {
         name: [f"{point.group}, {point.name}" for point in points if point.front] for name, points in fronts.items()

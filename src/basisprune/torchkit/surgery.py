@@ -221,8 +221,6 @@ _CONVOLUTIONS = frozenset(getattr(torch, f"conv{kind}{dims}d") for kind in ("", 
 
 
 class _CatchConv(TorchFunctionMode):
-    """Notes the weight of every convolution that runs."""
-
     def __init__(self) -> None:
         super().__init__()
         self.weights: list[Tensor] = []
@@ -241,7 +239,6 @@ class _CatchConv(TorchFunctionMode):
 
 
 def _probe(conv: Conv, extra: int = 0) -> Tensor:
-    """A random input for the conv, large enough for its kernel."""
     steps = zip(conv.kernel_size, conv.stride, conv.dilation, strict=True)
     sizes = [d * (k - 1) + 2 * s + 3 + extra for k, s, d in steps]
     generator = torch.Generator().manual_seed(0)

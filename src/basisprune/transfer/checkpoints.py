@@ -262,7 +262,6 @@ def _entries(content: object) -> str:
 
 
 def _read(path: Path) -> object:
-    """What the file holds, all of it tensors and plain values; raises ModelError for any other."""
     if path.suffix not in ALLOWED:
         raise ModelError(f"{path}: weights of this kind are not read; allowed are {', '.join(ALLOWED)}, or a folder")
     try:
@@ -281,7 +280,6 @@ def _read(path: Path) -> object:
 
 
 def _fault(error: Exception) -> str:
-    """What is wrong with a file that could not be read, and what to do."""
     if isinstance(error, FileNotFoundError):
         return f"no such file; pass a local {', '.join(ALLOWED)} file, or a folder with {_FILES[0]}"
     if isinstance(error, pickle.UnpicklingError):

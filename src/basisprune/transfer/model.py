@@ -127,7 +127,8 @@ def transfer_model(
     if input_spec is not None:
         size = input_spec.image_size
     body = build_backbone(backbone, pretrained=pretrained, size=size)
-    spec = input_spec or _input_spec(backbone, body, size)
+    spec = input_spec or hints_of_network(body).over(hints_of_name(backbone)).spec(image_channels(body))
+    spec = spec if size is None else replace(spec, size=size)
     name = architecture_name(backbone, body)
     example = example_input(body, spec.shape)
 
@@ -164,11 +165,6 @@ def _check_settings(
         faults.append(f"input_size: {input_size} given, each side must be at least 1")
     if faults:
         raise ConfigError.of("transfer_model", faults)
-
-
-def _input_spec(name: str | nn.Module, model: nn.Module, size: tuple[int, int] | None) -> InputSpec:
-    spec = hints_of_network(model).over(hints_of_name(name)).spec(image_channels(model))
-    return spec if size is None else replace(spec, size=size)
 
 
 def image_channels(model: nn.Module) -> int:
