@@ -17,12 +17,8 @@ from basisprune.basis.factors import make_pair, matrix_shape, plain_layer, refus
 from basisprune.basis.layers import BasisPair, dense_weight
 from basisprune.basis.loss_axes import split_by_axes, that_ran, with_pairs
 from basisprune.errors import ConfigError
-from basisprune.torchkit.kinds import copied, has_computed_weights, plain_weights
-from basisprune.torchkit.moments import (
-    OutputStatistics,
-    output_statistics,
-)
-from basisprune.torchkit.running import Loss
+from basisprune.torchkit.moments import OutputStatistics, output_statistics
+from basisprune.torchkit.running import Loss, copied, has_computed_weights, plain_weights
 from basisprune.torchkit.surgery import (
     TORCH_CONVS,
     Layer,

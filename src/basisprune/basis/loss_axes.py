@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from basisprune.basis.factors import balance_of, balanced, make_pair, plain_layer, to_matrix
 from basisprune.basis.layers import BasisPair, half_name
-from basisprune.torchkit.kinds import copied
 from basisprune.torchkit.moments import InputStatistics, LossStatistics, OutputStatistics, loss_statistics
-from basisprune.torchkit.running import Loss
+from basisprune.torchkit.running import Loss, copied
 from basisprune.torchkit.surgery import Layer, is_plain, is_transposed, replace_module
 
 logger = logging.getLogger(__name__)

@@ -34,13 +34,11 @@ from basisprune.deploy.graphs import trace
 from basisprune.deploy.latency import Backend, LayerTimer, in_channels_last, interleaved, onnx_layer_seconds
 from basisprune.errors import ConfigError, LayerError, ModelError
 from basisprune.layer_times import TimeTable
-from basisprune.torchkit.kinds import refuse_lazy
-from basisprune.torchkit.running import hooked, mode, relative_difference, tensors_in
+from basisprune.torchkit.running import hooked, mode, refuse_lazy, relative_difference, tensors_in
 from basisprune.torchkit.surgery import Layer, find_layers, output_channels, refuse_hooks, replace_module
 from basisprune.torchkit.watching import Dataflow, LayerCall, dataflow_of, example_input
 from basisprune.transfer.body import NormedConv
-from basisprune.transfer.kept import KeptModel
-from basisprune.transfer.model import TransferModel
+from basisprune.transfer.model import KeptModel, TransferModel
 from basisprune.types import InputSpec
 
 Preference: TypeAlias = Literal["macs", "params", "latency", "none"]

@@ -18,10 +18,9 @@ from basisprune.basis.refit import loss_basis_statistics
 from basisprune.coupling import Channels, trace_coupling, unit_inputs
 from basisprune.importance.layer_access import Batches, filter_values, first_images
 from basisprune.importance.taylor import layer_scores
-from basisprune.torchkit.kinds import copied, has_computed_weights
 from basisprune.torchkit.moments import LossStatistics, OutputStatistics, copies_of, input_statistics, reading
 from basisprune.torchkit.processes import Processes
-from basisprune.torchkit.running import Loss, ReadBatches
+from basisprune.torchkit.running import Loss, ReadBatches, copied, has_computed_weights
 from basisprune.torchkit.surgery import LayerPatterns, find_layers, is_transposed
 from basisprune.types import Coupling, LayerScores, Scores
 

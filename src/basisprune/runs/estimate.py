@@ -32,10 +32,7 @@ _FORESEEN = 4
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds for the unpruned network and per candidate, with all epochs, and how many candidates to expect.
-
-    `most` is what there are seldom more of.
-    """
+    """Seconds for the unpruned network and per candidate, with all epochs; `most` is rarely exceeded."""
 
     reference: float
     candidates: int
@@ -44,12 +41,10 @@ class Estimate:
 
     @property
     def total(self) -> float:
-        """The seconds for as many candidates as are expected."""
         return self.reference + self.candidates * self.candidate
 
     @property
     def longest(self) -> float:
-        """The seconds for as many candidates as there are seldom more of."""
         return self.reference + self.most * self.candidate
 
 

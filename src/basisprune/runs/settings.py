@@ -52,7 +52,7 @@ Panel: TypeAlias = Literal["Budget", "Data", "Model", "Training", "Output", "Adv
 RATIOS = ("basis_ratio", "filter_ratio")
 BUDGETS = tuple(each.name for each in fields(Budget))
 FRACTIONS = {"val_fraction": VAL_FRACTION, "test_fraction": TEST_FRACTION, "confirm_fraction": CONFIRM_FRACTION}
-"""The shares of the images if one of them is fixed; earlier versions noted them in config.yaml."""
+"""The shares of the images if one of them is fixed."""
 OBJECTS = ("recipe", "search", "metric", "task")  # may be objects in Python
 
 
@@ -72,7 +72,6 @@ class Option:
 
 
 def _option(panel: Panel, text: str, unit: Unit | None = None, *, default: object = None, **more: Any) -> Any:
-    """Declare an option as a field of a dataclass."""
     return field(default=default, metadata={"option": Option(panel, text, unit, **more)})
 
 
@@ -202,7 +201,6 @@ class RunConfig:
             object.__setattr__(self, name, value)
 
     def _found_task(self) -> dict[str, object]:
-        """Find the task and the metric, and their names in config.yaml."""
         from basisprune.budget.metrics import metric_name
         from basisprune.tasks import Task, find_task
 
@@ -298,7 +296,6 @@ class RunConfig:
 
     @property
     def method(self) -> Framework:
-        """The framework of the search, or else of the recipe."""
         from basisprune.recipes import find_framework
 
         return find_framework(self.search.framework or self.recipe.framework)

@@ -125,10 +125,7 @@ def copies_of(batches: object) -> int:
 
 @contextmanager
 def reading(model: nn.Module, names: Sequence[str]) -> Iterator[Inputs]:
-    """What the layers named read while the model runs, whatever it runs for; ask for its statistics afterwards.
-
-    Whoever runs it notes the number of `images`: a loss may call parts of the model, and never the model itself.
-    """
+    """Yield what the layers named read while the model runs; whoever runs it notes the number of `images`."""
     inputs = Inputs({name: model.get_submodule(name) for name in names})
     handles = [layer.register_forward_pre_hook(partial(inputs.read, name)) for name, layer in inputs.layers.items()]
     with hooked(handles):
@@ -151,10 +148,7 @@ class Inputs:
         return (own, *args[1:])
 
     def statistics(self, *, metric: bool, copies: int = 1) -> dict[str, OutputStatistics]:
-        """The statistics of each layer that ran, with the metric if there was a backward pass.
-
-        `copies` is how many processes saw the same images, which count once.
-        """
+        """Return the statistics of each layer that ran; `copies` processes saw the same images, which count once."""
         found: dict[str, OutputStatistics] = {}
         for name, moments in self._moments.items():
             if moments.ran:
@@ -253,10 +247,9 @@ def _products(rows: Tensor, groups: int) -> Tensor:
 
 
 class _Moments:
-    """Running first and second moments of a layer's output, shifted by its first batch's mean.
+    """Running moments of a layer's output, in float64, shifted by its first batch's mean so that nothing cancels.
 
-    The shift keeps the subtraction of the squared mean from cancelling; sums are kept in float64. Of more than
-    `widest` channels no two are compared. `inside`, they are those of what a pointwise layer reads.
+    Of more than `widest` channels no two are compared. `inside`, they are those of what a pointwise layer reads.
     """
 
     def __init__(self, layer: nn.Module, *, widest: int | None = None, inside: bool = False) -> None:
@@ -310,10 +303,9 @@ class _Moments:
 
 
 class _GradientMoments:
-    """The running sum of g g^T, with g the gradient at a layer's output; zero where the loss does not read it.
+    """The running sum of g g^T, with g the gradient at a layer's output; if `alone`, each channel is its own group.
 
-    With `alone`, each channel is a group of its own. With the `weight` (groups, outputs, inputs) of a pointwise layer,
-    g is the gradient that comes back through it.
+    With the `weight` (groups, outputs, inputs) of a pointwise layer, g is what comes back through it.
     """
 
     def __init__(self, layer: nn.Module, *, alone: bool = False, weight: Tensor | None = None) -> None:
