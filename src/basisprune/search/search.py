@@ -197,7 +197,7 @@ class Search:
         for _ in range(min(SAFER, self.config.tunings or SAFER)):
             if any((trial.candidate.chance or 0.0) >= SAFE for trial in self.trials[1:]):
                 return
-            share = share**_LARGER
+            share = (1 + share) / 2 if foreseen else share**_LARGER
             self.pipeline.notify.log("trying a larger network, to fall back on if the smaller ones are not certified")
             tuning = UNSEEN if foreseen else self._tuning(budget)
             tried = self.pipeline.prune(start, move, round(1 - share, 4), tuning)
