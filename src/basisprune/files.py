@@ -1,11 +1,8 @@
 """How files are written and read: whole or not at all, with a checksum where one is wanted, never more than is sound.
 
-write_text, atomic                one file; a reader sees the old one or the new one, never a part
 write_together, settle, current   several files that belong together, in a folder that may hold other files too
 write_checked, read_checked       a file that ends in its checksum, so that a flipped bit is noticed
 sealed, unsealed                  the same for a JSON object that others read too
-locked                            a folder that one run at a time works in
-read_bytes, parse_json, user_path what comes from outside, within bounds
 """
 
 from __future__ import annotations
@@ -346,9 +343,9 @@ def _is_left(entry: Path) -> bool:
         return entry not in _at_work
     try:
         os.kill(int(match[2]), 0)
+        return False
     except (OSError, OverflowError) as error:
         return isinstance(error, ProcessLookupError)
-    return False
 
 
 def _entries(folder: Path) -> list[Path]:

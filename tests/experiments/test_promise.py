@@ -89,4 +89,4 @@ def test_the_page_is_made_from_ladders(tmp_path):
 
 def test_without_ladders_it_says_what_to_run(tmp_path):
     with pytest.raises(SystemExit, match=r"promise\.py"):
-        promise_summary.write_page(tmp_path, tmp_path / "x.md", draws=1)
+        promise_summary.write_page(tmp_path / "promise.jsonl", tmp_path / "x.md", draws=1)

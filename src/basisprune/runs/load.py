@@ -133,13 +133,15 @@ def prepare_job(
     if of_model is not None:
         (callback or NullCallback()).log("the images have the roles that they had when the model was trained")
     reading = Reading(groups=config.groups, strict=config.strict, manifest=manifest, callback=callback)
+    earlier = folder / UNLABELLED if folder is not None and chosen is not None else None
+    unlabelled = read_manifest(earlier) if earlier is not None and earlier.exists() else None
     read = partial(
         load_images,
         cast("Source", data),
         config=config,
         reading=reading,
         divides=of_model is None,
-        unlabelled=_unlabelled_before(folder) if chosen else None,
+        unlabelled=unlabelled,
     )
     model = opened(model, config)
     if config.keep_head:
@@ -231,10 +233,6 @@ def _chosen_before(output: Path, settings: Settings) -> Manifest | None:
         decides.update(names_in("Budget"))
     is_same = changed_settings(old, settings).keys().isdisjoint(decides)
     return read_manifest(output / IMAGES) if is_same else None
-
-
-def _unlabelled_before(folder: Path | None) -> Manifest | None:
-    return read_manifest(folder / UNLABELLED) if folder is not None and (folder / UNLABELLED).exists() else None
 
 
 def factory_of(job: Job) -> str | None:

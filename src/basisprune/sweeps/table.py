@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 from pydantic import JsonValue, TypeAdapter
@@ -146,8 +146,7 @@ def as_csv(rows: Sequence[SweepRow]) -> str:
 
 def as_json(rows: Sequence[SweepRow]) -> list[JsonValue]:
     """Return the rows as JSON values."""
-    values: list[JsonValue] = TypeAdapter(list[SweepRow]).dump_python(list(rows), mode="json")
-    return values
+    return cast("list[JsonValue]", TypeAdapter(list[SweepRow]).dump_python(list(rows), mode="json"))
 
 
 def as_cells(rows: Sequence[SweepRow]) -> list[tuple[str, ...]]:
