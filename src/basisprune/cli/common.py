@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 FAILED, NOT_KEPT, INTERRUPTED = 1, 3, 130
+_SAFE_PATH = "PYTHONSAFEPATH"
 _RESUMES = "run the same command again to resume"
 _LESS_MEMORY = "use smaller images (--size) or batches (recipe: {train: {batch_size: ...}})"
 _ADVICE = {
@@ -104,9 +105,17 @@ class Commands(TyperGroup):
     """The subcommands, with one place that meets whatever goes wrong in any of them."""
 
     def main(self, *args: Any, **options: Any) -> Any:
-        """Run the command; a stream that is closed is nowhere, and no name is impossible to print."""
+        """Run the command; a stream that is closed is nowhere, and no name is impossible to print.
+
+        No Python that is started meanwhile, by whatever library, imports modules of the current folder.
+        """
         _mend_streams()
-        return super().main(*args, **options)
+        before = os.environ.get(_SAFE_PATH, "")
+        os.environ[_SAFE_PATH] = "1"
+        try:
+            return super().main(*args, **options)
+        finally:
+            os.environ[_SAFE_PATH] = before  # which means nothing where it is empty
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
         try:

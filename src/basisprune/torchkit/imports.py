@@ -24,9 +24,9 @@ from basisprune.errors import BasisPruneError, ConfigError
 
 _NAME = r"[^\W\d]\w*"
 _REFERENCE = re.compile(rf"{_NAME}(\.{_NAME})*:{_NAME}")
-Role = Literal["factory", "loaders", "task"]
+Role = Literal["factory", "loaders", "task", "tracker"]
 Code = tuple[Role, str]
-"""A reference to code, and what it is to give."""
+"""A reference to code, and what it is to give; a tracker is a program of somebody's, with settings of its own."""
 _WANTED: dict[Role, str] = {"factory": "a factory", "loaders": "loaders", "task": "a task"}
 _typed: frozenset[Code] | None = None  # the references that may be imported; None where any may
 

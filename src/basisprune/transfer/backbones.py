@@ -19,13 +19,12 @@ from basisprune.errors import ModelError, nearest
 from basisprune.files import open_file
 from basisprune.torchkit.imports import called, named_object
 from basisprune.torchkit.running import copied, plain_weights, refuse_odd
-from basisprune.transfer.checkpoints import refuse_bombs
+from basisprune.transfer.checkpoints import PICKLED, refuse_bombs
 from basisprune.transfer.hints import NO_HINTS, Hints
 
 _TIMM, _TORCHVISION = "timm", "torchvision"
 _PLACES = ("hf-hub", "local-dir")  # of networks that timm builds as a config.json there says
 _LISTED = 5
-_PICKLED = (".bin", ".pth", ".pt", ".ckpt")
 _MOST_MODULES, _MOST_NUMBERS = 20_000, 3 * 10**9
 """Bounds for networks that a config.json describes; the largest of timm have 4,000 layers and 2 billion weights."""
 _WEIGHTS_FILE = "pass pretrained=False and weights='file' (on the command line --no-pretrained --weights FILE)"
@@ -142,7 +141,7 @@ def _measure_weights(name: str) -> None:
     if source.replace("_", "-") != _PLACES[1]:
         return
     for path in Path(folder).iterdir():
-        if path.suffix in _PICKLED:
+        if path.suffix.lower() in PICKLED:
             with open_file(path) as file:
                 refuse_bombs(file)
 

@@ -7,11 +7,12 @@ from tiny import tiny_decomposed, tiny_images, tiny_model, tiny_training, with_i
 
 import basisprune.training.trainer
 from basisprune.errors import ConfigError, MissingExtraError
+from basisprune.torchkit.imports import only_code
 from basisprune.torchkit.processes import Processes
 from basisprune.training.config import TrainConfig
 from basisprune.training.lessons import has_idle_parameters, wrapped
 from basisprune.training.loop import fit
-from basisprune.training.trainer import make_accelerator
+from basisprune.training.trainer import make_accelerator, require_tracker
 
 
 def test_a_precision_that_the_device_lacks_is_refused(monkeypatch):
@@ -28,6 +29,16 @@ def test_a_tracker_that_is_not_installed_is_named_with_its_extra(tracker, monkey
     monkeypatch.setattr(basisprune.training.trainer, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=rf"basisprune\[{tracker}\]"):
         make_accelerator(TrainConfig(tracker=tracker))
+
+
+@pytest.mark.parametrize("tracker", ["mlflow", "wandb"])
+def test_a_tracker_that_a_file_names_is_not_started(tracker, monkeypatch):
+    monkeypatch.setattr(basisprune.training.trainer, "find_spec", lambda name: object())
+    with only_code([]), pytest.raises(ConfigError, match=f"'{tracker}' was read from a file.*--trust-code"):
+        require_tracker(TrainConfig(tracker=tracker))
+    with only_code([]):
+        require_tracker(TrainConfig(tracker="tensorboard"))
+    require_tracker(TrainConfig(tracker=tracker))
 
 
 def test_only_a_network_with_parameters_that_take_no_part_has_idle_ones():
