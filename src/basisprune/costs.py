@@ -12,7 +12,8 @@ from safetensors.torch import save
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from basisprune.basis.decompose import choose_layers, full_rank
+from basisprune.basis.decompose import choose_layers
+from basisprune.basis.factors import full_rank
 from basisprune.basis.layers import BasisPair, BasisScalingConv, half_name
 from basisprune.errors import ConfigError, ModelError
 from basisprune.torchkit.running import hooked, mode

@@ -20,6 +20,8 @@ Option: TypeAlias = str | int | float | bool | None
 Part: TypeAlias = Literal["train", "val", "confirm", "test", "all"]
 """Which images of a run to judge by."""
 
+Effort: TypeAlias = Literal["quick", "normal", "best"]
+"""How long a search goes on."""
 Augmentation: TypeAlias = Literal["auto", "none", "light", "strong"]
 FloatType: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
 Interpolation: TypeAlias = Literal["bilinear", "bicubic", "nearest"]

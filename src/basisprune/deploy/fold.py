@@ -14,7 +14,8 @@ from timm.layers import Conv2dSame, DropBlock2d, DropPath
 from torch import Tensor, nn
 from torchvision.ops import StochasticDepth
 
-from basisprune.basis.decompose import full_rank, merge_pair
+from basisprune.basis.decompose import merge_pair
+from basisprune.basis.factors import full_rank
 from basisprune.basis.layers import BasisPair, Shift
 from basisprune.deploy.comparing import difference
 from basisprune.deploy.forms import (

@@ -231,9 +231,7 @@ class _Portfolio:
         if config.weights is not None:
             faults.append("weights: given, which are those of one model; pass a folder of weights for several")
         if config.keep_head:
-            faults.append(
-                "keep_head: given, but backbones get a head for these classes; pass one model"
-            )
+            faults.append("keep_head: given, but backbones get a head for these classes; pass one model")
         if not isinstance(config.goal, Budget):
             faults.append("basis_ratio or filter_ratio given; pass a budget, by which backbones can be compared")
         if self.running.jobs > 1 or self.running.ray_address is not None:

@@ -169,21 +169,21 @@ class BackboneSearch(Search):
     def run(self) -> SearchResult:
         """Try the best backbone's network first, then this one's, unpruned, then those made from it."""
         own = self.unpruned()
-        self._judge(self.reference or own, ALL)
+        self.judge(self.reference or own, ALL)
         if self.reference is not None:
-            self._judge(own, ALL)
+            self.judge(own, ALL)
         self._try_candidates(self.pipeline.start(self.framework))
         return self._result()
 
     def is_within(self, state: State, best: State) -> bool:
         """Whether a network is estimated to be within the budget, relative to the best one."""
-        return self._value(state) >= self._budget.least_accuracy(self._value(best)) - EQUAL
+        return self.value(state) >= self._budget.least_accuracy(self.value(best)) - EQUAL
 
     def trained(self, state: State) -> Trained:
         size = self.scale.size(state)
         sizes = {"params": size.parameters, "macs": size.macs, "latency": size.latency_ms or size.macs}
         accuracy, value = state.outcomes.value, value_of(self.metric, state.outcomes)
-        return Trained(accuracy, value, size.parameters, float(sizes[self._optimize]), self._images)
+        return Trained(accuracy, value, size.parameters, float(sizes[self.optimize]), self._images)
 
     def searched(self, found: SearchResult, name: str) -> Searched:
         own = found.trials[0 if self.reference is None else 1 :]
@@ -196,7 +196,7 @@ class BackboneSearch(Search):
             latency = self.pipeline.store.number(candidate.steps, "file", measure)
             sizes = candidate.parameters, candidate.macs, latency
             points.append(FrontPoint(name, candidate.label, candidate.accuracy, candidate.interval, *sizes))
-            order = candidate.order(self._optimize)
+            order = candidate.order(self.optimize)
             if not self._budget.is_about_accuracy:
                 failed = not candidate.passed
                 orders[place] = (float(failed), *(() if failed else (1 - candidate.accuracy,)), *order)
