@@ -51,8 +51,9 @@ class Estimate:
 def expected_candidates(config: RunConfig) -> int:
     """Return about how many networks a search tries besides the unpruned one; exact for fixed ratios.
 
-    A move whose scores foresee the loss has its full tunings, and one to fall back on; another has three steps, and
-    those that narrow one to the tolerance.
+    Where the scores of a move foresee the loss, that is how many are tuned for all epochs, and one to fall back on;
+    otherwise three steps until a candidate is too small, then as many as it takes to narrow one step down to the
+    tolerance.
 
     >>> from basisprune.search import SearchConfig
     >>> [expected_candidates(RunConfig(search=SearchConfig(framework=name))) for name in ("basis", "basis+l1")]

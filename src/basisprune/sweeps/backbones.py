@@ -181,7 +181,6 @@ def _why_unreachable() -> str:
 
 def _local_file(name: str, folder: Path | None) -> Path | None:
     """Find the file of weights for the name, with or without its tag (resnet50.a1_in1k, resnet50)."""
-    if folder is None:
-        return None
     stems = (name, name.partition(".")[0])
-    return next((path for stem in stems for end in _SUFFIXES if (path := folder / f"{stem}{end}").is_file()), None)
+    paths = [folder / f"{stem}{end}" for stem in stems for end in _SUFFIXES] if folder else []
+    return next(filter(Path.is_file, paths), None)
