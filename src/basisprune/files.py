@@ -10,6 +10,7 @@ read_bytes, parse_json, user_path what comes from outside, within bounds
 
 from __future__ import annotations
 
+import csv
 import errno
 import hashlib
 import io
@@ -31,8 +32,9 @@ from basisprune.errors import CheckpointError, ConfigError
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
-_MOST_BYTES = 4 << 30
+_MOST_BYTES, _MOST_CHECKED, _MOST_ROWS = 4 << 30, 256 << 20, 4_000_000
 _DEEPEST, _MOST_DIGITS = 200, 100  # levels of JSON, digits of a whole number in it
+_MOST_PARTS = 2_000_000  # lists and mappings in JSON, each of which takes 20 times as much memory as two letters
 _LONGEST_PATH = 4096
 _PARTIAL, _NEW, READY = ".partial", ".basisprune-new", ".basisprune-ready"
 _LEFT = re.compile(rf"({re.escape(_PARTIAL)}|{re.escape(_NEW)})-(\d{{1,10}})-[0-9a-f]{{8}}(\.[^.]*)?")
@@ -113,7 +115,7 @@ def checked(path: Path) -> Iterator[BinaryIO]:
             file.write(f"\nsha256 {found}\n".encode())
 
 
-def read_checked(path: Path, *, most: int = _MOST_BYTES) -> bytes:
+def read_checked(path: Path, *, most: int = _MOST_CHECKED) -> bytes:
     """The content of a file that `write_checked` or `checked` wrote."""
     data = read_bytes(path, most=most)
     content, seal = data[:-_SEAL_LENGTH], _SEAL.fullmatch(data[-_SEAL_LENGTH:])
@@ -123,7 +125,7 @@ def read_checked(path: Path, *, most: int = _MOST_BYTES) -> bytes:
     return content
 
 
-def sound_or_aside(path: Path, say: Callable[[str], None], *, most: int = _MOST_BYTES) -> bytes | None:
+def sound_or_aside(path: Path, say: Callable[[str], None], *, most: int = _MOST_CHECKED) -> bytes | None:
     """What `read_checked` gives; None where there is no file, and where it is damaged."""
     try:
         return read_checked(path, most=most)
@@ -230,7 +232,10 @@ def current(folder: Path, name: str) -> Path:
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold the folder, which must exist, until the block ends; raise CheckpointError if another run has it."""
-    lock = FileLock(os.path.realpath(folder / _LOCK), timeout=0)
+    place = Path(os.path.realpath(folder)) / _LOCK
+    if place.is_symlink():
+        raise CheckpointError(f"{place}: is a link, which is never followed here; remove it")
+    lock = FileLock(place, timeout=0)
     try:
         lock.acquire()
     except Timeout:
@@ -274,7 +279,9 @@ def _opened(name: str, flags: int) -> int:
 
 
 def parse_json(content: bytes) -> Json:
-    """Return the value in JSON text; raise ValueError for other text, and for what is too deep or not finite."""
+    """Return the value in JSON text; raise ValueError for other text, and for what is too much, deep or not finite."""
+    if content.count(b"[") + content.count(b"{") > _MOST_PARTS:
+        raise ValueError(f"it has more than {_MOST_PARTS:,} lists and mappings")
     try:
         value: Json = json.loads(content.decode(), parse_constant=_number, parse_float=_number, parse_int=_number)
         json.dumps(value, ensure_ascii=False).encode()  # or half of a surrogate pair is met where it cannot be printed
@@ -287,6 +294,16 @@ def parse_json(content: bytes) -> Json:
         if not level:
             return value
     raise ValueError(f"it is nested more than {_DEEPEST} levels deep")
+
+
+def csv_rows(path: Path, *, most: int) -> Iterator[tuple[int, list[str]]]:
+    """The numbered rows of a CSV file in UTF-8 that are not empty; raises OSError, UnicodeDecodeError or csv.Error."""
+    with io.TextIOWrapper(io.BytesIO(read_bytes(path, most=most)), "utf-8-sig", newline="") as lines:
+        for number, row in enumerate(csv.reader(lines, strict=True), 1):
+            if number > _MOST_ROWS:
+                raise csv.Error(f"it has more than {_MOST_ROWS:,} rows")
+            if any(row):
+                yield number, row
 
 
 def _number(text: str) -> int | float:

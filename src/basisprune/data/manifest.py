@@ -27,7 +27,7 @@ UNLABELLED = "unlabelled.json"
 """The name of that of the images without labels."""
 Role: TypeAlias = Literal["train", "val", "confirm", "test"]
 ROLES: tuple[Role, ...] = get_args(Role)
-_MOST_SHOWN = 10
+_MOST_SHOWN, _MOST_BYTES = 10, 256 << 20
 _RESTORE = "bring the file back from a copy, or start the run anew in another folder"
 _PUT_BACK = "put the images back as they were, or start the run anew in another folder"
 
@@ -107,7 +107,7 @@ def write_manifest(path: Path, manifest: Manifest) -> None:
 def read_manifest(path: Path) -> Manifest:
     """Read the manifest in a file; raise CheckpointError if it cannot be read, is damaged or was changed."""
     try:
-        sealed = _Sealed.from_json(read_bytes(path))
+        sealed = _Sealed.from_json(read_bytes(path, most=_MOST_BYTES))
     except (OSError, PlanError) as error:
         said = error.strerror if isinstance(error, OSError) else "; ".join(error.faults[:3])
         raise CheckpointError(f"{path}: the list of the run's images is damaged ({said}); {_RESTORE}") from error
