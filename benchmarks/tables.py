@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import tempfile
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ FAULTS = {
     "read-only": "the disk is read-only from then on",
     "denied": "permission is denied once",
     "short": "no file can grow beyond 600 bytes from then on",
-    "flip": "a bit is turned over in a file that is read",
+    "flip": "a bit is flipped in a file that is read",
 }
 
 
@@ -72,14 +73,15 @@ def allocation_section() -> str:
         row = found.setdefault((place, f"{result['left']:.0%}"), {"unpruned": f"{result['accuracy before']:.3f}"})
         row[result["way"]] = "not possible" if accuracy is None else f"{accuracy:.3f}"
     ways = list(next(iter(found.values())))
+    titles = [way.replace(" %", "%") for way in ways]
     rows = [(*place, *(row.get(way, "") for way in ways)) for place, row in found.items()]
     note = (
-        "Networks split by the loss at 32x32, accuracy on 2,000 test images right after pruning and refit. `quick` "
-        "takes the scores of vectors as they are, leaves at least 5 % of them in each layer, and removes blocks of "
-        "eight; the other columns change one of these. All networks of a row have as many parameters; "
-        "`benchmarks/allocation.py`."
+        "Accuracy on 2,000 test images right after pruning and refit, at 32x32, in the loss basis. `quick` takes "
+        "scores as they are, leaves at least 5% of the vectors in each layer, and removes blocks of eight; each other "
+        "column changes one of these. All networks in a row have equally many parameters "
+        "(`benchmarks/allocation.py`)."
     )
-    return f"{table(('network, data', 'parameters left', *ways), rows)}\n\n{note}"
+    return f"{table(('network, data', 'parameters left', *titles), rows)}\n\n{note}"
 
 
 def scores_section() -> str:
@@ -129,7 +131,7 @@ def ratios_section() -> str:
     ]
     for name, result in prune.items():
         rows.append(
-            (f"time to prune 30 % of the filters of {name}, relative to torch-pruning", f"{result['pruning']:.2f}")
+            (f"time to prune 30% of the filters of {name}, relative to torch-pruning", f"{result['pruning']:.2f}")
         )
         rows.append((f"time of the HRank scores of {name}, relative to a forward pass", f"{result['hrank']:.2f}"))
     return table(("what", "ratio"), rows)
@@ -165,7 +167,7 @@ def latency_section() -> str:
         if not row["reached"]
     ]
     said = f"{len(missed)} of {count} targets missed{': ' if missed else ''}{'; '.join(missed)}."
-    note = "Each cell is the speed-up over the dense network, out of the one that multiply-adds alone predict. "
+    note = "Each cell is the speed-up over the dense network, and the one that multiply-adds alone predict. "
     return table(("network, runtime", *names), rows) + f"\n\n{note}{said}"
 
 
@@ -176,10 +178,10 @@ def frontier_section() -> str:
     header = ("model", "network", "accuracy", "parameters removed", "milliseconds", "speed-up", "gain of latency")
     (ROOT / "docs" / "frontier.svg").write_text(frontier_picture(results))
     note = (
-        "One image in ONNX Runtime, right after pruning. `taylor` is how plans were made before scores were in units "
-        "of the loss. `shares` removes the same share of filters and basis vectors, as `compress` does by itself; "
-        "`params` and `latency` plan all ranks and widths, by parameters or time. The gain is the speed-up that "
-        "`latency` has at the same accuracy, over that of the row; there is none for networks that only guess."
+        "One image in ONNX Runtime, right after pruning. `taylor` plans by Taylor scores. `shares`, the default of "
+        "`compress`, removes the same share of filters and basis vectors. `params` and `latency` plan all ranks and "
+        "widths together, by parameters or time. The gain is the speed-up of `latency` relative to the row, at the "
+        "same accuracy; networks that only guess have none."
     )
     bar = load("frontier")["config"]["bar"]
     gains = {
@@ -191,8 +193,8 @@ def frontier_section() -> str:
     short = [f"{name} ({gain:.2f})" for name, gain in gains.items() if gain < bar]
     missed = [name for name in short if " taylor " in name]
     others = [name for name in short if " taylor " not in name]
-    note += f" Over `taylor` it is to be {bar}; that is missed by: {', '.join(missed) or 'none'}."
-    note += f" Over plans by the same scores it has no bar, and is less than {bar} for: {', '.join(others) or 'none'}."
+    note += f" Relative to `taylor`, it should be at least {bar}; missed by: {', '.join(missed) or 'none'}."
+    note += f" Relative to the others it has no target, and is below {bar} for: {', '.join(others) or 'none'}."
     figure = "![accuracy against milliseconds](frontier.svg)"
     return f"{figure}\n\n{table(header, frontier_rows(results))}\n\n{note}"
 
@@ -201,8 +203,8 @@ def basis_images_section() -> str:
     results = load("basis_images")["results"]
     rows = [(count, *(f"{value:.1f}" for value in found.values())) for count, found in results.items()]
     note = (
-        "How much more the cheaper half of a layer's vectors is worth on other training images than on those "
-        "of the basis: the median over the layers of the first, middle and last third of the network."
+        "The importance of the less important half of a layer's vectors on other training images, relative to their "
+        "importance on the images of the basis; the median over the layers of each third of the network."
     )
     return f"{table(('images', 'first', 'middle', 'last'), rows)}\n\n{note}"
 
@@ -210,8 +212,8 @@ def basis_images_section() -> str:
 def kernels_section() -> str:
     header = ("model", "network", "milliseconds", "explained", "the kinds of nodes that take most (how many)")
     note = (
-        "`explained` is what the network would take if all its multiply-adds, with channels padded to full blocks, "
-        "were as fast as those of the unpruned one on average."
+        "`explained` is the time that the network would take if its multiply-adds, with channels padded to full "
+        "blocks, were as fast as those of the unpruned network on average."
     )
     return f"{table(header, kernel_rows(load('kernels')['results']))}\n\n{note}"
 
@@ -317,8 +319,7 @@ def faults_section() -> str:
     wrong = sum(count["wrong"] for count in counts.values())
     said = (
         f"The run has {new} file operations in a new folder and {again} in one with a finished result. "
-        f"{len(found):,} faults, {wrong} of them with a result that was lost "
-        "or different, a traceback or a hang:"
+        f"In {wrong} of {len(found):,} faults, a result was lost or different, or there was a traceback or a hang:"
     )
     header = ("fault", "placed at", "number", "same answer", "refused by name", "wrong")
     return f"{said}\n\n{table(header, rows)}"
@@ -330,7 +331,7 @@ def fuzz_section() -> str:
         (name, str(counts.get("read", 0)), str(counts.get("refused", 0)), str(counts.get("wrong", 0)))
         for name, counts in found["by target"].items()
     ]
-    said = f"The fuzzer read {found['files']:,} spoilt files in {config['seconds'] / 60:.0f} minutes:"
+    said = f"The fuzzer read {found['files']:,} corrupted files in {config['seconds'] / 60:.0f} minutes:"
     return f"{said}\n\n{table(('file', 'read', 'refused', 'wrong'), rows)}"
 
 
@@ -363,7 +364,7 @@ def runtimes_section() -> str:
         f"({each['low']:.2f} to {each['high']:.2f} in the middle half of the rounds)"
         for name, each in found.get("OpenVINO against ONNX Runtime", {}).items()
     ]
-    said = f"ONNX Runtime and OpenVINO on the same graphs, in turns: {'; '.join(faster)}." if faster else ""
+    said = f"ONNX Runtime and OpenVINO on the same graphs, alternating: {'; '.join(faster)}." if faster else ""
     return f"{table(header, rows)}\n\nWith {versions}.{missing} {said}".rstrip()
 
 
@@ -395,6 +396,94 @@ def large_data_section() -> str:
         f"{found['speed']['training']:.0f} images a second."
     )
     return f"{table(header, rows)}\n\n{said} Generated from `benchmarks/large_data.py`."
+
+
+def measured_page() -> str:
+    """Every benchmark: what it asks, its table, and a summary before all of them."""
+    parts = ["# Measurements", "", summary_section(), ""]
+    for title, (about, section) in SECTIONS.items():
+        parts += [f"## {title}", "", about, "", section(), ""]
+    return "\n".join(parts)
+
+
+def summary_section() -> str:
+    """The findings of the page in a few lines, each with a link."""
+    ratios = load("step")["results"], load("prune")["results"]
+    latency = [row for found in load("latency")["results"].values() for row in found.values() if row["bar"] > 0]
+    gains = [
+        row["gain"]
+        for networks in load("frontier")["results"].values()
+        for name, row in networks.items()
+        if name.startswith("taylor") and row.get("gain") is not None
+    ]
+    names = {"resnet50": "ResNet-50", "densenet121": "DenseNet-121"}
+    pruning = " and ".join(f"{found['pruning']:.2f} ({names.get(name, name)})" for name, found in ratios[1].items())
+    records = [json.loads(line) for line in (RESULTS / "coverage.jsonl").read_text().splitlines()]
+    found = load("best")["results"]
+    quick, best = (found[f"efficientnet_lite0, cifar10, {recipe}, seed 0"]["pruned"] for recipe in ("quick", "best"))
+    return "\n".join(
+        [
+            "Numbers behind the defaults: what each choice gains, how fast networks become, and what did not help.",
+            "",
+            f"- **Speed-up.** {sum(row['reached'] for row in latency)} of {len(latency)} combinations of network, "
+            "runtime and ratio reach the speed-up that we require, given their multiply-adds "
+            "([latency](#latency-at-128x128-on-one-thread)).",
+            f"- **Planning by latency** is {min(gains):.1f} to {max(gains):.1f} times as fast as planning by Taylor "
+            "scores, at the same accuracy ([accuracy against time](#accuracy-against-time)).",
+            f"- **Longer training.** On CIFAR-10, the recipe `best` reaches {best:.1%} where `quick` reaches "
+            f"{quick:.1%} ([quick and best](#ten-times-the-training-the-recipes-quick-and-best)).",
+            f"- **Cost of the method.** A training step of decomposed ResNet-50 runs at {ratios[0]['speed']:.2f} of "
+            f"the plain network's speed, with {ratios[0]['memory']:.2f} times its memory. Pruning filters "
+            f"takes {pruning} of torch-pruning's time ([speed and memory](#speed-and-memory)).",
+            f"- **Coverage.** The filters of {sum(record['ok'] for record in records)} of {len(records)} networks of "
+            "timm and torchvision can be pruned ([coverage](#coverage-of-filter-pruning)).",
+            "",
+            "`python benchmarks/tables.py` makes this page from `benchmarks/results/`; "
+            "`benchmarks/README.md` says how to repeat each measurement.",
+        ]
+    )
+
+
+SECTIONS: dict[str, tuple[str, Callable[[], str]]] = {
+    "Training norms, scales and classifier": (
+        "How far does the paper's training get, against a logistic regression on the frozen features? 2,000 training "
+        "images at 64x64, accuracy on 1,000 test images.",
+        recipe_section,
+    ),
+    "Normalising scores": (
+        "Should scores be normalised within each layer? Accuracy right after pruning, with parameters; each layer "
+        "keeps at least 5% of its vectors.",
+        plan_section,
+    ),
+    "A minimum share in each layer": (
+        "Should each layer keep a minimum share of its vectors? Accuracy right after pruning.",
+        shares_section,
+    ),
+    "Distributing basis vectors among layers": (
+        "Which plan is best when scores are in units of the loss?",
+        allocation_section,
+    ),
+    "Scores and compensation": (
+        "What do smaller batches for the scores gain, and compensation? Accuracy right after pruning.",
+        scores_section,
+    ),
+    "Images for the loss basis": ("How many images does the basis need?", basis_images_section),
+    "Searches: steps by the expected loss against halving": (
+        "How should a search choose its next candidate?",
+        search_section,
+    ),
+    "Ten times the training: the recipes quick and best": ("What does longer training gain?", best_section),
+    "Averages of the weights": ("Does a moving average of the weights help? Not clearly.", averages_section),
+    "L1 norms of decomposed layers": (
+        "Of which weights should the L1 score be? Accuracy right after pruning.",
+        l1_section,
+    ),
+    "Speed and memory": ("What does the method itself cost?", ratios_section),
+    "Latency at 128x128 on one thread": ("How much faster are pruned networks?", latency_section),
+    "Accuracy against time": ("Which way of planning gives the fastest network for an accuracy?", frontier_section),
+    "Where the time goes": ("Why is the speed-up smaller than the multiply-adds suggest?", kernels_section),
+    "Coverage of filter pruning": ("Which networks can be pruned?", coverage_section),
+}
 
 
 def fill(path: Path, name: str, text: str) -> None:
@@ -429,27 +518,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.demo is not None:
         take_demo(options.demo)
-    sections = {
-        "Training norms, scales and classifier on 2,000 images at 64x64, accuracy on 1,000 test images": recipe_section,
-        "Plans: accuracy right after pruning, and parameters, by normalisation (floor 0.05)": plan_section,
-        "Plans: accuracy right after pruning, by the minimum share kept in each layer": shares_section,
-        "How basis vectors are shared out among layers, by the loss": allocation_section,
-        "Scores and compensation: accuracy right after pruning": scores_section,
-        "Images that the loss basis is made from": basis_images_section,
-        "Searches: steps by the expected loss against halving": search_section,
-        "Ten times the training: the recipes quick and best": best_section,
-        "Averages of the weights": averages_section,
-        "L1 norms of decomposed layers: accuracy right after pruning": l1_section,
-        "Speed and memory": ratios_section,
-        "Latency at 128x128 on one thread": latency_section,
-        "Accuracy against time: planned by Taylor scores, by shares, by parameters and by time": frontier_section,
-        "Where the time goes": kernels_section,
-        "Coverage of filter pruning": coverage_section,
-    }
-    parts = ["# Measured", "", "Generated by `python benchmarks/tables.py` from `benchmarks/results/`.", ""]
-    for title, section in sections.items():
-        parts += [f"## {title}", "", section(), ""]
-    (ROOT / "docs" / "measured.md").write_text("\n".join(parts))
+    (ROOT / "docs" / "measured.md").write_text(measured_page())
     (ROOT / "docs" / "demo.svg").write_text(demo_picture())
     (ROOT / "docs" / "before-after.svg").write_text(before_after_picture())
     fill(ROOT / "docs" / "guarantees.md", "numbers", f"{faults_section()}\n\n{fuzz_section()}")
