@@ -10,19 +10,20 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import shutil
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from common import RESULTS, load, table, write_result
 from speed_tables import frontier_picture, frontier_rows, kernel_rows
 from training_tables import averages_section, best_section, search_section
 
+from basisprune.report.figures import PALETTE
 from basisprune.report.html import comparison
 from basisprune.results import RunSummary
 
@@ -242,8 +243,21 @@ def demo_runs_section() -> str:
     return table(("run", "parameters", "change", "a loss of at most 1 point"), rows)
 
 
+def picture(width: int, height: int, title: str, marks: Sequence[str]) -> str:
+    """An SVG in the colours of the report, light and dark."""
+    light, dark = ({name: pair[side] for name, pair in PALETTE.items()} for side in (0, 1))
+    rules = (
+        "text{{font:13px Inter,system-ui,sans-serif;fill:{muted}}}.b{{font-weight:600;fill:{accent}}}"
+        ".a{{fill:{accent}}}.f{{fill:{faint}}}.i{{fill:{ink}}}line{{stroke:{line}}}.d{{stroke:{accent};stroke-width:1.5;"
+        "stroke-dasharray:2 3}}.x{{stroke:{faint};stroke-width:1.8}}"
+    )
+    style = f"<style>{rules.format(**light)}@media(prefers-color-scheme:dark){{{rules.format(**dark)}}}</style>"
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img"><title>{title}</title>'
+    return "\n".join([f"{head}{style}", *marks, "</svg>\n"])
+
+
 def before_after_picture() -> str:
-    """Bars of the demo's network before and after, as an SVG in the colours of the report."""
+    """Bars of the demo's network before and after."""
     found = load("demo")["results"]
     before, after = found["before"], found["after"]
     bars = [
@@ -262,45 +276,66 @@ def before_after_picture() -> str:
         y, short = top + row * number, most * new / old
         marks += [
             f'<text x="{left - 12}" y="{y + 22}" text-anchor="end">{name}</text>',
-            f'<rect x="{left}" y="{y}" width="{most}" height="16" rx="3" fill="#94a3b8"/>',
+            f'<rect x="{left}" y="{y}" width="{most}" height="16" rx="3" class="f"/>',
             f'<text x="{left + most + 8}" y="{y + 13}">{was}</text>',
-            f'<rect x="{left}" y="{y + 18}" width="{short:.1f}" height="16" rx="3" fill="#2563eb"/>',
+            f'<rect x="{left}" y="{y + 18}" width="{short:.1f}" height="16" rx="3" class="a"/>',
             f'<text x="{left + short + 8:.1f}" y="{y + 31}" class="b">{now} ({new / old - 1:+.0%})</text>',
         ]
-    style = "<style>text{font:13px sans-serif;fill:#64748b}.b{font-weight:600;fill:#2563eb}</style>"
-    size = f'viewBox="0 0 660 {top + row * len(bars)}"'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size}>{style}{"".join(marks)}</svg>\n'
+    return picture(660, top + row * len(bars), "The network of the demo before and after", marks)
 
 
 def demo_picture() -> str:
-    """Accuracy against parameters of every candidate of the search, as an SVG."""
+    """Accuracy against parameters of every candidate of the search, on an axis of logarithms, with the budget."""
     rows = load("demo")["results"]["candidates"]
-    width, height, left, top = 660, 300, 60, 20
-    inner_width, inner_height = width - left - 30, height - top - 50
-    most, least = max(row["parameters"] for row in rows), min(row["accuracy"] for row in rows)
-    best = max(row["accuracy"] for row in rows)
+    width, height, left, top = 660, 320, 78, 24
+    across, down, right = width - left - 24, height - top - 56, 24
+    smallest, largest = (end(row["parameters"] for row in rows) for end in (min, max))
+    low, high = math.log10(0.8 * smallest), math.log10(1.25 * largest)
+    accuracies, budget = [row["accuracy"] for row in rows], rows[0]["accuracy"] - 0.01
+    highest = max(*accuracies, budget)
+    lowest = max(min(*accuracies, budget), budget - 2 * max(highest - budget, 0.01))  # hopeless ones squeeze the others
+    below = sum(each < lowest for each in accuracies)
+    room = 0.08 * (highest - lowest)
 
-    def place(row: dict[str, Any]) -> tuple[float, float]:
-        share = (row["accuracy"] - least) / max(best - least, 1e-9)
-        return left + inner_width * row["parameters"] / most, top + inner_height * (1 - share)
+    def x(parameters: float) -> float:
+        return left + across * (math.log10(parameters) - low) / (high - low)
 
-    marks = [
-        f'<line x1="{left}" y1="{top + inner_height}" x2="{width - 30}" y2="{top + inner_height}"/>',
-        f'<line x1="{left}" y1="{top}" x2="{left}" y2="{top + inner_height}"/>',
-        f'<text x="{left + inner_width / 2}" y="{height - 8}" text-anchor="middle">parameters</text>',
-        f'<text x="{left - 8}" y="{top + 8}" text-anchor="end">{best:.0%}</text>',
-        f'<text x="{left - 8}" y="{top + inner_height}" text-anchor="end">{least:.0%}</text>',
+    def y(accuracy: float) -> float:
+        return top + down * (highest + room - accuracy) / (highest - lowest + 2 * room)
+
+    marks = []
+    for tick in (part * 10**decade for decade in range(3, 9) for part in (1, 2, 5)):
+        if low <= math.log10(tick) <= high:
+            said = f"{tick / 1e6:g}M" if tick >= 1e6 else f"{tick / 1e3:g}k"
+            marks.append(f'<line x1="{x(tick):.1f}" y1="{top}" x2="{x(tick):.1f}" y2="{top + down}"/>')
+            marks.append(f'<text x="{x(tick):.1f}" y="{top + down + 18}" text-anchor="middle">{said}</text>')
+    step = next(each for each in (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2) if (highest - lowest) / each <= 6)
+    for count in range(math.ceil((lowest - room) / step), math.floor((highest + room) / step) + 1):
+        level = y(count * step)
+        marks.append(f'<line x1="{left}" y1="{level:.1f}" x2="{width - right}" y2="{level:.1f}"/>')
+        marks.append(f'<text x="{left - 8}" y="{level + 4:.1f}" text-anchor="end">{count * step:.1%}</text>')
+    level = y(budget)
+    marks += [
+        f'<text x="{left + across / 2}" y="{height - 8}" text-anchor="middle">parameters</text>',
+        f'<text transform="translate(16 {top + down / 2}) rotate(-90)" text-anchor="middle">validation accuracy</text>',
+        f'<line x1="{left}" y1="{level:.1f}" x2="{width - right}" y2="{level:.1f}" class="d"/>',
+        f'<text x="{left + 4}" y="{level - 5:.1f}" class="b">budget</text>',
+        f'<text x="{left + 4}" y="{top + down - 6}">{f"{below} below {lowest:.0%} not shown" if below else ""}</text>',
     ]
-    for number, row in enumerate(rows):
-        x, y = place(row)
-        colour = "#94a3b8" if number == 0 or not row["passed"] else "#2563eb"
-        marks.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{8 if row["chosen"] else 5}" fill="{colour}"/>')
+    for number, row in enumerate(row for row in rows if row["accuracy"] >= lowest):
+        at, of = x(row["parameters"]), y(row["accuracy"])
         name = "unpruned" if number == 0 else "chosen" if row["chosen"] else ""
-        label = f"{name}, {row['parameters'] / 1e6:.2f}M" if name else ""
-        side, anchor = (-12, "end") if x > width / 2 else (12, "start")
-        marks.append(f'<text x="{x + side:.1f}" y="{y + 20:.1f}" text-anchor="{anchor}">{label}</text>')
-    style = "<style>text{font:13px sans-serif;fill:#64748b}line{stroke:#94a3b8}</style>"
-    return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}">{style}{"".join(marks)}</svg>\n'
+        if number == 0:
+            marks.append(f'<path d="M{at:.1f} {of - 7:.1f}l7 7l-7 7l-7-7z" class="i"/>')
+        elif not row["passed"]:
+            marks.append(f'<path d="M{at - 4:.1f} {of - 4:.1f}l8 8m0-8l-8 8" class="x"/>')
+        else:
+            marks.append(f'<circle cx="{at:.1f}" cy="{of:.1f}" r="{8 if name else 5}" class="a"/>')
+        if name:
+            anchor, side = ("end", -12) if at > width / 2 else ("start", 12)
+            said = f"{name}, {row['parameters'] / 1e6:.2f}M"
+            marks.append(f'<text x="{at + side:.1f}" y="{of - 12 if of > top + 30 else of + 20:.1f}" text-anchor="{anchor}">{said}</text>')
+    return picture(width, height, "Accuracy and parameters of all candidates of the demo", marks)
 
 
 def faults_section() -> str:
