@@ -33,7 +33,7 @@ def _head(records: Sequence[Record]) -> str:
         "largest output. `share` is how much of the parameters is in layers that were split.\n"
         "- **basis 0.5**: half of the basis vectors removed by Taylor scores, folded, compared, saved as a bundle, "
         "loaded and compared bit for bit.\n"
-        "- **double 0.3**: then 30 % of all filters removed, run in eval mode and forward and backward in training "
+        "- **double 0.3**: then 30% of all filters removed, run in eval mode and forward and backward in training "
         "mode, folded, saved, loaded.\n"
         "- **ONNX**: the result in onnxruntime, equal for several batch sizes.\n\n"
         "Classifiers get a new head (`transfer_model`); other networks keep theirs. Of a detector, what it computes "
