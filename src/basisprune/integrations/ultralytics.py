@@ -6,7 +6,8 @@ Ultralytics is under the AGPL-3.0 and no part of this package; it is imported on
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import import_module
@@ -22,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from basisprune.budget import Budget
 from basisprune.callback import Callback
 from basisprune.data import Loaders
-from basisprune.errors import ConfigError, MissingExtraError
+from basisprune.errors import ConfigError, MissingExtraError, pass_on
 from basisprune.files import atomic, user_path
 from basisprune.runs.compress import Compressed
 from basisprune.runs.compress import compress as compress_network
@@ -108,13 +109,13 @@ def build(task: str, cfg: Mapping[str, object]) -> nn.Module:
     """Build a network with random weights from the content of a YAML: the function that bundles name."""
     kind = getattr(_library("nn.tasks"), _KINDS[task][0])
     network: nn.Module = kind(dict(cfg), ch=cfg.get("channels", 3), verbose=False)
-    return _prepared(network, task)
+    return _prepared(network)
 
 
-def _prepared(network: Any, task: str) -> nn.Module:
-    """The network, which answers in eval mode with what counts alone, and keeps no grid of an earlier input."""
+def _prepared(network: Any) -> nn.Module:
+    """The network, which answers in eval mode as its exported files do, and keeps no grid of an earlier input."""
     head = network.model[-1]
-    head.dynamic, head.export = True, task != "classify"  # whose scores and logits are both needed
+    head.dynamic = head.export = True
     return cast(nn.Module, network)
 
 
@@ -139,11 +140,12 @@ class YoloKit:
             raise ConfigError(f"model: a network for {yolo.task!r} given; possible are {', '.join(_KINDS)}")
         if not Path(data).exists():
             raise ConfigError(f"data: there is no {data}; nothing is downloaded here, get it with Ultralytics first")
-        utils = _library("data.utils")
-        is_of_classes = yolo.task == "classify"
-        read = utils.check_cls_dataset(data) if is_of_classes else utils.check_det_dataset(data, autodownload=False)
+        utils, is_of_classes = _library("data.utils"), yolo.task == "classify"
+        with _understood("data", data):
+            read = utils.check_cls_dataset(data) if is_of_classes else utils.check_det_dataset(data, autodownload=False)
         known = {"task": yolo.task, "model": str(yolo.model_name), "data": str(data), "plots": False, "mosaic": 0.0}
-        args = _library("cfg").get_cfg(overrides={**yolo.overrides, **known, **(settings or {})})
+        with _understood("settings", settings):
+            args = _library("cfg").get_cfg(overrides={**yolo.overrides, **known, **(settings or {})})
         args.imgsz = _library("utils.checks").check_imgsz(args.imgsz, stride=32, max_dim=1)
         network = _network(yolo, read)
         network.args, network.names = copy.copy(args), read["names"]
@@ -238,6 +240,17 @@ def _library(part: str) -> Any:
         raise MissingExtraError(str(error.name), extra="ultralytics") from error
 
 
+@contextmanager
+def _understood(what: str, given: object) -> Iterator[None]:
+    """Turn what Ultralytics raises, of many kinds, into a ConfigError."""
+    try:
+        yield
+    except Exception as error:
+        pass_on(error)
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"{what}: Ultralytics cannot take {given} ({type(error).__name__}: {reason})") from error
+
+
 def _opened(model: object) -> Any:
     """The YOLO that was given or lies in a file; no name is looked for on the network."""
     kind = _library("").YOLO
@@ -246,7 +259,8 @@ def _opened(model: object) -> Any:
             Path(model).suffix == ".pt" and not Path(model).is_file()
         ):
             raise ConfigError(f"model: {str(model)!r} given; a YOLO, a .pt file that exists, or a YAML is needed")
-        return kind(str(model))
+        with _understood("model", model):
+            return kind(str(model))
     if not isinstance(model, kind) or not isinstance(model.model, nn.Module):
         raise ConfigError(f"model: {type(model).__name__} given; a YOLO with a network of PyTorch is needed")
     return model
@@ -259,7 +273,7 @@ def _network(yolo: Any, data: Mapping[str, Any]) -> Any:
         cfg |= {"nc": classes, **({"kpt_shape": list(data["kpt_shape"])} if "kpt_shape" in data else {})}
         network: Any = build(yolo.task, cfg)
     else:
-        network = _prepared(copy.deepcopy(yolo.model).float().cpu(), yolo.task)
+        network = _prepared(copy.deepcopy(yolo.model).float().cpu())
     held = len(network.names)
     if held != classes:
         raise ConfigError(f"data: it has {classes} classes, and the network {held}; pass the data it was trained for")
@@ -295,8 +309,10 @@ def _read_classes(batch: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
     return batch["img"], batch["cls"]
 
 
-def _logits(raw: Any) -> Any:
-    return raw[1] if isinstance(raw, tuple) else raw
+def _logits(raw: Tensor) -> Tensor:
+    """The scores of a classifier, which gives them in training mode, and probabilities in eval mode."""
+    is_share = bool((raw >= 0).all()) and torch.allclose(raw.sum(1), raw.new_ones(()), atol=1e-3)
+    return raw.clamp_min(torch.finfo(raw.dtype).tiny).log() if is_share else raw
 
 
 def _loss(model: Any, images: Tensor, batch: Mapping[str, Any]) -> Tensor:
