@@ -52,7 +52,7 @@ from basisprune.runs.network import (
     with_own_weights,
 )
 from basisprune.runs.settings import BUDGETS, RATIOS, RunConfig, names_in
-from basisprune.torchkit.imports import Code, Role, called, is_reference, named_object, refuse_code
+from basisprune.torchkit.imports import Code, Role, called, is_factory, is_reference, named_object, refuse_code
 from basisprune.torchkit.processes import Processes
 from basisprune.transfer.backbones import is_known_name
 from basisprune.transfer.model import TransferModel
@@ -207,7 +207,7 @@ def _refuse_changes(config: RunConfig) -> None:
 
 def _names_code(model: object) -> bool:
     """Whether a model is given as a function that builds it; a folder may have a name that looks like one."""
-    return is_reference(model) and not is_known_name(model) and not is_folder_of_a_model(Path(str(model)))
+    return is_factory(model) and not is_known_name(model) and not is_folder_of_a_model(Path(str(model)))
 
 
 def _manifest_of_model(model: ModelSource, data: str) -> Manifest | None:

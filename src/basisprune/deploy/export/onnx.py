@@ -56,6 +56,8 @@ def open_session(model: Path | bytes, threads: int | None = None) -> Any:
 
 def to_proto(network: nn.Module, example: Tensor, outputs: Sequence[str] = (OUTPUT,)) -> ModelProto:
     """Export the network in eval mode with a free batch size; raises ModelError if it cannot be exported."""
+    with torch.no_grad(), mode(network, training=False):
+        network(torch.cat([example, example[:1]]))  # or what it keeps for the shape of its last input fixes the batch
     proto = _exported(network, (example,), [INPUT], list(outputs), any_batch=True)
     _shorten_statistics(proto)
     return proto
@@ -76,6 +78,7 @@ def proto_of(what: Exportable) -> ModelProto:
     if what.spec is not None and what.classes is not None:
         notes |= what.ultralytics_notes
         notes |= {f"model_info {name}": text for name, text in what.openvino_notes.items()}
+    notes |= getattr(what.network, "file_notes", {})
     notes[f"{PREFIX}preparing"] = json.dumps([] if what.layout is None else _preparing(proto))
     for key, value in notes.items():
         entry = proto.metadata_props.add()
