@@ -48,7 +48,7 @@ Value = TypeVar("Value", bound="JsonValue")
 Read = TypeVar("Read")
 _MOST_NAMES = 1_000_000  # in all mappings of one text
 _WHITEST = 65535  # of 16 bits
-_LARGEST_SIDE = 1 << 14  # pixels
+_LARGEST_SIDE, _LARGEST_ROW = 1 << 14, 1 << 24  # pixels; numbers of a signal, or of several inputs in a row
 _MOST = 1e6  # of a mean, or a deviation; beyond that, images are lost to rounding
 
 
@@ -159,9 +159,8 @@ class InputSpec(JsonValue):
         if self.white is not None and not (isinstance(self.white, int) and 1 <= self.white <= _WHITEST):
             faults.append(f"white: {self.white!r} given; None or a whole number from 1 to {_WHITEST} is needed")
         sides = self.size if _are_finite(self.size) else ()
-        if len(sides) not in (1, 2, 3) or not all(
-            isinstance(side, int) and 0 < side <= _LARGEST_SIDE for side in sides
-        ):
+        most = _LARGEST_ROW if len(sides) == 1 else _LARGEST_SIDE
+        if len(sides) not in (1, 2, 3) or not all(isinstance(side, int) and 0 < side <= most for side in sides):
             faults.append(f"size: {self.size} given; (height, width) of 1 to {_LARGEST_SIDE} pixels is needed")
         for name, values in (("mean", self.mean), ("std", self.std)):
             if not _are_finite(values):

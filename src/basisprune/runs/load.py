@@ -190,7 +190,9 @@ def own_job(
     _refuse_changes(config)
     splits = loaders.splits(config.task, Reading(strict=config.strict, callback=callback))
     shape = cast("LoaderPart", splits.train).shape
-    network = whole_network(model, shape, config, callback or NullCallback())
+    with random_numbers_kept():
+        given = config.task.read(next(iter(loaders.train)))[0]
+    network = whole_network(model, shape, config, callback or NullCallback(), given)
     return Job(network, splits, config, *names)
 
 

@@ -296,10 +296,14 @@ _PIECES: Mapping[Callable[..., object], Callable[..., int]] = {
     for place, prefix in ((FUNCTIONS, "torch."), (METHODS, ""))
 }
 """How many pieces each function makes of a tensor."""
+_OF_MASKS = "eq ge gt le logical_and logical_or lt masked_fill ne where"
 _BINARY = ("add", "div", "maximum", "minimum", "mul", "pow", "sub")
 _OF_SEVERAL: Set[Callable[..., object]] = {
     *(FUNCTIONS[f"torch.{name}"] for name in (*_BINARY, "cat", "concat", "max", "min", "stack")),
     *(METHODS[name] for name in (*_BINARY, "add_", "div_", "mul_", "sub_", "expand_as", "view_as", "max", "min")),
     FUNCTIONS["functional.scaled_dot_product_attention"],
+    *(place[prefix + name] for place, prefix in ((FUNCTIONS, "torch."), (METHODS, "")) for name in _OF_MASKS.split()),
+    *(METHODS[name] for name in ("masked_fill_", "type_as")),
+    FUNCTIONS["torch.meshgrid"],
 }
 """The functions that take whole numbers in tensors for what they are, and not as sizes."""
