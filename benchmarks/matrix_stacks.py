@@ -42,7 +42,8 @@ def _monai(name: str, *shape: int, **given: Any) -> Built:
 
 
 def _yolo(config: str, side: int = 64) -> Built:
-    return _of("ultralytics", "YOLO", config).model, _images(3, side, side)
+    network: nn.Module = import_module("ultralytics").YOLO(config).model
+    return network, _images(3, side, side)
 
 
 def _transformers(name: str, config: str, *shape: int, **given: Any) -> Built:
@@ -62,7 +63,7 @@ def _detector(name: str, side: int = 96) -> Built:
 
 def _raft() -> Built:
     network = _of("torchvision.models.optical_flow", "raft_small")
-    network.forward = partial(network.forward, num_flow_updates=2)  # type: ignore[method-assign]
+    network.forward = partial(network.forward, num_flow_updates=2)
     return network, (_images(3, 128, 128), _images(3, 128, 128).flip(3))
 
 
@@ -223,7 +224,8 @@ NETWORKS: Mapping[str, Callable[[], Built]] = {
     ),
     "audio/Hubert": lambda: _transformers("HubertForSequenceClassification", "HubertConfig", 1600, **_SPEECH),
     "audio/EnCodec encoder": lambda: (
-        _transformers("EncodecModel", "EncodecConfig", num_filters=4, hidden_size=16, codebook_dim=16)[0].encoder,
+        _transformers("EncodecModel", "EncodecConfig", num_filters=4, hidden_size=16, codebook_dim=16)[0]
+        .get_submodule("encoder"),
         _images(1, 1600),
     ),
     "diffusion/UNet2D": lambda: _diffusers("UNet2DModel", _NOISY, sample_size=16, **_UNET, **_TWO),

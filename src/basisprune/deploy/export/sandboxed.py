@@ -56,7 +56,7 @@ def fed(session: Any, batch: Array) -> dict[str, Array]:
     first, *more = session.get_inputs()
     if not more:
         return {first.name: batch}
-    found, start, rows = {}, 0, batch.reshape(len(batch), -1)
+    found, start, rows = dict[str, Array](), 0, batch.reshape(len(batch), -1)
     for each in (first, *more):
         size = math.prod(each.shape[1:])
         part = rows[:, start : start + size].reshape(-1, *each.shape[1:])
