@@ -224,7 +224,7 @@ _QUICK = Recipe(
     finetune=_QUICK_TRAINING,
     plan=PlanConfig(round_to=8),  # runtimes can be several times slower with other channel counts
     filter_plan=PlanConfig(normalise="max", round_to=8),
-    basis_images=2048,  # with few images some directions seem free that are not (docs/loss-basis.md)
+    basis_images=1024,  # with few images some directions seem free that are not (docs/loss-basis.md)
     score_batch=8,
     rebase=True,
     scores="loss",

@@ -7,19 +7,16 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from basisprune.budget.certify import SURE
 from basisprune.errors import TooMuchError
-from basisprune.method.states import NOT_AT_ALL, State
+from basisprune.method.states import UNSEEN, State
 from basisprune.recipes import Move
 from basisprune.search.candidates import Shares, share_of
-from basisprune.search.stepping import Attempt, Recovery, Stepping
+from basisprune.search.stepping import SAFE, Attempt, Recovery, Stepping
 from basisprune.torchkit.processes import Processes
 
 if TYPE_CHECKING:
     from basisprune.search.search import Search
 
-_WRECKED = 0.5
-"""A network that lost this part of its accuracy untuned is too small: no tuning is needed to see that."""
 _LOOKS = 3
 """So many short tunings for each full one."""
 
@@ -94,7 +91,7 @@ class Descent:
         if best is not None and search.config.warm_start:
             source, done = best.state, best.share
         try:
-            pruned = search.pipeline.prune(source, self.move, round(1 - share / done, 4), NOT_AT_ALL)
+            pruned = search.pipeline.prune(source, self.move, round(1 - share / done, 4), UNSEEN)
         except TooMuchError:
             search.pipeline.notify.log(f"{1 - share / done:.0%} cannot be removed; trying less")
             self.impossible.append(Attempt(share, math.inf, passed=False))
@@ -102,11 +99,8 @@ class Descent:
         if removes_nothing(pruned, source):  # so that more must go at once
             self.impossible.append(Attempt(share, 0.0, passed=True))
             return
-        value, reference = search.value(pruned), search.value(search.trials[0].state)
-        look = Look(share, pruned, reference - value)
-        if value >= (1 - _WRECKED) * reference:
-            look.state = search.pipeline.look(pruned)
-            look.briefly = reference - search.value(look.state)
+        state = search.pipeline.look(pruned)
+        look = Look(share, state, search.value(search.trials[0].state) - search.value(state))
         self.looks.append(look)
         found = look.attempt(self.recovery, self.stepping.allowed)
         if found.passed:
@@ -133,7 +127,7 @@ class Descent:
         look.fully, look.passed = candidate.drop, candidate.passed
         look.size = candidate.order(self.search.optimize)[0]
         self.recovery.note(look.briefly, candidate.drop)
-        if self.move is self.search.framework.moves[0] and (candidate.chance or 0.0) < SURE:
+        if self.move is self.search.framework.moves[0] and (candidate.chance or 0.0) < SAFE:
             self.search.unsure.append(asked[self.move.axes[0]])
 
 
