@@ -23,7 +23,6 @@ from basisprune.types import JsonValue as JsonObject
 Interval: TypeAlias = tuple[float, float]
 Settings: TypeAlias = Mapping[str, JsonValue]
 Matrix: TypeAlias = tuple[tuple[int, ...], ...]
-Status: TypeAlias = Literal["chosen", "undecided", "passed", "failed"]
 _MOST_BYTES = 1 << 30
 _QUANTITIES = {
     "max_drop": "accuracy",
@@ -183,7 +182,7 @@ class CandidateRow(Candidate):
     chosen: bool = False
 
     @property
-    def status(self) -> Status:
+    def status(self) -> Literal["chosen", "undecided", "passed", "failed"]:
         if self.chosen:
             return "chosen"
         return "undecided" if self.undecided else "passed" if self.passed else "failed"
