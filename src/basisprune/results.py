@@ -24,7 +24,6 @@ from basisprune.types import read_json
 Interval: TypeAlias = tuple[float, float]
 Settings: TypeAlias = Mapping[str, JsonValue]
 Matrix: TypeAlias = tuple[tuple[int, ...], ...]
-Status: TypeAlias = Literal["chosen", "undecided", "passed", "failed"]
 _MOST_BYTES = 64 << 20
 _QUANTITIES = {
     "max_drop": "accuracy",
@@ -184,7 +183,7 @@ class CandidateRow(Candidate):
     chosen: bool = False
 
     @property
-    def status(self) -> Status:
+    def status(self) -> Literal["chosen", "undecided", "passed", "failed"]:
         if self.chosen:
             return "chosen"
         return "undecided" if self.undecided else "passed" if self.passed else "failed"

@@ -57,7 +57,7 @@ from basisprune.torchkit.processes import Processes
 from basisprune.transfer.backbones import is_known_name
 from basisprune.transfer.model import TransferModel
 
-ModelSource = str | os.PathLike[str] | nn.Module
+AnyModel = str | os.PathLike[str] | nn.Module
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Job:
 
 
 def prepare_job(
-    model: ModelSource,
+    model: AnyModel,
     data: Source | Loaders,
     config: RunConfig,
     *,
@@ -181,7 +181,7 @@ def code_of(model: object, data: object, task: object) -> tuple[Code, ...]:
 
 
 def own_job(
-    model: ModelSource, loaders: Loaders, config: RunConfig, names: tuple[str, str], callback: Callback | None = None
+    model: AnyModel, loaders: Loaders, config: RunConfig, names: tuple[str, str], callback: Callback | None = None
 ) -> Job:
     """The job of a network of the user's own, which stays whole, on loaders of their own."""
     config = replace(config, recipe=for_own_inputs(config.recipe))
@@ -212,7 +212,7 @@ def _names_code(model: object) -> bool:
     return is_factory(model) and not is_known_name(model) and not is_folder_of_a_model(Path(str(model)))
 
 
-def _manifest_of_model(model: ModelSource, data: str) -> Manifest | None:
+def _manifest_of_model(model: AnyModel, data: str) -> Manifest | None:
     """Return the images of the run that trained the model, if that was on the same data."""
     if not isinstance(model, str | os.PathLike) or not holds_bundle(Path(model)):
         return None

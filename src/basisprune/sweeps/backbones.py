@@ -17,7 +17,7 @@ from timm.models import get_pretrained_cfg
 from basisprune.callback import Callback
 from basisprune.data.load import Source
 from basisprune.errors import BasisPruneError, ConfigError, ModelError, nearest
-from basisprune.runs.load import Job, ModelSource, prepare_job
+from basisprune.runs.load import AnyModel, Job, prepare_job
 from basisprune.runs.settings import RunConfig
 from basisprune.sweeps.running import Backbone
 from basisprune.transfer.backbones import build_backbone
@@ -143,7 +143,7 @@ def common_size(names: Sequence[str], side: int | None) -> int | None:
 
 
 def start_from(
-    backbone: Backbone, model: ModelSource | None, data: Source, config: RunConfig, folder: Path, callback: Callback
+    backbone: Backbone, model: AnyModel | None, data: Source, config: RunConfig, folder: Path, callback: Callback
 ) -> Job:
     """Prepare the job of a run that starts from the backbone, or from a `model` given in Python under its name."""
     given = config if backbone.weights is None else replace(config, weights=backbone.weights)

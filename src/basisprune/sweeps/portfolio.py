@@ -22,7 +22,7 @@ from basisprune.errors import BasisPruneError, CheckpointError, ConfigError, Tra
 from basisprune.files import user_path
 from basisprune.results import BackboneRow, Portfolio, RunSummary
 from basisprune.runs.folder import BUNDLE, IN_PYTHON, SUMMARY, OutputFolder, refuse_links
-from basisprune.runs.load import ModelSource, code_of, load_images
+from basisprune.runs.load import AnyModel, code_of, load_images
 from basisprune.runs.preflight import preflight
 from basisprune.runs.record import TESTS
 from basisprune.runs.settings import Options, configure
@@ -105,7 +105,7 @@ class Recommended:
 
 
 def compress_portfolio(
-    models: str | Sequence[ModelSource],
+    models: str | Sequence[AnyModel],
     data: Source,
     budget: Budget | None = None,
     *,
@@ -152,7 +152,7 @@ def compress_portfolio(
         return Recommended(portfolio.run(), portfolio.root)
 
 
-def check_portfolio(models: str | Sequence[ModelSource], data: Source, **given: Any) -> None:
+def check_portfolio(models: str | Sequence[AnyModel], data: Source, **given: Any) -> None:
     """Raise the error that `compress_portfolio` would end with, as far as it can be known without fetching weights."""
     portfolio = _Portfolio(models, data, **given)
     portfolio.folder.check(portfolio.settings)
@@ -188,7 +188,7 @@ class _Portfolio:
 
     def __init__(
         self,
-        models: str | Sequence[ModelSource],
+        models: str | Sequence[AnyModel],
         data: Source,
         output: str | Path,
         plan: PortfolioConfig | None = None,
