@@ -37,8 +37,8 @@ _LONGEST_PATH = 4096
 _PARTIAL, _NEW, READY = ".partial", ".basisprune-new", ".basisprune-ready"
 _LEFT = re.compile(rf"({re.escape(_PARTIAL)}|{re.escape(_NEW)})-(\d{{1,10}})-[0-9a-f]{{8}}(\.[^.]*)?")
 _at_work: set[Path] = set()  # what this process writes just now
-_SEAL = re.compile(rb"\nsha256 ([0-9a-f]{64})\n")
-_SEAL_LENGTH = 73
+_SEAL = re.compile(rb"(\n|# )sha256 ([0-9a-f]{64})\n\Z")
+_LONGEST_SEAL = 74
 _CHECKSUM = "checksum"
 _LOCK = ".basisprune-lock"
 
@@ -96,30 +96,31 @@ def clear_leftovers(folder: Path) -> None:
 # ------------------------------------------------------------------------------------------- with a checksum
 
 
-def write_checked(path: Path, content: bytes) -> None:
-    """Write the content and its checksum to `path`, for `read_checked`; whole or not at all."""
-    with checked(path) as file:
+def write_checked(path: Path, content: bytes, mark: str = "\n") -> None:
+    """Write the content and its checksum, after the mark, to `path`, for `read_checked`; whole or not at all."""
+    with checked(path, mark) as file:
         file.write(content)
 
 
 @contextmanager
-def checked(path: Path) -> Iterator[BinaryIO]:
+def checked(path: Path, mark: str = "\n") -> Iterator[BinaryIO]:
     """Open a file for atomic writing, whose checksum is added at the end."""
     with replacing(path) as partial:
         with open(partial, "wb") as file:
             yield file
         found = file_digest(partial)
         with open(partial, "ab") as file:
-            file.write(f"\nsha256 {found}\n".encode())
+            file.write(f"{mark}sha256 {found}\n".encode())
 
 
-def read_checked(path: Path, *, most: int = _MOST_BYTES) -> bytes:
-    """The content of a file that `write_checked` or `checked` wrote."""
+def read_checked(path: Path, *, most: int = _MOST_BYTES, advice: str = "remove it") -> bytes:
+    """Return the content of a file that `write_checked` or `checked` wrote; raise CheckpointError for a damaged one."""
     data = read_bytes(path, most=most)
-    content, seal = data[:-_SEAL_LENGTH], _SEAL.fullmatch(data[-_SEAL_LENGTH:])
-    if seal is None or digest(content).encode() != seal[1]:
+    seal = _SEAL.search(data, max(len(data) - _LONGEST_SEAL, 0))
+    content = data[: seal.start()] if seal else b""
+    if seal is None or digest(content).encode() != seal[2]:
         said = "has no checksum at its end" if seal is None else "its checksum is wrong"
-        raise CheckpointError(f"{path}: is damaged, or was not written by this version: {said}; remove it")
+        raise CheckpointError(f"{path}: is damaged, or was not written by this version: {said}; {advice}")
     return content
 
 

@@ -70,10 +70,7 @@ def _by(sides: Sides) -> str:
 
 @dataclass(frozen=True)
 class ChannelTimes:
-    """The seconds of a layer of this shape: a row for each number of input channels, a column for each of outputs.
-
-    A depthwise conv or a norm has as many outputs as inputs, and one column.
-    """
+    """The seconds of a layer by its channels read (rows) and made (columns, one for a depthwise conv or a norm)."""
 
     shape: LayerShape
     inputs: tuple[int, ...]
@@ -136,10 +133,7 @@ class TimeTable(JsonValue):
         return shape in self._grids
 
     def seconds(self, shape: LayerShape, inputs: float | Array, outputs: float | Array) -> Array:
-        """The seconds for these numbers of channels, each taken up to full blocks; between the measured ones, linearly.
-
-        Raises PlanError for a shape that was not measured.
-        """
+        """Return the seconds for these channels, in full blocks; raise PlanError for a shape not measured."""
         grid = self._grids.get(shape)
         if grid is None:
             raise PlanError(f"the table of times knows no {shape}; profile the device for this network and input size")

@@ -37,6 +37,7 @@ Steps: TypeAlias = tuple[Step, ...]
 """All operations on a network from its start on: its identity within a run."""
 
 GIVEN, DENSE, DECOMPOSED, POLISHED = Step("given"), Step("dense"), Step("decomposed"), Step("polished")
+LOOKED_AT, TUNED = Step("tuned briefly"), Step("tuned")
 
 
 def named(steps: Steps) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, Self, TypeAlias, TypeVar
 
-from basisprune.errors import ConfigError, PlanError
+from basisprune.errors import CheckpointError, ConfigError, PlanError
+from basisprune.files import read_checked, write_checked
 
 if TYPE_CHECKING:
     from pydantic import ConfigDict, TypeAdapter
@@ -18,6 +20,8 @@ Option: TypeAlias = str | int | float | bool | None
 Part: TypeAlias = Literal["train", "val", "confirm", "test", "all"]
 """Which images of a run to judge by."""
 
+Effort: TypeAlias = Literal["quick", "normal", "best"]
+"""How long a search goes on."""
 Augmentation: TypeAlias = Literal["auto", "none", "light", "strong"]
 FloatType: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
 Interpolation: TypeAlias = Literal["bilinear", "bicubic", "nearest"]
@@ -58,7 +62,7 @@ def dotted(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str
 
 
 class JsonValue:
-    """A frozen dataclass that can be written as JSON text and read back equal to itself."""
+    """A frozen dataclass that can be written as JSON, as text or with a checksum to a file, and read back equal."""
 
     __pydantic_config__: ClassVar[ConfigDict] = {"extra": "forbid", "ser_json_inf_nan": "constants"}
 
@@ -75,6 +79,17 @@ class JsonValue:
             found = error.errors(include_url=False, include_context=False, include_input=False)
             faults = [": ".join(filter(None, [".".join(map(str, each["loc"])), each["msg"]])) for each in found]
             raise PlanError.of(f"{cls.__name__}: the JSON does not hold one", faults) from error
+
+    def write(self, path: Path) -> None:
+        write_checked(path, self.to_json().encode())
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read what `write` wrote; raise CheckpointError if the file is missing, damaged, or of something else."""
+        try:
+            return cls.from_json(read_checked(path))
+        except (OSError, PlanError) as error:
+            raise CheckpointError(f"{path}: cannot be read ({error})") from error
 
 
 def _adapter(kind: type[Value]) -> TypeAdapter[Value]:
@@ -132,12 +147,10 @@ class InputSpec(JsonValue):
 
     @property
     def channels(self) -> int:
-        """The number of image channels that the network reads."""
         return len(self.mean)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one prepared image: (channels, height, width)."""
         return (self.channels, *self.size)
 
     @property
@@ -161,11 +174,10 @@ class InputSpec(JsonValue):
 
 @dataclass(frozen=True)
 class LayerScores:
-    """The importance of each basis vector or filter of a layer, in order; higher is more important.
+    """The importance of each basis vector or filter of a layer, group by group; higher is more important.
 
-    In a grouped conv the vectors of one group follow those of the other. `means` are the mean features
-    along each vector, or None when no images were seen. `parameters` and `macs` are what one basis vector of
-    the layer costs: its weights, and its multiply-adds for one image; None where that is not known.
+    `means` are the mean features along each vector, None if no images were seen; `parameters` and `macs` are what one
+    basis vector costs, None where that is not known.
     """
 
     values: tuple[float, ...]
@@ -245,8 +257,7 @@ OUTPUT = "it is part of the network's output"
 class Axis:
     """One axis of a parameter or buffer that carries a group's units.
 
-    `index` holds the positions of the first unit, then those of the second, and so on; every unit has
-    equally many (one as a rule; 49 where a 7x7 map is flattened before a linear layer).
+    `index` has the positions of the first unit, then of the second: equally many, as 49 for a flattened 7x7 map.
     """
 
     parameter: str
@@ -258,8 +269,7 @@ class Axis:
 class Size:
     """A number that a module keeps beside its weights and that shrinks by `count / divisor` per unit.
 
-    `item` is the position where the attribute is a tuple or list of numbers. Dividing happens where units
-    are spread over equal parts: the width of a head shrinks by one when every head loses one channel.
+    `item` is its place in a tuple or list. A width of a head shrinks by one when every head loses one channel.
     """
 
     module: str
@@ -356,10 +366,7 @@ class FilterPlan(JsonValue):
 
 @dataclass(frozen=True)
 class Block:
-    """A module that adds a branch to what it reads; the pair `last` ends the branch.
-
-    `rectifies` says whether a relu follows the sum.
-    """
+    """A module that adds a branch, which the pair `last` ends, to what it reads; a relu may follow the sum."""
 
     name: str
     last: str

@@ -26,8 +26,7 @@ from torch.nn import functional as F
 from basisprune.basis.layers import BasisPair, BasisScalingConv, Shift
 from basisprune.errors import BundleError, LayerError
 from basisprune.transfer.body import NormedConv
-from basisprune.transfer.kept import LOGITS, KeptModel
-from basisprune.transfer.model import GlobalPool, Layout, TransferModel
+from basisprune.transfer.model import LOGITS, GlobalPool, KeptModel, Layout, TransferModel
 
 # ----------------------------------------------------------------------------------------------- layers
 

@@ -14,7 +14,8 @@ from timm.layers import Conv2dSame, DropBlock2d, DropPath
 from torch import Tensor, nn
 from torchvision.ops import StochasticDepth
 
-from basisprune.basis.decompose import full_rank, merge_pair
+from basisprune.basis.decompose import merge_pair
+from basisprune.basis.factors import full_rank
 from basisprune.basis.layers import BasisPair, Shift
 from basisprune.deploy.comparing import difference
 from basisprune.deploy.forms import (
@@ -33,13 +34,12 @@ from basisprune.deploy.latency import Backend, LayerTimer, in_channels_last, int
 from basisprune.deploy.tracing import trace
 from basisprune.errors import ConfigError, LayerError, ModelError
 from basisprune.layer_times import TimeTable
-from basisprune.torchkit.kinds import refuse_lazy
-from basisprune.torchkit.running import hooked, mode, relative_difference, tensors_in
+from basisprune.torchkit.running import hooked, mode, refuse_lazy, relative_difference, tensors_in
 from basisprune.torchkit.surgery import Layer, find_layers, output_channels, refuse_hooks, replace_module
 from basisprune.torchkit.watching import Dataflow, LayerCall, dataflow_of, example_input
 from basisprune.transfer.body import NormedConv
-from basisprune.transfer.kept import KeptModel, SeveralInputs
-from basisprune.transfer.model import TransferModel
+from basisprune.transfer.model import KeptModel, TransferModel
+from basisprune.transfer.several import SeveralInputs
 from basisprune.types import InputSpec
 
 Preference: TypeAlias = Literal["macs", "params", "latency", "none"]

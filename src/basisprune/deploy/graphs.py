@@ -15,8 +15,7 @@ from basisprune.deploy.allowed import METHODS, READINGS
 from basisprune.errors import LayerError
 from basisprune.torchkit.running import packed
 from basisprune.torchkit.surgery import module_at, refuse_hidden_names, tensor_at
-from basisprune.transfer.kept import KeptModel
-from basisprune.transfer.model import GlobalPool, ModelSource, TransferModel
+from basisprune.transfer.model import GlobalPool, KeptModel, ModelSource, TransferModel
 from basisprune.types import InputSpec
 
 if TYPE_CHECKING:

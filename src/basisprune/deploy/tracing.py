@@ -19,8 +19,7 @@ from basisprune.errors import LayerError
 from basisprune.torchkit.running import tensors_in
 from basisprune.torchkit.surgery import module_at
 from basisprune.torchkit.watching import example_input
-from basisprune.transfer.kept import KeptModel
-from basisprune.transfer.model import GlobalPool, TransferModel
+from basisprune.transfer.model import GlobalPool, KeptModel, TransferModel
 
 _NUMBERS = (bool, int, float)
 _NEVER_CHANGE = ("ndim", "dim", "ndimension", "is_floating_point", "is_complex")

@@ -48,6 +48,11 @@ class Tuning:
     skip: bool = False
     even_unchanged: bool = False
 
+    @property
+    def ends_early(self) -> bool:
+        """Whether the validation accuracy after an epoch may end it."""
+        return self.enough is not None or self.hopeless is not None
+
     def may_end(self, epochs: int, accuracy: float) -> bool:
         if self.skip or (self.enough is not None and accuracy >= self.enough):
             return True
@@ -55,6 +60,8 @@ class Tuning:
 
 
 FULLY, NOT_AT_ALL = Tuning(even_unchanged=True), Tuning(skip=True)
+UNSEEN = Tuning(skip=True)
+"""As NOT_AT_ALL, and not judged either: the network is on its way to one that is."""
 
 
 @dataclass(frozen=True)

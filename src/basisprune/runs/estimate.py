@@ -32,10 +32,7 @@ _FORESEEN = 4
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds for the unpruned network and per candidate, with all epochs, and how many candidates to expect.
-
-    `most` is what there are seldom more of.
-    """
+    """Seconds for the unpruned network and per candidate, with all epochs; `most` is rarely exceeded."""
 
     reference: float
     candidates: int
@@ -44,20 +41,19 @@ class Estimate:
 
     @property
     def total(self) -> float:
-        """The seconds for as many candidates as are expected."""
         return self.reference + self.candidates * self.candidate
 
     @property
     def longest(self) -> float:
-        """The seconds for as many candidates as there are seldom more of."""
         return self.reference + self.most * self.candidate
 
 
 def expected_candidates(config: RunConfig) -> int:
     """About how many networks a search tries besides the unpruned one; exact for fixed ratios.
 
-    It assumes four for a move whose scores foresee the loss; otherwise three steps until a candidate is too small, then
-    as many as it takes to narrow one step down to the tolerance.
+    Where the scores of a move foresee the loss, that is how many are tuned for all epochs, and one to fall back on;
+    otherwise three steps until a candidate is too small, then as many as it takes to narrow one step down to the
+    tolerance.
 
     >>> from basisprune.search import SearchConfig
     >>> [expected_candidates(RunConfig(search=SearchConfig(framework=name))) for name in ("basis", "basis+l1")]
@@ -68,8 +64,9 @@ def expected_candidates(config: RunConfig) -> int:
         return 1
     if not goal.is_about_accuracy:
         return len(moves) * _GALLOPS
-    each = (_FORESEEN if config.recipe.foresees(move) else _GALLOPS + _narrowing(search) for move in moves)
-    return sum(each) + search.polish
+    foreseen = _FORESEEN if search.tunings is None else search.tunings + 1
+    each = (foreseen if config.recipe.foresees(move) else _GALLOPS + _narrowing(search) for move in moves)
+    return sum(each) + polishes(config)
 
 
 def most_candidates(config: RunConfig, *, confirms: bool = True) -> int:
@@ -88,8 +85,15 @@ def most_candidates(config: RunConfig, *, confirms: bool = True) -> int:
         else furthest + _narrowing(search)
         for move in moves
     )
-    steps = sum(each) + search.polish
-    return 2 * steps - search.polish + SAFER if confirms else steps
+    polish = polishes(config)
+    steps = sum(each) + polish
+    return 2 * steps - polish + SAFER if confirms else steps
+
+
+def polishes(config: RunConfig) -> bool:
+    """Whether the network that was found is tuned once more."""
+    asked = config.search.polish
+    return not all(map(config.recipe.foresees, config.method.moves)) if asked is None else asked
 
 
 def _narrowing(search: SearchConfig) -> int:

@@ -23,8 +23,16 @@ from basisprune.training.trainable import classes_of
 from basisprune.transfer.backbones import build_backbone, is_known_name
 from basisprune.transfer.checkpoints import messages, read_checkpoint, set_weights
 from basisprune.transfer.hints import NO_HINTS, Hints
-from basisprune.transfer.kept import KeptModel, SeveralInputs, kept_model, kept_with_facts
-from basisprune.transfer.model import TransferModel, spec_of, transfer_model, with_shape
+from basisprune.transfer.model import (
+    KeptModel,
+    TransferModel,
+    kept_model,
+    kept_with_facts,
+    spec_of,
+    transfer_model,
+    with_shape,
+)
+from basisprune.transfer.several import SeveralInputs
 
 _LISTED = 10
 _Read = Callable[[tuple[int, int] | None], Splits]

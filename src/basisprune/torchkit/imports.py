@@ -67,10 +67,7 @@ def refuse_code(references: Iterable[Code]) -> None:
 
 
 def named_object(reference: str, role: Role, error: type[BasisPruneError]) -> object:
-    """What 'package.module:name' refers to; the only place where a text decides on what is imported.
-
-    A module that is not installed is looked for in the current folder. Raises the error, which says what is wanted.
-    """
+    """Import what 'package.module:name' refers to, the only place where a text decides on what is imported."""
     what = _WANTED[role]
     if not is_reference(reference):
         raise error(f"{reference!r} is not {what}; write 'package.module:name'")

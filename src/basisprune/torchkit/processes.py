@@ -202,10 +202,7 @@ class WorkerContext(SpawnContext):
 
 
 def worker_context() -> BaseContext:
-    """Return how to start processes that load images.
-
-    They are copies of this one, which import nothing; elsewhere than on Linux, where copies may crash, new ones.
-    """
+    """Return how to start processes that load images: copies on Linux; elsewhere, where these may crash, new ones."""
     return get_context("fork") if sys.platform == "linux" else WorkerContext()
 
 

@@ -18,7 +18,7 @@ from torch.nn.modules.module import (
 from basisprune.errors import ModelError, nearest
 from basisprune.files import open_file
 from basisprune.torchkit.imports import called, named_object
-from basisprune.torchkit.kinds import copied, plain_weights, refuse_odd
+from basisprune.torchkit.running import copied, plain_weights, refuse_odd
 from basisprune.transfer.checkpoints import refuse_bombs
 from basisprune.transfer.hints import NO_HINTS, Hints
 
@@ -32,7 +32,7 @@ _WEIGHTS_FILE = "pass pretrained=False and weights='file' (on the command line -
 
 
 def is_known_name(backbone: object) -> bool:
-    """Whether it names a network that timm or torchvision builds, so that there may be pretrained weights for it.
+    """Whether timm or torchvision builds a network of that name, so that there may be pretrained weights for it.
 
     >>> [is_known_name(name) for name in ("resnet18", "torchvision:resnet18", "hf-hub:me/mine", "my_module:network")]
     [True, True, True, False]
@@ -75,8 +75,9 @@ def build_backbone(
             f"{type(backbone).__name__} given; a timm name, 'package.module:factory' or a module is needed"
         )
     if pretrained and not is_known_name(backbone):
+        given = repr(backbone) if isinstance(backbone, str) else f"a {type(backbone).__name__}"
         raise ModelError(
-            f"pretrained=True is for timm names and torchvision:NAME, and {_describe(backbone)} is none; "
+            f"pretrained=True is for timm names and torchvision:NAME, and {given} is none; "
             "build it with its weights, or pass weights="
         )
     if isinstance(backbone, nn.Module):
@@ -94,10 +95,6 @@ def build_backbone(
     for parameter in model.parameters():
         parameter.requires_grad_(parameter.is_floating_point())
     return model.eval()
-
-
-def _describe(backbone: str | nn.Module) -> str:
-    return repr(backbone) if isinstance(backbone, str) else f"a {type(backbone).__name__}"
 
 
 def _copy(module: nn.Module) -> nn.Module:

@@ -49,11 +49,9 @@ _IN_PLACE = ("APPEND", "APPENDS", "SETITEM", "SETITEMS", "ADDITEMS", "BUILD")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The tensors of a file or folder by name, as they are called there, and the entry that they were found under.
+    """The tensors of a file or folder by name, the entry they were found under, and whether it was `asked` for.
 
-    `averaged` are the names of entries with moving averages of the weights, which were not taken. `hints` is what the
-    files beside them say of images and classes. `prefix` is what the names start with of the network that was asked
-    for, and `asked` says whether the entry was.
+    `averaged` are entries with moving averages, which were not taken; `prefix` begins the names that were asked for.
     """
 
     path: Path
@@ -88,10 +86,8 @@ def load_weights(
 ) -> Checkpoint:
     """Fill the model from a file or folder of weights, or what was read of one, and return that.
 
-    Every entry of the model must be there with its shape, and nothing else, apart from the `optional` keys, auxiliary
-    heads, and what lies outside of the prefix (such as "model." or "module.") that the network's entries have in
-    common there. Raises ModelError that lists what does not fit, and for a file with several different networks that
-    fit; the model is then unchanged.
+    Every entry of the model must be there with its shape, and nothing else but the `optional` keys, auxiliary heads and
+    what lies outside of the model's prefix. Raises ModelError that lists what does not fit, and changes nothing then.
     """
     found = path if isinstance(path, Checkpoint) else read_checkpoint(path, key=key)
     set_weights(model, found, optional=optional)
@@ -266,7 +262,6 @@ def _entries(content: object) -> str:
 
 
 def _read(path: Path) -> object:
-    """What the file holds, all of it tensors and plain values; raises ModelError for any other."""
     if path.suffix not in ALLOWED:
         raise ModelError(f"{path}: weights of this kind are not read; allowed are {', '.join(ALLOWED)}, or a folder")
     try:
@@ -285,7 +280,6 @@ def _read(path: Path) -> object:
 
 
 def _fault(error: Exception) -> str:
-    """What is wrong with a file that could not be read, and what to do."""
     if isinstance(error, FileNotFoundError):
         return f"no such file; pass a local {', '.join(ALLOWED)} file, or a folder with {_FILES[0]}"
     if isinstance(error, pickle.UnpicklingError):

@@ -30,8 +30,7 @@ from basisprune.errors import BundleError, ModelError
 from basisprune.files import current, digest, json_digest, open_file, parse_json, read_bytes, user_path, write_together
 from basisprune.torchkit.surgery import named_tensors, refuse_hidden_names
 from basisprune.transfer.backbones import build_backbone, is_elsewhere
-from basisprune.transfer.kept import KeptModel
-from basisprune.transfer.model import ModelSource, TransferModel, transfer_model
+from basisprune.transfer.model import KeptModel, ModelSource, TransferModel, transfer_model
 from basisprune.types import InputSpec
 
 FORMAT = 3  # 1 had no networks that stand alone, 2 said nothing to timm

@@ -29,7 +29,7 @@ from basisprune.deploy.export.sandboxed import PREFIX, fed, onnx_session, open_o
 from basisprune.errors import LayerError, ModelError
 from basisprune.files import replacing
 from basisprune.torchkit.running import hooked, mode, relative_difference
-from basisprune.transfer.kept import SeveralInputs
+from basisprune.transfer.several import SeveralInputs
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
