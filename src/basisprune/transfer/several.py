@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -52,15 +51,15 @@ class SeveralInputs(nn.Module):
             ),
         )
 
-    def forward(self, *inputs: Any, **named: Tensor) -> Any:
+    def forward(self, *inputs: object, **named: object) -> object:
         if not named and len(inputs) == 1:
-            given = inputs[0]
-            if isinstance(given, Tensor):
-                inputs = self.unpacked(given)
-            elif isinstance(given, dict):
-                named, inputs = given, ()
-            else:
-                inputs = tuple(given)
+            match inputs[0]:
+                case Tensor() as rows:
+                    inputs = self.unpacked(rows)
+                case dict() as given:
+                    named, inputs = given, ()
+                case list() | tuple() as given:
+                    inputs = tuple(given)
         places = [part.name for part in self.parts]
         if inputs and None not in places:
             named, inputs = {str(name): each for name, each in zip(places, inputs, strict=True)} | named, ()
