@@ -36,7 +36,8 @@ from basisprune.planning import plan_basis, plan_filters
 from basisprune.pruning import prune_basis, prune_filters
 from basisprune.torchkit.running import packed, relative_difference, tensors_in
 from basisprune.transfer.backbones import build_backbone
-from basisprune.transfer.model import SeveralInputs, transfer_model
+from basisprune.transfer.model import transfer_model
+from basisprune.transfer.several import SeveralInputs
 
 Record = dict[str, Any]
 BASIS_RATIO, FILTER_RATIO = 0.5, 0.3

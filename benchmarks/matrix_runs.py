@@ -20,6 +20,7 @@ RECORDS = HERE / "results" / "matrix.jsonl"
 STACKS = HERE / "results" / "stacks.jsonl"
 PAGE = HERE.parent / "docs" / "coverage.md"
 STEPS = ("exact", "basis", "double", "onnx")
+STACK_BAR = 60  # bundles
 STACK_STEPS = ("exact", "filters", "fold", "bundle")
 BARS = {
     "torchvision": {"basis": 1.0, "double": 0.95, "onnx": 0.95},
@@ -124,9 +125,11 @@ def write_page() -> None:
     """docs/coverage.md from the records."""
     import matrix_networks
     import matrix_page
+    import matrix_stacks
 
+    second = matrix_page.stacks(list(latest(STACKS).values()), len(matrix_stacks.NETWORKS), STACK_BAR)
     total = len(matrix_networks.timm_families()) + len(matrix_networks.torchvision_names())
-    PAGE.write_text(matrix_page.page(list(latest().values()), BARS, total))
+    PAGE.write_text(matrix_page.page(list(latest().values()), BARS, total, second))
 
 
 if __name__ == "__main__":

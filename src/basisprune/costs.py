@@ -192,8 +192,9 @@ def _input_shape(model: nn.Module, size: int | tuple[int, ...] | None) -> tuple[
     spec = known_spec(model)
     channels = 3 if spec is None else spec.channels
     sides = (size,) if isinstance(size, int) else size
-    known = spec is not None and sides == spec.shape
-    if sides is not None and not known and (not sides or not all(0 < side <= _LARGEST_SIDE for side in sides)):
+    if spec is not None and sides == spec.shape:
+        return spec.shape
+    if sides is not None and (not sides or not all(0 < side <= _LARGEST_SIDE for side in sides)):
         raise ConfigError.of("measure", [f"input_size: {size} given; sides of 1 to {_LARGEST_SIDE} are needed"])
     if size is None:
         if spec is None:

@@ -13,7 +13,7 @@ from basisprune.data import Loaders
 from basisprune.errors import DataError
 from basisprune.search import SearchConfig
 from basisprune.torchkit.running import packed
-from basisprune.transfer.model import SeveralInputs
+from basisprune.transfer.several import SeveralInputs
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

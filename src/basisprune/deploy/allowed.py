@@ -16,7 +16,7 @@ import operator
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast, get_args
+from typing import cast, get_args
 
 import torch
 from timm import layers
@@ -205,22 +205,22 @@ def expect(value: object, known: bool | int | float) -> object:
     if issubclass(type(value), fx.Proxy):  # by its type, because it may call itself a number
         proxy = cast(fx.Proxy, value)
         return proxy.tracer.create_proxy("call_function", expect, (proxy, known), {})
-    found: Any = len(value) if isinstance(value, (tuple, list, Tensor)) else value
+    found = len(value) if isinstance(value, (tuple, list, Tensor)) else value
     if (bool(found) if isinstance(known, bool) else found) != known:
         raise OtherSizeError("", f"is written down for inputs of another size ({found} in place of {known})")
     return None
 
 
-def set_item(tensor: Tensor, index: Any, value: Any) -> None:
+def set_item(tensor: Tensor, index: object, value: object) -> None:
     """Set a part of a tensor that the graph has made."""
     Operation("setitem", operator.setitem)(tensor, index, value)
 
 
-def _to(tensor: Tensor, *kinds: Any, **named: Any) -> Tensor:
+def _to(tensor: Tensor, *kinds: object, **named: object) -> Tensor:
     """Convert to a type, or to that of another tensor; a place has no name in a file."""
     if any(isinstance(kind, str) for kind in (*kinds, *named.values())):
         raise LayerError("", "to: a place is named")
-    return tensor.to(*kinds, **named)
+    return cast(Tensor, Tensor.to(tensor, *kinds, **named))  # type: ignore[call-overload]
 
 
 CREATING = frozenset({*(getattr(torch, name) for name in _OF_SIZES.split()), torch.empty})

@@ -38,7 +38,8 @@ from basisprune.torchkit.running import hooked, mode, refuse_lazy, relative_diff
 from basisprune.torchkit.surgery import Layer, find_layers, output_channels, refuse_hooks, replace_module
 from basisprune.torchkit.watching import Dataflow, LayerCall, dataflow_of, example_input
 from basisprune.transfer.body import NormedConv
-from basisprune.transfer.model import KeptModel, SeveralInputs, TransferModel
+from basisprune.transfer.model import KeptModel, TransferModel
+from basisprune.transfer.several import SeveralInputs
 from basisprune.types import InputSpec
 
 Preference: TypeAlias = Literal["macs", "params", "latency", "none"]

@@ -120,9 +120,9 @@ class FoldedModel(fx.GraphModule):
     def recompile(self) -> None:  # type: ignore[override]
         self._steps = _steps(self._graph)
 
-    def forward(self, x: Any = None, *more: Tensor, **named: Tensor) -> Tensor:
-        if more or named or isinstance(x, tuple | list | dict):  # of a network of several inputs
-            x = packed(named or ((x, *more) if more else x))
+    def forward(self, given: object = None, *more: Tensor, **named: Tensor) -> Tensor:
+        several = more or named or isinstance(given, tuple | list | dict)
+        x = packed(named or ((given, *more) if more else given)) if several else cast(Tensor, given)
         if self.guard is None or isinstance(x, fx.Proxy):  # a tracer's stand-in has no values to check
             return self._run(x, None)
         with self.guard.watch(x):

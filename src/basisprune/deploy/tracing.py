@@ -37,7 +37,7 @@ class _Valued(fx.Proxy):
     def __class__(self) -> type:
         return type(self.fx_value)
 
-    def __getattr__(self, k: str) -> Any:
+    def __getattr__(self, k: str) -> object:  # type: ignore[override]
         """Give methods as fx does, what a graph can read as a step, and what never changes as it is."""
         found = getattr(self.fx_value, k)
         if not isinstance(self.fx_value, Tensor):
@@ -59,7 +59,7 @@ class _Valued(fx.Proxy):
         return item in tuple(self)
 
     def __index__(self) -> int:
-        return operator.index(cast(ValuedTracer, self.tracer).known(self.node, self.fx_value))
+        return int(operator.index(cast(int, cast(ValuedTracer, self.tracer).known(self.node, self.fx_value))))
 
     def __int__(self) -> int:
         return int(cast(ValuedTracer, self.tracer).known(self.node, self.fx_value))
@@ -72,10 +72,14 @@ class _AsTheyAre(TorchFunctionMode):
     """Leaves values that are made tensors as they are, and notes what is made of sizes: torch knows no stand-ins."""
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         if func in _AS_THEY_ARE and issubclass(type(args[0]), fx.Proxy):
-            return args[0].to(**kwargs) if kwargs else args[0]
+            return cast(fx.Proxy, args[0]).to(**kwargs) if kwargs else args[0]
         if func in CREATING:
             held = [leaf for leaf in tree_leaves((args, kwargs)) if issubclass(type(leaf), fx.Proxy)]
             if held:
@@ -112,7 +116,7 @@ class ValuedTracer(fx.Tracer):
         self.values.clear()
         return graph
 
-    def known(self, node: fx.Node, value: Any) -> Any:
+    def known(self, node: fx.Node, value: object) -> float:
         """Return a number that code asks for, and have each run of the graph compare its own."""
         if isinstance(value, Tensor):
             raise LayerError("", "its code decides by the values of tensors")
@@ -121,7 +125,7 @@ class ValuedTracer(fx.Tracer):
         if is_of_numbers and not is_rank and (node, value) not in self.asked:
             self.asked.add((node, value))
             self.create_node("call_function", expect, (node, value), {})
-        return value
+        return cast(float, value)
 
     def _leaves(self, node: fx.Node) -> list[object]:
         """What an operation on numbers is given: types and devices of tensors are those of the weights, too."""
@@ -132,10 +136,10 @@ class ValuedTracer(fx.Tracer):
         value = self.values[obj.node]
         return bool(self.known(obj.node, value if isinstance(value, Tensor) else bool(value)))
 
-    def iter(self, obj: fx.Proxy) -> Iterator[Any]:
+    def iter(self, obj: fx.Proxy) -> Iterator[object]:
         return (obj[place] for place in range(len(obj)))
 
-    def keys(self, obj: fx.Proxy) -> Any:
+    def keys(self, obj: fx.Proxy) -> object:  # type: ignore[override]
         return self.values[obj.node].keys()  # type: ignore[attr-defined]
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:  # noqa: ARG002
@@ -150,7 +154,7 @@ class ValuedTracer(fx.Tracer):
         return root_fn, [self.root, self.create_proxy("placeholder", "images", (), {})]
 
     def create_proxy(
-        self, kind: str, target: fx.node.Target, args: tuple[Any, ...], kwargs: dict[str, Any], *more: Any, **named: Any
+        self, kind: str, target: fx.node.Target, args: tuple[object, ...], kwargs: dict[str, object], *more: object
     ) -> fx.Proxy:
         is_of_others = isinstance(target, FunctionType) and target.__module__.split(".")[0] not in (
             "torch",
@@ -158,7 +162,7 @@ class ValuedTracer(fx.Tracer):
         )
         if self.is_deep and is_of_others:  # fx was asked not to look into it
             return cast("Callable[..., fx.Proxy]", target)(*args, **kwargs)
-        return super().create_proxy(kind, target, args, kwargs, *more, **named)
+        return super().create_proxy(kind, target, args, kwargs, *more)  # type: ignore[arg-type]
 
     def create_arg(self, a: object) -> fx.node.Argument:
         # By its type, because it may call itself a tensor.
@@ -177,8 +181,8 @@ class ValuedTracer(fx.Tracer):
     def getattr(self, attr: str, attr_val: object, parameter_proxy_cache: dict[str, fx.Proxy]) -> object:
         return attr_val if self.is_running else super().getattr(attr, attr_val, parameter_proxy_cache)
 
-    def create_node(self, *given: Any, **named: Any) -> fx.Node:
-        node = super().create_node(*given, **named)
+    def create_node(self, *given: object, **named: object) -> fx.Node:
+        node = super().create_node(*given, **named)  # type: ignore[arg-type]
         self.is_running = True
         try:
             self.values[node] = self._value(node)

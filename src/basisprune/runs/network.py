@@ -25,7 +25,6 @@ from basisprune.transfer.checkpoints import messages, read_checkpoint, set_weigh
 from basisprune.transfer.hints import NO_HINTS, Hints
 from basisprune.transfer.model import (
     KeptModel,
-    SeveralInputs,
     TransferModel,
     kept_model,
     kept_with_facts,
@@ -33,6 +32,7 @@ from basisprune.transfer.model import (
     transfer_model,
     with_shape,
 )
+from basisprune.transfer.several import SeveralInputs
 
 _LISTED = 10
 _Read = Callable[[tuple[int, int] | None], Splits]

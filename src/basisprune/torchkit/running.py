@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -140,7 +140,7 @@ def several(given: object) -> dict[str | int, Tensor]:
 
     Raises DataError unless all have one row for each example, in numbers that a float holds.
     """
-    found: dict[Any, Any] = dict(sorted(given.items())) if isinstance(given, dict) else dict(enumerate(given))  # type: ignore[arg-type]
+    found = dict(sorted(given.items()) if isinstance(given, dict) else enumerate(cast("Iterable[object]", given)))
     tensors = {name: plain_tensors(each) for name, each in found.items() if each is not None}
     counts = {len(each) if isinstance(each, Tensor) and each.ndim else None for each in tensors.values()}
     if len(counts) != 1 or None in counts:

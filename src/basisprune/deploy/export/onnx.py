@@ -29,7 +29,7 @@ from basisprune.deploy.export.sandboxed import PREFIX, fed, onnx_session, open_o
 from basisprune.errors import LayerError, ModelError
 from basisprune.files import replacing
 from basisprune.torchkit.running import hooked, mode, relative_difference
-from basisprune.transfer.model import SeveralInputs
+from basisprune.transfer.several import SeveralInputs
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
@@ -108,10 +108,9 @@ class _SideBySide(nn.Module):
 def _exported(
     network: nn.Module, inputs: tuple[Tensor, ...], ins: list[str], outs: list[str], *, any_batch: bool = False
 ) -> ModelProto:
-    shapes: Any = ({0: torch.export.Dim("batch")},) * len(inputs) if any_batch else None
-    if any_batch and isinstance(network, SeveralInputs):
-        shapes = (shapes,)  # of its one starred argument
-    options: dict[str, Any] = {"dynamo": True, "verbose": False, "dynamic_shapes": shapes}
+    each = ({0: torch.export.Dim("batch")},) * len(inputs)
+    shapes = (each,) if isinstance(network, SeveralInputs) else each  # of its one starred argument
+    options: dict[str, Any] = {"dynamo": True, "verbose": False, "dynamic_shapes": shapes if any_batch else None}
     with torch.no_grad(), mode(network, training=False), warnings.catch_warnings(), _FourAxes():
         warnings.simplefilter("ignore")  # the exporter warns of its own affairs
         try:
