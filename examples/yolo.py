@@ -20,7 +20,7 @@ import basisprune as bp
 from basisprune.integrations import ultralytics as yolo
 
 SIDE = 96
-PARTS = {"train": 320, "val": 120, "confirm": 240, "test": 120}
+PARTS = {"train": 320, "val": 96, "confirm": 192, "test": 96}
 SETTINGS = {"imgsz": SIDE, "batch": 16, "workers": 0}
 
 
@@ -56,7 +56,15 @@ def shape(picture: np.ndarray, kind: int, random: np.random.Generator) -> str:
 def trained(model: str, data: Path, folder: Path, epochs: int) -> Path:
     """The best.pt of a training by Ultralytics, from random weights; yours may take hours on a GPU."""
     network = YOLO(model)
-    options = {"mosaic": 0.0, "optimizer": "AdamW", "lr0": 2e-3, "warmup_epochs": 1, "amp": False, "plots": False}
+    options = {
+        "mosaic": 0.0,
+        "optimizer": "AdamW",
+        "lr0": 2e-3,
+        "warmup_epochs": 1,
+        "amp": False,
+        "plots": False,
+        "val": False,
+    }
     network.train(
         data=str(data), epochs=epochs, project=str(folder), name="trained", device="cpu", **SETTINGS, **options
     )
@@ -67,7 +75,7 @@ def main(
     folder: str | Path = "yolo-example",
     model: str = "yolo11n.yaml",
     parts: dict[str, int] = PARTS,
-    epochs: tuple[int, int] = (25, 3),
+    epochs: tuple[int, int] = (25, 2),
     **options: object,
 ) -> bp.Compressed:
     folder = Path(folder)

@@ -13,7 +13,7 @@ from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Unpack, cast
+from typing import Any, TypeAlias, Unpack, cast
 
 import numpy as np
 import torch
@@ -31,6 +31,9 @@ from basisprune.runs.settings import Options
 from basisprune.tasks import CLASSIFICATION, Task
 from basisprune.tasks.outcomes import Rows
 
+Theirs: TypeAlias = Any
+"""What Ultralytics makes: it has no types that a checker could read."""
+Batch: TypeAlias = Mapping[str, Theirs]
 FILE = "yolo.pt"
 _BITS = 10  # one for each IoU from 0.5 to 0.95
 _KINDS = {  # of task: the class of its networks, what of the validator's statistics counts, and the metric
@@ -85,7 +88,7 @@ def compress(
 
 def save(network: nn.Module, path: str | Path) -> Path:
     """Write a network that was made here, such as `result.model`, as a .pt file that `YOLO(path)` loads."""
-    plain: Any = copy.deepcopy(network).cpu()
+    plain: Theirs = copy.deepcopy(network).cpu()
     for module, names in (
         (plain.model[-1], ("dynamic", "export")),
         (plain, ("input_spec", "built_by", "file_notes", "classes")),
@@ -112,7 +115,7 @@ def build(task: str, cfg: Mapping[str, object]) -> nn.Module:
     return _prepared(network)
 
 
-def _prepared(network: Any) -> nn.Module:
+def _prepared(network: Theirs) -> nn.Module:
     """The network, which answers in eval mode as its exported files do, and keeps no grid of an earlier input."""
     head = network.model[-1]
     head.dynamic = head.export = True
@@ -128,9 +131,9 @@ class YoloKit:
 
     network: nn.Module
     kind: str
-    args: Any
-    data: Mapping[str, Any]
-    validator: Any
+    args: Theirs
+    data: Mapping[str, Theirs]
+    validator: Theirs
 
     @classmethod
     def of(cls, model: object, data: str | Path, settings: Mapping[str, object] | None = None) -> YoloKit:
@@ -178,7 +181,7 @@ class YoloKit:
         names = tuple(self.data["names"].values()) if self.kind == "classify" else ()
         return Loaders(**{part: self._loader(images, part) for part, images in sets.items()}, classes=names)
 
-    def _images(self, path: object, mode: str) -> Any:
+    def _images(self, path: object, mode: str) -> Theirs:
         if self.kind == "classify":
             return _library("data").ClassificationDataset(path, self.args, augment=mode == "train", prefix=mode)
         make = _library("data").build_yolo_dataset
@@ -199,7 +202,7 @@ class YoloKit:
             self.kind, None, self._outcome, self._mean_precision, name, is_share=True, read=_read, model_loss=_loss
         )
 
-    def _outcome(self, output: object, batch: Mapping[str, Any]) -> Tensor:
+    def _outcome(self, output: object, batch: Batch) -> Tensor:
         """For each image: how many objects of each class there are, and confidence and class of each that is said.
 
         With the class come the bits of the IoUs at which it is right.
@@ -231,7 +234,7 @@ class YoloKit:
         return float(measure(right, scores, codes >> _BITS, np.repeat(np.arange(classes), there))[5].mean())
 
 
-def _library(part: str) -> Any:
+def _library(part: str) -> Theirs:
     """A module of Ultralytics; raises MissingExtraError where it is not installed."""
     try:
         # Not from Python's own folder, as others are: it notes the one it is first imported in as a place for files.
@@ -251,7 +254,7 @@ def _understood(what: str, given: object) -> Iterator[None]:
         raise ConfigError(f"{what}: Ultralytics cannot take {given} ({type(error).__name__}: {reason})") from error
 
 
-def _opened(model: object) -> Any:
+def _opened(model: object) -> Theirs:
     """The YOLO that was given or lies in a file; no name is looked for on the network."""
     kind = _library("").YOLO
     if isinstance(model, str | Path):
@@ -266,12 +269,12 @@ def _opened(model: object) -> Any:
     return model
 
 
-def _network(yolo: Any, data: Mapping[str, Any]) -> Any:
+def _network(yolo: Theirs, data: Mapping[str, Theirs]) -> Theirs:
     """A copy of the network to train; one of a YAML, which has no weights yet, is built for the classes of the data."""
     classes, cfg = len(data["names"]), {**yolo.model.yaml, "channels": yolo.model.yaml.get("channels", 3)}
     if not yolo.ckpt and str(yolo.model_name).endswith((".yaml", ".yml")):
         cfg |= {"nc": classes, **({"kpt_shape": list(data["kpt_shape"])} if "kpt_shape" in data else {})}
-        network: Any = build(yolo.task, cfg)
+        network: Theirs = build(yolo.task, cfg)
     else:
         network = _prepared(copy.deepcopy(yolo.model).float().cpu())
     held = len(network.names)
@@ -282,7 +285,7 @@ def _network(yolo: Any, data: Mapping[str, Any]) -> Any:
     return network
 
 
-def _notes(network: Any, task: str, args: Any) -> dict[str, str]:
+def _notes(network: Theirs, task: str, args: Theirs) -> dict[str, str]:
     """The metadata by which `YOLO("model.onnx")` knows what a file is; its values are Python literals."""
     head, side = network.model[-1], args.imgsz
     facts = {
@@ -299,13 +302,13 @@ def _notes(network: Any, task: str, args: Any) -> dict[str, str]:
     return {name: str(value) for name, value in facts.items()}
 
 
-def _read(batch: Mapping[str, Any]) -> tuple[Tensor, dict[str, Any]]:
+def _read(batch: Batch) -> tuple[Tensor, dict[str, Theirs]]:
     """Images in [0, 1], and all else; the validator asks for the size of images, so an empty batch stays there."""
     images = batch["img"].float() / 255
     return images, {**batch, "img": images[:0]}
 
 
-def _read_classes(batch: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+def _read_classes(batch: Batch) -> tuple[Tensor, Tensor]:
     return batch["img"], batch["cls"]
 
 
@@ -315,7 +318,7 @@ def _logits(raw: Tensor) -> Tensor:
     return raw.clamp_min(torch.finfo(raw.dtype).tiny).log() if is_share else raw
 
 
-def _loss(model: Any, images: Tensor, batch: Mapping[str, Any]) -> Tensor:
+def _loss(model: Theirs, images: Tensor, batch: Batch) -> Tensor:
     """The mean loss of an image. The head alone is in training mode, in which it gives what the loss is made of."""
     model.model[-1].training = True
     total: Tensor = model.init_criterion()(model(images), {**batch, "img": images})[0].sum() / len(images)
