@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 FAILED, NOT_KEPT, INTERRUPTED = 1, 3, 130
+_SAFE_PATH = "PYTHONSAFEPATH"
 _RESUMES = "run the same command again to resume"
 _LESS_MEMORY = "use smaller images (--size) or batches (recipe: {train: {batch_size: ...}})"
 _ADVICE = {
@@ -48,10 +49,12 @@ _ADVICE = {
 }
 _FROM_WORKER = re.compile(r"Error: \[Errno (\d+)\] (.+)\s*$")  # the last line of what PyTorch makes of its error
 _IGNORED = frozenset({"versions", "device_sha256", "prepared"})
-_ONLY_TYPED = {  # what would let a file run code
+_ONLY_TYPED = {  # what would let a file run code, or replace others
     "trust_code": "a file cannot vouch for itself; if you trust its author, pass --trust-code on the command line",
     "ray_address": "a cluster runs code here and there; pass --ray-address on the command line",
+    "overwrite": "what is replaced is said on the command line alone; pass --overwrite there",
 }
+_PLACE = "where export writes is said on the command line alone"
 
 
 @contextmanager
@@ -104,9 +107,17 @@ class Commands(TyperGroup):
     """The subcommands, with one place that meets whatever goes wrong in any of them."""
 
     def main(self, *args: Any, **options: Any) -> Any:
-        """Run the command; a stream that is closed is nowhere, and no name is impossible to print."""
+        """Run the command; a stream that is closed is nowhere, and no name is impossible to print.
+
+        No Python that is started meanwhile, by whatever library, imports modules of the current folder.
+        """
         _mend_streams()
-        return super().main(*args, **options)
+        before = os.environ.get(_SAFE_PATH, "")
+        os.environ[_SAFE_PATH] = "1"
+        try:
+            return super().main(*args, **options)
+        finally:
+            os.environ[_SAFE_PATH] = before  # which means nothing where it is empty
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
         try:
@@ -297,10 +308,11 @@ def read_config(ctx: typer.Context, path: Path | None) -> Path | None:
     given = {key.replace("-", "_"): value for key, value in read_settings(path).items() if key not in _IGNORED}
     options = _options(ctx.command)
     hints = get_type_hints(ctx.command.callback, include_extras=True)
+    only_typed = _ONLY_TYPED | (dict.fromkeys(("result", "output"), _PLACE) if "overwrite" in options else {})
     faults = []
     for key, value in given.items():
-        if key in _ONLY_TYPED and value is not None:
-            faults.append(f"{key}: {value!r} given in a file; {_ONLY_TYPED[key]}")
+        if key in only_typed and value is not None:
+            faults.append(f"{key}: {value!r} given in a file; {only_typed[key]}")
         elif key not in options:
             hint = nearest(key, options) or f" Known settings: {', '.join(options)}"
             faults.append(f"{key}: no such setting.{hint}")

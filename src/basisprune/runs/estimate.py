@@ -54,7 +54,7 @@ class Estimate:
 
 
 def expected_candidates(config: RunConfig) -> int:
-    """About how many networks a search tries besides the unpruned one; exact for fixed ratios.
+    """Return about how many networks a search tries besides the unpruned one; exact for fixed ratios.
 
     Where the scores of a move foresee the loss, that is how many are tuned for all epochs, and one to fall back on;
     otherwise three steps until a candidate is too small, then as many as it takes to narrow one step down to the
@@ -128,8 +128,7 @@ def estimate(job: Job) -> Estimate:
     training = seconds_per_pass(split, data, recipe.train, task)
     tuning = training if recipe.finetune == recipe.train else seconds_per_pass(split, data, recipe.finetune, task)
     # What is decomposed before it is trained is compared with the network that was not, which is trained too.
-    trainings = 2 if split is not job.network and recipe.basis != "loss" else 1
-    trainings -= job.config.is_trained  # one of them is that of the network itself
+    trainings = (2 if split is not job.network and recipe.basis != "loss" else 1) - job.config.is_trained
     expected, most = expected_candidates(job.config), most_candidates(job.config, confirms=data.confirm is not None)
     if searches_twice(job.config.guarantee, data):
         expected = min(2 * expected, most)

@@ -52,12 +52,12 @@ from basisprune.runs.network import (
     with_own_weights,
 )
 from basisprune.runs.settings import BUDGETS, RATIOS, RunConfig, names_in
-from basisprune.torchkit.imports import Code, Role, called, is_reference, named_object, refuse_code
+from basisprune.torchkit.imports import Code, Role, called, is_factory, is_reference, named_object, refuse_code
 from basisprune.torchkit.processes import Processes
 from basisprune.transfer.backbones import is_known_name
 from basisprune.transfer.model import TransferModel
 
-ModelSource = str | os.PathLike[str] | nn.Module
+AnyModel = str | os.PathLike[str] | nn.Module
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Job:
 
 
 def prepare_job(
-    model: ModelSource,
+    model: AnyModel,
     data: Source | Loaders,
     config: RunConfig,
     *,
@@ -133,13 +133,15 @@ def prepare_job(
     if of_model is not None:
         (callback or NullCallback()).log("the images have the roles that they had when the model was trained")
     reading = Reading(groups=config.groups, strict=config.strict, manifest=manifest, callback=callback)
+    earlier = folder / UNLABELLED if folder is not None and chosen is not None else None
+    unlabelled = read_manifest(earlier) if earlier is not None and earlier.exists() else None
     read = partial(
         load_images,
         cast("Source", data),
         config=config,
         reading=reading,
         divides=of_model is None,
-        unlabelled=_unlabelled_before(folder) if chosen else None,
+        unlabelled=unlabelled,
     )
     model = opened(model, config)
     if config.keep_head:
@@ -179,7 +181,7 @@ def code_of(model: object, data: object, task: object) -> tuple[Code, ...]:
 
 
 def own_job(
-    model: ModelSource, loaders: Loaders, config: RunConfig, names: tuple[str, str], callback: Callback | None = None
+    model: AnyModel, loaders: Loaders, config: RunConfig, names: tuple[str, str], callback: Callback | None = None
 ) -> Job:
     """The job of a network of the user's own, which stays whole, on loaders of their own."""
     config = replace(config, recipe=for_own_inputs(config.recipe))
@@ -188,7 +190,9 @@ def own_job(
     _refuse_changes(config)
     splits = loaders.splits(config.task, Reading(strict=config.strict, callback=callback))
     shape = cast("LoaderPart", splits.train).shape
-    network = whole_network(model, shape, config, callback or NullCallback())
+    with random_numbers_kept():
+        given = config.task.read(next(iter(loaders.train)))[0]
+    network = whole_network(model, shape, config, callback or NullCallback(), given)
     return Job(network, splits, config, *names)
 
 
@@ -205,10 +209,10 @@ def _refuse_changes(config: RunConfig) -> None:
 
 def _names_code(model: object) -> bool:
     """Whether a model is given as a function that builds it; a folder may have a name that looks like one."""
-    return is_reference(model) and not is_known_name(model) and not is_folder_of_a_model(Path(str(model)))
+    return is_factory(model) and not is_known_name(model) and not is_folder_of_a_model(Path(str(model)))
 
 
-def _manifest_of_model(model: ModelSource, data: str) -> Manifest | None:
+def _manifest_of_model(model: AnyModel, data: str) -> Manifest | None:
     """Return the images of the run that trained the model, if that was on the same data."""
     if not isinstance(model, str | os.PathLike) or not holds_bundle(Path(model)):
         return None
@@ -231,10 +235,6 @@ def _chosen_before(output: Path, settings: Settings) -> Manifest | None:
         decides.update(names_in("Budget"))
     is_same = changed_settings(old, settings).keys().isdisjoint(decides)
     return read_manifest(output / IMAGES) if is_same else None
-
-
-def _unlabelled_before(folder: Path | None) -> Manifest | None:
-    return read_manifest(folder / UNLABELLED) if folder is not None and (folder / UNLABELLED).exists() else None
 
 
 def factory_of(job: Job) -> str | None:

@@ -17,7 +17,7 @@ from timm.models import get_pretrained_cfg
 from basisprune.callback import Callback
 from basisprune.data.load import Source
 from basisprune.errors import BasisPruneError, ConfigError, ModelError, nearest
-from basisprune.runs.load import Job, ModelSource, prepare_job
+from basisprune.runs.load import AnyModel, Job, prepare_job
 from basisprune.runs.settings import RunConfig
 from basisprune.sweeps.running import Backbone
 from basisprune.transfer.backbones import build_backbone
@@ -143,7 +143,7 @@ def common_size(names: Sequence[str], side: int | None) -> int | None:
 
 
 def start_from(
-    backbone: Backbone, model: ModelSource | None, data: Source, config: RunConfig, folder: Path, callback: Callback
+    backbone: Backbone, model: AnyModel | None, data: Source, config: RunConfig, folder: Path, callback: Callback
 ) -> Job:
     """Prepare the job of a run that starts from the backbone, or from a `model` given in Python under its name."""
     given = config if backbone.weights is None else replace(config, weights=backbone.weights)
@@ -181,7 +181,6 @@ def _why_unreachable() -> str:
 
 def _local_file(name: str, folder: Path | None) -> Path | None:
     """Find the file of weights for the name, with or without its tag (resnet50.a1_in1k, resnet50)."""
-    if folder is None:
-        return None
-    stems = dict.fromkeys([name, name.partition(".")[0]])
-    return next((path for stem in stems for end in _SUFFIXES if (path := folder / f"{stem}{end}").is_file()), None)
+    stems = (name, name.partition(".")[0])
+    paths = [folder / f"{stem}{end}" for stem in stems for end in _SUFFIXES] if folder else []
+    return next(filter(Path.is_file, paths), None)

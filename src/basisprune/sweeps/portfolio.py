@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, TypeVar, Unpack, cast
+from typing import Any, Literal, TypeVar, Unpack, cast
 
 import pydantic
 from torch import nn
@@ -22,7 +22,7 @@ from basisprune.errors import BasisPruneError, CheckpointError, ConfigError, Tra
 from basisprune.files import user_path
 from basisprune.results import BackboneRow, Portfolio, RunSummary
 from basisprune.runs.folder import BUNDLE, IN_PYTHON, SUMMARY, OutputFolder, refuse_links
-from basisprune.runs.load import ModelSource, code_of, load_images
+from basisprune.runs.load import AnyModel, code_of, load_images
 from basisprune.runs.preflight import preflight
 from basisprune.runs.record import TESTS
 from basisprune.runs.settings import Options, configure
@@ -105,7 +105,7 @@ class Recommended:
 
 
 def compress_portfolio(
-    models: str | Sequence[ModelSource],
+    models: str | Sequence[AnyModel],
     data: Source,
     budget: Budget | None = None,
     *,
@@ -147,23 +147,14 @@ def compress_portfolio(
         if options.get(budget.kind) is not None:
             raise ConfigError(f"compress_portfolio: budget and {budget.kind} given; pass one of them")
         options = cast("Options", {**options, budget.kind: vars(budget)[budget.kind]})
-    portfolio = _Portfolio(models, data, output, plan, running, callback, options)
+    portfolio = _Portfolio(models, data, output, plan, running, callback, **options)
     with portfolio.folder.held(portfolio.settings, portfolio.callback):
         return Recommended(portfolio.run(), portfolio.root)
 
 
-def check_portfolio(
-    models: str | Sequence[ModelSource],
-    data: Source,
-    *,
-    output: str | Path,
-    plan: PortfolioConfig | None = None,
-    running: Running | None = None,
-    callback: Callback | None = None,
-    **options: Unpack[Options],
-) -> None:
+def check_portfolio(models: str | Sequence[AnyModel], data: Source, **given: Any) -> None:
     """Raise the error that `compress_portfolio` would end with, as far as it can be known without fetching weights."""
-    portfolio = _Portfolio(models, data, output, plan, running, callback, options)
+    portfolio = _Portfolio(models, data, **given)
     portfolio.folder.check(portfolio.settings)
     refuse_links(portfolio.root)
     found = on_this_machine(portfolio.names, portfolio.source)
@@ -197,13 +188,13 @@ class _Portfolio:
 
     def __init__(
         self,
-        models: str | Sequence[ModelSource],
+        models: str | Sequence[AnyModel],
         data: Source,
         output: str | Path,
-        plan: PortfolioConfig | None,
-        running: Running | None,
-        callback: Callback | None,
-        options: Options,
+        plan: PortfolioConfig | None = None,
+        running: Running | None = None,
+        callback: Callback | None = None,
+        **options: Unpack[Options],
     ) -> None:
         self.config, self.plan = configure(options), plan or PortfolioConfig()
         self.running, self.callback = running or Running(), callback or NullCallback()
@@ -234,24 +225,20 @@ class _Portfolio:
         self.images: set[str] = set()
 
     def _faults(self) -> list[str]:
-        config, running, faults = self.config, self.running, []
+        config, metric, faults = self.config, self.config.metric, []
         if config.task.head_size(1) is None:
             faults.append(f"task: {config.task_name} given; a portfolio is for classification: pass one model")
         if config.weights is not None:
             faults.append("weights: given, which are those of one model; pass a folder of weights for several")
         if config.keep_head:
-            faults.append(
-                "keep_head: given, but backbones get a head for these classes; pass one model to keep its own"
-            )
+            faults.append("keep_head: given, but backbones get a head for these classes; pass one model")
         if not isinstance(config.goal, Budget):
             faults.append("basis_ratio or filter_ratio given; pass a budget, by which backbones can be compared")
-        if running.jobs > 1 or running.ray_address is not None:
-            metric = config.metric
-            given = [*self.in_memory.models, *(["the images"] if self.in_memory.data is not None else [])]
-            given += [] if isinstance(metric, str) else [metric_name(metric)]
-            faults += [
-                f"{each} given in Python, which another process cannot have; pass names and paths" for each in given
-            ]
+        if self.running.jobs > 1 or self.running.ray_address is not None:
+            in_python = [*self.in_memory.models, *(["the images"] if self.in_memory.data is not None else [])]
+            in_python += [] if isinstance(metric, str) else [metric_name(metric)]
+            cannot = "given in Python, which another process cannot have; pass names and paths"
+            faults += [f"{each} {cannot}" for each in in_python]
         return faults
 
     @property

@@ -24,7 +24,7 @@ from basisprune.results import FrontPoint, Portfolio, RunSummary
 from basisprune.runs.certify import ONNX_RUNTIME, PYTORCH
 from basisprune.runs.compress import conclude
 from basisprune.runs.folder import OutputFolder
-from basisprune.runs.load import Job, ModelSource
+from basisprune.runs.load import AnyModel, Job
 from basisprune.runs.preflight import preflight
 from basisprune.runs.settings import Options, RunConfig, configure
 from basisprune.search import Search
@@ -40,7 +40,7 @@ PORTFOLIO = "portfolio.json"
 class InMemory:
     """What was given in Python and has no name: models by theirs, images, settings."""
 
-    models: Mapping[str, ModelSource] = field(default_factory=dict)
+    models: Mapping[str, AnyModel] = field(default_factory=dict)
     data: Source | None = None
     config: RunConfig | None = None
 
