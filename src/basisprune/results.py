@@ -103,7 +103,7 @@ class Errors:
 class ClassLoss:
     """What a class lost: its images, its accuracy before and after, and the paired 95% interval of the loss.
 
-    `beyond` says that it lost more than the budget allows in total, beyond chance even among so many classes.
+    `beyond` says that it lost more than the budget allows in total, beyond chance even among this many classes.
     """
 
     name: str
@@ -162,7 +162,7 @@ class RuntimeRow:
 
     `difference` is the largest from PyTorch's output, in relation to the largest, and `same` the share of equal
     answers, both on `compared` images, 0 for random ones; `accuracy` is None where there are no labelled images.
-    `latency_ms` is that of one image, measured in turns with the other rows. PyTorch itself has no file.
+    `latency_ms` is that of one image, measured alternately with the other rows. PyTorch itself has no file.
     """
 
     name: str
@@ -268,7 +268,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class Finding:
-    """The verdict and the headline without what is said of files."""
+    """The verdict and the headline without the files."""
 
     verdict: str
     headline: str

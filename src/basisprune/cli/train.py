@@ -39,7 +39,8 @@ def train(
     \b
     Examples:
       basisprune train --model resnet50 --data photos --output trained
-      basisprune train --model resnet18 --data torchvision:CIFAR10 --size 96 --epochs 3 --output trained
+      basisprune train --model resnet18 --data torchvision:CIFAR10 \\
+          --size 96 --epochs 3 --output trained
       basisprune compress --model trained/model --data photos --output out
     """
     with told_errors():

@@ -19,7 +19,7 @@ from basisprune.torchkit.surgery import LayerPatterns, find_layers, match_layers
 from basisprune.types import Coupling, Group
 
 _TRIALS = 200
-_FEW = 24  # groups, among which each two are told apart
+_FEW = 24  # groups, of which each pair is distinguished
 
 
 def trace_coupling(
@@ -134,7 +134,7 @@ def _cuts(groups: Mapping[int, Group]) -> Iterator[dict[int, int]]:
 
 
 def _span(length: int) -> range:
-    """How many of so many units may go in a trial: about a third, and not all but one, which would look like none."""
+    """How many of this many units may go in a trial: about a third, and not all but one, which would look like none."""
     return range(max(1, round(0.2 * length)), 1 + max(1, min(round(0.5 * length), length - 2)))
 
 
@@ -189,7 +189,7 @@ class _Trial:
     groups: Mapping[int, Group]
 
     def run(self, cuts: Mapping[int, int]) -> _Fault | None:
-        """What is wrong with the network with so many units cut; None if it runs with all channels in place.
+        """What is wrong with the network with this many units cut; None if it runs with all channels in place.
 
         The cut network is traced with the classes that its channels had before: where two meet they must be the same.
         """

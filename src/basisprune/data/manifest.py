@@ -28,8 +28,8 @@ UNLABELLED = "unlabelled.json"
 Role: TypeAlias = Literal["train", "val", "confirm", "test"]
 ROLES: tuple[Role, ...] = get_args(Role)
 _MOST_SHOWN = 10
-_RESTORE = "bring the file back from a copy, or start the run anew in another folder"
-_PUT_BACK = "put the images back as they were, or start the run anew in another folder"
+_RESTORE = "restore the file from a copy, or start the run again in another folder"
+_PUT_BACK = "put the images back as they were, or start the run again in another folder"
 
 
 class Entry(NamedTuple):

@@ -48,7 +48,7 @@ class _Slot:
 
 @dataclass(frozen=True)
 class _Step:
-    """One node: `path` leads to the part it names, else `function` is called; nobody reads the steps `done` later."""
+    """One node: `path` leads to the part it names, else `function` is called; the steps `done` are not read later."""
 
     op: str
     path: tuple[str, ...]
@@ -286,7 +286,7 @@ class _Valued(fx.Proxy):
 class ValuedTracer(fx.Tracer):
     """Traces a network while it runs on one example, so that code which asks for types sees those of the values.
 
-    What else code may depend on no graph knows: whoever traces a network compares the graph with it. Arguments of its
+    What else code may depend on no graph knows: after tracing, compare the graph with the network. Arguments of its
     forward beyond the first keep their defaults.
     """
 

@@ -221,7 +221,7 @@ class _Writer:
                 made = files.made
                 with atomic(small) as file:
                     file.write(files.int8)
-            # The test images of a run that was stopped are not looked at, because it may go on.
+            # The test images of a run that was stopped are not looked at, because it may resume.
             images = (None if result.found.interrupted else data.test) or data.val or data.train
             found = self.exporter.file_outcomes(small, result.model, images)
         except BasisPruneError:
@@ -270,7 +270,7 @@ class _Writer:
             check_inputs=checks,
         )
         try:
-            return save()  # which whoever loads it needs no code of others for
+            return save()  # which loads without any other code
         except (BundleError, LayerError):
             if result.factory is None:
                 raise
@@ -288,7 +288,7 @@ class _Writer:
         ]
 
     def latency(self) -> LatencyReport:
-        """Measure the unpruned and the chosen model in turns: the delivered file first, then in PyTorch."""
+        """Measure the unpruned and the chosen model alternately: the delivered file first, then in PyTorch."""
         self.callback.log("measuring the latency of the unpruned and the pruned model")
         models = {"before": self.result.original, "after": self.result.model}
         shape = spec_of(self.result.model).shape
@@ -365,7 +365,7 @@ def _remove_stale(folder: Path, files: Mapping[str, DeliveredFile], callback: Ca
         callback.log(f"removed {', '.join(stale)}: of an earlier start, and not asked for now or of another network")
 
 
-# ------------------------------------------------------------------------------------------- what is said of the files
+# ------------------------------------------------------------------------------------------- the files in words
 
 
 def promise_of(name: str, summary: RunSummary, *, certified: bool = False) -> Status | None:
@@ -383,7 +383,7 @@ def promise_of(name: str, summary: RunSummary, *, certified: bool = False) -> St
 def with_files(summary: RunSummary, files: Mapping[str, DeliveredFile], remedies: Sequence[str] = ()) -> RunSummary:
     """Return the summary with these files; its verdict and headline also say what they lack.
 
-    Both are made anew from the finding. `remedies` are what would help where no file could be written.
+    Both are rendered from the finding. `remedies` are what would help where no file could be written.
     """
     finding = summary.finding or Finding(summary.verdict, summary.headline)
     said, head = finding.verdict, finding.headline

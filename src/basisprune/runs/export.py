@@ -50,7 +50,7 @@ def export_result(
     `result` is the output folder of `compress` or `train`, or a bundle, and `to` a name in `RUNTIMES`. The files are
     written next to the others, or to another folder; the outputs are compared with PyTorch's on images of the run, and
     the accuracy on its test images, or on those that searched if the run was stopped, is measured by the runtime
-    itself. All are timed in turns. If the files are in the
+    itself. All are timed alternately. If the files are in the
     folder of a run with a summary, that and the report have the rows too.
 
     Raises ConfigError for an unknown runtime, for int8 without images or where there is none, and for files that are
@@ -191,7 +191,7 @@ def _judged(row: RuntimeRow, found: Judgement | None) -> RuntimeRow:
 def _may_judge(folder: Path) -> tuple[Role, ...]:
     """The parts of the run's images that may be looked at, the best first.
 
-    A run that was stopped, or is not finished, may go on and look at its test images then; the confirming ones may
+    A run that was stopped, or is not finished, may resume and look at its test images then; the confirming ones may
     certify a later `compress`, unless they have been looked at.
     """
     if not (folder / SUMMARY).is_file():
@@ -227,12 +227,12 @@ def _note(folder: Path, rows: tuple[RuntimeRow, ...], callback: Callback) -> Non
     try:
         write_report(summary, folder / REPORT)
     except MissingExtraError as error:
-        callback.log(f"{REPORT} is not written anew: {error}")
+        callback.log(f"{REPORT} is not renewed: {error}")
     summary.write(folder / SUMMARY)
 
 
 def _noted(folder: Path, rows: tuple[RuntimeRow, ...], summary: RunSummary) -> dict[str, DeliveredFile]:
-    """What the summary says of its files, with those of these rows that are new or were written anew."""
+    """The files of the summary, with those of these rows that are new or were replaced."""
     files = dict(summary.files)
     for runtime in RUNTIMES.values():
         for stem in (STEM, INT8_STEM):
@@ -246,7 +246,7 @@ def _noted(folder: Path, rows: tuple[RuntimeRow, ...], summary: RunSummary) -> d
 
 
 def _described(path: Path, what: str, summary: RunSummary, row: RuntimeRow | None = None) -> DeliveredFile:
-    """The new file, which nobody has tested; what broke the budget in the one that it replaces still counts."""
+    """The new file, which is untested; a fault of the one that it replaces still counts."""
     accuracy, interval = (None, None) if row is None else (row.accuracy, row.interval)
     old = summary.files.get(path.name)
     return DeliveredFile(

@@ -205,7 +205,7 @@ def accuracy_on(
 
     Without `data`, or with the data of the run, the parts are exactly the images that the run wrote down, and the test
     part is used by default. For any other data, all images are used, or a part that the data itself defines; damaged
-    ones are left out, as the callback is told. Classes are matched by name, so the data may lack some. Raises
+    ones are left out, with a message. Classes are matched by name, so the data may lack some. Raises
     ConfigError for an unknown part, and DataError for a class that the network does not know, and for images of the run
     that are missing or replaced.
     """

@@ -58,7 +58,7 @@ def is_loadable(data: object) -> bool:
         return False
     try:
         return data.startswith(PREFIXES) or Path(data).expanduser().exists()
-    except (OSError, RuntimeError, ValueError):  # what cannot be a path, or one that nobody may see
+    except (OSError, RuntimeError, ValueError):  # what cannot be a path, or one without permission
         return False
 
 
@@ -133,7 +133,7 @@ class OutputFolder:
 
     @property
     def is_begun(self) -> bool:
-        """Whether a run has stored anything in the folder that it could go on from."""
+        """Whether a run has stored anything in the folder that it could resume from."""
         names = (BUNDLE, ONNX, SUMMARY)
         return any((self.path / name).exists() for name in names) or any(
             True for place in (self.path, self.stages) for _ in place.glob("*.pt")
@@ -152,7 +152,7 @@ class OutputFolder:
 
     @contextmanager
     def held(self, config: Settings, callback: Callback) -> Iterator[None]:
-        """The folder is this run's, and nobody else's, while the block runs.
+        """Hold the folder for this run alone while the block runs.
 
         What killed writers left in it is cleared up. If the block fails before anything is stored, the folder is as it
         was before. Raises CheckpointError as `claim` does, and if another run works in the folder. Of the processes of
@@ -188,7 +188,7 @@ class OutputFolder:
         """Writes the configuration to a new folder; reports changed versions for an existing one.
 
         Raises CheckpointError if the folder belongs to another configuration, or contains other files. A folder in
-        which nothing has been stored yet belongs to nobody.
+        which nothing has been stored yet is free.
         """
         now = versions()
         for name, change in self._claimed(config, now, callback).items():
@@ -230,7 +230,7 @@ class OutputFolder:
             self._let_go()
 
     def _let_go(self) -> None:
-        """Removes what marks the folder as that of a run, unless there is something to go on from."""
+        """Removes what marks the folder as that of a run, unless there is something to resume from."""
         if self.is_begun:
             return
         shutil.rmtree(self.stages, ignore_errors=True)

@@ -37,7 +37,7 @@ class Answers(JsonValue):
     """What networks answer for images without labels, in the random order in which these are labelled.
 
     `answers` are indices of `classes`, for each network by its identity. `labels` were given so far, by image: the name
-    of a class, or "?" for what nobody can tell.
+    of a class, or "?" for "cannot tell".
     """
 
     images: tuple[str, ...]

@@ -120,7 +120,7 @@ def prepare_job(
 
     `model` is a transfer model, the folder of a saved one, or anything that `transfer_model` takes; with `keep_head` in
     the settings, it is a network that is trained for the classes of the data. `data` is anything that `load_data`
-    takes. A run in the folder `output` that has chosen its images before goes on with
+    takes. A run in the folder `output` that has chosen its images before uses
     exactly these, and so does one that starts from the model of a run on the same data: what a network was trained on
     does not judge it, and what has judged it does not confirm. Raises ConfigError for a size other than that of an
     already trained model, and DataError for images that cannot be used, or are not those of the run.

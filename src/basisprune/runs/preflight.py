@@ -58,7 +58,7 @@ from basisprune.types import OUTPUT, LayerScores, Scores, dotted
 
 MOST_IMAGES = 512
 _LISTED, _IMAGES = 3, 2
-_LONG = 1_000_000  # with so many parameters a run is long, and a file that cannot be written should be known at once
+_LONG = 1_000_000  # with more parameters a run is long, and a file that cannot be written should be known at once
 _DEVIATIONS = 3.0  # how far above guessing an accuracy must be
 _MUCH = 0.2
 _LUCK = 1e-3  # how seldom an order that suits the answers may be one by chance
@@ -70,7 +70,7 @@ _PREPARED = (
 def preflight(job: Job, output: OutputFolder | None, settings: Settings, callback: Callback | None = None) -> None:
     """Raise the error that the run of this job would end with, as far as it can be known; writes nothing.
 
-    `settings` are what the folder would record. The callback is told what will not be written, and of a disk that may
+    `settings` are what the folder would record. Messages say what will not be written, and warn of a disk that may
     become full.
     """
     command, callback = "compress" if output is None else output.command, callback or NullCallback()
@@ -146,7 +146,7 @@ class _Sample:
 def check_network(job: Job, *, prunes: bool, saves: bool, callback: Callback) -> None:
     """Raise the error that the network would cause when it is trained, split, pruned, folded or saved; it stays as is.
 
-    With `prunes`, it is what `compress` does with it; with `saves`, the callback is told which files cannot be written.
+    With `prunes`, it is what `compress` does with it; with `saves`, messages list the files that cannot be written.
     """
     network, config = job.network, job.config
     for name, tensor in named_tensors(network):
@@ -334,7 +334,7 @@ def refuse_guessing(network: nn.Module, splits: Splits, *, callback: Callback) -
     """Raise ModelError if a network that keeps its head does no better than chance on the validation images.
 
     It then most likely has its classes in another order, or its images prepared in another way. If another order would
-    suit its answers much better, but it is above chance, the callback is told.
+    suit its answers much better, but it is above chance, a message says so.
     """
     images = splits.val or splits.train
     step = max(1, math.ceil(len(images) / MOST_IMAGES))

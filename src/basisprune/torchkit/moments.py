@@ -111,7 +111,7 @@ def copies_of(batches: object) -> int:
 def reading(model: nn.Module, names: Sequence[str]) -> Iterator[Inputs]:
     """What the layers named read while the model runs, whatever it runs for; ask for its statistics afterwards.
 
-    Whoever runs it notes the number of `images`: a loss may call parts of the model, and never the model itself.
+    The caller notes the number of `images`: a loss may call parts of the model, and never the model itself.
     """
     inputs = Inputs({name: model.get_submodule(name) for name in names})
     handles = [layer.register_forward_pre_hook(partial(inputs.read, name)) for name, layer in inputs.layers.items()]

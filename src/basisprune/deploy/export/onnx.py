@@ -39,7 +39,7 @@ LEAST = 1e-6
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _NOTICEABLE = 1e-3
 _LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
-_SHARES = (0.125, 0.25, 0.5)  # of the layers that stay in float, in turns, until the int8 file is good enough
+_SHARES = (0.125, 0.25, 0.5)  # of the layers that stay in float, tried until the int8 file is good enough
 
 
 def open_session(model: Path | bytes, threads: int | None = None) -> Any:
