@@ -539,6 +539,7 @@ def take_demo(folder: Path) -> None:
     times = [(row.label, row.before, row.after) for row in comparison(summary) if row.key == "latency_ms"]
     results = asdict(summary.test) | {"verdict": summary.verdict, "latency": times, "candidates": candidates}
     write_result("demo", {"command": "basisprune demo"}, results)
+    shutil.copyfile(folder / "summary.json", RESULTS / "demo_summary.json")
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is not None:
         with tempfile.TemporaryDirectory() as profile:
