@@ -365,7 +365,7 @@ def _plot(
     y: Mapping[str, object],
     legend: bool = False,
     note: str = "",
-    **layout: Any,
+    **layout: object,
 ) -> Plot:
     """Make a figure in our style: no frame, a thin grid, nothing that captures touch scrolling."""
     axis = {"gridcolor": light("line"), "linecolor": light("line"), "zeroline": False, "fixedrange": True}
