@@ -334,8 +334,8 @@ def demo_picture() -> str:
         if name:
             anchor, side = ("end", -12) if at > width / 2 else ("start", 12)
             said = f"{name}, {row['parameters'] / 1e6:.2f}M"
-            under = of - 12 if of > top + 30 else of + 20
-            marks.append(f'<text x="{at + side:.1f}" y="{under:.1f}" text-anchor="{anchor}">{said}</text>')
+            line = of - 12 if of > top + 30 else of + 20
+            marks.append(f'<text x="{at + side:.1f}" y="{line:.1f}" text-anchor="{anchor}">{said}</text>')
     return picture(width, height, "Accuracy and parameters of all candidates of the demo", marks)
 
 

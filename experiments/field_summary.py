@@ -1,7 +1,8 @@
-"""The tables, verdicts and figures of docs/field.md and of the README, from the JSON results; nothing is run here.
+"""The tables, verdicts and figures of docs/field.md and of the README, from the results; nothing is run here.
 
-    python experiments/field_summary.py [--results experiments/results/field] [--parts experiments/results/parts]
-                                        [--page docs/field.md] [--readme README.md]
+    python experiments/field_summary.py [--results experiments/results/field.jsonl]
+                                        [--parts experiments/results/parts.jsonl] [--page docs/field.md]
+                                        [--readme README.md]
 
 The pages keep their text: only what is between their markers is replaced. Figures go into a folder beside the first.
 """
@@ -15,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from statistics import mean
 
+import studies
 from cells import DATASETS
 from field_figures import MODEL_NAMES, field_figure
 from field_points import Cost, Mean, Record, cost_at, frontier, mean_points, read_records, swept_rates
@@ -298,7 +300,7 @@ def write_pages(results: Path, parts: Path, page: Path, readme: Path) -> None:
         "figures": "\n\n".join(f"![{DATASETS[dataset]}]({folder.name}/{dataset}.svg)" for dataset in here),
         "tables": "\n\n".join(tables),
         "rates": rate_table(records),
-        "parts": parts_tables(read_records(parts) if any(parts.glob("*.json")) else []),
+        "parts": parts_tables(list(studies.read(parts).values())),
     }
     write_text(page, fill(page.read_text(), blocks))
     write_text(readme, fill(readme.read_text(), {"field": overview(points)}))
@@ -306,9 +308,9 @@ def write_pages(results: Path, parts: Path, page: Path, readme: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results", type=Path, default=ROOT / "experiments" / "results" / "field")
+    parser.add_argument("--results", type=Path, default=ROOT / "experiments" / "results" / "field.jsonl")
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "field.md")
-    parser.add_argument("--parts", type=Path, default=ROOT / "experiments" / "results" / "parts")
+    parser.add_argument("--parts", type=Path, default=ROOT / "experiments" / "results" / "parts.jsonl")
     parser.add_argument("--readme", type=Path, default=ROOT / "README.md")
     options = parser.parse_args()
     write_pages(options.results, options.parts, options.page, options.readme)

@@ -1,9 +1,10 @@
 """The tables and the figure of docs/proof.md, from ladders of networks; nothing is trained here.
 
-    python experiments/promise_summary.py [--results experiments/results/promise] [--draws 300] [--page docs/proof.md]
+    python experiments/promise_summary.py [--results experiments/results/promise.jsonl] [--draws 300]
+                                          [--page docs/proof.md]
 
 Many searches are drawn from each ladder of `promise.py`: see promise_rules.py, whose rules call what `compress` calls.
-The results go to <results>/rules.json. The page keeps its text: only what is between its markers is replaced.
+The results go to results/promise_rules.json. The page keeps its text: only what is between its markers is replaced.
 """
 
 from __future__ import annotations
@@ -192,13 +193,13 @@ def _marks(result: Result, rates: Axis, costs: Axis, y: float) -> list[str]:
 
 def write_page(results: Path, page: Path, draws: int) -> None:
     """Draws the searches, writes their results, and fills the page's blocks."""
-    ladders = [Ladder.read(path) for path in sorted(results.glob("*-*.json"))]
+    ladders = Ladder.read(results)
     if not ladders:
         raise SystemExit(f"{results}: no ladders; make them with experiments/promise.py")
     judged = judge(ladders, draws)
     seeds = Counter(ladder.dataset for ladder in ladders)
     record = {"draws": draws, "ladders": dict(seeds), "results": [asdict(result) for result in judged]}
-    write_text(results / "rules.json", json.dumps(record, indent=1) + "\n")
+    write_text(results.with_name(f"{results.stem}_rules.json"), json.dumps(record, indent=1) + "\n")
     write_text(page.parent / "promise" / "rules.svg", figure(judged))
     blocks = {
         "settings": settings_table(ladders, draws),
@@ -216,7 +217,7 @@ def write_page(results: Path, page: Path, draws: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results", type=Path, default=ROOT / "experiments" / "results" / "promise")
+    parser.add_argument("--results", type=Path, default=ROOT / "experiments" / "results" / "promise.jsonl")
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "proof.md")
     parser.add_argument("--draws", type=int, default=300)
     options = parser.parse_args()

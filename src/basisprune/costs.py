@@ -12,7 +12,8 @@ from safetensors.torch import save
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from basisprune.basis.decompose import choose_layers, full_rank
+from basisprune.basis.decompose import choose_layers
+from basisprune.basis.factors import full_rank
 from basisprune.basis.layers import BasisPair, BasisScalingConv, half_name
 from basisprune.errors import ConfigError, ModelError
 from basisprune.torchkit.running import hooked, mode
@@ -31,10 +32,9 @@ _LARGEST_SIDE = 1 << 14  # pixels
 
 @dataclass(frozen=True)
 class LayerReport:
-    """One conv, linear layer or pair: its rank of the full rank, parameters and multiply-adds for one image.
+    """What a layer or pair costs for one image; `rank` is None if it is not decomposed, and `note` says why.
 
-    `rank` is None for a layer that is not decomposed, and `note` then says why it cannot be. `channels` are its output
-    channels, of `full_channels` in the unpruned network if that is known.
+    `channels` are its output channels, of `full_channels` in the unpruned network if that is known.
     """
 
     name: str
@@ -50,11 +50,7 @@ class LayerReport:
 
 @dataclass(frozen=True)
 class ModelReport:
-    """What a network costs. `macs` are multiply-adds for one image of `input_shape`.
-
-    `parameters` and `trainable` count as PyTorch does; `paper_parameters` as Keras and the paper do, with
-    the running statistics of BN.
-    """
+    """What a network costs for one input; `paper_parameters` counts the running statistics of BN, as Keras does."""
 
     layers: tuple[LayerReport, ...]
     input_shape: tuple[int, ...]
@@ -196,6 +192,8 @@ def _input_shape(model: nn.Module, size: int | tuple[int, ...] | None) -> tuple[
     spec = known_spec(model)
     channels = 3 if spec is None else spec.channels
     sides = (size,) if isinstance(size, int) else size
+    if spec is not None and sides == spec.shape:
+        return spec.shape
     if sides is not None and (not sides or not all(0 < side <= _LARGEST_SIDE for side in sides)):
         raise ConfigError.of("measure", [f"input_size: {size} given; sides of 1 to {_LARGEST_SIDE} are needed"])
     if size is None:

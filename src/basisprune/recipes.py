@@ -37,6 +37,7 @@ Steps: TypeAlias = tuple[Step, ...]
 """All operations on a network from its start on: its identity within a run."""
 
 GIVEN, DENSE, DECOMPOSED, POLISHED = Step("given"), Step("dense"), Step("decomposed"), Step("polished")
+LOOKED_AT, TUNED = Step("tuned briefly"), Step("tuned")
 
 
 def named(steps: Steps) -> str:
@@ -223,7 +224,7 @@ _QUICK = Recipe(
     finetune=_QUICK_TRAINING,
     plan=PlanConfig(round_to=8),  # runtimes can be several times slower with other channel counts
     filter_plan=PlanConfig(normalise="max", round_to=8),
-    basis_images=2048,  # with few images some directions seem free that are not (docs/loss-basis.md)
+    basis_images=1024,  # with few images some directions seem free that are not (docs/loss-basis.md)
     score_batch=8,
     rebase=True,
     scores="loss",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
@@ -17,22 +18,23 @@ from torch.nn.modules.module import (
 
 from basisprune.errors import ModelError, nearest
 from basisprune.files import open_file
-from basisprune.torchkit.imports import called, named_object
-from basisprune.torchkit.kinds import copied, plain_weights, refuse_odd
-from basisprune.transfer.checkpoints import refuse_bombs
+from basisprune.torchkit.imports import call_of, called, is_factory, named_object
+from basisprune.torchkit.running import copied, plain_weights, refuse_odd
+from basisprune.transfer.checkpoints import PICKLED, refuse_bombs
 from basisprune.transfer.hints import NO_HINTS, Hints
 
 _TIMM, _TORCHVISION = "timm", "torchvision"
 _PLACES = ("hf-hub", "local-dir")  # of networks that timm builds as a config.json there says
+_REVIEWED = ("torch", "torchvision", "timm", "basisprune")  # whose networks come out of files too
+_WEIGHTS = re.compile(r"(^|_)(weights|pretrained)(_|$)")
 _LISTED = 5
-_PICKLED = (".bin", ".pth", ".pt", ".ckpt")
 _MOST_MODULES, _MOST_NUMBERS = 20_000, 3 * 10**9
 """Bounds for networks that a config.json describes; the largest of timm have 4,000 layers and 2 billion weights."""
 _WEIGHTS_FILE = "pass pretrained=False and weights='file' (on the command line --no-pretrained --weights FILE)"
 
 
 def is_known_name(backbone: object) -> bool:
-    """Whether it names a network that timm or torchvision builds, so that there may be pretrained weights for it.
+    """Whether timm or torchvision builds a network of that name, so that there may be pretrained weights for it.
 
     >>> [is_known_name(name) for name in ("resnet18", "torchvision:resnet18", "hf-hub:me/mine", "my_module:network")]
     [True, True, True, False]
@@ -90,8 +92,9 @@ def build_backbone(
             f"{type(backbone).__name__} given; a timm name, 'package.module:factory' or a module is needed"
         )
     if pretrained and not is_known_name(backbone):
+        given = repr(backbone) if isinstance(backbone, str) else f"a {type(backbone).__name__}"
         raise ModelError(
-            f"pretrained=True is for timm names and torchvision:NAME, and {_describe(backbone)} is none; "
+            f"pretrained=True is for timm names and torchvision:NAME, and {given} is none; "
             "build it with its weights, or pass weights="
         )
     if isinstance(backbone, nn.Module):
@@ -110,10 +113,6 @@ def build_backbone(
     for parameter in model.parameters():
         parameter.requires_grad_(parameter.is_floating_point())
     return model.eval()
-
-
-def _describe(backbone: str | nn.Module) -> str:
-    return repr(backbone) if isinstance(backbone, str) else f"a {type(backbone).__name__}"
 
 
 def _copy(module: nn.Module) -> nn.Module:
@@ -158,7 +157,7 @@ def _measure_weights(name: str) -> None:
     if source.replace("_", "-") != _PLACES[1]:
         return
     for path in Path(folder).iterdir():
-        if path.suffix in _PICKLED:
+        if path.suffix.lower() in PICKLED:
             with open_file(path) as file:
                 refuse_bombs(file)
 
@@ -230,4 +229,39 @@ def _from_factory(reference: str) -> nn.Module:
     model = called(reference, factory, ModelError)
     if not isinstance(model, nn.Module):
         raise ModelError(f"{reference!r} returned {type(model).__name__}; it must return a torch.nn.Module")
+    model.built_by = reference  # type: ignore[assignment]
     return model
+
+
+def own_factory(model: nn.Module) -> str | None:
+    """Return what builds the architecture anew, as far as the network itself tells; None where it does not.
+
+    It may say so in an attribute `built_by`. timm notes a name, and huggingface_hub the arguments of its classes. Of
+    any other class, attributes with the names of arguments are taken for these. Nothing is fetched: arguments that ask
+    for pretrained weights are switched off. Whoever uses it must compare what is built, because this is a guess.
+
+    >>> class Net(nn.Module):
+    ...     built_by = "my_module:network"
+    >>> own_factory(Net()), own_factory(timm.create_model("resnet18", num_classes=3))
+    ('my_module:network', 'resnet18')
+    """
+    if is_factory(said := getattr(model, "built_by", None)):
+        return str(said)
+    kind, config = type(model), getattr(model, "pretrained_cfg", None)
+    name = config.get("architecture") if isinstance(config, Mapping) else None
+    if isinstance(name, str) and ":" not in name and timm.is_model(name):
+        return name
+    if kind.__module__.partition(".")[0] in _REVIEWED:
+        return None
+    _, *wanted = inspect.signature(kind.__init__).parameters.values()
+    defaults = {each.name: each.default for each in wanted if each.kind is not each.VAR_POSITIONAL}
+    rest = [defaults.pop(each.name) for each in wanted if each.kind is each.VAR_KEYWORD]
+    noted = getattr(model, "_hub_mixin_config", None)
+    held = (
+        dict(noted) if isinstance(noted, Mapping) else {key: vars(model)[key] for key in defaults if key in vars(model)}
+    )
+    found = defaults | {key: value for key, value in held.items() if key in defaults or (rest and key[0] != "_")}
+    if inspect.Parameter.empty in found.values():
+        return None
+    found |= {key: False if value is True else None for key, value in found.items() if _WEIGHTS.search(key) and value}
+    return call_of(kind, {key: value for key, value in found.items() if repr(value) != repr(defaults.get(key, rest))})
