@@ -62,19 +62,19 @@ def stacks(records: Sequence[Record], total: int, bar: int) -> str:
 def _head(records: Sequence[Record]) -> str:
     versions = ", ".join(f"{name} {number}" for name, number in records[-1]["versions"].items()) if records else ""
     return (
-        "# Coverage\n\n"
-        "Made by `python benchmarks/coverage.py --all` from `benchmarks/results/matrix.jsonl`; do not edit. Random "
-        f"weights, {versions}. Every classifier, segmentation network and detector of torchvision and a small network "
-        "of every family of timm, each in a process of its own:\n\n"
-        "- **exact**: decomposed in float64, the output is unchanged; the largest difference in relation to the "
-        "largest output. `share` is how much of the parameters is in layers that were split.\n"
+        "# Supported networks\n\n"
+        "Which networks can be compressed? We tried every classifier, segmentation network and detector of "
+        "torchvision, and a small network of every family of timm, with random weights:\n\n"
+        "- **exact**: decomposed in float64, the output is unchanged. The number is the largest difference, relative "
+        "to the largest output; `share` is the share of the parameters in layers that were split.\n"
         "- **basis 0.5**: half of the basis vectors removed by Taylor scores, folded, compared, saved as a bundle, "
         "loaded and compared bit for bit.\n"
         "- **double 0.3**: then 30% of all filters removed, run in eval mode and forward and backward in training "
         "mode, folded, saved, loaded.\n"
         "- **ONNX**: the result in onnxruntime, equal for several batch sizes.\n\n"
-        "Classifiers get a new head (`transfer_model`); other networks keep theirs. Of a detector, what it computes "
-        "before it chooses boxes is compared. `left` is the share of the parameters after both prunings, folded."
+        "Classifiers get a new head (`transfer_model`); other networks keep theirs. Of detectors, the output before "
+        "the choice of boxes is compared. `left` is the share of the parameters after both prunings, folded. Made by "
+        f"`python benchmarks/coverage.py --all` from `benchmarks/results/matrix.jsonl`, with {versions}; do not edit."
     )
 
 

@@ -174,6 +174,6 @@ class NetworkTimes:
     layers: Mapping[str, tuple[LayerShape, ...]]
 
     def seconds(self, name: str, inputs: float | Array, outputs: float | Array) -> Array:
-        """How long that layer takes in one run of the network with so many channels; nothing if it is not timed."""
+        """Time of that layer in one run of the network with these channels; nothing if it is not timed."""
         calls = self.layers.get(name, ())
         return sum((self.table.seconds(shape, inputs, outputs) for shape in calls), np.asarray(0.0))

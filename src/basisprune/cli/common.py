@@ -49,6 +49,9 @@ _ADVICE = {
 }
 _FROM_WORKER = re.compile(r"Error: \[Errno (\d+)\] (.+)\s*$")  # the last line of what PyTorch makes of its error
 _IGNORED = frozenset({"versions", "device_sha256", "prepared"})
+_NAMED = re.compile(
+    rf"^({'|'.join(OPTIONS)})\b(?=[:,] | given)|\b({'|'.join(name for name in OPTIONS if '_' in name)})\b(?![=:]\S)"
+)
 _ONLY_TYPED = {  # what would let a file run code, or replace others
     "trust_code": "a file cannot vouch for itself; if you trust its author, pass --trust-code on the command line",
     "ray_address": "a cluster runs code here and there; pass --ray-address on the command line",
@@ -63,8 +66,8 @@ def told_errors() -> Iterator[None]:
     try:
         yield
     except BasisPruneError as error:
-        raise _failed(error.text(indented)) from error
-    except BrokenPipeError as error:  # whoever read the output has gone
+        raise _failed(as_typed(error).text(indented)) from error
+    except BrokenPipeError as error:  # the reader of the output has gone
         raise typer.Exit(FAILED) from error
     except OSError as error:
         raise _failed(_said_by_system(error)) from error
@@ -82,6 +85,17 @@ def told_errors() -> Iterator[None]:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # who presses Ctrl-C twice sees the same as who does once
         tell(f"stopped; {_RESUMES}")
         raise typer.Exit(INTERRUPTED) from None
+
+
+def as_typed(error: BasisPruneError) -> BasisPruneError:
+    """Write the options in an error about them as they are typed; those in a file have its name.
+
+    >>> str(as_typed(ConfigError.of("compress", ["max_drop, min_accuracy given; pass one", "size: 0 given"])))
+    '2 faults\\n  - --max-drop, --min-accuracy given; pass one\\n  - --size: 0 given'
+    """
+    if not isinstance(error, ConfigError) or error.where not in ("", "compress", "load_data", "train"):
+        return error
+    return ConfigError(*(_NAMED.sub(lambda name: f"--{name[0].replace('_', '-')}", fault) for fault in error.faults))
 
 
 def indented(text: str) -> str:
@@ -239,6 +253,7 @@ def option(name: str) -> Any:
         metavar=metavar if unit is None else unit.metavar,
         help=declared.help,
         hidden=declared.hidden,
+        show_default=not isinstance(declared.default, bool),
         rich_help_panel=declared.panel,
     )
 

@@ -156,7 +156,7 @@ def _watched(model: nn.Module, tracer: Tracer) -> Iterator[None]:
 def forward(model: nn.Module, inputs: tuple[Tensor, ...], tracer: Tracer, *, training: bool) -> None:
     """Runs the network under the tracer and freezes what reaches its output; raises what the network raises."""
     # Two examples, or the only one twice: a batch axis of length one would look like no axis.
-    images = [example[:2].detach().repeat_interleave(2 // min(len(example), 2), 0) for example in inputs]
+    images = [example[:2].detach().repeat_interleave(1 if len(example) > 1 else 2, 0) for example in inputs]
     for image in images:
         attach(image, Labels((), active=True))
     with _quiet(model, training), _watched(model, tracer), tracer:
@@ -167,7 +167,7 @@ def forward(model: nn.Module, inputs: tuple[Tensor, ...], tracer: Tracer, *, tra
 
 
 _TRIALS = 200
-_FEW = 24  # groups, among which each two are told apart
+_FEW = 24  # groups, of which each pair is distinguished
 
 
 def trace_coupling(
@@ -282,7 +282,7 @@ def _cuts(groups: Mapping[int, Group]) -> Iterator[dict[int, int]]:
 
 
 def _span(length: int) -> range:
-    """How many of so many units may go in a trial: about a third, and not all but one, which would look like none."""
+    """How many of this many units may go in a trial: about a third, and not all but one, which would look like none."""
     return range(max(1, round(0.2 * length)), 1 + max(1, min(round(0.5 * length), length - 2)))
 
 

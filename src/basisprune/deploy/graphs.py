@@ -47,7 +47,7 @@ class _Slot:
 
 @dataclass(frozen=True)
 class _Step:
-    """One node: `path` leads to the part it names, else `function` is called; nobody reads the steps `done` later."""
+    """One node: `path` leads to the part it names, else `function` is called; the steps `done` are not read later."""
 
     op: str
     path: tuple[str, ...]

@@ -187,7 +187,7 @@ def interleaved(
     """Measure the seconds of each run in every round; the runs take turns, so that noise disturbs all alike.
 
     Each turn begins with `settle` runs that are not timed, for what has a steady state of its own: memory that the
-    run before left in another shape has to be fetched anew. `now` tells the time, by default that of `stopwatch`.
+    run before left in another shape has to be fetched again. `now` tells the time, by default that of `stopwatch`.
 
     >>> {name: len(values) for name, values in interleaved({"nothing": lambda: None}, repeats=3).items()}
     {'nothing': 3}

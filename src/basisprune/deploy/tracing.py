@@ -129,7 +129,7 @@ class ValuedTracer(fx.Tracer):
 
     def _leaves(self, node: fx.Node) -> list[object]:
         """What an operation on numbers is given: types and devices of tensors are those of the weights, too."""
-        given = fx.node.map_arg(node.args, self.values.__getitem__)
+        given = fx.node.map_arg(node.args, self.values.__getitem__)  # type: ignore[arg-type]
         return list(given) if node.target in ARITHMETIC else []
 
     def to_bool(self, obj: fx.Proxy) -> bool:
@@ -137,7 +137,7 @@ class ValuedTracer(fx.Tracer):
         return bool(self.known(obj.node, value if isinstance(value, Tensor) else bool(value)))
 
     def iter(self, obj: fx.Proxy) -> Iterator[object]:
-        return (obj[place] for place in range(len(obj)))
+        return (obj[place] for place in range(len(obj)))  # type: ignore[index]
 
     def keys(self, obj: fx.Proxy) -> object:  # type: ignore[override]
         return self.values[obj.node].keys()  # type: ignore[attr-defined]

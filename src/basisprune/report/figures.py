@@ -84,22 +84,24 @@ def search_plots(summary: RunSummary) -> list[Plot]:
         about = f"search-{cost}", title, f"{title} of {len(measured)} models; the table of candidates has the numbers."
         x = _logarithmic(_AXES[cost], [getattr(each[2], cost) for each in measured])
         y = {"tickformat": form, "range": [low, high]} | _titled(name)
-        lines = _budget_line(bound, across=limited == "accuracy") if bound and limited in ("accuracy", cost) else {}
-        plots.append(_plot(about, drawn, height=320, x=x, y=y, note=note, **lines))
+        shapes, texts = _budget_line(bound if limited in ("accuracy", cost) else None, across=limited == "accuracy")
+        plots.append(_plot(about, drawn, height=320, x=x, y=y, note=note, shapes=shapes, annotations=texts))
     return plots
 
 
-def _budget_line(bound: float, *, across: bool) -> dict[str, object]:
+def _budget_line(bound: float | None, *, across: bool) -> tuple[list[Trace], list[Trace]]:
     """Draw the budget as a dotted line with its name; positions of texts on logarithmic axes are logarithms."""
-    line = {"type": "line", "line": {"color": light("accent"), "width": 1.5, "dash": "dot"}}
-    text = {"text": "budget", "showarrow": False, "font": {"color": light("accent")}}
+    if not bound:
+        return [], []
+    line: Trace = {"type": "line", "line": {"color": light("accent"), "width": 1.5, "dash": "dot"}}
+    text: Trace = {"text": "budget", "showarrow": False, "font": {"color": light("accent")}}
     if across:
         line |= {"xref": "x domain", "x0": 0, "x1": 1, "yref": "y", "y0": bound, "y1": bound}
         text |= {"xref": "x domain", "x": 0, "xanchor": "left", "y": bound, "yanchor": "bottom"}
     else:
         line |= {"yref": "y domain", "y0": 0, "y1": 1, "xref": "x", "x0": bound, "x1": bound}
         text |= {"yref": "y domain", "y": 0, "yanchor": "bottom", "x": math.log10(bound), "xanchor": "left"}
-    return {"shapes": [line], "annotations": [text]}
+    return [line], [text]
 
 
 def front_plots(points: Sequence[FrontPoint], key: str = "front") -> list[Plot]:
@@ -139,15 +141,15 @@ def layer_plot(layers: Sequence[LayerReport]) -> Plot | None:
     traces: list[Trace] = []
     for what, found in kept.items():
         names = [f"<b>{escape(each.name, quote=False)}</b><br>{n} of {most} {what}" for _, each, n, most in found]
-        values = {
+        values: Trace = {
             "name": f"{what} kept",
             "x": [number for number, *_ in found],
             "y": [some / most for *_, some, most in found],
             "hovertext": names,
             "hoverinfo": "text",
         }
-        style = {"color": light("accent" if what == "ranks" else "blue"), "line": {"width": 0}}
-        marks = {"type": "scatter", "mode": "markers", "marker": style | {"symbol": "diamond", "size": 7}}
+        style: Trace = {"color": light("accent" if what == "ranks" else "blue"), "line": {"width": 0}}
+        marks: Trace = {"type": "scatter", "mode": "markers", "marker": style | {"symbol": "diamond", "size": 7}}
         traces.append(values | ({"type": "bar", "marker": style} if what == "ranks" else marks))
     title = f"Share of {' and '.join(kept)} kept"
     alt = f"{title} by {len(layers)} layers; the table of layers has the numbers."
@@ -363,7 +365,7 @@ def _plot(
     y: Mapping[str, object],
     legend: bool = False,
     note: str = "",
-    **layout: Any,
+    **layout: object,
 ) -> Plot:
     """Make a figure in our style: no frame, a thin grid, nothing that captures touch scrolling."""
     axis = {"gridcolor": light("line"), "linecolor": light("line"), "zeroline": False, "fixedrange": True}

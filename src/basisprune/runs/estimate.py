@@ -181,7 +181,7 @@ def seconds_per_pass(model: nn.Module, data: Splits, config: TrainConfig, task: 
 
 
 def _first(data: LabelledImages, count: int) -> LabelledImages:
-    """So many of the first images, or the batches of a loader that have them."""
+    """The first images, this many, or the batches of a loader that have them."""
     if isinstance(data, LoaderPart):
         batches, seen = [], 0
         for batch in data:

@@ -57,7 +57,7 @@ from basisprune.types import OUTPUT, LayerScores, Scores, dotted
 
 MOST_IMAGES = 512
 _LISTED, _IMAGES = 3, 2
-_LONG = 1_000_000  # with so many parameters a run is long, and a file that cannot be written should be known at once
+_LONG = 1_000_000  # with more parameters a run is long, and a file that cannot be written should be known at once
 _DEVIATIONS = 3.0  # how far above guessing an accuracy must be
 _MUCH = 0.2
 _LUCK = 1e-3  # how seldom an order that suits the answers may be one by chance

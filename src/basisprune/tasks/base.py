@@ -159,7 +159,7 @@ class Task:
         return self
 
     def head_size(self, classes: int) -> int | None:  # noqa: ARG002
-        """Return how many outputs a network needs for data of so many classes; None where that is unknown."""
+        """Return how many outputs a network needs for data of this many classes; None where that is unknown."""
         return None
 
     def class_numbers(self, targets: object, count: int, where: str) -> npt.NDArray[np.int64] | None:  # noqa: ARG002

@@ -95,7 +95,7 @@ def fault_of_code(code: Code) -> str:
     if _typed is None or code in _typed:
         return ""
     return (
-        f"{reference!r} was read from a file, and would import and run code; if you trust whoever wrote the file, pass "
+        f"{reference!r} was read from a file, and would import and run code; if you trust the author of the file, pass "
         "--trust-code, or give it on the command line"
     )
 
@@ -157,7 +157,7 @@ def called(reference: str, function: object, error: type[BasisPruneError]) -> ob
 
 
 def said_by(error: BaseException) -> str:
-    """What somebody else's code said when it failed."""
+    """The message of foreign code that failed."""
     return "it ends the program" if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}"
 
 

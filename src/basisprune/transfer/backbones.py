@@ -68,6 +68,21 @@ def architecture_name(backbone: str | nn.Module, model: nn.Module) -> str | None
     return found if isinstance(found, str) and ":" not in found and timm.is_model(found) else backbone
 
 
+def refuse_unknown_name(backbone: str) -> None:
+    """Raise ModelError for a name that timm or torchvision does not have."""
+    source, colon, name = backbone.partition(":")
+    if source == _TORCHVISION:
+        known = torchvision.models.list_models()
+        if name not in known:
+            hint = nearest(name, known, most=_LISTED) or " See torchvision.models.list_models()."
+            raise ModelError(f"torchvision has no model {name!r}.{hint}")
+    elif not colon or source == _TIMM:
+        name = name if colon else source
+        if not timm.is_model(name):
+            hint = nearest(name.partition(".")[0], timm.list_models(), most=_LISTED) or " See timm.list_models()."
+            raise ModelError(f"timm has no model {name!r}.{hint} Modules and 'package.module:factory' work too")
+
+
 def build_backbone(
     backbone: str | nn.Module, *, pretrained: bool = False, size: tuple[int, int] | None = None
 ) -> nn.Module:
@@ -86,6 +101,7 @@ def build_backbone(
         refuse_odd(backbone)
         model = _copy(backbone)
     elif is_known_name(backbone):
+        refuse_unknown_name(backbone)
         source, _, name = backbone.partition(":")
         if source == _TORCHVISION:
             model = _from_torchvision(name, pretrained)
@@ -111,9 +127,6 @@ def _copy(module: nn.Module) -> nn.Module:
 
 def _from_timm(name: str, pretrained: bool, size: tuple[int, int] | None) -> nn.Module:
     # With its old classifier, so that weight files of the whole network fit; `extract_body` drops it.
-    if ":" not in name and not timm.is_model(name):
-        hint = nearest(name.partition(".")[0], timm.list_models(), most=_LISTED) or " See timm.list_models()."
-        raise ModelError(f"timm has no model {name!r}.{hint} Modules and 'package.module:factory' work too")
     # A few models take only an int, and all take one for squares.
     sized = {} if size is None else {"img_size": size[0] if size[0] == size[1] else size}
     try:
@@ -178,10 +191,6 @@ def _refusing_giants(name: str) -> Iterator[None]:
 
 
 def _from_torchvision(name: str, pretrained: bool) -> nn.Module:
-    known = torchvision.models.list_models()
-    if name not in known:
-        hint = nearest(name, known, most=_LISTED) or " See torchvision.models.list_models()."
-        raise ModelError(f"torchvision has no model {name!r}.{hint}")
     # Two networks would otherwise take their time to draw weights, and warn of it.
     options: dict[str, object] = {}
     if not pretrained:

@@ -138,7 +138,7 @@ def fit_names(own: Mapping[str, Tensor], found: Checkpoint, *, optional: Collect
 
 
 def messages(found: Checkpoint, fitting: Fitting) -> list[str]:
-    """What whoever starts a run should know of its weights; empty where there was nothing to decide."""
+    """Messages about loading the weights; empty where there was nothing to decide."""
     lines = []
     if fitting.prefix or found.entry:
         entry = f" under {found.entry!r}" if found.entry else ""
@@ -174,7 +174,7 @@ def _prefix(
     best = max(counts, key=lambda prefix: (counts[prefix], -len(prefix)))
     if counts[best]:
         return best
-    # Nothing fits; the usual prefixes are taken off, so that what does not fit is told by its own name.
+    # Nothing fits; the usual prefixes are taken off, so that mismatches have their own names.
     return next((usual for usual in ("module.", "model.", "net.") if all(key.startswith(usual) for key in given)), "")
 
 

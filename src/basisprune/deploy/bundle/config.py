@@ -88,7 +88,7 @@ Step.__pydantic_config__ = _STRICT  # type: ignore[attr-defined]
 
 @dataclass(frozen=True)
 class Architecture:
-    """How the network is built anew, but for its structure.
+    """How the network is rebuilt, except for its structure.
 
     `backbone` is the timm name or `"package.module:factory"` that it came from, None for a module that was handed over.
     It is built first, unless the network stands `alone`, its structure saying all. `insert_norm` is None for a network

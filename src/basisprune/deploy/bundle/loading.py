@@ -121,7 +121,7 @@ def assemble(stored: Stored, where: str, factory: str | None = None, trust_remot
         )
     elif builder is not None and not architecture.is_timm and not trust_remote_code:
         raise BundleError(
-            f"{where}: is built by {builder!r}, which would be imported and run; if you trust whoever made this "
+            f"{where}: is built by {builder!r}, which would be imported and run; if you trust the author of this "
             "bundle, pass trust_remote_code=True (--trust-code on the command line), or a function of your own as "
             "factory=; a folded network does not need it"
         )
@@ -189,7 +189,7 @@ def _building(stored: Stored, architecture: Architecture) -> AbstractContextMana
     numbers, spec = math.prod(stored.config.input.shape), stored.config.input.spec
     held = sum(tensor.nbytes for tensor in stored.tensors.values())
     memory = _BUILDING + _BUILDING_PER_BYTE * held
-    if architecture.builder is None or not architecture.is_timm:  # or it is somebody's code, who is trusted
+    if architecture.builder is None or not architecture.is_timm:  # or it is trusted code
         return nullcontext()
     try:
         with torch.device("meta"):

@@ -47,7 +47,7 @@ from basisprune.types import InputSpec
 
 @dataclass(frozen=True)
 class _Form:
-    """One way to write a network down: how it is built anew, as what, and what is built first.
+    """One way to write a network down: how it is rebuilt, as what, and what is built first.
 
     `graph` is the network that a list of operations stands for.
     """
@@ -74,9 +74,9 @@ def save_pretrained(
     What was written is loaded and compared with the network, bit for bit, in eval and in training mode, before it takes
     the place of an older bundle in the folder; other files there stay. The network is not changed.
 
-    A network from `transfer_model` is built anew from its timm name or `"package.module:factory"`; one of nothing but
+    A network from `transfer_model` is rebuilt from its timm name or `"package.module:factory"`; one of nothing but
     listed layers, or folded and traceable, needs neither. Where a network that knows its function can be written down
-    without it, it is, so that nobody has to trust one.
+    without it, it is, so that no trust is needed.
 
     Args:
         model: The network.

@@ -40,7 +40,7 @@ LEAST = 1e-6
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _NOTICEABLE = 1e-3
 _LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
-_SHARES = (0.125, 0.25, 0.5)  # of the layers that stay in float, in turns, until the int8 file is good enough
+_SHARES = (0.125, 0.25, 0.5)  # of the layers that stay in float, tried until the int8 file is good enough
 
 
 def open_session(model: Path | bytes, threads: int | None = None) -> Any:
@@ -59,9 +59,8 @@ def to_proto(network: nn.Module, example: Tensor, outputs: Sequence[str] = (OUTP
     """Export the network in eval mode with a free batch size; raises ModelError if it cannot be exported."""
     with torch.no_grad(), mode(network, training=False):
         network(torch.cat([example, example[:1]]))  # or what it keeps for the shape of its last input fixes the batch
-    names, inputs = [INPUT], (example,)
-    if isinstance(network, SeveralInputs):
-        names, inputs = network.names, network.unpacked(example)
+    is_of_several = isinstance(network, SeveralInputs)
+    names, inputs = (network.names, network.unpacked(example)) if is_of_several else ([INPUT], (example,))
     proto = _exported(network, inputs, names, list(outputs), any_batch=True)
     _shorten_statistics(proto)
     return proto

@@ -162,7 +162,7 @@ def _limit_memory(most: int) -> None:
 
 
 def _end_after(seconds: int) -> None:
-    """End this process that many seconds from now, even if nobody is left to do so; 0 is never."""
+    """End this process that many seconds from now, even if no other process is left to do so; 0 is never."""
     if hasattr(signal, "alarm"):
         signal.alarm(seconds)
 
