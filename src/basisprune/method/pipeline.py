@@ -68,7 +68,6 @@ from basisprune.transfer.model import spec_of, with_shape
 from basisprune.types import OUTPUT, BlockPlan, FilterPlan, FrameworkName
 
 _Found = TypeVar("_Found")
-CHOOSING = Step("choosing")
 _DOING = {LOOKED_AT: "tuning briefly", TUNED: "tuning", POLISHED: "tuning once more"}
 _GENTLE = 0.5  # of the rate of a long tuning: a short one has little time to settle
 
@@ -397,7 +396,6 @@ class Pipeline:
         start = self._networks.get(state.steps[:1], self._networks.get((DENSE,)))
         teacher = None if start is None else start.model
         session = Session(teacher=teacher, stop=stop, callback=self.callback, task=self.task)
-        # Each pass over the validation images costs about a fifth of a pass over as many training images.
         val = self.val if tuning.ends_early or not state.plans or config.patience is not None else None
         known = self._with_known_choices(config) if state.plans else config
         train, progress = self.splits.train, self.progress

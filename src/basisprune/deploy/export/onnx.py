@@ -59,8 +59,10 @@ def to_proto(network: nn.Module, example: Tensor, outputs: Sequence[str] = (OUTP
     """Export the network in eval mode with a free batch size; raises ModelError if it cannot be exported."""
     with torch.no_grad(), mode(network, training=False):
         network(torch.cat([example, example[:1]]))  # or what it keeps for the shape of its last input fixes the batch
-    is_of_several = isinstance(network, SeveralInputs)
-    names, inputs = (network.names, network.unpacked(example)) if is_of_several else ([INPUT], (example,))
+    names: list[str] = [INPUT]
+    inputs: tuple[Tensor, ...] = (example,)
+    if isinstance(network, SeveralInputs):
+        names, inputs = list(network.names), network.unpacked(example)
     proto = _exported(network, inputs, names, list(outputs), any_batch=True)
     _shorten_statistics(proto)
     return proto
