@@ -59,11 +59,10 @@ def to_proto(network: nn.Module, example: Tensor, outputs: Sequence[str] = (OUTP
     """Export the network in eval mode with a free batch size; raises ModelError if it cannot be exported."""
     with torch.no_grad(), mode(network, training=False):
         network(torch.cat([example, example[:1]]))  # or what it keeps for the shape of its last input fixes the batch
-    names: list[str] = [INPUT]
-    inputs: tuple[Tensor, ...] = (example,)
     if isinstance(network, SeveralInputs):
-        names, inputs = list(network.names), network.unpacked(example)
-    proto = _exported(network, inputs, names, list(outputs), any_batch=True)
+        proto = _exported(network, network.unpacked(example), network.names, list(outputs), any_batch=True)
+    else:
+        proto = _exported(network, (example,), [INPUT], list(outputs), any_batch=True)
     _shorten_statistics(proto)
     return proto
 
