@@ -31,7 +31,7 @@ from basisprune.errors import (
 from basisprune.runs.preflight import class_scores
 from basisprune.tasks import CLASSIFICATION
 from basisprune.torchkit.watching import watch_run
-from basisprune.transfer.kept import kept_model
+from basisprune.transfer.model import kept_model
 
 LISTING = [
     ConfigError,

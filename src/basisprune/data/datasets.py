@@ -145,11 +145,7 @@ class ArrayImages(LabelledImages):
 
 
 class FileImages(LabelledImages):
-    """Images in files or in parts of larger files, decoded on access; a subclass knows where their bytes are.
-
-    They are RGB, upright and resized to `size` (height, width). `white` is the white level of images of more than 8
-    bits; None takes what each suggests itself.
-    """
+    """Images in files, decoded to RGB of `size` (height, width); without `white`, each deep image suggests its own."""
 
     def __init__(self, labels: Labels, classes: Sequence[str], size: tuple[int, int], white: int | None = None) -> None:
         self.labels, self.classes, self.size, self.white = read_only(labels), tuple(classes), size, white

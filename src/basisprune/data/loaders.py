@@ -245,8 +245,6 @@ class Loaders:
 
 @dataclass(frozen=True)
 class _WithoutTargets:
-    """Batches of inputs, with a 0 for each in place of a label."""
-
     loader: Iterable[object]
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -295,10 +293,7 @@ class _Scan(NamedTuple):
 
 
 class LoaderPart(LabelledImages):
-    """A user's loader as a part of a dataset: iterating yields its batches as the task reads them.
-
-    A `fixed` part raises DataError as soon as it does not yield the same inputs in the same order.
-    """
+    """A user's loader as a part of a dataset; a `fixed` one must yield the same inputs in the same order each time."""
 
     in_parallel, prepared = False, True
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
@@ -16,12 +16,12 @@ from basisprune.data.arrays import Labels, refuse_alike
 from basisprune.data.copies import looks_of, units_of
 from basisprune.data.datasets import LabelledImages, base_of, in_units, take
 from basisprune.data.decode import readable
-from basisprune.errors import ConfigError, DataError
-from basisprune.files import read_bytes, user_path
+from basisprune.errors import MOST_FAULTS, ConfigError, DataError
+from basisprune.files import csv_rows, user_path
 
 JUDGES = frozenset({"val", "confirm"})
 _HEADER = ["file", "group"]
-_MOST_BYTES = 1 << 30  # of a file of groups
+_MOST_BYTES = 128 << 20  # of a file of groups
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,10 @@ class Splits:
 
     @property
     def num_classes(self) -> int:
-        """The number of classes."""
         return len(self.classes)
 
     @property
     def parts(self) -> dict[str, LabelledImages]:
-        """The parts that exist, by name, training first."""
         named = {"train": self.train, "val": self.val, "confirm": self.confirm, "test": self.test}
         return {name: part for name, part in named.items() if part is not None}
 
@@ -139,9 +137,11 @@ def split_indices(
     taken = np.array([_sizes(count, fractions) for count in counts.tolist()], dtype=np.int64).reshape(len(classes), -1)
     wanted = np.column_stack([counts - taken.sum(1), taken])
     part_of = np.full(len(labels), -1)
-    together = _together(units)
-    if together:
-        _place(together, labels, wanted, part_of, random)
+    if units is not None and len(units) > 0:
+        order = np.argsort(units, kind="stable")
+        found = np.split(order, np.flatnonzero(np.diff(units[order])) + 1)
+        if together := [members for members in found if len(members) > 1]:
+            _place(together, labels, wanted, part_of, random)
     for label in range(len(classes)):
         members = random.permutation(np.flatnonzero((labels == label) & (part_of < 0)))
         placed = np.bincount(part_of[(labels == label) & (part_of >= 0)], minlength=wanted.shape[1])
@@ -159,14 +159,6 @@ def _sizes(count: int, fractions: Sequence[float]) -> list[int]:
         wanted = max(round(fraction * count), 1) if fraction > 0 else 0
         sizes.append(min(wanted, max(spare - reserved, 1), spare))
     return sizes
-
-
-def _together(units: Labels | None) -> list[NDArray[np.int64]]:
-    if units is None or len(units) == 0:
-        return []
-    order = np.argsort(units, kind="stable")
-    bounds = np.flatnonzero(np.diff(units[order])) + 1
-    return [members for members in np.split(order, bounds) if len(members) > 1]
 
 
 def _place(
@@ -281,8 +273,13 @@ def groups_of(splits: Splits, path: str | os.PathLike[str] | None) -> dict[str, 
     names = names_of(splits)
     if path is not None:
         file = user_path(path, "groups")
-        groups = read_groups(file)
-        refuse_unknown(groups, [name for each in names.values() for name in each], file)
+        groups, known = read_groups(file), sorted(name for each in names.values() for name in each)
+        if unknown := sorted(groups.keys() - set(known)):
+            raise DataError.of(
+                f"{file}: lists images that the data does not have; their names there start from its folder, as "
+                f"{next(iter(known), '')}",
+                unknown,
+            )
         return groups
     return {
         name: group
@@ -311,33 +308,22 @@ def related(splits: Splits, groups: Mapping[str, str]) -> Splits:
 
 def read_groups(path: Path) -> dict[str, str]:
     """Read the group of each image from a CSV file of two columns, the image's name and its group."""
-    with readable(path, OSError, UnicodeDecodeError, csv.Error, advice="; write it as file,group in UTF-8"):
-        lines = read_bytes(path, most=_MOST_BYTES).decode("utf-8-sig").splitlines()
-        rows = [(number, row) for number, row in enumerate(csv.reader(lines, strict=True), 1) if any(row)]
-    if rows and [cell.strip().casefold() for cell in rows[0][1]] == _HEADER:
-        rows = rows[1:]
     groups: dict[str, str] = {}
-    faults = []
-    for number, row in rows:
-        if len(row) != 2 or not all(cell.strip() for cell in row):
-            faults.append(f"line {number}: {','.join(row)[:80]!r} found; file,group is needed")
-            continue
-        name, group = PurePosixPath(row[0].strip()).as_posix(), row[1].strip()
-        if groups.setdefault(name, group) != group:
-            faults.append(f"line {number}: {name} is in group {group}, but in {groups[name]} before")
+    faults: list[str] = []
+    with readable(path, OSError, UnicodeDecodeError, csv.Error, advice="; write it as file,group in UTF-8"):
+        for place, (number, row) in enumerate(csv_rows(path, most=_MOST_BYTES)):
+            if place == 0 and [cell.strip().casefold() for cell in row] == _HEADER:
+                continue
+            if len(row) != 2 or not all(cell.strip() for cell in row):
+                faults.append(f"line {number}: {','.join(row)[:80]!r} found; file,group is needed")
+            else:
+                name, group = PurePosixPath(row[0].strip()).as_posix(), row[1].strip()
+                if groups.setdefault(name, group) != group:
+                    faults.append(f"line {number}: {name} is in group {group}, but in {groups[name]} before")
+            if len(faults) == MOST_FAULTS:
+                break
     if not groups and not faults:
         faults.append("no line file,group found")
     if faults:
         raise DataError.of(str(path), faults)
     return groups
-
-
-def refuse_unknown(groups: Mapping[str, str], names: Iterable[str], path: Path) -> None:
-    """Raise DataError for groups of images that the data does not have."""
-    unknown = sorted(groups.keys() - set(names))
-    if unknown:
-        example = next(iter(sorted(names)), "")
-        raise DataError.of(
-            f"{path}: lists images that the data does not have; their names there start from its folder, as {example}",
-            unknown,
-        )

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from basisprune.deploy.export.exportable import GraphInput
 from basisprune.deploy.export.onnx import ONNX, layer_protos, open_session, to_proto
 from basisprune.deploy.export.runtime import FileModel, Runtime
+from basisprune.deploy.export.sandboxed import fed
 from basisprune.errors import ConfigError
 from basisprune.transfer.model import known_spec, spec_of
 from basisprune.types import JsonValue
@@ -303,8 +304,7 @@ def _eager(model: nn.Module) -> Callable[[Tensor], Run]:
 
 def _onnxruntime(model: nn.Module, shape: tuple[int, ...], threads: int) -> Callable[[Tensor], Run]:
     session = onnx_session(model, shape, threads)
-    name = session.get_inputs()[0].name
-    return lambda images: partial(session.run, None, {name: images.numpy()})
+    return lambda images: partial(session.run, None, fed(session, images.numpy()))
 
 
 def _rows(backend: str, batch_size: int, seconds: Seconds) -> list[Latency]:

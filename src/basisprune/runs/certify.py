@@ -37,23 +37,21 @@ from basisprune.errors import BasisPruneError, CheckpointError
 from basisprune.files import file_digest
 from basisprune.runs.exporter import Exporter, Int8Export
 from basisprune.runs.folder import INT8, ONNX
-from basisprune.runs.labelling import (
-    ANSWERS,
-    Answers,
-    Labelling,
-    in_random_order,
-    read_answers,
-    read_labels,
-    write_answers,
-)
 from basisprune.runs.load import Job
 from basisprune.runs.record import (
+    ANSWERS,
+    Answers,
     FileTest,
+    Labelling,
     Tested,
     has_been_tested,
     identity,
+    in_random_order,
     promised,
+    read_answers,
+    read_labels,
     read_tested,
+    write_answers,
     write_tested,
 )
 from basisprune.search.candidates import SearchResult

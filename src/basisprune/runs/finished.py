@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +26,7 @@ from basisprune.deploy.bundle.loading import FILES, read_folder
 from basisprune.deploy.export.runtime import FileModel
 from basisprune.deploy.export.runtimes import RUNTIMES, runtime_of
 from basisprune.deploy.export.writing import INT8_STEM, STEM
-from basisprune.errors import BundleError, CheckpointError, ConfigError, DataError, ModelError
+from basisprune.errors import BasisPruneError, BundleError, CheckpointError, ConfigError, DataError, ModelError, pass_on
 from basisprune.files import READY, file_digest, open_file
 from basisprune.results import Interval, RunSummary, Settings
 from basisprune.runs.folder import (
@@ -40,7 +41,7 @@ from basisprune.runs.folder import (
     settings_of,
 )
 from basisprune.runs.parsing import read_settings
-from basisprune.torchkit.running import logits_of
+from basisprune.torchkit.running import logits_of, placed
 from basisprune.training.evaluation import predict
 from basisprune.types import InputSpec, Part
 
@@ -53,10 +54,7 @@ _READ_OF_A_RUN = (CONFIG, BUNDLE, *(f"{BUNDLE}/{name}" for name in (READY, *FILE
 
 @dataclass(frozen=True)
 class Loaded:
-    """A network in eval mode, with its preprocessing and the names of its classes, which are none for other tasks.
-
-    `settings` are those of the run, empty if it is not in a run's folder, and `folder` is that folder.
-    """
+    """A network in eval mode, its classes (none for other tasks), and the folder and settings of its run."""
 
     model: nn.Module
     classes: tuple[str, ...]
@@ -66,11 +64,7 @@ class Loaded:
 
 
 def load_any(path: str | Path, *, trust_remote_code: bool = False) -> Loaded:
-    """The network in the folder of a run, in a bundle, or in an .onnx or .xml file.
-
-    Raises BundleError if it is none of these; nothing is unpickled, and nothing that a bundle names is imported unless
-    `trust_remote_code` allows it.
-    """
+    """Load the network in the folder of a run, in a bundle, or in an .onnx or .xml file."""
     path = Path(path)
     runtime = runtime_of(path)
     if runtime is not None and runtime.is_data and path.is_file():
@@ -103,7 +97,6 @@ def refuse_other_tasks(loaded: Loaded, command: str) -> None:
 
 
 def _settings_beside(path: Path) -> Settings:
-    """The settings of the run that wrote this file or folder, empty if unknown."""
     path = path.resolve()
     if path.name not in _DELIVERED or not (path.parent / CONFIG).is_file():
         return {}
@@ -159,13 +152,10 @@ def _from_bundle(folder: Path, settings: Settings, trust_remote_code: bool) -> L
 def _names(
     classes: Sequence[str] | None, model: nn.Module, spec: InputSpec, where: str, *, is_of_a_task: bool = False
 ) -> tuple[str, ...]:
-    """The names of the classes, or their numbers if they have none; raises ModelError if there are too many or few.
-
-    A network of another task than classification has none.
-    """
+    """Return the names or numbers of the classes, none for another task; raise ModelError if they do not fit."""
     if classes is None and is_of_a_task:
         return ()
-    output = model(torch.zeros(1, *spec.shape))
+    output = _output(model, torch.zeros(1, *spec.shape))
     if not isinstance(output, Tensor):
         raise ModelError(
             f"{where}: outputs a {type(output).__name__}, and no tensor with a score for each class; load it with "
@@ -176,6 +166,19 @@ def _names(
         names = "class numbers" if classes is None else f"{len(classes)} classes"
         raise ModelError(f"{where}: has {names} and outputs {tuple(shape)[1:]} numbers; export it again")
     return tuple(str(number) for number in range(shape[1])) if classes is None else distinct_names(classes)
+
+
+def _output(model: nn.Module, inputs: Tensor) -> object:
+    """What a network outputs, its scores if it names them; raises ModelError where it fails, as one in a file may."""
+    try:
+        return logits_of(model(placed(inputs, model)))
+    except (BasisPruneError, OSError):
+        raise
+    except Exception as error:
+        pass_on(error)
+        raise ModelError(
+            f"the network fails on inputs {tuple(inputs.shape)}: {type(error).__name__}: {error}; save it again"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -201,13 +204,10 @@ class Judgement:
 def accuracy_on(
     loaded: Loaded, data: Source | None = None, part: Part | None = None, *, callback: Callback | None = None
 ) -> Judgement:
-    """The accuracy of the network on labelled images.
+    """Measure the accuracy of the network on labelled images, whose classes are matched by name.
 
-    Without `data`, or with the data of the run, the parts are exactly the images that the run wrote down, and the test
-    part is used by default. For any other data, all images are used, or a part that the data itself defines; damaged
-    ones are left out, as the callback is told. Classes are matched by name, so the data may lack some. Raises
-    ConfigError for an unknown part, and DataError for a class that the network does not know, and for images of the run
-    that are missing or replaced.
+    The parts of the run's own data (the default) are exactly the images that the run wrote down, of which `part` is the
+    test images by default; of any other data, all images are used, or a part that the data itself defines.
     """
     refuse_other_tasks(loaded, "evaluate")
     own = loaded.settings.get("data")
@@ -273,7 +273,6 @@ def _as_in_the_run(loaded: Loaded, source: Source, wanted: Role, reading: Readin
 
 
 def _hits(loaded: Loaded, images: LabelledImages) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
-    """Which images are classified correctly, and their labels in the network's numbering."""
     unknown = [name for name in images.classes if name not in loaded.classes]
     if unknown:
         raise DataError(
@@ -298,10 +297,7 @@ class Answer:
 
 
 def image_files(paths: Iterable[str | Path]) -> list[Path]:
-    """The given files, and all images in the given folders, as `compress` would find them.
-
-    Raises DataError for a folder without images; a missing file is noticed only when it is read.
-    """
+    """List the given files, and all images in the given folders; raise DataError for a folder without images."""
     files: list[Path] = []
     for path in map(Path, paths):
         if not path.is_dir():
@@ -334,8 +330,8 @@ def classify_files(loaded: Loaded, files: Iterable[Path], top: int | None = None
 @torch.inference_mode()
 def _answers(loaded: Loaded, batch: list[tuple[Path, Tensor | str]], top: int | None) -> Iterator[Answer]:
     images = [image for _, image in batch if isinstance(image, Tensor)]
-    scores = logits_of(loaded.model(prepare(torch.stack(images), loaded.spec))) if images else torch.empty(0, 1)
-    found = scores.float().softmax(-1).sort(dim=-1, descending=True, stable=True)
+    scores = _output(loaded.model, prepare(torch.stack(images), loaded.spec)) if images else torch.empty(0, 1)
+    found = cast(Tensor, scores).float().softmax(-1).sort(dim=-1, descending=True, stable=True)
     rows = zip(found.values[:, :top], found.indices[:, :top], strict=True)
     for file, image in batch:
         if isinstance(image, str):

@@ -27,9 +27,9 @@ from basisprune.errors import BasisPruneError, ConfigError
 _NAME = r"[^\W\d]\w*"
 _REFERENCE = re.compile(rf"{_NAME}(\.{_NAME})*:{_NAME}")
 _FACTORY = re.compile(rf"({_NAME}(?:\.{_NAME})*:{_NAME})(\(.*\))?", re.DOTALL)
-Role = Literal["factory", "loaders", "task"]
+Role = Literal["factory", "loaders", "task", "tracker"]
 Code = tuple[Role, str]
-"""A reference to code, and what it is to give."""
+"""A reference to code, and what it is to give; a tracker is a program of somebody's, with settings of its own."""
 _WANTED: dict[Role, str] = {"factory": "a factory", "loaders": "loaders", "task": "a task"}
 _typed: frozenset[Code] | None = None  # the references that may be imported; None where any may
 
@@ -108,10 +108,7 @@ def refuse_code(references: Iterable[Code]) -> None:
 
 
 def named_object(reference: str, role: Role, error: type[BasisPruneError]) -> object:
-    """What 'package.module:name' refers to; the only place where a text decides on what is imported.
-
-    A module that is not installed is looked for in the current folder. Raises the error, which says what is wanted.
-    """
+    """Import what 'package.module:name' refers to, the only place where a text decides on what is imported."""
     what = _WANTED[role]
     if not (is_factory if role == "factory" else is_reference)(reference):
         raise error(f"{reference!r} is not {what}; write 'package.module:name'")

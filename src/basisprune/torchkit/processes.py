@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
 from itertools import chain
-from multiprocessing import get_context
+from multiprocessing import get_context, resource_tracker
 from multiprocessing.context import BaseContext, SpawnContext, SpawnProcess
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
@@ -202,11 +202,13 @@ class WorkerContext(SpawnContext):
 
 
 def worker_context() -> BaseContext:
-    """Return how to start processes that load images.
-
-    They are copies of this one, which import nothing; elsewhere than on Linux, where copies may crash, new ones.
-    """
-    return get_context("fork") if sys.platform == "linux" else WorkerContext()
+    """Return how to start processes that load images: copies on Linux; elsewhere, where these may crash, new ones."""
+    if sys.platform == "linux":
+        return get_context("fork")
+    if os.name == "posix":
+        with in_folder_of_python():  # or the first lock would begin this process of Python's in the current folder
+            resource_tracker.ensure_running()
+    return WorkerContext()
 
 
 def prepare_worker(folder: str, _worker: int) -> None:

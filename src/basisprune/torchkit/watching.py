@@ -61,10 +61,9 @@ def features_of(model: nn.Module) -> Callable[[Tensor], object]:
 
 
 def watch_run(model: nn.Module, example: Tensor, *, train: bool = False, whole: bool = False) -> WatchedRun:
-    """What happens when the model computes the features of `example`, with gradients enabled; if `whole`, its output.
+    """Run the model's features, or if `whole` all of it, on `example` with gradients; return what happened.
 
-    Neither the model, with its statistics and caches, nor the global random state changes. Raises
-    ModelError if the model does not run.
+    Neither the model nor the global random state changes. Raises ModelError if the model does not run.
     """
     run = WatchedRun()
     # The twin shares the parameters, so that its graph speaks of those of the model.
@@ -86,10 +85,7 @@ def watch_run(model: nn.Module, example: Tensor, *, train: bool = False, whole: 
 
 
 def roomy_run(model: nn.Module, example: Tensor) -> WatchedRun:
-    """A run on an image of at least 128x128 if the network takes it, otherwise on `example`.
-
-    On small images the last maps of a network shrink to 1x1 and look like pooled features.
-    """
+    """Run on 128x128 or more if the network takes it: on small images the last maps look like pooled features."""
     height, width = (max(side, _ROOMY) for side in example.shape[-2:])
     if (height, width) != tuple(example.shape[-2:]):
         try:
@@ -171,10 +167,7 @@ class LayerCall:
 
 @dataclass
 class Dataflow:
-    """The calls of each layer in a run of a model, which layer each norm read (None for anything else), the output.
-
-    `norm_sizes` are the (height, width) of the maps that each norm read.
-    """
+    """The calls of each layer, which layer each norm read (None: another module) at which sizes, the output."""
 
     calls: dict[str, list[LayerCall]] = field(default_factory=dict)
     sources: dict[str, list[str | None]] = field(default_factory=dict)

@@ -19,8 +19,8 @@ from torch.nn.modules.module import (
 from basisprune.errors import ModelError, nearest
 from basisprune.files import open_file
 from basisprune.torchkit.imports import call_of, called, is_factory, named_object
-from basisprune.torchkit.kinds import copied, plain_weights, refuse_odd
-from basisprune.transfer.checkpoints import refuse_bombs
+from basisprune.torchkit.running import copied, plain_weights, refuse_odd
+from basisprune.transfer.checkpoints import PICKLED, refuse_bombs
 from basisprune.transfer.hints import NO_HINTS, Hints
 
 _TIMM, _TORCHVISION = "timm", "torchvision"
@@ -28,14 +28,13 @@ _PLACES = ("hf-hub", "local-dir")  # of networks that timm builds as a config.js
 _REVIEWED = ("torch", "torchvision", "timm", "basisprune")  # whose networks come out of files too
 _WEIGHTS = re.compile(r"(^|_)(weights|pretrained)(_|$)")
 _LISTED = 5
-_PICKLED = (".bin", ".pth", ".pt", ".ckpt")
 _MOST_MODULES, _MOST_NUMBERS = 20_000, 3 * 10**9
 """Bounds for networks that a config.json describes; the largest of timm have 4,000 layers and 2 billion weights."""
 _WEIGHTS_FILE = "pass pretrained=False and weights='file' (on the command line --no-pretrained --weights FILE)"
 
 
 def is_known_name(backbone: object) -> bool:
-    """Whether it names a network that timm or torchvision builds, so that there may be pretrained weights for it.
+    """Whether timm or torchvision builds a network of that name, so that there may be pretrained weights for it.
 
     >>> [is_known_name(name) for name in ("resnet18", "torchvision:resnet18", "hf-hub:me/mine", "my_module:network")]
     [True, True, True, False]
@@ -78,8 +77,9 @@ def build_backbone(
             f"{type(backbone).__name__} given; a timm name, 'package.module:factory' or a module is needed"
         )
     if pretrained and not is_known_name(backbone):
+        given = repr(backbone) if isinstance(backbone, str) else f"a {type(backbone).__name__}"
         raise ModelError(
-            f"pretrained=True is for timm names and torchvision:NAME, and {_describe(backbone)} is none; "
+            f"pretrained=True is for timm names and torchvision:NAME, and {given} is none; "
             "build it with its weights, or pass weights="
         )
     if isinstance(backbone, nn.Module):
@@ -97,10 +97,6 @@ def build_backbone(
     for parameter in model.parameters():
         parameter.requires_grad_(parameter.is_floating_point())
     return model.eval()
-
-
-def _describe(backbone: str | nn.Module) -> str:
-    return repr(backbone) if isinstance(backbone, str) else f"a {type(backbone).__name__}"
 
 
 def _copy(module: nn.Module) -> nn.Module:
@@ -148,7 +144,7 @@ def _measure_weights(name: str) -> None:
     if source.replace("_", "-") != _PLACES[1]:
         return
     for path in Path(folder).iterdir():
-        if path.suffix in _PICKLED:
+        if path.suffix.lower() in PICKLED:
             with open_file(path) as file:
                 refuse_bombs(file)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import pickle
 import pickletools
+import struct
 import warnings
 import zipfile
 from collections import Counter
@@ -19,13 +20,12 @@ from pathlib import Path
 from typing import IO, BinaryIO, TypeGuard
 
 import torch
-from pydantic import TypeAdapter
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from basisprune.errors import ModelError, is_about_memory, pass_on
-from basisprune.files import open_file, parse_json, read_bytes, user_path
-from basisprune.transfer.hints import NO_HINTS, Hints, hints_of
+from basisprune.files import open_file, user_path
+from basisprune.transfer.hints import NO_HINTS, Hints, hints_of, shards_of
 
 PICKLED = (".pth", ".pt", ".bin", ".ckpt", ".tar")
 ALLOWED = (".safetensors", *PICKLED)
@@ -33,13 +33,14 @@ _FILES = ("model.safetensors", "pytorch_model.bin")
 _ENTRIES = ("state_dict", "model_state_dict", "model", "module", "net", "network", "weights", "params")
 _AVERAGED = ("state_dict_ema", "model_ema", "ema_state_dict", "ema", "model_ema_state_dict")
 _COMPILED = "_orig_mod."
-_LISTED, _NESTED, _MOST_SHARDS, _MOST_INDEX = 5, 4, 1000, 64 << 20
+_LISTED, _NESTED = 5, 4
 _WAY_OUT = (
     "save only the state dict, with safetensors.torch.save_file(model.state_dict(), 'weights.safetensors'), in the "
     "program that wrote it"
 )
 
 _ZIP = b"PK\x03\x04"  # how a file begins that torch reads as an archive
+_ENDS, _END = struct.Struct("<4sQ2H2L4Q 4sLQL 4s4H2LH"), 22  # what follows its directory, and the last part of that
 _PICKLES = 5  # in files before torch 1.6: magic number, version, system, the content, keys of its storages
 _LARGEST, _DEEPEST = 1 << 26, 500
 _REFUSED = ("builtins bytearray", "__builtin__ bytearray")  # of any length, for one number
@@ -49,11 +50,9 @@ _IN_PLACE = ("APPEND", "APPENDS", "SETITEM", "SETITEMS", "ADDITEMS", "BUILD")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The tensors of a file or folder by name, as they are called there, and the entry that they were found under.
+    """The tensors of a file or folder by name, the entry they were found under, and whether it was `asked` for.
 
-    `averaged` are the names of entries with moving averages of the weights, which were not taken. `hints` is what the
-    files beside them say of images and classes. `prefix` is what the names start with of the network that was asked
-    for, and `asked` says whether the entry was.
+    `averaged` are entries with moving averages, which were not taken; `prefix` begins the names that were asked for.
     """
 
     path: Path
@@ -88,10 +87,8 @@ def load_weights(
 ) -> Checkpoint:
     """Fill the model from a file or folder of weights, or what was read of one, and return that.
 
-    Every entry of the model must be there with its shape, and nothing else, apart from the `optional` keys, auxiliary
-    heads, and what lies outside of the prefix (such as "model." or "module.") that the network's entries have in
-    common there. Raises ModelError that lists what does not fit, and for a file with several different networks that
-    fit; the model is then unchanged.
+    Every entry of the model must be there with its shape, and nothing else but the `optional` keys, auxiliary heads and
+    what lies outside of the model's prefix. Raises ModelError that lists what does not fit, and changes nothing then.
     """
     found = path if isinstance(path, Checkpoint) else read_checkpoint(path, key=key)
     set_weights(model, found, optional=optional)
@@ -266,7 +263,6 @@ def _entries(content: object) -> str:
 
 
 def _read(path: Path) -> object:
-    """What the file holds, all of it tensors and plain values; raises ModelError for any other."""
     if path.suffix not in ALLOWED:
         raise ModelError(f"{path}: weights of this kind are not read; allowed are {', '.join(ALLOWED)}, or a folder")
     try:
@@ -285,7 +281,6 @@ def _read(path: Path) -> object:
 
 
 def _fault(error: Exception) -> str:
-    """What is wrong with a file that could not be read, and what to do."""
     if isinstance(error, FileNotFoundError):
         return f"no such file; pass a local {', '.join(ALLOWED)} file, or a folder with {_FILES[0]}"
     if isinstance(error, pickle.UnpicklingError):
@@ -327,21 +322,8 @@ def _from_folder(folder: Path, key: str | None) -> Checkpoint:
 
 def _from_shards(folder: Path, index: Path) -> dict[str, Tensor]:
     """Return the tensors of all files that an index names, each of which must hold what is expected of it."""
-    try:
-        said = parse_json(read_bytes(index, most=_MOST_INDEX))
-        places = TypeAdapter(dict[str, str]).validate_python(said["weight_map"] if isinstance(said, dict) else said)
-    except (OSError, ValueError, KeyError) as error:
-        said = f"{getattr(error, 'strerror', None) or error}"
-        raise ModelError(
-            f"{index}: its 'weight_map' of tensors and files cannot be read ({said}); fetch it again"
-        ) from error
-    names = sorted(set(places.values()))
-    if not 0 < len(names) <= _MOST_SHARDS:
-        raise ModelError(f"{index}: names {len(names):,} files; 1 to {_MOST_SHARDS:,} are read")
-    tensors: dict[str, Tensor] = {}
-    for name in names:
-        if Path(name).name != name or name in (".", ".."):
-            raise ModelError(f"{index}: names {name[:100]!r}, which is not a file beside it")
+    places, tensors = shards_of(index), dict[str, Tensor]()
+    for name in sorted(set(places.values())):
         tensors |= _found(folder / name, _read(folder / name), None).tensors
     if absent := [name for name in places if name not in tensors]:
         raise ModelError(
@@ -387,12 +369,12 @@ def refuse_bombs(file: BinaryIO) -> None:
     """Raise BombError for what `torch.load` would make far more of than the file holds."""
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
-    is_zip = file.read(len(_ZIP)) == _ZIP
-    file.seek(0)
-    if not is_zip:
+    if file.read(len(_ZIP)) != _ZIP:
+        file.seek(0)
         for _ in range(_PICKLES):
             measure(file)
     else:
+        _refuse_other_readings(file, size)
         with zipfile.ZipFile(file) as archive:
             parts = archive.infolist()
             if any(part.compress_type != zipfile.ZIP_STORED for part in parts):
@@ -400,10 +382,23 @@ def refuse_bombs(file: BinaryIO) -> None:
             if sum(part.file_size for part in parts) > size:
                 raise BombError("its parts overlap, so that it claims to hold more than it does")
             for part in parts:
-                if part.filename.lower().endswith(".pkl"):  # torch finds it in any case of letters
+                if part.orig_filename.lower().endswith(".pkl"):  # torch finds it in any case of letters
                     with archive.open(part) as pickled:
                         measure(pickled)
     file.seek(0)
+
+
+def _refuse_other_readings(file: BinaryIO, size: int) -> None:
+    """Raise BadZipFile unless the directory of the archive lies at its end, where everybody finds the same one."""
+    file.seek(max(0, size - _ENDS.size))
+    ends = _ENDS.unpack(file.read().rjust(_ENDS.size, b"\0"))
+    *_, length64, start64, locator, _, found64, _, end, _, _, _, _, length, start, comment = ends
+    is_64 = locator == b"PK\6\7"
+    before = size - (_ENDS.size if is_64 else _END)
+    if is_64:
+        length, start = (length64, start64) if (ends[0], found64) == (b"PK\6\6", before) else (0, 0)
+    if (end, comment, start + length) != (b"PK\5\6", 0, before):
+        raise zipfile.BadZipFile("its directory does not lie at its end")
 
 
 def measure(file: IO[bytes]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import get_args
 
 import timm.data
+from pydantic import TypeAdapter
 from torch import nn
 
 from basisprune.data.arrays import distinct_names
@@ -17,7 +18,7 @@ from basisprune.types import InputSpec, Interpolation
 
 _PILLOW = {0: "nearest", 2: "bilinear", 3: "bicubic"}  # the numbers of its filters, as Hugging Face writes them
 _CONFIG, _PREPROCESSING = "config.json", "preprocessor_config.json"
-_MOST_BYTES, _MOST_CHANNELS, _LARGEST = 64 << 20, 64, 1e6
+_MOST_BYTES, _MOST_SHARDS, _MOST_CHANNELS, _LARGEST = 64 << 20, 1000, 64, 1e6
 _DEFAULT_SIZE = (224, 224)
 
 
@@ -32,7 +33,6 @@ class Hints:
     classes: tuple[str, ...] | None = None
 
     def over(self, other: Hints) -> Hints:
-        """These hints, and the other ones for what they do not know."""
         own = {each.name: value for each in fields(self) if (value := getattr(self, each.name)) is not None}
         return replace(other, **own)
 
@@ -70,9 +70,14 @@ def hints_of_network(model: nn.Module) -> Hints:
 def hints_of(folder: Path) -> Hints:
     """What config.json and preprocessor_config.json in a folder say; raises ModelError for one that is damaged."""
     config, images = _json(folder / _CONFIG), _json(folder / _PREPROCESSING)
-    prepared = config.get("pretrained_cfg")
-    of_timm = _timm_hints(prepared) if isinstance(prepared, dict) else NO_HINTS
-    return _preprocessing(images).over(of_timm).over(Hints(classes=_classes(config)))
+    said = config.get("pretrained_cfg")
+    if not isinstance(said, dict):
+        said = {}
+    shape, by = said.get("input_size"), said.get("interpolation")
+    size = _size(shape[1:]) if isinstance(shape, list) and len(shape) == 3 else None
+    interpolation = str(by) if by in get_args(Interpolation) else None
+    of_timm = Hints(size, _numbers(said.get("mean")), _numbers(said.get("std")), interpolation, _classes(config))
+    return _preprocessing(images).over(of_timm)
 
 
 def _json(path: Path) -> dict[str, Json]:
@@ -83,12 +88,6 @@ def _json(path: Path) -> dict[str, Json]:
     except (OSError, ValueError) as error:
         raise ModelError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
     return said if isinstance(said, dict) else {}
-
-
-def _timm_hints(said: dict[str, Json]) -> Hints:
-    shape = said.get("input_size")
-    size = _size(shape[1:]) if isinstance(shape, list) and len(shape) == 3 else None
-    return Hints(size, _numbers(said.get("mean")), _numbers(said.get("std")), _interpolation(said.get("interpolation")))
 
 
 def _preprocessing(said: dict[str, Json]) -> Hints:
@@ -128,5 +127,19 @@ def _numbers(value: Json) -> tuple[float, ...] | None:
     return found if len(found) == len(value) else None
 
 
-def _interpolation(value: Json) -> str | None:
-    return value if value in get_args(Interpolation) else None  # type: ignore[return-value]
+def shards_of(index: Path) -> dict[str, str]:
+    """In which file beside the index each tensor is, as it says; raises ModelError unless these are some such files."""
+    try:
+        said = parse_json(read_bytes(index, most=_MOST_BYTES))
+        places = TypeAdapter(dict[str, str]).validate_python(said["weight_map"] if isinstance(said, dict) else said)
+    except (OSError, ValueError, KeyError) as error:
+        said = f"{getattr(error, 'strerror', None) or error}"
+        raise ModelError(
+            f"{index}: its 'weight_map' of tensors and files cannot be read ({said}); fetch it again"
+        ) from error
+    names = set(places.values())
+    if not 0 < len(names) <= _MOST_SHARDS:
+        raise ModelError(f"{index}: names {len(names):,} files; 1 to {_MOST_SHARDS:,} are read")
+    if odd := [name for name in names if Path(name).name != name or name in (".", "..")]:
+        raise ModelError(f"{index}: names {odd[0][:100]!r}, which is not a file beside it")
+    return places

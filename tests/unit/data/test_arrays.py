@@ -46,7 +46,7 @@ def test_an_npz_with_two_members_of_one_name_is_refused(tmp_path):
     path = write_npz(tmp_path, **arrays())
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("x_train", archive.read("x_train.npy"))  # which numpy reads
-    refused(path, "twice")
+    refused(path, "several arrays of one name")
 
 
 def test_labels_of_an_npz_need_not_be_contiguous(tmp_path):

@@ -24,13 +24,13 @@ from basisprune.deploy.bundle.limits import Bounded, RunGuard, memory_allowed, w
 from basisprune.deploy.bundle.steps import from_steps
 from basisprune.deploy.bundle.structure import assign_tensors, read_tensors, rebuild
 from basisprune.deploy.comparing import fixed_input, run
-from basisprune.deploy.graphs import FoldedModel, about, graph_model, trace
+from basisprune.deploy.graphs import FoldedModel, about, graph_model
+from basisprune.deploy.tracing import trace
 from basisprune.errors import BundleError, ModelError
 from basisprune.files import current, digest, json_digest, open_file, parse_json, read_bytes, user_path, write_together
 from basisprune.torchkit.surgery import named_tensors, refuse_hidden_names
 from basisprune.transfer.backbones import build_backbone, is_elsewhere
-from basisprune.transfer.kept import KeptModel
-from basisprune.transfer.model import ModelSource, TransferModel, transfer_model
+from basisprune.transfer.model import KeptModel, ModelSource, TransferModel, transfer_model
 from basisprune.types import InputSpec
 
 FORMAT = 3  # 1 had no networks that stand alone, 2 said nothing to timm
@@ -40,7 +40,7 @@ NAMES = frozenset({*FILES, CARD})
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _MARK, _CARD_MARK = "basisprune_bundle", "library_name: basisprune"
 _TIMM, _BUILT = ("architecture", "num_classes", "label_names", "pretrained_cfg"), "network"
-_MOST = {CONFIG: 64 << 20, PLANS: 64 << 20, TENSORS: 4 << 30}  # bytes
+_MOST = {CONFIG: 8 << 20, PLANS: 8 << 20, TENSORS: 4 << 30}  # bytes
 _LISTED = 5
 _DENSE = (",", ":")
 _T = TypeVar("_T")

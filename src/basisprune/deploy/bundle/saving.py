@@ -39,10 +39,9 @@ from basisprune.deploy.comparing import alike, difference, fixed_input, run
 from basisprune.deploy.graphs import FoldedModel, from_graph
 from basisprune.errors import BundleError, ConfigError, LayerError, ModelError
 from basisprune.files import user_path
-from basisprune.torchkit.kinds import odd_kinds
+from basisprune.torchkit.running import odd_kinds
 from basisprune.transfer.backbones import own_factory
-from basisprune.transfer.kept import KeptModel
-from basisprune.transfer.model import ModelSource
+from basisprune.transfer.model import KeptModel, ModelSource
 from basisprune.types import InputSpec
 
 

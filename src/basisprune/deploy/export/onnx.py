@@ -25,10 +25,11 @@ from torch.overrides import TorchFunctionMode
 
 from basisprune.deploy.export.exportable import INPUT, OUTPUT, Exportable
 from basisprune.deploy.export.runtime import Runtime
-from basisprune.deploy.export.sandboxed import PREFIX, onnx_session, open_onnx
+from basisprune.deploy.export.sandboxed import PREFIX, fed, onnx_session, open_onnx
 from basisprune.errors import LayerError, ModelError
 from basisprune.files import replacing
 from basisprune.torchkit.running import hooked, mode, relative_difference
+from basisprune.transfer.several import SeveralInputs
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
@@ -58,7 +59,10 @@ def to_proto(network: nn.Module, example: Tensor, outputs: Sequence[str] = (OUTP
     """Export the network in eval mode with a free batch size; raises ModelError if it cannot be exported."""
     with torch.no_grad(), mode(network, training=False):
         network(torch.cat([example, example[:1]]))  # or what it keeps for the shape of its last input fixes the batch
-    proto = _exported(network, (example,), [INPUT], list(outputs), any_batch=True)
+    names, inputs = [INPUT], (example,)
+    if isinstance(network, SeveralInputs):
+        names, inputs = network.names, network.unpacked(example)
+    proto = _exported(network, inputs, names, list(outputs), any_batch=True)
     _shorten_statistics(proto)
     return proto
 
@@ -104,8 +108,9 @@ class _SideBySide(nn.Module):
 def _exported(
     network: nn.Module, inputs: tuple[Tensor, ...], ins: list[str], outs: list[str], *, any_batch: bool = False
 ) -> ModelProto:
-    shapes = ({0: torch.export.Dim("batch")},) * len(inputs) if any_batch else None
-    options: dict[str, Any] = {"dynamo": True, "verbose": False, "dynamic_shapes": shapes}
+    each = ({0: torch.export.Dim("batch")},) * len(inputs)
+    shapes = (each,) if isinstance(network, SeveralInputs) else each  # of its one starred argument
+    options: dict[str, Any] = {"dynamo": True, "verbose": False, "dynamic_shapes": shapes if any_batch else None}
     with torch.no_grad(), mode(network, training=False), warnings.catch_warnings(), _FourAxes():
         warnings.simplefilter("ignore")  # the exporter warns of its own affairs
         try:
@@ -248,8 +253,8 @@ def _watched(proto: ModelProto, names: Sequence[str], batch: Tensor) -> dict[str
     found = [name for name in dict.fromkeys(names) if name in there]
     proto.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in found if name not in known)
     session = open_session(proto.SerializeToString())
-    feed = {session.get_inputs()[0].name: batch.cpu().numpy()}
-    return dict(zip(found, map(np.asarray, session.run(found, feed)), strict=True))
+    values = session.run(found, fed(session, batch.cpu().numpy()))
+    return dict(zip(found, map(np.asarray, values), strict=True))
 
 
 # ------------------------------------------------------------------------------------------- 8 bits
