@@ -24,9 +24,14 @@ import difflib
 import errno
 import unicodedata
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar, Self
+from itertools import islice
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 _UNPRINTABLE = ("Cc", "Cf", "Cs", "Zl", "Zp")  # categories of Unicode
+MOST_FAULTS = 1000  # that one error holds
 _MOST_LINES = 20
 _MOST_LETTERS = 4000  # of a message with one fault; of each in a list, a fifth
 _OF_THE_SYSTEM = frozenset(
@@ -55,14 +60,14 @@ class BasisPruneError(Exception):
     """What the message calls them where there are several."""
 
     def __init__(self, *faults: str, where: str = "") -> None:
-        super().__init__(*faults)
         self.where = where
-        self.faults = faults
+        self.faults = faults[:MOST_FAULTS]
+        super().__init__(*self.faults)
 
     @classmethod
     def of(cls, where: str, faults: Iterable[str]) -> Self:
-        """One error that lists every fault found in `where`."""
-        return cls(*faults, where=where)
+        """One error that lists the faults found in `where`; of very many, the first."""
+        return cls(*islice(faults, MOST_FAULTS), where=where)
 
     def __str__(self) -> str:
         return self.text()
@@ -73,7 +78,8 @@ class BasisPruneError(Exception):
         if len(self.faults) == 1:
             fault = shown(_shortened(self.faults[0], _MOST_LETTERS))
             return f"{where}: {fault}" if where else fault
-        head = f"{len(self.faults)} {self.listed_as}"
+        many = "or more " if len(self.faults) == MOST_FAULTS else ""
+        head = f"{len(self.faults)} {many}{self.listed_as}"
         listed = [shown(_shortened(fault, _MOST_LETTERS // 5)) for fault in self.faults[:_MOST_LINES]]
         lines = [f"{where}: {head}" if where else head, *listed]
         if len(self.faults) > _MOST_LINES:
@@ -169,6 +175,16 @@ def broken_rules(settings: object, *rules: tuple[str, Callable[[Any], bool], str
     return faults
 
 
+def faults_of_json(error: ValidationError) -> list[str]:
+    """What pydantic found in JSON, each with its place; of very many only their number, as each takes memory."""
+    if (count := error.error_count()) > MOST_FAULTS:
+        return [f"{count:,} faults"]
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    places = (".".join(printable(step)[:60] for step in each["loc"][:12]) for each in found)
+    said = (each["msg"].removeprefix("Value error, ") for each in found)
+    return [": ".join(filter(None, pair)) for pair in zip(places, said, strict=True)]
+
+
 def is_about_memory(error: BaseException) -> bool:
     """Whether the error says that memory is short; PyTorch has no type for it, and each of its libraries its own words.
 
@@ -212,7 +228,7 @@ def printable(text: object) -> str:
 
 
 def _shortened(text: str, most: int) -> str:
-    """The text without its middle, if it is very long; what to do is said at the end."""
+    """The text without its middle, if it is very long; the advice is at the end."""
     half = most // 2
     return text if len(text) <= most else f"{text[:half]} ... {text[-half:]}"
 

@@ -7,6 +7,7 @@ sealed, unsealed                  the same for a JSON object that others read to
 
 from __future__ import annotations
 
+import csv
 import errno
 import hashlib
 import io
@@ -28,8 +29,9 @@ from basisprune.errors import CheckpointError, ConfigError
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
-_MOST_BYTES = 4 << 30
+_MOST_BYTES, _MOST_CHECKED, _MOST_ROWS = 4 << 30, 256 << 20, 4_000_000
 _DEEPEST, _MOST_DIGITS = 200, 100  # levels of JSON, digits of a whole number in it
+_MOST_PARTS = 2_000_000  # lists and mappings in JSON, each of which takes 20 times as much memory as two letters
 _LONGEST_PATH = 4096
 _PARTIAL, _NEW, READY = ".partial", ".basisprune-new", ".basisprune-ready"
 _LEFT = re.compile(rf"({re.escape(_PARTIAL)}|{re.escape(_NEW)})-(\d{{1,10}})-[0-9a-f]{{8}}(\.[^.]*)?")
@@ -110,7 +112,7 @@ def checked(path: Path, mark: str = "\n") -> Iterator[BinaryIO]:
             file.write(f"{mark}sha256 {found}\n".encode())
 
 
-def read_checked(path: Path, *, most: int = _MOST_BYTES, advice: str = "remove it") -> bytes:
+def read_checked(path: Path, *, most: int = _MOST_CHECKED, advice: str = "remove it") -> bytes:
     """Return the content of a file that `write_checked` or `checked` wrote; raise CheckpointError for a damaged one."""
     data = read_bytes(path, most=most)
     seal = _SEAL.search(data, max(len(data) - _LONGEST_SEAL, 0))
@@ -121,7 +123,7 @@ def read_checked(path: Path, *, most: int = _MOST_BYTES, advice: str = "remove i
     return content
 
 
-def sound_or_aside(path: Path, say: Callable[[str], None], *, most: int = _MOST_BYTES) -> bytes | None:
+def sound_or_aside(path: Path, say: Callable[[str], None], *, most: int = _MOST_CHECKED) -> bytes | None:
     """What `read_checked` gives; None where there is no file, and where it is damaged."""
     try:
         return read_checked(path, most=most)
@@ -228,7 +230,10 @@ def current(folder: Path, name: str) -> Path:
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold the folder, which must exist, until the block ends; raise CheckpointError if another run has it."""
-    lock = FileLock(os.path.realpath(folder / _LOCK), timeout=0)
+    place = Path(os.path.realpath(folder)) / _LOCK
+    if place.is_symlink():
+        raise CheckpointError(f"{place}: is a link, which is never followed here; remove it")
+    lock = FileLock(place, timeout=0)
     try:
         lock.acquire()
     except Timeout:
@@ -272,7 +277,9 @@ def _opened(name: str, flags: int) -> int:
 
 
 def parse_json(content: bytes) -> Json:
-    """Return the value in JSON text; raise ValueError for other text, and for what is too deep or not finite."""
+    """Return the value in JSON text; raise ValueError for other text, and for what is too much, deep or not finite."""
+    if content.count(b"[") + content.count(b"{") > _MOST_PARTS:
+        raise ValueError(f"it has more than {_MOST_PARTS:,} lists and mappings")
     try:
         value: Json = json.loads(content.decode(), parse_constant=_number, parse_float=_number, parse_int=_number)
         json.dumps(value, ensure_ascii=False).encode()  # or half of a surrogate pair is met where it cannot be printed
@@ -285,6 +292,16 @@ def parse_json(content: bytes) -> Json:
         if not level:
             return value
     raise ValueError(f"it is nested more than {_DEEPEST} levels deep")
+
+
+def csv_rows(path: Path, *, most: int) -> Iterator[tuple[int, list[str]]]:
+    """The numbered rows of a CSV file in UTF-8 that are not empty; raises OSError, UnicodeDecodeError or csv.Error."""
+    with io.TextIOWrapper(io.BytesIO(read_bytes(path, most=most)), "utf-8-sig", newline="") as lines:
+        for number, row in enumerate(csv.reader(lines, strict=True), 1):
+            if number > _MOST_ROWS:
+                raise csv.Error(f"it has more than {_MOST_ROWS:,} rows")
+            if any(row):
+                yield number, row
 
 
 def _number(text: str) -> int | float:

@@ -19,9 +19,9 @@ from basisprune.types import JsonValue
 Kind: TypeAlias = Literal["conv", "depthwise", "norm"]
 Sides: TypeAlias = tuple[int, int]
 Array: TypeAlias = npt.NDArray[np.float64]
+Indices: TypeAlias = npt.NDArray[np.int64]
 
 RUNTIMES = ("onnxruntime",)
-_MOST_BLOCKS = 4096
 
 
 @dataclass(frozen=True)
@@ -130,39 +130,40 @@ class TimeTable(JsonValue):
             raise ConfigError.of("TimeTable", faults)
 
     def __contains__(self, shape: LayerShape) -> bool:
-        return shape in self._grids
+        return shape in self._times
 
     def seconds(self, shape: LayerShape, inputs: float | Array, outputs: float | Array) -> Array:
-        """Return the seconds for these channels, in full blocks; raise PlanError for a shape not measured."""
-        grid = self._grids.get(shape)
-        if grid is None:
+        """Return the seconds for these channels, in full blocks; raise PlanError for a shape not measured.
+
+        Between the measured numbers of channels, linearly.
+        """
+        times = self._times.get(shape)
+        if times is None:
             raise PlanError(f"the table of times knows no {shape}; profile the device for this network and input size")
         rows = self._blocks(inputs)
         columns = self._blocks(outputs) if shape.kind == "conv" else np.minimum(rows, 1)
-        most_rows, most_columns = grid.shape[0] - 1, grid.shape[1] - 1
-        if rows.max() <= most_rows and columns.max() <= most_columns:
-            inside: Array = grid[rows, columns]
-            return inside
+        most_rows, most_columns = (-(-axis[-1] // self.block) for axis in (times.inputs, times.outputs))
+        row, next_row, down = _between(times.inputs, self.block * np.minimum(rows, most_rows))
+        column, next_column, right = _between(times.outputs, self.block * np.minimum(columns, most_columns))
+        known = np.asarray(times.seconds, dtype=np.float64)
+        above = known[row, column] * (1 - right) + known[row, next_column] * right
+        below = known[next_row, column] * (1 - right) + known[next_row, next_column] * right
         scale = np.maximum(rows / most_rows, 1) * np.maximum(columns / most_columns, 1)
-        found: Array = grid[np.minimum(rows, most_rows), np.minimum(columns, most_columns)] * scale
-        return found
+        return np.where((rows > 0) & (columns > 0), (above * (1 - down) + below * down) * scale, 0.0)
 
-    def _blocks(self, counts: float | Array) -> npt.NDArray[np.int64]:
+    def _blocks(self, counts: float | Array) -> Indices:
         return np.ceil(np.divide(counts, self.block)).astype(np.int64)
 
     @cached_property
-    def _grids(self) -> dict[LayerShape, Array]:
-        """The seconds of each shape by the number of input and output blocks; none where there are no channels."""
-        return {times.shape: _grid(times, self.block) for times in self.shapes}
+    def _times(self) -> dict[LayerShape, ChannelTimes]:
+        return {times.shape: times for times in self.shapes}
 
 
-def _grid(times: ChannelTimes, block: int) -> Array:
-    rows, columns = (min(-(-axis[-1] // block), _MOST_BLOCKS) for axis in (times.inputs, times.outputs))
-    known = np.asarray(times.seconds, dtype=np.float64)
-    places = [block * np.arange(1, count + 1, dtype=np.float64) for count in (rows, columns)]
-    wide = np.stack([np.interp(places[1], times.outputs, row) for row in known])
-    full = np.stack([np.interp(places[0], times.inputs, column) for column in wide.T], axis=1)
-    return np.pad(full, ((1, 0), (1, 0)))
+def _between(axis: tuple[int, ...], counts: Indices) -> tuple[Indices, Indices, Array]:
+    """The places on the axis before and after each number, and how far it is from the first of them to the other."""
+    exact = np.interp(counts, axis, np.arange(len(axis)))
+    before = np.floor(exact).astype(np.int64)
+    return before, np.minimum(before + 1, len(axis) - 1), exact - before
 
 
 @dataclass(frozen=True)
@@ -173,6 +174,6 @@ class NetworkTimes:
     layers: Mapping[str, tuple[LayerShape, ...]]
 
     def seconds(self, name: str, inputs: float | Array, outputs: float | Array) -> Array:
-        """How long that layer takes in one run of the network with so many channels; nothing if it is not timed."""
+        """Time of that layer in one run of the network with these channels; nothing if it is not timed."""
         calls = self.layers.get(name, ())
         return sum((self.table.seconds(shape, inputs, outputs) for shape in calls), np.asarray(0.0))

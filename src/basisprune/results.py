@@ -9,21 +9,22 @@ from functools import cache
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from pydantic import JsonValue, TypeAdapter, ValidationError
+from pydantic import JsonValue, TypeAdapter
 
 from basisprune.budget import Budget, Goal
 from basisprune.budget.certify import Certificate, Test
 from basisprune.costs import LayerReport
 from basisprune.deploy.latency import LatencyReport
 from basisprune.errors import CheckpointError
-from basisprune.files import read_bytes, sealed, unsealed, write_text
+from basisprune.files import Json, read_bytes, sealed, unsealed, write_text
 from basisprune.search.candidates import Candidate
 from basisprune.types import JsonValue as JsonObject
+from basisprune.types import read_json
 
 Interval: TypeAlias = tuple[float, float]
 Settings: TypeAlias = Mapping[str, JsonValue]
 Matrix: TypeAlias = tuple[tuple[int, ...], ...]
-_MOST_BYTES = 1 << 30
+_MOST_BYTES = 64 << 20
 _QUANTITIES = {
     "max_drop": "accuracy",
     "min_accuracy": "accuracy",
@@ -156,7 +157,7 @@ class RuntimeRow:
     """The delivered network in one runtime, or in PyTorch, which has no file.
 
     `difference` is the largest from PyTorch's output, relative to the largest, `same` the share of equal answers, on
-    `compared` images, 0 for random ones. `latency_ms` is that of one image, measured in turns with the other rows.
+    `compared` images, 0 for random ones. `latency_ms` is that of one image, measured alternately with the other rows.
     """
 
     name: str
@@ -257,7 +258,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class Finding:
-    """The verdict and the headline without what is said of files."""
+    """The verdict and the headline without the files."""
 
     verdict: str
     headline: str
@@ -335,11 +336,7 @@ class RunSummary:
     @classmethod
     def from_json(cls, text: str | bytes) -> RunSummary:
         """The summary written by `to_json`; raises CheckpointError that lists all faults if it is invalid."""
-        try:
-            return _adapter().validate_json(text)
-        except ValidationError as error:
-            faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
-            raise CheckpointError.of("summary", faults) from error
+        return read_json(cls, text, CheckpointError, "summary", strict=False)
 
     def write(self, path: Path) -> None:
         write_text(path, sealed(self.to_json()))
@@ -348,12 +345,17 @@ class RunSummary:
     def read(cls, path: Path) -> RunSummary:
         """The summary in a file; raises CheckpointError if it is damaged or cannot be read."""
         try:
-            return cls.from_json(json.dumps(unsealed(read_bytes(path, most=_MOST_BYTES))))
+            return cls.from_json(json.dumps(read_sealed(path)))
         except (OSError, ValueError) as error:
             said = error.strerror if isinstance(error, OSError) else str(error)
             raise CheckpointError(
                 f"{path}: cannot be read: {said}; repeat the run's command to write it again"
             ) from error
+
+
+def read_sealed(path: Path) -> dict[str, Json]:
+    """The entries of the summary of a run in a file; raises OSError or ValueError if it is damaged."""
+    return unsealed(read_bytes(path, most=_MOST_BYTES))
 
 
 @cache

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, Self, TypeAlias, TypeVar
 
-from basisprune.errors import CheckpointError, ConfigError, PlanError
+from basisprune.errors import BasisPruneError, CheckpointError, ConfigError, PlanError, faults_of_json
 from basisprune.files import read_checked, write_checked
 
 if TYPE_CHECKING:
     from pydantic import ConfigDict, TypeAdapter
+    from pydantic_core import SchemaValidator
 
 Option: TypeAlias = str | int | float | bool | None
 """What a plan says of how it was made."""
@@ -43,8 +45,10 @@ VAL_FRACTION, TEST_FRACTION, CONFIRM_FRACTION = 0.2, 0.1, 0.5
 """The shares of the images held out for validation and for the test, where the data has no such splits."""
 
 Value = TypeVar("Value", bound="JsonValue")
+Read = TypeVar("Read")
+_MOST_NAMES = 1_000_000  # in all mappings of one text
 _WHITEST = 65535  # of 16 bits
-_LARGEST_SIDE = 1 << 14  # pixels
+_LARGEST_SIDE, _LARGEST_ROW = 1 << 14, 1 << 24  # pixels; numbers of a signal, or of several inputs in a row
 _MOST = 1e6  # of a mean, or a deviation; beyond that, images are lost to rounding
 
 
@@ -71,14 +75,7 @@ class JsonValue:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
-        from pydantic import ValidationError
-
-        try:
-            return _adapter(cls).validate_json(text, strict=True)
-        except ValidationError as error:
-            found = error.errors(include_url=False, include_context=False, include_input=False)
-            faults = [": ".join(filter(None, [".".join(map(str, each["loc"])), each["msg"]])) for each in found]
-            raise PlanError.of(f"{cls.__name__}: the JSON does not hold one", faults) from error
+        return read_json(cls, text, PlanError, f"{cls.__name__}: the JSON does not hold one")
 
     def write(self, path: Path) -> None:
         write_checked(path, self.to_json().encode())
@@ -96,6 +93,40 @@ def _adapter(kind: type[Value]) -> TypeAdapter[Value]:
     from pydantic import TypeAdapter  # takes a while, which `basisprune --help` need not wait for
 
     return TypeAdapter(kind)
+
+
+def read_json(
+    kind: type[Read], text: str | bytes, error: type[BasisPruneError], where: str = "", *, strict: bool = True
+) -> Read:
+    """The value of that type in JSON text; raises the error with what is wrong, of each list or mapping the first.
+
+    All faults of a file could take hundreds of times its size.
+    """
+    from pydantic import ValidationError
+
+    names = text.count(b'":') if isinstance(text, bytes) else text.count('":')
+    if names > _MOST_NAMES:
+        raise error.of(where, [f"{names:,} names in its mappings; at most {_MOST_NAMES:,} are read"])
+    try:
+        found: Read = _reader(kind).validate_json(text, strict=strict)  # type: ignore[arg-type]
+    except ValidationError as fault:
+        raise error.of(where, faults_of_json(fault)) from fault
+    return found
+
+
+@cache
+def _reader(kind: type[Read]) -> SchemaValidator:
+    from pydantic import TypeAdapter
+    from pydantic_core import SchemaValidator
+
+    schema = TypeAdapter(kind).core_schema
+    waiting: list[object] = [schema]
+    while waiting:
+        each = waiting.pop()
+        waiting += each.values() if isinstance(each, dict) else each if isinstance(each, list | tuple) else ()
+        if isinstance(each, dict) and each.get("type") in ("list", "tuple", "set", "dict"):
+            each["fail_fast"] = True
+    return SchemaValidator(schema)
 
 
 def _are_finite(values: object) -> bool:
@@ -128,9 +159,8 @@ class InputSpec(JsonValue):
         if self.white is not None and not (isinstance(self.white, int) and 1 <= self.white <= _WHITEST):
             faults.append(f"white: {self.white!r} given; None or a whole number from 1 to {_WHITEST} is needed")
         sides = self.size if _are_finite(self.size) else ()
-        if len(sides) not in (1, 2, 3) or not all(
-            isinstance(side, int) and 0 < side <= _LARGEST_SIDE for side in sides
-        ):
+        most = _LARGEST_ROW if len(sides) == 1 else _LARGEST_SIDE
+        if len(sides) not in (1, 2, 3) or not all(isinstance(side, int) and 0 < side <= most for side in sides):
             faults.append(f"size: {self.size} given; (height, width) of 1 to {_LARGEST_SIDE} pixels is needed")
         for name, values in (("mean", self.mean), ("std", self.std)):
             if not _are_finite(values):

@@ -189,9 +189,9 @@ def test_the_page_is_filled_and_its_figures_are_xml(tmp_path):
     readme.write_text((ROOT / "README.md").read_text())
     field_summary.write_pages(results, folder, page, readme)
     text = page.read_text()
-    assert "3 of 6 hold." in text
-    rows = ("Without 50%", "| scores | one | another | -5.0 |", "| basis | one | another | -2.0 |")
-    rows += ("Without 75%", "| basis | one | another | -10.0 |")
+    assert "3 of 6 comparisons hold." in text
+    rows = ("### 50% of the filters", "| scores | one | another | -5.0 |", "| basis | one | another | -2.0 |")
+    rows += ("### 75% of the filters", "| basis | one | another | -10.0 |")
     assert [text.index(row) for row in rows] == sorted(text.index(row) for row in rows)
     ET.parse(page.with_suffix("") / "mnist.svg")
 
@@ -205,8 +205,10 @@ def test_the_readme_shows_ours_beside_the_two_best_rivals_that_were_run_everywhe
     points += [made_up("hrank", "rival", 0.88, dataset=dataset, size=(0.3,)) for dataset in field.DATASETS]
     points.append(made_up("svd", "rival", 0.95, dataset="mnist"))
     _, _, *rows = field_summary.overview(points).splitlines()
-    assert [row.split(" | ")[0] for row in rows] == ["| unpruned 0.5", "| hrank 0.5", "| l1 0.5", "| ours 0.5"]
-    assert rows[-1] == "| ours 0.5 | 90.0% | 90.0% | 90.0% | 1.00M | 10.0M | 1.00 |"
+    assert [row.split(" | ")[0] for row in rows] == [
+        f"| {name}, \u221250%" for name in ("unpruned", "HRank", "L1", "ours")
+    ]
+    assert rows[-1] == "| ours, \u221250% | 90.0% | 90.0% | 90.0% | 1.00M | 10.0M | 1.00 |"
 
 
 # Rivals

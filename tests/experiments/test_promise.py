@@ -75,8 +75,8 @@ def test_intervals_are_wider_where_clusters_differ():
 def test_the_page_is_made_from_ladders(tmp_path):
     for seed in range(2):
         ladder(seed).write(tmp_path / "promise.jsonl")
-    page = tmp_path / "promise.md"
-    page.write_text((ROOT / "docs" / "promise.md").read_text())
+    page = tmp_path / "proof.md"
+    page.write_text((ROOT / "docs" / "proof.md").read_text())
     promise_summary.write_page(tmp_path / "promise.jsonl", page, draws=4)
     text = page.read_text()
     assert "| MNIST | 2 |" in text

@@ -34,7 +34,8 @@ def certify(
 
     \b
     Examples:
-      basisprune compress --model resnet50 --data photos --unlabelled week46 --output out
+      basisprune compress --model resnet50 --data photos --output out \\
+          --unlabelled week46
       basisprune certify out --labels labels.csv
       basisprune certify out --unlabelled week47
 

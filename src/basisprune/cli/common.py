@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 FAILED, NOT_KEPT, INTERRUPTED = 1, 3, 130
+_SAFE_PATH = "PYTHONSAFEPATH"
 _RESUMES = "run the same command again to resume"
 _LESS_MEMORY = "use smaller images (--size) or batches (recipe: {train: {batch_size: ...}})"
 _ADVICE = {
@@ -48,10 +49,15 @@ _ADVICE = {
 }
 _FROM_WORKER = re.compile(r"Error: \[Errno (\d+)\] (.+)\s*$")  # the last line of what PyTorch makes of its error
 _IGNORED = frozenset({"versions", "device_sha256", "prepared"})
-_ONLY_TYPED = {  # what would let a file run code
+_NAMED = re.compile(
+    rf"^({'|'.join(OPTIONS)})\b(?=[:,] | given)|\b({'|'.join(name for name in OPTIONS if '_' in name)})\b(?![=:]\S)"
+)
+_ONLY_TYPED = {  # what would let a file run code, or replace others
     "trust_code": "a file cannot vouch for itself; if you trust its author, pass --trust-code on the command line",
     "ray_address": "a cluster runs code here and there; pass --ray-address on the command line",
+    "overwrite": "what is replaced is said on the command line alone; pass --overwrite there",
 }
+_PLACE = "where export writes is said on the command line alone"
 
 
 @contextmanager
@@ -60,8 +66,8 @@ def told_errors() -> Iterator[None]:
     try:
         yield
     except BasisPruneError as error:
-        raise _failed(error.text(indented)) from error
-    except BrokenPipeError as error:  # whoever read the output has gone
+        raise _failed(as_typed(error).text(indented)) from error
+    except BrokenPipeError as error:  # the reader of the output has gone
         raise typer.Exit(FAILED) from error
     except OSError as error:
         raise _failed(_said_by_system(error)) from error
@@ -79,6 +85,17 @@ def told_errors() -> Iterator[None]:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # who presses Ctrl-C twice sees the same as who does once
         tell(f"stopped; {_RESUMES}")
         raise typer.Exit(INTERRUPTED) from None
+
+
+def as_typed(error: BasisPruneError) -> BasisPruneError:
+    """Write the options in an error about them as they are typed; those in a file have its name.
+
+    >>> str(as_typed(ConfigError.of("compress", ["max_drop, min_accuracy given; pass one", "size: 0 given"])))
+    '2 faults\\n  - --max-drop, --min-accuracy given; pass one\\n  - --size: 0 given'
+    """
+    if not isinstance(error, ConfigError) or error.where not in ("", "compress", "load_data", "train"):
+        return error
+    return ConfigError(*(_NAMED.sub(lambda name: f"--{name[0].replace('_', '-')}", fault) for fault in error.faults))
 
 
 def indented(text: str) -> str:
@@ -104,9 +121,17 @@ class Commands(TyperGroup):
     """The subcommands, with one place that meets whatever goes wrong in any of them."""
 
     def main(self, *args: Any, **options: Any) -> Any:
-        """Run the command; a stream that is closed is nowhere, and no name is impossible to print."""
+        """Run the command; a stream that is closed is nowhere, and no name is impossible to print.
+
+        No Python that is started meanwhile, by whatever library, imports modules of the current folder.
+        """
         _mend_streams()
-        return super().main(*args, **options)
+        before = os.environ.get(_SAFE_PATH, "")
+        os.environ[_SAFE_PATH] = "1"
+        try:
+            return super().main(*args, **options)
+        finally:
+            os.environ[_SAFE_PATH] = before  # which means nothing where it is empty
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
         try:
@@ -228,6 +253,7 @@ def option(name: str) -> Any:
         metavar=metavar if unit is None else unit.metavar,
         help=declared.help,
         hidden=declared.hidden,
+        show_default=not isinstance(declared.default, bool),
         rich_help_panel=declared.panel,
     )
 
@@ -297,10 +323,11 @@ def read_config(ctx: typer.Context, path: Path | None) -> Path | None:
     given = {key.replace("-", "_"): value for key, value in read_settings(path).items() if key not in _IGNORED}
     options = _options(ctx.command)
     hints = get_type_hints(ctx.command.callback, include_extras=True)
+    only_typed = _ONLY_TYPED | (dict.fromkeys(("result", "output"), _PLACE) if "overwrite" in options else {})
     faults = []
     for key, value in given.items():
-        if key in _ONLY_TYPED and value is not None:
-            faults.append(f"{key}: {value!r} given in a file; {_ONLY_TYPED[key]}")
+        if key in only_typed and value is not None:
+            faults.append(f"{key}: {value!r} given in a file; {only_typed[key]}")
         elif key not in options:
             hint = nearest(key, options) or f" Known settings: {', '.join(options)}"
             faults.append(f"{key}: no such setting.{hint}")

@@ -80,11 +80,14 @@ def compress(
     \b
     Examples:
       basisprune compress --model resnet50 --data photos --output out
-      basisprune compress --model mobilenetv3_large_100 --data photos --target-params 1M --int8 --output out
-      basisprune compress --model auto --data photos --output out              (which backbone to start from)
-      basisprune compress --model resnet50 --data photos --optimize latency --device device.json --output out
-      basisprune compress --model my_module:network --weights my.safetensors --keep-head --data photos --output out
-      basisprune compress --config out/config.yaml --max-drop 2% --output another --dry-run
+      basisprune compress --model auto --data photos --output out
+      basisprune compress --model resnet50 --data photos --output out \\
+          --target-params 1M
+      basisprune compress --model resnet50 --data photos --output out \\
+          --optimize latency
+      basisprune compress --model my_module:network --weights my.safetensors \\
+          --keep-head --data photos --output out
+      basisprune compress --config out/config.yaml --max-drop 2% --output new
 
     Exit codes: 0 done, 1 error, 2 usage error, 3 no pruned model within the budget, none that could be written in any
     form or, with --require-certified, none that is certified, 130 interrupted, with the best result so far written.

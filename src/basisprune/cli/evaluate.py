@@ -28,8 +28,8 @@ def evaluate(
 
     \b
     Examples:
-      basisprune evaluate out                           (the images held out by its run)
-      basisprune evaluate out --data new-photos         (all images of another folder)
+      basisprune evaluate out                      (images held out by its run)
+      basisprune evaluate out --data new-photos    (all images of another folder)
       basisprune evaluate out/model.int8.onnx --data photos --part test --json
     """
     from basisprune.runs.finished import accuracy_on, load_any

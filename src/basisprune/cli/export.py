@@ -29,7 +29,7 @@ def export(
     """Write the model of a result for another runtime, and check it there.
 
     The output is compared with PyTorch's on images of the run, the accuracy on its test images is measured by the
-    runtime itself, and all forms of the model are timed in turns. The result's report and summary then have them all.
+    runtime itself, and all forms of the model are timed alternately. Report and summary then list them all.
 
     \b
     Examples:

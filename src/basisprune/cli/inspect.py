@@ -34,7 +34,7 @@ def inspect(
     Examples:
       basisprune inspect resnet50 --size 128
       basisprune inspect out --latency
-      basisprune inspect my_module:network --keep-head --weights my.safetensors --size 64
+      basisprune inspect my_module:network --keep-head --size 64
       basisprune inspect out/model --json
     """
     from basisprune.costs import joined_report

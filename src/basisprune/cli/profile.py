@@ -37,9 +37,9 @@ def profile(
     \b
     Examples:
       basisprune profile --model resnet50 --size 128 --output device.json
-      basisprune profile --model resnet50 --size 128 --prepare layers      (then copy the folder to the device)
-      python layers/profile_device.py --output device.json                 (on the device)
-      basisprune profile layers --output device.json                       (the same, if basisprune is there)
+      basisprune profile --model resnet50 --size 128 --prepare layers
+      python layers/profile_device.py --output device.json    (on the device)
+      basisprune profile layers --output device.json          (or like this)
     """
     from basisprune.errors import ConfigError
 

@@ -38,7 +38,8 @@ def train(
     \b
     Examples:
       basisprune train --model resnet50 --data photos --output trained
-      basisprune train --model resnet18 --data torchvision:CIFAR10 --size 96 --epochs 3 --output trained
+      basisprune train --model resnet18 --data torchvision:CIFAR10 \\
+          --size 96 --epochs 3 --output trained
       basisprune compress --model trained/model --data photos --output out
     """
     from basisprune.runs.load import prepare_job

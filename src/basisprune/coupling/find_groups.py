@@ -167,7 +167,7 @@ def forward(model: nn.Module, inputs: tuple[Tensor, ...], tracer: Tracer, *, tra
 
 
 _TRIALS = 200
-_FEW = 24  # groups, among which each two are told apart
+_FEW = 24  # groups, of which each pair is distinguished
 
 
 def trace_coupling(
@@ -282,7 +282,7 @@ def _cuts(groups: Mapping[int, Group]) -> Iterator[dict[int, int]]:
 
 
 def _span(length: int) -> range:
-    """How many of so many units may go in a trial: about a third, and not all but one, which would look like none."""
+    """How many of this many units may go in a trial: about a third, and not all but one, which would look like none."""
     return range(max(1, round(0.2 * length)), 1 + max(1, min(round(0.5 * length), length - 2)))
 
 

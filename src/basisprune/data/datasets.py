@@ -357,7 +357,7 @@ class WrappedDataset(LabelledImages):
                 raise  # it ends a loop over the items
             pass_on(error, self._at(index))
             said = "it ends the program" if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}"
-            raise DataError(f"{self._at(index)}: cannot be had from the dataset ({said})") from error
+            raise DataError(f"{self._at(index)}: cannot be read from the dataset ({said})") from error
         if not isinstance(item, tuple | list) or len(item) != 2:
             raise DataError(f"{self._at(index)}: {type(item).__name__} given, (image, label) is needed")
         image, label = item

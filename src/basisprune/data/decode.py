@@ -33,7 +33,7 @@ SIDE, COLOUR_SIDE = 32, 8
 """Pixels along a side of a thumbnail, in grey and in colour."""
 _MOST_PIXELS = 178_956_970  # from which on Pillow, by default, suspects a decompression bomb
 _LONGEST = 10_000_000  # pixels of a side; Pillow has no memory for much longer rows
-_LARGE, _alone = 1 << 26, threading.RLock()  # images of so many pixels are decoded one at a time
+_LARGE, _alone = 1 << 26, threading.RLock()  # larger images are decoded one at a time
 _BLOCK = 1 << 20  # values that are scaled at a time
 _BITS_PER_SAMPLE = 258  # a tag of TIFF
 _SMALLEST = 8  # side of an image that has a thumbnail

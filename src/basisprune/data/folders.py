@@ -220,7 +220,7 @@ class ShardImages(FileImages):
             file.seek(offset)
             content = file.read(size)
         if len(content) < size:
-            raise DataError(f"{self.name(index)}: the shard ends before the image does; write it anew")
+            raise DataError(f"{self.name(index)}: the shard ends before the image does; write it again")
         return content
 
     def name(self, index: int) -> str:
@@ -310,7 +310,7 @@ def _by_part(shards: Sequence[Path], root: Path) -> dict[str, list[Path]]:
 
 def _index(shard: Path) -> list[Place]:
     kinds = (OSError, tarfile.TarError, EOFError, OverflowError, ValueError, RecursionError)
-    with readable(shard, *kinds, advice="; write it anew as a tar file"):
+    with readable(shard, *kinds, advice="; write it again as a tar file"):
         images, labels = _members(shard)
     if not images:
         raise DataError(f"{shard}: contains no images ({' '.join(EXTENSIONS)})")

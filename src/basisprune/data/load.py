@@ -248,7 +248,7 @@ def _read_named(source: str | os.PathLike[str], size: tuple[int, int]) -> Splits
 
 
 def read_npz(path: Path) -> Splits:
-    """Read the parts in a .npz file: x_train, y_train, x_test, y_test, and x_val, y_val if they are there."""
+    """Read the parts in a .npz file: x_train and y_train, and those of val and test if they are there."""
     arrays = read_arrays(path)
     parts: dict[str, LabelledImages] = {}
     numbers: list[int] = []
@@ -357,7 +357,7 @@ def _without_shared(splits: Splits, groups: Mapping[str, str], reading: Reading,
     kept = dict(splits.parts)
     for part, some in shared.items():
         if some and len(some) == len(names[part]):
-            raise DataError(f"{where}: all images of {part} are also in another part; divide the images anew")
+            raise DataError(f"{where}: all images of {part} are also in another part; divide the images again")
         if some:
             kept[part] = take(kept[part], [index for index in range(len(kept[part])) if index not in some])
     return splits.with_parts(kept)

@@ -31,7 +31,7 @@ from basisprune.torchkit.running import ReadBatch, plain_tensors
 from basisprune.types import InputSpec
 
 _THE_SAME = "networks are compared example by example, so pass one with shuffle=False and without random changes"
-_REPEATABLE = "a list, a DataLoader or an object whose __iter__ starts anew each time"
+_REPEATABLE = "a list, a DataLoader or an object whose __iter__ starts again each time"
 
 
 @checked

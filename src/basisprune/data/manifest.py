@@ -27,8 +27,8 @@ UNLABELLED = "unlabelled.json"
 """The name of that of the images without labels."""
 Role: TypeAlias = Literal["train", "val", "confirm", "test"]
 ROLES: tuple[Role, ...] = get_args(Role)
-_MOST_SHOWN = 10
-_PUT_BACK = "put the images back as they were, or start the run anew in another folder"
+_MOST_SHOWN, _MOST_BYTES = 10, 256 << 20
+_PUT_BACK = "put the images back as they were, or start the run again in another folder"
 
 
 class Entry(NamedTuple):
@@ -97,12 +97,12 @@ def write_manifest(path: Path, manifest: Manifest) -> None:
 def read_manifest(path: Path) -> Manifest:
     """Read the manifest in a file; raise CheckpointError if it cannot be read, is damaged or was changed."""
     try:
-        return Manifest.from_json(json.dumps(unsealed(read_bytes(path))))
+        return Manifest.from_json(json.dumps(unsealed(read_bytes(path, most=_MOST_BYTES))))
     except (OSError, ValueError) as error:
         said = error.strerror if isinstance(error, OSError) else "; ".join(getattr(error, "faults", [str(error)])[:3])
         raise CheckpointError(
-            f"{path}: the list of the run's images is damaged or was changed ({said}); bring the file back from a "
-            "copy, or start the run anew in another folder"
+            f"{path}: the list of the run's images is damaged or was changed ({said}); restore the file from a "
+            "copy, or start the run again in another folder"
         ) from error
 
 

@@ -16,12 +16,12 @@ from basisprune.data.arrays import Labels, refuse_alike
 from basisprune.data.copies import looks_of, units_of
 from basisprune.data.datasets import LabelledImages, base_of, in_units, take
 from basisprune.data.decode import readable
-from basisprune.errors import ConfigError, DataError
-from basisprune.files import read_bytes, user_path
+from basisprune.errors import MOST_FAULTS, ConfigError, DataError
+from basisprune.files import csv_rows, user_path
 
 JUDGES = frozenset({"val", "confirm"})
 _HEADER = ["file", "group"]
-_MOST_BYTES = 1 << 30  # of a file of groups
+_MOST_BYTES = 128 << 20  # of a file of groups
 
 
 @dataclass(frozen=True)
@@ -308,20 +308,20 @@ def related(splits: Splits, groups: Mapping[str, str]) -> Splits:
 
 def read_groups(path: Path) -> dict[str, str]:
     """Read the group of each image from a CSV file of two columns, the image's name and its group."""
-    with readable(path, OSError, UnicodeDecodeError, csv.Error, advice="; write it as file,group in UTF-8"):
-        lines = read_bytes(path, most=_MOST_BYTES).decode("utf-8-sig").splitlines()
-        rows = [(number, row) for number, row in enumerate(csv.reader(lines, strict=True), 1) if any(row)]
-    if rows and [cell.strip().casefold() for cell in rows[0][1]] == _HEADER:
-        rows = rows[1:]
     groups: dict[str, str] = {}
-    faults = []
-    for number, row in rows:
-        if len(row) != 2 or not all(cell.strip() for cell in row):
-            faults.append(f"line {number}: {','.join(row)[:80]!r} found; file,group is needed")
-            continue
-        name, group = PurePosixPath(row[0].strip()).as_posix(), row[1].strip()
-        if groups.setdefault(name, group) != group:
-            faults.append(f"line {number}: {name} is in group {group}, but in {groups[name]} before")
+    faults: list[str] = []
+    with readable(path, OSError, UnicodeDecodeError, csv.Error, advice="; write it as file,group in UTF-8"):
+        for place, (number, row) in enumerate(csv_rows(path, most=_MOST_BYTES)):
+            if place == 0 and [cell.strip().casefold() for cell in row] == _HEADER:
+                continue
+            if len(row) != 2 or not all(cell.strip() for cell in row):
+                faults.append(f"line {number}: {','.join(row)[:80]!r} found; file,group is needed")
+            else:
+                name, group = PurePosixPath(row[0].strip()).as_posix(), row[1].strip()
+                if groups.setdefault(name, group) != group:
+                    faults.append(f"line {number}: {name} is in group {group}, but in {groups[name]} before")
+            if len(faults) == MOST_FAULTS:
+                break
     if not groups and not faults:
         faults.append("no line file,group found")
     if faults:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 SCRIPT = "profile_device.py"
 BLOCKS = (32, 16, 8, 4)
-_LARGEST_FILE = 64 << 20
+_LARGEST_FILE = 8 << 20
 _FOR_ANOTHER = "the device was profiled for another network or input size; profile it again"
 _STEPS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
 _PROBE_INPUTS, _PROBE_SIDE = 64, 14
@@ -345,7 +345,7 @@ class _Graph:
     def conv(
         self, name: str, shape: LayerShape, reads: tuple[str, int, int], *, groups: int = 1, is_output: bool = True
     ) -> str:
-        """Add a conv of the named input with so many channels, that outputs so many; padded to keep the map's size."""
+        """Add a conv of the named input with these inputs and outputs; padded to keep the map's size."""
         maps, inputs, outputs = reads
         weight = self.filled(f"weight.{name}", (outputs, inputs // groups, *shape.kernel), 0.01)
         pads = 2 * [step * (side - 1) // 2 for step, side in zip(shape.dilation, shape.kernel, strict=True)]

@@ -32,7 +32,7 @@ from basisprune.method.scoring import (
     judging_and_scoring,
     precision,
 )
-from basisprune.method.states import FULLY, UNSEEN, Plan, Pruned, Stage, StageStore, State, Tuning, fingerprint
+from basisprune.method.states import FULLY, UNSEEN, Plan, Pruned, Stage, StageStore, State, Tuning, claimed
 from basisprune.planning import largest_ratio, plan_basis, plan_filters, traced
 from basisprune.pruning import prune_basis, prune_filters
 from basisprune.recipes import (
@@ -68,14 +68,8 @@ from basisprune.transfer.model import spec_of, with_shape
 from basisprune.types import OUTPUT, BlockPlan, FilterPlan, FrameworkName
 
 _Found = TypeVar("_Found")
-CHOOSING = Step("choosing")
-_GENTLE = 0.5
-"""The rate of a short tuning, of that of a long one: it has little time to settle."""
-_CLAIMED = (
-    *("basis", "scale_init", "compensate", "basis_images", "score_images", "score_batch", "rebase", "scores"),
-    *("filter_compensate", "linear"),
-)
-"""The settings that all starts of a run in a folder have in common; those of each training are in its checkpoint."""
+_DOING = {LOOKED_AT: "tuning briefly", TUNED: "tuning", POLISHED: "tuning once more"}
+_GENTLE = 0.5  # of the rate of a long tuning: a short one has little time to settle
 
 
 @dataclass
@@ -266,9 +260,8 @@ class Pipeline:
             plan = planner.frontier(scored, self.settings.plan, self.spec, self.notify.log).plan_within(plan.cost_left)
         plan = self.store.plan(steps, plan)
         self.notify.log(planner.describe(plan, *thinned))
-        plans: tuple[Plan, ...] = (*(thinned or (plan.filters,)), plan.basis)
-        if plan.blocks:
-            plans = (*plans, BlockPlan(plan.blocks))
+        blocks = (BlockPlan(plan.blocks),) if plan.blocks else ()
+        plans: tuple[Plan, ...] = (*(thinned or (plan.filters,)), plan.basis, *blocks)
         pruned = scored.pruned(plan, self.settings.compensate)
         self._networks[steps] = self.tune(state, steps, pruned, *plans, tuning=tuning)
         return self._networks[steps]
@@ -392,8 +385,8 @@ class Pipeline:
     def _train(self, state: State, config: TrainConfig, tuning: Tuning = FULLY) -> State:
         checkpoint = self.store.path(state.steps, ".pt")
         resumed = checkpoint is not None and checkpoint.exists()
-        doing = "going on from its checkpoint, up to" if resumed else "training for"
-        self.notify.log(f"{state.name}: {doing} {counted(config.epochs, 'epoch')}")
+        doing = "going on from its checkpoint" if resumed else _DOING.get(state.steps[-1], "training")
+        self.notify.log(f"{state.label}: {doing}, {counted(config.epochs, 'epoch')}")
 
         def stop(history: Sequence[EpochRecord]) -> bool:
             accuracy = history[-1].val_accuracy
@@ -403,7 +396,6 @@ class Pipeline:
         start = self._networks.get(state.steps[:1], self._networks.get((DENSE,)))
         teacher = None if start is None else start.model
         session = Session(teacher=teacher, stop=stop, callback=self.callback, task=self.task)
-        # Each pass over the validation images costs about a fifth of a pass over as many training images.
         val = self.val if tuning.ends_early or not state.plans or config.patience is not None else None
         known = self._with_known_choices(config) if state.plans else config
         train, progress = self.splits.train, self.progress
@@ -412,16 +404,13 @@ class Pipeline:
         except DivergedError as error:
             if known == config:
                 raise
-            self.notify.log(
-                f"the training diverged ({error.args[0]}); it starts again, and chooses its settings itself"
-            )
-            checkpoint = self.store.path(state.after(CHOOSING), ".pt")
+            self.notify.log(f"the training diverged ({error.args[0]}); it starts again, and chooses anew")
+            checkpoint = self.store.path(state.after(Step("choosing")), ".pt")
             result = fit(state.model, train, val, config, checkpoint=checkpoint, progress=progress, session=session)
         if config.choices is not None and known == config:
             self._chosen = result.config
         stage, outcomes = self._stage(state.name, result.model, result.history)
-        stages, plans = (*state.stages, stage), state.plans
-        return State(state.steps, result.model, stages, plans, outcomes, tuned=len(plans))
+        return State(state.steps, result.model, (*state.stages, stage), state.plans, outcomes, tuned=len(state.plans))
 
     def _stage(self, name: str, model: nn.Module, history: tuple[EpochRecord, ...] = ()) -> tuple[Stage, Outcomes]:
         tuning = self.settings.finetune
@@ -440,20 +429,12 @@ class Pipeline:
     def claim_folder(self) -> None:
         """Record the common settings of runs in the folder; raise CheckpointError if they differ."""
         if self.store.root is not None:  # fingerprints are slow
-            self.store.claim(self._common())
+            self.store.claim(claimed(self.settings, self.task, self.model, self.splits, trained=self.trained))
 
     def check_folder(self) -> None:
         """Raise the error that `claim_folder` would raise, as far as it can be known; write nothing."""
         if self.store.root is not None and self.store.root.is_dir():
-            self.store.check(self._common())
-
-    def _common(self) -> dict[str, object]:
-        common = {name: getattr(self.settings, name) for name in _CLAIMED}
-        if self.trained:
-            common["trained"] = True
-        if named_task := self.task.to_dict():
-            common["task"] = ", ".join(named_task.values())
-        return common | fingerprint(self.model, self.splits, with_head=self.trained)
+            self.store.check(claimed(self.settings, self.task, self.model, self.splits, trained=self.trained))
 
 
 def run(

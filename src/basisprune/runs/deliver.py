@@ -221,7 +221,7 @@ class _Writer:
                 made = files.made
                 with atomic(small) as file:
                     file.write(files.int8)
-            # The test images of a run that was stopped are not looked at, because it may go on.
+            # The test images of a run that was stopped are not looked at, because it may resume.
             images = (None if result.found.interrupted else data.test) or data.val or data.train
             found = self.exporter.file_outcomes(small, result.model, images)
         except BasisPruneError:
@@ -270,7 +270,7 @@ class _Writer:
             check_inputs=checks,
         )
         try:
-            return save()  # which whoever loads it needs no code of others for
+            return save()  # which loads without any other code
         except (BundleError, LayerError):
             if result.factory is None:
                 raise
@@ -287,7 +287,7 @@ class _Writer:
         ]
 
     def latency(self) -> LatencyReport:
-        """Measure the unpruned and the chosen model in turns: the delivered file first, then in PyTorch."""
+        """Measure the unpruned and the chosen model alternately: the delivered file first, then in PyTorch."""
         self.callback.log("measuring the latency of the unpruned and the pruned model")
         models = {"before": self.result.original, "after": self.result.model}
         shape = spec_of(self.result.model).shape
@@ -357,7 +357,7 @@ def exported_file(path: Path, summary: RunSummary, row: RuntimeRow | None = None
     )
 
 
-# ------------------------------------------------------------------------------------------- what is said of the files
+# ------------------------------------------------------------------------------------------- the files in words
 
 
 def promise_of(name: str, summary: RunSummary, *, certified: bool = False) -> Status | None:

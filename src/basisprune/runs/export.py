@@ -192,7 +192,7 @@ def _judged(row: RuntimeRow, found: Judgement | None) -> RuntimeRow:
 def _may_judge(folder: Path) -> tuple[Role, ...]:
     """Return the parts of the run's images that may be looked at, the best first.
 
-    A run that was stopped, or is not finished, may go on and look at its test images then; the confirming ones may
+    A run that was stopped, or is not finished, may resume and look at its test images then; the confirming ones may
     certify a later `compress`, unless they have been looked at.
     """
     if not (folder / SUMMARY).is_file():
@@ -219,7 +219,7 @@ def _note(folder: Path, rows: tuple[RuntimeRow, ...], callback: Callback) -> Non
     try:
         write_report(summary, folder / REPORT)
     except MissingExtraError as error:
-        callback.log(f"{REPORT} is not written anew: {error}")
+        callback.log(f"{REPORT} is not renewed: {error}")
     summary.write(folder / SUMMARY)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +26,7 @@ from basisprune.deploy.bundle.loading import FILES, read_folder
 from basisprune.deploy.export.runtime import FileModel
 from basisprune.deploy.export.runtimes import RUNTIMES, runtime_of
 from basisprune.deploy.export.writing import INT8_STEM, STEM
-from basisprune.errors import BundleError, CheckpointError, ConfigError, DataError, ModelError
+from basisprune.errors import BasisPruneError, BundleError, CheckpointError, ConfigError, DataError, ModelError, pass_on
 from basisprune.files import READY, file_digest, open_file
 from basisprune.results import Interval, RunSummary, Settings
 from basisprune.runs.folder import (
@@ -40,7 +41,7 @@ from basisprune.runs.folder import (
     settings_of,
 )
 from basisprune.runs.parsing import read_settings
-from basisprune.torchkit.running import logits_of
+from basisprune.torchkit.running import logits_of, placed
 from basisprune.training.evaluation import predict
 from basisprune.types import InputSpec, Part
 
@@ -154,7 +155,7 @@ def _names(
     """Return the names or numbers of the classes, none for another task; raise ModelError if they do not fit."""
     if classes is None and is_of_a_task:
         return ()
-    output = model(torch.zeros(1, *spec.shape))
+    output = _output(model, torch.zeros(1, *spec.shape))
     if not isinstance(output, Tensor):
         raise ModelError(
             f"{where}: outputs a {type(output).__name__}, and no tensor with a score for each class; load it with "
@@ -165,6 +166,19 @@ def _names(
         names = "class numbers" if classes is None else f"{len(classes)} classes"
         raise ModelError(f"{where}: has {names} and outputs {tuple(shape)[1:]} numbers; export it again")
     return tuple(str(number) for number in range(shape[1])) if classes is None else distinct_names(classes)
+
+
+def _output(model: nn.Module, inputs: Tensor) -> object:
+    """What a network outputs, its scores if it names them; raises ModelError where it fails, as one in a file may."""
+    try:
+        return logits_of(model(placed(inputs, model)))
+    except (BasisPruneError, OSError):
+        raise
+    except Exception as error:
+        pass_on(error)
+        raise ModelError(
+            f"the network fails on inputs {tuple(inputs.shape)}: {type(error).__name__}: {error}; save it again"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -316,8 +330,8 @@ def classify_files(loaded: Loaded, files: Iterable[Path], top: int | None = None
 @torch.inference_mode()
 def _answers(loaded: Loaded, batch: list[tuple[Path, Tensor | str]], top: int | None) -> Iterator[Answer]:
     images = [image for _, image in batch if isinstance(image, Tensor)]
-    scores = logits_of(loaded.model(prepare(torch.stack(images), loaded.spec))) if images else torch.empty(0, 1)
-    found = scores.float().softmax(-1).sort(dim=-1, descending=True, stable=True)
+    scores = _output(loaded.model, prepare(torch.stack(images), loaded.spec)) if images else torch.empty(0, 1)
+    found = cast(Tensor, scores).float().softmax(-1).sort(dim=-1, descending=True, stable=True)
     rows = zip(found.values[:, :top], found.indices[:, :top], strict=True)
     for file, image in batch:
         if isinstance(image, str):

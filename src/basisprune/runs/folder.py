@@ -57,7 +57,7 @@ def is_loadable(data: object) -> bool:
         return False
     try:
         return data.startswith(PREFIXES) or Path(data).expanduser().exists()
-    except (OSError, RuntimeError, ValueError):  # what cannot be a path, or one that nobody may see
+    except (OSError, RuntimeError, ValueError):  # what cannot be a path, or one without permission
         return False
 
 
@@ -123,7 +123,7 @@ class OutputFolder:
 
     @property
     def is_begun(self) -> bool:
-        """Whether a run has stored anything in the folder that it could go on from."""
+        """Whether a run has stored anything in the folder that it could resume from."""
         names = (BUNDLE, ONNX, SUMMARY)
         return any((self.path / name).exists() for name in names) or any(
             True for place in (self.path, self.stages) for _ in place.glob("*.pt")
@@ -198,7 +198,7 @@ class OutputFolder:
             callback.log(f"{self.path} was started with another version of {name}: {change}")
 
     def _let_go(self) -> None:
-        """Remove what marks the folder as that of a run, unless there is something to go on from."""
+        """Remove what marks the folder as that of a run, unless there is something to resume from."""
         if self.is_begun:
             return
         shutil.rmtree(self.stages, ignore_errors=True)

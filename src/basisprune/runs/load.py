@@ -52,7 +52,7 @@ from basisprune.runs.network import (
     with_own_weights,
 )
 from basisprune.runs.settings import BUDGETS, RATIOS, RunConfig, names_in
-from basisprune.torchkit.imports import Code, Role, called, is_reference, named_object, refuse_code
+from basisprune.torchkit.imports import Code, Role, called, is_factory, is_reference, named_object, refuse_code
 from basisprune.torchkit.processes import Processes
 from basisprune.transfer.backbones import is_known_name
 from basisprune.transfer.model import TransferModel
@@ -110,7 +110,7 @@ def prepare_job(
 ) -> Job:
     """Prepare the network to start from, and the images at its input size, all of which were opened.
 
-    A run in the folder `output` goes on with exactly the images that it has chosen before, and so does one that starts
+    A run in the folder `output` uses exactly the images that it has chosen before, and so does one that starts
     from the model of a run on the same data: what a network was trained on does not judge it, and what has judged it
     does not confirm. Raises ConfigError for a size that is not the model's, and DataError for unusable images.
     """
@@ -190,7 +190,9 @@ def own_job(
     _refuse_changes(config)
     splits = loaders.splits(config.task, Reading(strict=config.strict, callback=callback))
     shape = cast("LoaderPart", splits.train).shape
-    network = whole_network(model, shape, config, callback or NullCallback())
+    with random_numbers_kept():
+        given = config.task.read(next(iter(loaders.train)))[0]
+    network = whole_network(model, shape, config, callback or NullCallback(), given)
     return Job(network, splits, config, *names)
 
 
@@ -207,7 +209,7 @@ def _refuse_changes(config: RunConfig) -> None:
 
 def _names_code(model: object) -> bool:
     """Whether a model is given as a function that builds it; a folder may have a name that looks like one."""
-    return is_reference(model) and not is_known_name(model) and not is_folder_of_a_model(Path(str(model)))
+    return is_factory(model) and not is_known_name(model) and not is_folder_of_a_model(Path(str(model)))
 
 
 def _manifest_of_model(model: AnyModel, data: str) -> Manifest | None:

@@ -33,7 +33,7 @@ from basisprune.transfer.model import spec_of
 
 CHECKS = "checks"
 _DRIFT = 0.01
-"""How unlikely so many differing answers must be, if nothing had changed, for a warning."""
+"""The p-value of the number of differing answers below which there is a warning."""
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ from basisprune.runs.network import listed
 from basisprune.runs.settings import RunConfig
 from basisprune.tasks import Predictions, Task
 from basisprune.torchkit.moments import loss_statistics
-from basisprune.torchkit.running import Loss, ReadBatch, logits_of, placed, refuse_other_precisions, refuse_untrainable
+from basisprune.torchkit.running import Loss, ReadBatch, placed, refuse_other_precisions, refuse_untrainable
 from basisprune.torchkit.surgery import named_tensors
 from basisprune.torchkit.watching import example_input
 from basisprune.training.evaluation import floats, moved, predict, task_batches
@@ -57,7 +57,7 @@ from basisprune.types import OUTPUT, LayerScores, Scores, dotted
 
 MOST_IMAGES = 512
 _LISTED, _IMAGES = 3, 2
-_LONG = 1_000_000  # with so many parameters a run is long, and a file that cannot be written should be known at once
+_LONG = 1_000_000  # with more parameters a run is long, and a file that cannot be written should be known at once
 _DEVIATIONS = 3.0  # how far above guessing an accuracy must be
 _MUCH = 0.2
 _LUCK = 1e-3  # how seldom an order that suits the answers may be one by chance
@@ -147,7 +147,7 @@ def check_network(job: Job, *, prunes: bool, saves: bool, callback: Callback) ->
     if outputs is None:
         _check_task(network, config.task, sample.batch)
     else:
-        _check_training(network, sample.batch, outputs)
+        _check_training(network, config.task, sample.batch, outputs)
     deployed = network
     if prunes:
         ratios = config.goal if isinstance(config.goal, Ratios) else None
@@ -246,9 +246,9 @@ def _without_filters(network: nn.Module, recipe: Recipe, goal: Ratios) -> nn.Mod
     return prune_filters(network, plan)
 
 
-def _check_training(network: nn.Module, batch: ReadBatch, classes: int) -> None:
-    class_scores(network, batch.inputs, classes, training=False)
-    scores, labels = class_scores(network, batch.inputs, classes, training=True), batch.targets
+def _check_training(network: nn.Module, task: Task, batch: ReadBatch, classes: int) -> None:
+    class_scores(network, task, batch.inputs, classes, training=False)
+    scores, labels = class_scores(network, task, batch.inputs, classes, training=True), batch.targets
     if not scores.requires_grad:
         raise ModelError(
             f"{type(network).__name__} cannot be trained: its output does not depend on its weights by gradients; "
@@ -279,11 +279,11 @@ def _twin(network: nn.Module, *, training: bool) -> nn.Module:
     return twin
 
 
-def class_scores(network: nn.Module, example: Tensor, classes: int, *, training: bool) -> Tensor:
+def class_scores(network: nn.Module, task: Task, example: Tensor, classes: int, *, training: bool) -> Tensor:
     """Return what a copy of the network outputs in that mode; raise ModelError for anything but class scores."""
     words, twin = "train" if training else "eval", _twin(network, training=training)
     with torch.random.fork_rng(devices=[]):
-        scores = logits_of(_try(f"does not run in {words} mode", network, lambda: twin(example)))
+        scores = task.output(_try(f"does not run in {words} mode", network, lambda: twin(example)))
     if isinstance(scores, Tensor) and tuple(scores.shape) == (len(example), classes):
         return scores
     if isinstance(scores, Tensor) and scores.ndim == 2 and len(scores) == len(example):

@@ -22,8 +22,8 @@ from basisprune.data.datasets import base_of
 from basisprune.data.decode import readable
 from basisprune.data.folders import FolderImages
 from basisprune.deploy.bundle.loading import holds_bundle, read_folder
-from basisprune.errors import BasisPruneError, CheckpointError, DataError, PlanError
-from basisprune.files import read_bytes
+from basisprune.errors import MOST_FAULTS, BasisPruneError, CheckpointError, DataError, PlanError
+from basisprune.files import csv_rows
 from basisprune.recipes import named
 from basisprune.report.label_page import LabelPage, Question, write_label_page
 from basisprune.results import RunSummary
@@ -135,7 +135,7 @@ _FILE, _LABEL = ("file", "image", "filename", "path"), ("label", "choice", "clas
 _UPLOADED = re.compile(r"[0-9a-f]{8}-")  # what Label Studio puts before the name of a file
 _FORMULA = re.compile(r"'(?=[=+\-@\t\r])")
 _SECONDS = 4.5  # to label an image
-_MOST_BYTES = 1 << 28
+_MOST_BYTES = 128 << 20
 
 
 @dataclass(frozen=True)
@@ -194,23 +194,25 @@ def in_random_order(images: LabelledImages, seed: int) -> tuple[npt.NDArray[np.i
 
 def read_labels(path: Path, images: Sequence[str]) -> dict[str, str]:
     """Read labels by image from a CSV file: ours, or an export of Label Studio, whose names of images may be longer."""
-    with readable(path, OSError, UnicodeDecodeError, csv.Error, advice="; write it as file,label in UTF-8"):
-        lines = read_bytes(path, most=_MOST_BYTES).decode("utf-8-sig").splitlines()
-        rows = [row for row in csv.reader(lines, strict=True) if any(row)]
-    header = [cell.strip().casefold() for cell in rows[0]] if rows else []
-    places = [next((header.index(name) for name in names if name in header), None) for names in (_FILE, _LABEL)]
-    if None in places:
-        raise DataError(f"{path}: the first line is {','.join(header)[:80]!r}; columns file and label are needed")
-    file, label = (int(place) for place in places if place is not None)
     found: dict[str, str] = {}
-    faults, resolve = [], _resolver(images)
-    for number, row in enumerate(rows[1:], 2):
-        if len(row) <= max(file, label) or not row[label].strip():
-            faults.append(f"line {number}: {','.join(row)[:80]!r} found; file,label is needed")
-            continue
-        name, said = resolve(_plain(row[file])), _plain(row[label])
-        if found.setdefault(name, said) != said:
-            faults.append(f"line {number}: {name} is {said!r}, and was {found[name]!r} before")
+    faults: list[str] = []
+    with readable(path, OSError, UnicodeDecodeError, csv.Error, advice="; write it as file,label in UTF-8"):
+        rows = csv_rows(path, most=_MOST_BYTES)
+        header = [cell.strip().casefold() for cell in next(rows, (0, []))[1]]
+        places = [next((header.index(name) for name in names if name in header), None) for names in (_FILE, _LABEL)]
+        if None in places:
+            raise DataError(f"{path}: the first line is {','.join(header)[:80]!r}; columns file and label are needed")
+        file, label = (int(place) for place in places if place is not None)
+        resolve = _resolver(images)
+        for number, row in rows:
+            if len(row) <= max(file, label) or not row[label].strip():
+                faults.append(f"line {number}: {','.join(row)[:80]!r} found; file,label is needed")
+            else:
+                name, said = resolve(_plain(row[file])), _plain(row[label])
+                if found.setdefault(name, said) != said:
+                    faults.append(f"line {number}: {name} is {said!r}, and was {found[name]!r} before")
+            if len(faults) == MOST_FAULTS:
+                break
     if faults:
         raise DataError.of(str(path), faults)
     return found

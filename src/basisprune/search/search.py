@@ -6,15 +6,15 @@ import math
 from dataclasses import replace
 
 from basisprune.budget import Budget, Goal, Optimize, Ratios
-from basisprune.budget.certify import EQUAL, SURE, AcceptanceRule, Entry, Guarantee, few_in_order, in_order
+from basisprune.budget.certify import EQUAL, AcceptanceRule, Entry, Guarantee, few_in_order, in_order
 from basisprune.budget.metrics import value_of
 from basisprune.errors import TooMuchError
 from basisprune.method.pipeline import Pipeline
-from basisprune.method.states import NOT_AT_ALL, State, Tuning
+from basisprune.method.states import NOT_AT_ALL, UNSEEN, State, Tuning
 from basisprune.recipes import DECOMPOSED, Framework, Move, find_framework
 from basisprune.search.candidates import ALL, Candidate, Evaluated, Scale, SearchResult, Shares
 from basisprune.search.descent import Descent, agreed, multiplied, removes_nothing
-from basisprune.search.stepping import Attempt, SearchConfig, Stepping, axes_of
+from basisprune.search.stepping import SAFE, Attempt, SearchConfig, Stepping, axes_of
 from basisprune.tasks import Task
 from basisprune.torchkit.processes import Processes
 
@@ -148,7 +148,7 @@ class Search:
             asked = multiplied(kept, move, share)
             candidate = self.judge(tried, asked)
             attempts.append(Attempt(share, candidate.drop, candidate.passed, candidate.order(self.optimize)[0]))
-            if move is self.framework.moves[0] and (candidate.chance or 0.0) < SURE:
+            if move is self.framework.moves[0] and (candidate.chance or 0.0) < SAFE:
                 self.unsure.append(asked[move.axes[0]])
             if candidate.passed:
                 state, best = tried, attempts[-1]
@@ -195,11 +195,11 @@ class Search:
         foreseen = self.pipeline.settings.foresees(move)
         share = max((asked[move.axes[0]], *self.unsure))
         for _ in range(min(SAFER, self.config.tunings or SAFER)):
-            if any((trial.candidate.chance or 0.0) >= SURE for trial in self.trials[1:]):
+            if any((trial.candidate.chance or 0.0) >= SAFE for trial in self.trials[1:]):
                 return
-            share = share**_LARGER
+            share = (1 + share) / 2 if foreseen else share**_LARGER
             self.pipeline.notify.log("trying a larger network, to fall back on if the smaller ones are not certified")
-            tuning = NOT_AT_ALL if foreseen else self._tuning(budget)
+            tuning = UNSEEN if foreseen else self._tuning(budget)
             tried = self.pipeline.prune(start, move, round(1 - share, 4), tuning)
             if removes_nothing(tried, start):
                 return
@@ -306,6 +306,7 @@ class Search:
         elif isinstance(self.goal, Budget):
             candidate = candidate.judged(self.goal)
         self.trials.append(Evaluated(candidate, state, self.scale.deployed(state)))
+        self.pipeline.notify.shown(candidate.row)
         self.pipeline.notify.judged(candidate)
         return candidate
 

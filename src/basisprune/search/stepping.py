@@ -39,7 +39,7 @@ class SearchConfig:
     warm_start: bool = True
     tune_fully: bool = False
     polish: bool | None = None
-    tunings: int | None = 2
+    tunings: int | None = 1
 
     def __post_init__(self) -> None:
         allowed = [name for name in get_args(FrameworkName) if name != "baseline"]
@@ -56,8 +56,8 @@ class SearchConfig:
 
 
 EFFORTS: dict[Effort, dict[str, bool | int | None]] = {
-    "quick": {"tunings": 2, "polish": False},
-    "normal": {"tunings": 4, "polish": False},
+    "quick": {"tunings": 1, "polish": False},
+    "normal": {"tunings": 3, "polish": False},
     "best": {"tunings": None, "polish": True},
 }
 """What the efforts change in the settings of a search."""
@@ -88,7 +88,9 @@ passed, and lost at most so many times what is allowed: otherwise the accuracy m
 failed says nothing of where."""
 
 
-_LEFT = 0.4
+SAFE = 0.8
+"""The chance to be certified from which on no larger network is tried, to have one to fall back on."""
+_LEFT = 0.2
 """The part of what is lost after a short tuning that is still lost after a full one."""
 
 
@@ -105,17 +107,23 @@ class Recovery:
     def expected(self, briefly: float) -> float:
         """Return what a network should lose after a full tuning, from what it lost after a short one.
 
-        Part of what a full tuning gains has nothing to do with pruning: the last one says how much.
+        The last full tuning corrects what is expected. Where it gained more, it would have gained that without pruning
+        too; where it gained less, the others lose as large a part.
 
         >>> recovery = Recovery()
         >>> recovery.expected(0.02)
-        0.008
+        0.004
         >>> recovery.note(0.01, -0.005)
-        >>> recovery.expected(0.02)
-        -0.001
+        >>> round(recovery.expected(0.02), 4)
+        -0.003
+        >>> recovery.note(0.02, 0.01)
+        >>> recovery.expected(0.012)
+        0.006
         """
         before, after = self.seen[-1] if self.seen else (0.0, 0.0)
-        return min(_LEFT * briefly, after + _LEFT * (briefly - before))
+        if after <= _LEFT * before:
+            return after + _LEFT * (briefly - before)
+        return briefly * min(after / before, 1.0) if before > 0 else briefly
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -10,13 +11,14 @@ from typing import Any, Literal, cast
 import numpy as np
 from pydantic import JsonValue, TypeAdapter
 
-from basisprune.files import unsealed
+from basisprune.errors import CheckpointError
 from basisprune.report.html import amount
 from basisprune.report.text import csv_table, text_table
-from basisprune.results import FrontPoint, Interval, RunSummary
+from basisprune.results import FrontPoint, Interval, RunSummary, read_sealed
 from basisprune.runs.folder import SUMMARY
 from basisprune.runs.train import TrainSummary
 from basisprune.sweeps.running import RunResult, slug
+from basisprune.types import read_json
 
 BASELINE = "baseline"
 HEADER = ("model", "dataset", "framework", "seed", "accuracy", "parameters", "multiply-adds", "one image", "outcome")
@@ -101,7 +103,8 @@ def _compressed(path: Path) -> dict[str, Any]:
 
 
 def _trained(path: Path) -> dict[str, Any]:
-    summary = TypeAdapter(TrainSummary).validate_python(unsealed(path.read_bytes()))
+    text = json.dumps(read_sealed(path))
+    summary = read_json(TrainSummary, text, CheckpointError, str(path), strict=False)
     judged = summary.test or summary.validation
     sizes = {"accuracy": judged and judged.accuracy, "parameters": summary.parameters, "macs": summary.macs}
     before = {f"{name}_before": value for name, value in sizes.items()}

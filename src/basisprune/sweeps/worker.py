@@ -16,8 +16,7 @@ import torch
 
 from basisprune.callback import Callback, NullCallback, Tried
 from basisprune.errors import BasisPruneError, printable
-from basisprune.files import unsealed
-from basisprune.results import RunSummary
+from basisprune.results import RunSummary, read_sealed
 from basisprune.runs.compress import run_job
 from basisprune.runs.folder import SUMMARY, OutputFolder
 from basisprune.runs.preflight import preflight
@@ -72,7 +71,7 @@ def is_done(run: Run) -> bool:
     """Whether the folder holds the sound result of a whole run or training that was not stopped early."""
     path = run.folder / SUMMARY
     try:
-        return bool(unsealed(path.read_bytes())) if run.kind == "train" else not RunSummary.read(path).interrupted
+        return bool(read_sealed(path)) if run.kind == "train" else not RunSummary.read(path).interrupted
     except (OSError, ValueError, BasisPruneError):
         return False
 

@@ -1,6 +1,6 @@
 """The processes that share a run, as `accelerate launch` and `torchrun` start them; a process by itself is all of them.
 
-Each sees its part of the images. What they find is summed, the main one decides and writes, and the others are told.
+Each sees its part of the images. What they find is summed, the main one decides, writes and informs the others.
 Below are those that load images for one of them.
 """
 
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
 from itertools import chain
-from multiprocessing import get_context
+from multiprocessing import get_context, resource_tracker
 from multiprocessing.context import BaseContext, SpawnContext, SpawnProcess
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
@@ -145,7 +145,7 @@ def answering() -> Iterator[None]:
             raise
         raise ProcessError(
             f"another process of this run has ended or does not answer ({str(error)[:200]}); see what it said, and "
-            "start the run again: it goes on from its output folder"
+            "start the run again: it resumes from its output folder"
         ) from error
 
 
@@ -203,7 +203,12 @@ class WorkerContext(SpawnContext):
 
 def worker_context() -> BaseContext:
     """Return how to start processes that load images: copies on Linux; elsewhere, where these may crash, new ones."""
-    return get_context("fork") if sys.platform == "linux" else WorkerContext()
+    if sys.platform == "linux":
+        return get_context("fork")
+    if os.name == "posix":
+        with in_folder_of_python():  # or the first lock would begin this process of Python's in the current folder
+            resource_tracker.ensure_running()
+    return WorkerContext()
 
 
 def prepare_worker(folder: str, _worker: int) -> None:

@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from torch.utils.hooks import RemovableHandle
 
 from basisprune.errors import ConfigError, DataError, ModelError
 
+_LARGEST_WHOLE = 1 << 24
 _OF_TORCH = frozenset(vars(nn.Module()))
 """The attributes of every module, which hold its parameters, buffers, hooks and parts."""
 
@@ -121,8 +122,9 @@ def plain_tensors(batch: object) -> Any:
 
 
 def images_of(batch: object) -> Tensor:
-    """The images of a batch, which is a tensor, or a tuple or list that starts with one."""
+    """The images of a batch, which is a tensor, or a tuple or list that starts with them; several inputs as one."""
     images = batch[0] if isinstance(batch, tuple | list) and batch else batch
+    images = packed(images) if isinstance(images, tuple | list | dict) else images
     if not isinstance(images, Tensor) or not images.is_floating_point():
         kind = f"{images.dtype} tensor" if isinstance(images, Tensor) else type(images).__name__
         raise DataError(
@@ -131,6 +133,38 @@ def images_of(batch: object) -> Tensor:
         )
     plain: Tensor = plain_tensors(images)
     return plain
+
+
+def several(given: object) -> dict[str | int, Tensor]:
+    """The tensors of a tuple, a list or a dict: by their places, or by their names in the order of these.
+
+    Raises DataError unless all have one row for each example, in numbers that a float holds.
+    """
+    found = dict(sorted(given.items()) if isinstance(given, dict) else enumerate(cast("Iterable[object]", given)))
+    tensors = {name: plain_tensors(each) for name, each in found.items() if each is not None}
+    counts = {len(each) if isinstance(each, Tensor) and each.ndim else None for each in tensors.values()}
+    if len(counts) != 1 or None in counts:
+        raise DataError(f"batches: inputs {list(found)} given; tensors with one row for each example are needed")
+    for name, each in tensors.items():
+        is_whole = not each.is_floating_point() and each.dtype is not torch.bool
+        if is_whole and each.numel() and int(each.abs().max()) > _LARGEST_WHOLE:
+            raise DataError(
+                f"batches: input {name!r} has whole numbers beyond {_LARGEST_WHOLE:,}, which no float holds"
+            )
+    return tensors
+
+
+def packed(given: object) -> Tensor:
+    """Several inputs of a network as one tensor (N, 1, numbers); a single one stays as it is.
+
+    >>> packed({"step": torch.tensor([3, 4]), "image": torch.zeros(2, 1, 2, 2)}).tolist()
+    [[[0.0, 0.0, 0.0, 0.0, 3.0]], [[0.0, 0.0, 0.0, 0.0, 4.0]]]
+    """
+    tensors = list(several(given).values())
+    if len(tensors) == 1:
+        return images_of(tensors[0])
+    kind = next((each.dtype for each in tensors if each.is_floating_point()), torch.get_default_dtype())
+    return torch.cat([each.reshape(len(each), 1, -1).to(kind) for each in tensors], dim=2)
 
 
 def placed(images: Tensor, model: nn.Module) -> Tensor:

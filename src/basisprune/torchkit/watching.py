@@ -69,7 +69,7 @@ def watch_run(model: nn.Module, example: Tensor, *, train: bool = False, whole: 
     # The twin shares the parameters, so that its graph speaks of those of the model.
     twin = copy.deepcopy(model, {id(p): p for p in model.parameters()}).train(train)
     _record(model, twin, run)
-    # Autograd builds its graph without keeping any activation: nobody will ask for gradients.
+    # Autograd builds its graph without keeping any activation: no gradients are needed.
     graph_only = saved_tensors_hooks(lambda _: None, lambda _: torch.empty(0))
     with graph_only, torch.enable_grad(), torch.random.fork_rng(devices=[]):
         try:
@@ -110,7 +110,7 @@ def is_map(shape: Shape) -> bool:
 def upstream(nodes: Iterable[Node], without: Collection[Node] = ()) -> dict[Node, tuple[Node, ...]]:
     """Every node that feeds `nodes`, they included, with its own inputs; paths end before `without`.
 
-    Python's node objects live only as long as somebody holds them: compare nodes while you keep the result.
+    Python's node objects live only as long as they are held: compare nodes while you keep the result.
     """
     edges: dict[Node, tuple[Node, ...]] = {}
     pending = [node for node in nodes if node not in without]

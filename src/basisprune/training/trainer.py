@@ -21,6 +21,7 @@ from torchmetrics import MeanMetric
 from torchvision.ops import DropBlock2d, StochasticDepth
 
 from basisprune.errors import ConfigError, DataError, MissingExtraError, TrainingError
+from basisprune.torchkit.imports import refuse_code
 from basisprune.torchkit.processes import Processes
 from basisprune.torchkit.running import cut_graphs, mode
 from basisprune.training.checkpoint import EpochRecord, Past, best_epoch, load_checkpoint, move_damaged
@@ -48,7 +49,12 @@ class Images:
 
 
 def require_tracker(config: TrainConfig) -> None:
-    """Raise MissingExtraError for a tracker that is not installed."""
+    """Raise MissingExtraError for a tracker that is not installed, and ConfigError for one that a file must not choose.
+
+    wandb and mlflow follow settings, and run git, in the current folder, which may be a stranger's.
+    """
+    if config.tracker not in (None, "tensorboard"):
+        refuse_code([("tracker", config.tracker)])
     if config.tracker is not None and find_spec(config.tracker) is None:
         raise MissingExtraError(config.tracker, extra=config.tracker)
 

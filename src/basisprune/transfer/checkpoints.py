@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import pickle
 import pickletools
+import struct
 import warnings
 import zipfile
 from collections import Counter
@@ -19,13 +20,12 @@ from pathlib import Path
 from typing import IO, BinaryIO, TypeGuard
 
 import torch
-from pydantic import TypeAdapter
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from basisprune.errors import ModelError, is_about_memory, pass_on
-from basisprune.files import open_file, parse_json, read_bytes, user_path
-from basisprune.transfer.hints import NO_HINTS, Hints, hints_of
+from basisprune.files import open_file, user_path
+from basisprune.transfer.hints import NO_HINTS, Hints, hints_of, shards_of
 
 PICKLED = (".pth", ".pt", ".bin", ".ckpt", ".tar")
 ALLOWED = (".safetensors", *PICKLED)
@@ -33,13 +33,14 @@ _FILES = ("model.safetensors", "pytorch_model.bin")
 _ENTRIES = ("state_dict", "model_state_dict", "model", "module", "net", "network", "weights", "params")
 _AVERAGED = ("state_dict_ema", "model_ema", "ema_state_dict", "ema", "model_ema_state_dict")
 _COMPILED = "_orig_mod."
-_LISTED, _NESTED, _MOST_SHARDS, _MOST_INDEX = 5, 4, 1000, 64 << 20
+_LISTED, _NESTED = 5, 4
 _WAY_OUT = (
     "save only the state dict, with safetensors.torch.save_file(model.state_dict(), 'weights.safetensors'), in the "
     "program that wrote it"
 )
 
 _ZIP = b"PK\x03\x04"  # how a file begins that torch reads as an archive
+_ENDS, _END = struct.Struct("<4sQ2H2L4Q 4sLQL 4s4H2LH"), 22  # what follows its directory, and the last part of that
 _PICKLES = 5  # in files before torch 1.6: magic number, version, system, the content, keys of its storages
 _LARGEST, _DEEPEST = 1 << 26, 500
 _REFUSED = ("builtins bytearray", "__builtin__ bytearray")  # of any length, for one number
@@ -137,7 +138,7 @@ def fit_names(own: Mapping[str, Tensor], found: Checkpoint, *, optional: Collect
 
 
 def messages(found: Checkpoint, fitting: Fitting) -> list[str]:
-    """What whoever starts a run should know of its weights; empty where there was nothing to decide."""
+    """Messages about loading the weights; empty where there was nothing to decide."""
     lines = []
     if fitting.prefix or found.entry:
         entry = f" under {found.entry!r}" if found.entry else ""
@@ -173,7 +174,7 @@ def _prefix(
     best = max(counts, key=lambda prefix: (counts[prefix], -len(prefix)))
     if counts[best]:
         return best
-    # Nothing fits; the usual prefixes are taken off, so that what does not fit is told by its own name.
+    # Nothing fits; the usual prefixes are taken off, so that mismatches have their own names.
     return next((usual for usual in ("module.", "model.", "net.") if all(key.startswith(usual) for key in given)), "")
 
 
@@ -321,21 +322,8 @@ def _from_folder(folder: Path, key: str | None) -> Checkpoint:
 
 def _from_shards(folder: Path, index: Path) -> dict[str, Tensor]:
     """Return the tensors of all files that an index names, each of which must hold what is expected of it."""
-    try:
-        said = parse_json(read_bytes(index, most=_MOST_INDEX))
-        places = TypeAdapter(dict[str, str]).validate_python(said["weight_map"] if isinstance(said, dict) else said)
-    except (OSError, ValueError, KeyError) as error:
-        said = f"{getattr(error, 'strerror', None) or error}"
-        raise ModelError(
-            f"{index}: its 'weight_map' of tensors and files cannot be read ({said}); fetch it again"
-        ) from error
-    names = sorted(set(places.values()))
-    if not 0 < len(names) <= _MOST_SHARDS:
-        raise ModelError(f"{index}: names {len(names):,} files; 1 to {_MOST_SHARDS:,} are read")
-    tensors: dict[str, Tensor] = {}
-    for name in names:
-        if Path(name).name != name or name in (".", ".."):
-            raise ModelError(f"{index}: names {name[:100]!r}, which is not a file beside it")
+    places, tensors = shards_of(index), dict[str, Tensor]()
+    for name in sorted(set(places.values())):
         tensors |= _found(folder / name, _read(folder / name), None).tensors
     if absent := [name for name in places if name not in tensors]:
         raise ModelError(
@@ -381,12 +369,12 @@ def refuse_bombs(file: BinaryIO) -> None:
     """Raise BombError for what `torch.load` would make far more of than the file holds."""
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
-    is_zip = file.read(len(_ZIP)) == _ZIP
-    file.seek(0)
-    if not is_zip:
+    if file.read(len(_ZIP)) != _ZIP:
+        file.seek(0)
         for _ in range(_PICKLES):
             measure(file)
     else:
+        _refuse_other_readings(file, size)
         with zipfile.ZipFile(file) as archive:
             parts = archive.infolist()
             if any(part.compress_type != zipfile.ZIP_STORED for part in parts):
@@ -394,10 +382,23 @@ def refuse_bombs(file: BinaryIO) -> None:
             if sum(part.file_size for part in parts) > size:
                 raise BombError("its parts overlap, so that it claims to hold more than it does")
             for part in parts:
-                if part.filename.lower().endswith(".pkl"):  # torch finds it in any case of letters
+                if part.orig_filename.lower().endswith(".pkl"):  # torch finds it in any case of letters
                     with archive.open(part) as pickled:
                         measure(pickled)
     file.seek(0)
+
+
+def _refuse_other_readings(file: BinaryIO, size: int) -> None:
+    """Raise BadZipFile unless the directory of the archive lies at its end, where everybody finds the same one."""
+    file.seek(max(0, size - _ENDS.size))
+    ends = _ENDS.unpack(file.read().rjust(_ENDS.size, b"\0"))
+    *_, length64, start64, locator, _, found64, _, end, _, _, _, _, length, start, comment = ends
+    is_64 = locator == b"PK\6\7"
+    before = size - (_ENDS.size if is_64 else _END)
+    if is_64:
+        length, start = (length64, start64) if (ends[0], found64) == (b"PK\6\6", before) else (0, 0)
+    if (end, comment, start + length) != (b"PK\5\6", 0, before):
+        raise zipfile.BadZipFile("its directory does not lie at its end")
 
 
 def measure(file: IO[bytes]) -> None:

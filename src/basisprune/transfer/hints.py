@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import get_args
 
 import timm.data
+from pydantic import TypeAdapter
 from torch import nn
 
 from basisprune.data.arrays import distinct_names
@@ -17,7 +18,7 @@ from basisprune.types import InputSpec, Interpolation
 
 _PILLOW = {0: "nearest", 2: "bilinear", 3: "bicubic"}  # the numbers of its filters, as Hugging Face writes them
 _CONFIG, _PREPROCESSING = "config.json", "preprocessor_config.json"
-_MOST_BYTES, _MOST_CHANNELS, _LARGEST = 64 << 20, 64, 1e6
+_MOST_BYTES, _MOST_SHARDS, _MOST_CHANNELS, _LARGEST = 64 << 20, 1000, 64, 1e6
 _DEFAULT_SIZE = (224, 224)
 
 
@@ -124,3 +125,21 @@ def _numbers(value: Json) -> tuple[float, ...] | None:
         return None
     found = tuple(float(each) for each in value if isinstance(each, int | float) and abs(each) < _LARGEST)
     return found if len(found) == len(value) else None
+
+
+def shards_of(index: Path) -> dict[str, str]:
+    """In which file beside the index each tensor is, as it says; raises ModelError unless these are some such files."""
+    try:
+        said = parse_json(read_bytes(index, most=_MOST_BYTES))
+        places = TypeAdapter(dict[str, str]).validate_python(said["weight_map"] if isinstance(said, dict) else said)
+    except (OSError, ValueError, KeyError) as error:
+        said = f"{getattr(error, 'strerror', None) or error}"
+        raise ModelError(
+            f"{index}: its 'weight_map' of tensors and files cannot be read ({said}); fetch it again"
+        ) from error
+    names = set(places.values())
+    if not 0 < len(names) <= _MOST_SHARDS:
+        raise ModelError(f"{index}: names {len(names):,} files; 1 to {_MOST_SHARDS:,} are read")
+    if odd := [name for name in names if Path(name).name != name or name in (".", "..")]:
+        raise ModelError(f"{index}: names {odd[0][:100]!r}, which is not a file beside it")
+    return places

@@ -14,11 +14,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer
 import yaml
 from commands import invoke
+from typer.testing import CliRunner
 
 import basisprune
 import basisprune.demo
+from basisprune.cli.common import Commands
 from basisprune.errors import MissingExtraError
 
 
@@ -261,3 +264,25 @@ def test_what_libraries_log_of_a_file_cannot_steer_the_terminal():
     assert "\x1b" not in run.stderr
     assert "\x07" not in run.stderr
     assert "unexpected keys (\\x1b[2J\\x07)" in run.stderr
+
+
+@pytest.mark.parametrize("before", [None, "1"])
+def test_a_python_that_a_library_starts_imports_nothing_of_the_current_folder(before, tmp_path, monkeypatch):
+    (tmp_path / "strange.py").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    if before:
+        monkeypatch.setenv("PYTHONSAFEPATH", before)
+    app, codes = typer.Typer(cls=Commands), []
+
+    @app.command()
+    def start() -> None:
+        codes.append(subprocess.run([sys.executable, "-c", "import strange"], stderr=subprocess.DEVNULL).returncode)
+
+    @app.command()
+    def other() -> None:
+        pass
+
+    CliRunner().invoke(app, ["start"])
+    after = subprocess.run([sys.executable, "-c", "import strange"], stderr=subprocess.DEVNULL).returncode
+    assert (codes, after) == ([1], 1 if before else 0)

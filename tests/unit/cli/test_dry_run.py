@@ -62,6 +62,7 @@ REFUSED = [
     ("--model", "auto", "--data", "nosuch"),
     ("--models", "resnet18,resnet50", "--weights-folder", "nosuch"),
     ("--config", "tracked.yaml"),
+    ("--config", "tracked.yaml", "--trust-code"),
     ("--config", "patient.yaml", "--val-fraction", "0"),
 ]
 

@@ -182,6 +182,18 @@ def test_workers_import_nothing_or_begin_in_another_folder(tmp_path):
     assert done.stdout.splitlines() == ["fork", "[0.0, 1.0, 0.0, 1.0]"], done.stderr
 
 
+def test_the_process_that_cleans_up_after_workers_begins_in_another_folder(tmp_path):
+    (tmp_path / "multiprocessing.py").write_text("open('ran', 'w')")
+    code = (
+        "import sys; sys.path.pop(0)\n"
+        "from basisprune.torchkit.processes import worker_context\n"
+        "sys.platform = 'darwin'\n"
+        "worker_context().Queue()"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
+    assert not (tmp_path / "ran").exists()
+
+
 @alone
 def test_workers_draw_other_random_numbers_in_each_epoch_and_the_same_in_another_run():
     def drawn(epoch: int) -> torch.Tensor:

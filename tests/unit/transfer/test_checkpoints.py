@@ -315,6 +315,26 @@ def shouted(path) -> None:
         archive.writestr("archive/byteorder", "little")
 
 
+def two_directories(path) -> None:
+    """A file in which torch finds a directory where its end says, and Python one that much behind what lies before."""
+    harmless, bomb = b"\x80\x02}.", b"\x80\x02cbuiltins\nbytearray\nJ\x00\x00\x00\x7f\x85R."
+    archives = []
+    for pickled in (bomb, harmless.ljust(len(bomb), b"\0")):
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("archive/data.pkl", pickled)
+            archive.writestr("archive/version", "3\n")
+        archives.append(path.read_bytes())
+    path.write_bytes(archives[0][:-22] + archives[1])
+
+
+def late_directory(path) -> None:
+    """A file of torch whose directory says that it lies where another one does."""
+    torch.save({"a": torch.zeros(1)}, path)
+    content = bytearray(path.read_bytes())
+    content[-98 + 48 : -98 + 56] = bytes(8)
+    path.write_bytes(content)
+
+
 BOMBS = {
     "dicts": dumped({"model": shared_dicts(5, 200, torch.zeros(1))}),
     "dicts of old files": legacy({"model": shared_dicts(5, 200, torch.zeros(1))}),
@@ -350,6 +370,21 @@ def test_what_is_far_larger_than_its_file_is_refused_before_it_is_made(bomb, tmp
     finally:
         tracemalloc.stop()
     assert time.process_time() - started < 20
+
+
+ENDS = {
+    "two directories": two_directories,
+    "a directory elsewhere": late_directory,
+    "a comment": lambda path: (torch.save({}, path), path.write_bytes(path.read_bytes()[:-2] + b"\1\0x")),
+    "no directory": lambda path: path.write_bytes(b"PK\3\4"),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_an_archive_in_which_others_may_find_another_directory_is_refused(name, tmp_path):
+    ENDS[name](tmp_path / "w.pt")
+    with pytest.raises(ModelError, match=r"w\.pt: cannot be read.*directory"):
+        read_checkpoint(tmp_path / "w.pt")
 
 
 def test_dicts_that_share_dicts_or_hold_themselves_are_walked_once(state, tmp_path):

@@ -219,11 +219,12 @@ def test_a_folder_of_timm_cannot_ask_for_a_giant(asked, tmp_path):
         transfer_model(f"local-dir:{tmp_path}", 2)
 
 
-def test_weights_in_a_folder_of_timm_are_measured_before_they_are_read(tmp_path):
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "weights.pth.tar", "x.pth", "model.pth"])
+def test_weights_in_a_folder_of_timm_are_measured_before_they_are_read(name, tmp_path):
     said = {"architecture": "resnet10t", "pretrained_cfg": {"input_size": [3, 32, 32]}}
     (tmp_path / "config.json").write_text(json.dumps(said))
     pickled = b"\x80\x02cbuiltins\nbytearray\nJ\x00\x00\x00\x7f\x85R."
-    with zipfile.ZipFile(tmp_path / "pytorch_model.bin", "w") as archive:
+    with zipfile.ZipFile(tmp_path / name, "w") as archive:
         archive.writestr("archive/data.pkl", pickled)
     with pytest.raises(ModelError, match="bytearray"):
         transfer_model(f"local-dir:{tmp_path}", 2, pretrained=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,19 +12,20 @@ from keyword import kwlist
 from typing import Annotated, Any, Generic, Literal, TypeAlias, TypeGuard, TypeVar
 
 import torch
-from pydantic import AfterValidator, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, JsonValue
 from torch import fx
 from typing_extensions import TypedDict  # pydantic takes that of `typing` from Python 3.12 on
 
 from basisprune.errors import BundleError, LayerError
-from basisprune.types import BasisPlan, BlockPlan, FilterPlan, InputSpec
+from basisprune.types import BasisPlan, BlockPlan, FilterPlan, InputSpec, read_json
 
 _STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 _LARGEST_INPUT = 1 << 24  # numbers in one input, as in a colour image of 2,364 pixels each way
 _MOST_STEPS = 50_000
-_MANY_FAULTS = 1000
-_LISTED = 3
 _NOT_FINITE = {repr(value): value for value in (math.inf, -math.inf, math.nan)}
+_DTYPES = {
+    each: getattr(torch, each) for each in ["bool", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
+}
 HINT = "pass factory='package.module:function' (or a timm name), which builds the backbone"
 
 
@@ -86,7 +88,7 @@ Step.__pydantic_config__ = _STRICT  # type: ignore[attr-defined]
 
 @dataclass(frozen=True)
 class Architecture:
-    """How the network is built anew, but for its structure.
+    """How the network is rebuilt, except for its structure.
 
     `backbone` is the timm name or `"package.module:factory"` that it came from, None for a module that was handed over.
     It is built first, unless the network stands `alone`, its structure saying all. `insert_norm` is None for a network
@@ -180,45 +182,23 @@ KINDS: Mapping[type[Plan], str] = {BasisPlan: "basis", FilterPlan: "filters", Bl
 _AnyEntry: TypeAlias = (
     _Entry[Literal["basis"], BasisPlan] | _Entry[Literal["filters"], FilterPlan] | _Entry[Literal["blocks"], BlockPlan]
 )
-_CONFIG = TypeAdapter(Config)
-_PLANS = TypeAdapter(list[Annotated[_AnyEntry, Field(discriminator="kind")]])
-_NAMES = TypeAdapter(list[TensorName])
-_Read = TypeVar("_Read")
+_PLANS = list[Annotated[_AnyEntry, Field(discriminator="kind")]]
+_NONSENSE = "does not make sense"
 
 
 def parse_config(content: bytes) -> Config:
     """Read config.json; raises BundleError that lists what it may not say."""
-    return _checked(_CONFIG, content)
+    return read_json(Config, content, BundleError, _NONSENSE)
 
 
 def parse_plans(content: bytes) -> tuple[Plan, ...]:
     """Read plans.json; raises BundleError that lists what is no plan."""
-    return tuple(entry.plan for entry in _checked(_PLANS, content))
+    return tuple(entry.plan for entry in read_json(_PLANS, content, BundleError, _NONSENSE))
 
 
 def check_names(names: Iterable[str]) -> None:
     """Raise BundleError unless all are dotted names of parts of a network."""
-    _checked(_NAMES, list(names))
-
-
-def _checked(kind: TypeAdapter[_Read], value: object) -> _Read:
-    """The value; raises BundleError in one line, with names from the file as far as they can be printed."""
-    try:
-        return kind.validate_json(value, strict=True) if isinstance(value, bytes) else kind.validate_python(value)
-    except ValidationError as error:
-        if (count := error.error_count()) > _MANY_FAULTS:  # each would take a kilobyte of memory
-            raise BundleError(f"does not make sense: {count:,} faults") from None
-        found = error.errors(include_url=False, include_input=False, include_context=False)
-    listed = [
-        f"{'.'.join(_printable(step) for step in each['loc'][:12])}: {each['msg'].removeprefix('Value error, ')}"
-        for each in found[:_LISTED]
-    ]
-    more = f"; and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
-    raise BundleError(f"does not make sense: {'; '.join(listed)}{more}")
-
-
-def _printable(step: object) -> str:
-    return "".join(letter if letter.isprintable() else "?" for letter in str(step)[:60])
+    read_json(list[TensorName], json.dumps(list(names)), BundleError, _NONSENSE)
 
 
 # ------------------------------------------------------------------------- attributes and arguments as JSON
@@ -258,6 +238,8 @@ def encode(value: object, numbers: Mapping[fx.Node, int] | None = None) -> JsonV
             return {"dict": [[key, inner(item)] for key, item in value.items()]}
         if value is ...:
             return {"ellipsis": True}
+        if isinstance(value, torch.dtype) and value in _DTYPES.values():
+            return {"dtype": str(value).removeprefix("torch.")}
     raise LayerError("backbone", f"is given a {type(value).__name__}, which a bundle cannot hold; {HINT}")
 
 
@@ -285,6 +267,8 @@ def decode(value: JsonValue, nodes: Sequence[fx.Node] | None = None) -> Any:
             return dict(_pair(pair, nodes) for pair in pairs)
         case "ellipsis", True if nodes is not None:
             return ...
+        case "dtype", str(text) if nodes is not None and text in _DTYPES:
+            return _DTYPES[text]
     raise BundleError(f"{str(value)[:80]} is not a value that a bundle may hold")
 
 

@@ -28,12 +28,15 @@ _OPERATIONS = 30_000
 _CALLS = 100_000  # of modules
 _WORK = 10**13  # floating-point operations, about those of the largest networks of timm on one image
 _PER_NUMBER = 20  # what reading or writing one number costs, in floating-point operations
+_LAID_OUT = 500  # what one number costs that a conv writes down for a product of matrices
+_SMALL_CONV = 20_480  # numbers in the first four sides of an input, up to which torch has no library for its conv
+_SLOW = 100  # times that a product of matrices in float16 takes for which there is no library
 _LARGEST_NUMBER, _MOST_PIECES = 1 << 40, 4096
 _MOST_VALUES = 100_000  # given to one step
 
 
 def work_allowed(weights: int, numbers: int) -> int:
-    """Return how many floating-point operations a network of so many weights may need for so large an input.
+    """Return the most floating-point operations that a network with these weights may need for such an input.
 
     A conv without stride uses each weight at each pixel, and layers without weights do little else than their input.
     """
@@ -105,13 +108,20 @@ class Bounded(TorchDispatchMode):
         except Exception:  # not every operation tells its shape; then it is tried as it is
             made = None
         given, new = _storages((inputs, options)), _storages(made)
-        self._refuse_memory(_largest(made), sum(each.nbytes() for key, each in new.items() if key not in given))
+        needed = sum(each.nbytes() for key, each in new.items() if key not in given)
+        laid_out = _laid_out(args, made) if func._overloadpacket is torch.ops.aten.convolution else 0
+        if not func.is_view:
+            operands = list(_tensors((args, kwargs)))
+            # Kernels copy what is expanded, and convs write down what they multiply.
+            needed += sum(leaf.nbytes for leaf in operands if leaf.nbytes > leaf.untyped_storage().nbytes())
+            needed += sum(laid_out * leaf.itemsize for leaf in operands[:1])
+            self.work += _PER_NUMBER * sum(leaf.numel() for leaf in _tensors((inputs, options, made)))
+            self.work += _taps(func, args, kwargs) * sum(leaf.numel() for leaf in _tensors(made)) + _LAID_OUT * laid_out
+        self._refuse_memory(_largest(made), needed)
         count: Callable[..., int] | None = flop_registry.get(func._overloadpacket)
         if count is not None and made is not None:
-            self.work += count(*inputs, **options, out_val=made)
-        if not func.is_view:
-            self.work += _PER_NUMBER * sum(leaf.numel() for leaf in _tensors((inputs, options, made)))
-            self.work += _taps(func, args, kwargs) * sum(leaf.numel() for leaf in _tensors(made))
+            is_slow = any(leaf.dtype is torch.float16 and 1 not in leaf.stride()[-2:] for leaf in _tensors(args))
+            self.work += count(*inputs, **options, out_val=made) * (_SLOW if is_slow else 1)
         if self.work > self.most_work:
             raise BundleError(f"its network takes more than {self.most_work:.0e} floating-point operations")
 
@@ -130,6 +140,18 @@ class Bounded(TorchDispatchMode):
         self.calls += 1
         if self.calls > _CALLS:
             raise BundleError(f"its network calls more than {_CALLS:,} modules for one input")
+
+
+def _laid_out(args: Sequence[object], made: object) -> int:
+    """How many numbers a conv writes down to be a product of matrices: where torch has no library that does better."""
+    given, weight, transposed, groups = (args[place] for place in (0, 1, 6, 8))
+    if not (isinstance(given, Tensor) and isinstance(weight, Tensor) and isinstance(made, Tensor)):
+        return 0
+    is_fast = given.dtype is torch.float32 and math.prod(given.shape[:4]) > _SMALL_CONV
+    if is_fast or math.prod(weight.shape[2:]) == 1:
+        return 0
+    places = (given if transposed else made).shape
+    return places[0] * math.prod(places[2:]) * weight[0].numel() * int(cast(int, groups))
 
 
 def _taps(func: torch._ops.OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> int:
@@ -211,9 +233,9 @@ class RunGuard:
 def _refuse_values_as_sizes(function: object, index: Sequence[object], kwargs: Mapping[str, object]) -> None:
     if function is operator.getitem:
         if any(map(_is_mask, _leaves(index))) or any(isinstance(leaf, Tensor) for leaf in _bounds(index)):
-            raise BundleError("graph: values in it are picked by other values, so that nobody knows how many")
+            raise BundleError("graph: values in it are picked by other values, so their number is unknown")
     elif function not in _OF_SEVERAL and any(map(_is_whole, _leaves((index, kwargs)))):
-        raise BundleError("graph: a number in a tensor is used as a size, so that nobody knows how large")
+        raise BundleError("graph: a number in a tensor is used as a size, so its size is unknown")
 
 
 def _is_traced() -> bool:
@@ -274,10 +296,14 @@ _PIECES: Mapping[Callable[..., object], Callable[..., int]] = {
     for place, prefix in ((FUNCTIONS, "torch."), (METHODS, ""))
 }
 """How many pieces each function makes of a tensor."""
+_OF_MASKS = "eq ge gt le logical_and logical_or lt masked_fill ne where"
 _BINARY = ("add", "div", "maximum", "minimum", "mul", "pow", "sub")
 _OF_SEVERAL: Set[Callable[..., object]] = {
     *(FUNCTIONS[f"torch.{name}"] for name in (*_BINARY, "cat", "concat", "max", "min", "stack")),
     *(METHODS[name] for name in (*_BINARY, "add_", "div_", "mul_", "sub_", "expand_as", "view_as", "max", "min")),
     FUNCTIONS["functional.scaled_dot_product_attention"],
+    *(place[prefix + name] for place, prefix in ((FUNCTIONS, "torch."), (METHODS, "")) for name in _OF_MASKS.split()),
+    *(METHODS[name] for name in ("masked_fill_", "type_as")),
+    FUNCTIONS["torch.meshgrid"],
 }
 """The functions that take whole numbers in tensors for what they are, and not as sizes."""

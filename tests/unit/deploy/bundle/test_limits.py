@@ -6,7 +6,9 @@ import pytest
 import torch
 from bundles import refused, rewrite
 from torch import nn
+from torch.nn import functional as F
 
+from basisprune.deploy.bundle import save_pretrained
 from basisprune.deploy.bundle.limits import Bounded
 from basisprune.errors import BundleError
 
@@ -66,3 +68,54 @@ def test_what_is_allowed_gives_what_it_gives():
         output = model(x)
     assert torch.equal(output, model(x)) or model.training
     assert bounded.operations >= 3
+
+
+def refusal(call, *, work: int = 10**15, memory: int = 1 << 40) -> str:
+    """What is said of a call before it is made, within these bounds."""
+    with torch.no_grad(), Bounded(work=work, memory=memory, largest=1 << 40):
+        try:
+            call()
+        except BundleError as error:
+            return str(error)
+    return ""
+
+
+SLOW_CONVS = {
+    "float64": lambda: F.conv2d(torch.zeros(1, 1, 99, 99).double(), torch.zeros(1, 1, 20, 20).double()),
+    "float16": lambda: F.conv2d(torch.zeros(1, 1, 99, 99).half(), torch.zeros(1, 1, 20, 20).half()),
+    "groups": lambda: F.conv2d(torch.zeros(1, 2, 99, 99).double(), torch.zeros(2, 1, 20, 20).double(), groups=2),
+    "transposed": lambda: F.conv_transpose2d(torch.zeros(1, 1, 80, 80).half(), torch.zeros(1, 1, 20, 20).half()),
+    "volumes": lambda: F.conv3d(torch.zeros(1, 1, 2, 20, 2000), torch.zeros(1, 1, 1, 9, 300)),
+}
+
+
+@pytest.mark.parametrize("name", SLOW_CONVS)
+def test_what_a_conv_writes_down_for_a_product_of_matrices_is_counted(name):
+    assert "memory at a time" in refusal(SLOW_CONVS[name], memory=4 << 20)
+    assert "floating-point operations" in refusal(SLOW_CONVS[name], work=10**9)
+
+
+def test_a_conv_that_a_library_has_is_not_written_down():
+    images, weight = torch.zeros(1, 8, 64, 64), torch.zeros(8, 8, 9, 9)
+    assert refusal(lambda: F.conv2d(images, weight), work=10**9, memory=4 << 20) == ""
+    assert refusal(lambda: F.conv2d(images.double(), weight.double()), memory=4 << 20) != ""
+    assert refusal(lambda: F.conv2d(images.double(), weight[..., :1, :1].double()), memory=4 << 20) == ""
+
+
+def test_what_is_expanded_is_copied_by_what_reads_it():
+    long = torch.zeros(1, 1).expand(1000, 1000)
+    assert refusal(lambda: long.amax(), memory=3 << 20) != ""
+    assert refusal(lambda: long.contiguous().amax(), memory=9 << 20) == ""
+
+
+def test_products_in_float16_are_slow_where_numbers_do_not_lie_in_a_row():
+    matrix = torch.zeros(64, 128, dtype=torch.float16)
+    assert refusal(lambda: matrix @ matrix.T, work=10**7) == ""
+    assert refusal(lambda: matrix[:, ::2] @ matrix[:, ::2].T, work=10**7) != ""
+
+
+def test_a_small_file_of_slow_convs_is_refused_while_it_is_loaded(tmp_path):
+    model = nn.Sequential(*[nn.Conv2d(1, 1, 20, padding=10) for _ in range(4)]).double().eval()
+    folder = save_pretrained(model, tmp_path / "b", input_shape=(1, 40, 40))
+    rewrite(folder, lambda config: config["input"].update(shape=[1, 1400, 1400]))
+    refused(folder, "memory at a time|floating-point operations")
