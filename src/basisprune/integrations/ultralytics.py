@@ -281,7 +281,7 @@ def _network(yolo: Theirs, data: Mapping[str, Theirs]) -> Theirs:
     held = len(network.names)
     if held != classes:
         raise ConfigError(f"data: it has {classes} classes, and the network {held}; pass the data it was trained for")
-    vars(network).pop("criterion", None)
+    network.__dict__.pop("criterion", None)
     network.built_by = f"{__name__}:build(task={yolo.task!r}, cfg={cfg!r})"
     return network
 
