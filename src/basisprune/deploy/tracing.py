@@ -154,7 +154,13 @@ class ValuedTracer(fx.Tracer):
         return root_fn, [self.root, self.create_proxy("placeholder", "images", (), {})]
 
     def create_proxy(
-        self, kind: str, target: fx.node.Target, args: tuple[object, ...], kwargs: dict[str, object], *more: object
+        self,
+        kind: str,
+        target: fx.node.Target,
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+        *more: object,
+        **named: object,
     ) -> fx.Proxy:
         is_of_others = isinstance(target, FunctionType) and target.__module__.split(".")[0] not in (
             "torch",
@@ -162,7 +168,7 @@ class ValuedTracer(fx.Tracer):
         )
         if self.is_deep and is_of_others:  # fx was asked not to look into it
             return cast("Callable[..., fx.Proxy]", target)(*args, **kwargs)
-        return super().create_proxy(kind, target, args, kwargs, *more)  # type: ignore[arg-type]
+        return super().create_proxy(kind, target, args, kwargs, *more, **named)  # type: ignore[arg-type]
 
     def create_arg(self, a: object) -> fx.node.Argument:
         # By its type, because it may call itself a tensor.

@@ -79,7 +79,7 @@ def proto_of(what: Exportable) -> ModelProto:
     """Export a network with its metadata: in our own words and, where all is known, in those of other readers."""
     proto = to_proto(what.network, what.example, list(what.outputs))
     notes = {f"{PREFIX}{name}": text for name, text in what.notes.items()}
-    if what.spec is not None and what.classes is not None:
+    if what.spec is not None and len(what.spec.size) == 2 and what.classes is not None:
         notes |= what.ultralytics_notes
         notes |= {f"model_info {name}": text for name, text in what.openvino_notes.items()}
     notes |= getattr(what.network, "file_notes", {})
