@@ -91,7 +91,7 @@ def test_mlflow_gets_settings_and_the_numbers_of_each_epoch(tmp_path, monkeypatc
     mlflow = importlib.import_module("mlflow")
     assert mlflow.made == ["basisprune"]
     assert mlflow.params["epochs"] == 2
-    assert [step for step, _ in mlflow.metrics] == [1, 2]
+    assert [step for step, _ in mlflow.metrics] == [0, 1]
     assert all({"train_loss", "val_accuracy"} <= numbers.keys() for _, numbers in mlflow.metrics)
     assert mlflow.ended
     monkeypatch.delitem(sys.modules, "mlflow")
