@@ -128,7 +128,8 @@ def transfer_model(
         size = input_spec.image_size
     body = build_backbone(backbone, pretrained=pretrained, size=size)
     spec = input_spec or hints_of_network(body).over(hints_of_name(backbone)).spec(image_channels(body))
-    spec = spec if size is None else replace(spec, size=size)
+    if input_spec is None and size is not None:
+        spec = replace(spec, size=size)
     name = architecture_name(backbone, body)
     example = example_input(body, spec.shape)
 

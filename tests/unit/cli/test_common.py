@@ -257,7 +257,7 @@ def test_settings_of_a_stranger_are_read_in_no_time(tmp_path):
 
 def test_what_libraries_log_of_a_file_cannot_steer_the_terminal():
     code = (
-        "import logging; from basisprune.cli.common import _escape_logs; _escape_logs(); "
+        "import logging; from basisprune.cli.common import _Escaping; logging.basicConfig(handlers=[_Escaping()]); "
         "logging.getLogger('timm').warning('unexpected keys (%s)', '\\x1b[2J\\x07')"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
