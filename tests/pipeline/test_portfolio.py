@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +25,8 @@ from basisprune.runs.settings import configure
 from basisprune.search.candidates import Scale
 from basisprune.sweeps import stages
 from basisprune.sweeps.portfolio import PortfolioConfig, compress_portfolio
-from basisprune.sweeps.running import Run, Running, open_pool, slug
+from basisprune.sweeps.running import Run, Running, open_pool, read_value, slug, write_value
+from basisprune.sweeps.stages import PortfolioFile
 from basisprune.sweeps.worker import perform
 from basisprune.transfer.model import transfer_model
 
@@ -134,6 +137,16 @@ def test_the_folder_is_that_of_any_run(finished, settings, tmp_path):
 
 def times(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*.json") if path.name != "config.yaml"}
+
+
+def test_a_choice_that_names_no_model_of_the_run_is_refused(finished, settings, tmp_path):
+    folder = Path(shutil.copytree(finished[0], tmp_path / "run"))
+    (file,) = folder.rglob("portfolio.json")
+    known = read_value(file, PortfolioFile)
+    write_value(file, PortfolioFile(replace(known.portfolio, recommended="nobody")))
+    words = ("compress", "--config", settings, "--models", ",".join(MODELS), "--output", folder)
+    again = invoke(*words)
+    assert (again.exit_code, "portfolio.json: names 'nobody'" in again.stderr) == (1, True), again.stderr
 
 
 def test_a_second_start_repeats_nothing_and_a_lost_result_is_made_again(finished, settings):
