@@ -17,7 +17,7 @@ from basisprune.data import load_data
 from basisprune.deploy.bundle import load_bundle
 from basisprune.errors import ConfigError, TrainingError
 from basisprune.method.pipeline import Pipeline
-from basisprune.results import RunSummary
+from basisprune.results import Portfolio, RunSummary
 from basisprune.runs.certify import certify_found
 from basisprune.runs.load import prepare_job
 from basisprune.runs.record import read_tested
@@ -25,8 +25,7 @@ from basisprune.runs.settings import configure
 from basisprune.search.candidates import Scale
 from basisprune.sweeps import stages
 from basisprune.sweeps.portfolio import PortfolioConfig, compress_portfolio
-from basisprune.sweeps.running import Run, Running, open_pool, read_value, slug, write_value
-from basisprune.sweeps.stages import PortfolioFile
+from basisprune.sweeps.running import Run, Running, open_pool, slug
 from basisprune.sweeps.worker import perform
 from basisprune.transfer.model import transfer_model
 
@@ -142,8 +141,7 @@ def times(folder: Path) -> dict[Path, int]:
 def test_a_choice_that_names_no_model_of_the_run_is_refused(finished, settings, tmp_path):
     folder = Path(shutil.copytree(finished[0], tmp_path / "run"))
     (file,) = folder.rglob("portfolio.json")
-    known = read_value(file, PortfolioFile)
-    write_value(file, PortfolioFile(replace(known.portfolio, recommended="nobody")))
+    replace(Portfolio.read(file), recommended="nobody").write(file)
     words = ("compress", "--config", settings, "--models", ",".join(MODELS), "--output", folder)
     again = invoke(*words)
     assert (again.exit_code, "portfolio.json: names 'nobody'" in again.stderr) == (1, True), again.stderr
