@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +17,7 @@ from basisprune.data import load_data
 from basisprune.deploy.bundle import load_bundle
 from basisprune.errors import ConfigError, TrainingError
 from basisprune.method.pipeline import Pipeline
-from basisprune.results import RunSummary
+from basisprune.results import Portfolio, RunSummary
 from basisprune.runs.certify import certify_found
 from basisprune.runs.load import prepare_job
 from basisprune.runs.record import read_tested
@@ -134,6 +136,15 @@ def test_the_folder_is_that_of_any_run(finished, settings, tmp_path):
 
 def times(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*.json") if path.name != "config.yaml"}
+
+
+def test_a_choice_that_names_no_model_of_the_run_is_refused(finished, settings, tmp_path):
+    folder = Path(shutil.copytree(finished[0], tmp_path / "run"))
+    (file,) = folder.rglob("portfolio.json")
+    replace(Portfolio.read(file), recommended="nobody").write(file)
+    words = ("compress", "--config", settings, "--models", ",".join(MODELS), "--output", folder)
+    again = invoke(*words)
+    assert (again.exit_code, "portfolio.json: names 'nobody'" in again.stderr) == (1, True), again.stderr
 
 
 def test_a_second_start_repeats_nothing_and_a_lost_result_is_made_again(finished, settings):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
 from basisprune.coupling import trace_coupling
@@ -25,6 +27,7 @@ from basisprune.errors import (
     ProcessError,
     TooMuchError,
     TrainingError,
+    faults_of_json,
     is_about_memory,
     nearest,
 )
@@ -148,3 +151,20 @@ def test_a_network_without_memory_is_not_told_to_be_a_wrong_network(error):
             work()
         assert is_about_memory(caught.value)
     assert not is_about_memory(ModelError("cannot allocate"))
+
+
+def test_very_many_faults_are_not_all_kept():
+    for error in (DataError.of("here", (f"fault {number}" for number in itertools.count())), DataError(*["a"] * 5000)):
+        assert (len(error.faults), len(error.args)) == (1000, 1000)
+        assert "1000 or more faults" in str(error)
+    assert "999 faults" in str(DataError(*["a"] * 999))
+
+
+def test_faults_in_json_are_listed_with_their_places_as_text():
+    with pytest.raises(ValidationError) as caught:
+        TypeAdapter(dict[str, int]).validate_json('{"a\\u001b": "x", "b": [1]}')
+    assert faults_of_json(caught.value)[1] == "b: Input should be a valid integer"
+    assert faults_of_json(caught.value)[0].startswith("a\\x1b: Input should be a valid integer")
+    with pytest.raises(ValidationError) as caught:
+        TypeAdapter(list[str]).validate_json(f"[{','.join('0' * 2000)}]")
+    assert faults_of_json(caught.value) == ["2,000 faults"]

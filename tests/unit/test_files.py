@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import io
 import itertools
 import json
@@ -24,7 +25,9 @@ from basisprune.files import (
     atomic,
     checked,
     clear_leftovers,
+    csv_rows,
     current,
+    locked,
     parse_json,
     read_bytes,
     read_checked,
@@ -320,3 +323,38 @@ def test_what_is_ready_is_put_in_place_only_where_no_link_is(tmp_path):
 def test_json_beyond_reason_is_refused_in_words(text):
     with pytest.raises(ValueError, match=r"digits is given|nested more than"):
         parse_json(text.encode())
+
+
+def test_json_of_very_many_lists_is_refused_before_it_is_read():
+    with pytest.raises(ValueError, match="lists and mappings"):
+        parse_json(b"[" + b"[]," * 2_000_000 + b"0]")
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_lock_that_is_a_link_is_not_followed(there, tmp_path):
+    outside, folder = tmp_path / "outside", tmp_path / "folder"
+    folder.mkdir()
+    if there:
+        outside.write_text("theirs")
+    (folder / ".basisprune-lock").symlink_to(outside)
+    with pytest.raises(CheckpointError, match=r"basisprune-lock: is a link"), locked(folder):
+        pass
+    assert outside.read_text() == "theirs" if there else not outside.exists()
+
+
+def test_a_folder_that_is_a_link_is_locked_by_its_own_name(tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "folder")
+    with locked(tmp_path / "link"), pytest.raises(CheckpointError, match="another run"), locked(tmp_path / "folder"):
+        pass
+
+
+def test_rows_are_read_one_by_one_and_are_not_too_many(tmp_path, monkeypatch):
+    path = tmp_path / "a.csv"
+    path.write_bytes("\ufeffa,1\n\n'b',\"2\n3\"\n".encode())
+    assert list(csv_rows(path, most=100)) == [(1, ["a", "1"]), (3, ["'b'", "2\n3"])]
+    monkeypatch.setattr(basisprune.files, "_MOST_ROWS", 1)
+    with pytest.raises(csv.Error, match="more than 1 rows"):
+        list(csv_rows(path, most=100))
+    with pytest.raises(OSError, match="at most 5"):
+        list(csv_rows(path, most=5))

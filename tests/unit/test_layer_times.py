@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -95,3 +96,16 @@ def test_shapes_say_what_they_are():
     shape = LayerShape("conv", (1, 3), (1, 2), (8, 4), 2, (2, 2))
     assert str(shape) == "1x3 conv in 2 groups, stride 1x2, dilation 2, on maps of 8x4"
     assert str(LayerShape("norm", (1, 1), (1, 1), (8, 4))) == "norm on maps of 8x4"
+
+
+def test_a_table_takes_no_more_memory_than_its_file():
+    shapes = [replace(CONV, size=(8, side)) for side in range(1, 65)]
+    times = tuple(ChannelTimes(shape, (1, 10**6), (1, 10**6), ((1.0, 2.0), (3.0, 4.0))) for shape in shapes)
+    known = TimeTable("onnxruntime", "a device", {}, 1, 1, 1, times)
+    tracemalloc.start()
+    try:
+        assert all(known.seconds(shape, 10**6, 10**6) == 4.0 for shape in shapes)
+        assert float(known.seconds(shapes[0], 500_000, 10**6)) == pytest.approx(3.0, rel=1e-5)
+        assert tracemalloc.get_traced_memory()[1] < 10 << 20
+    finally:
+        tracemalloc.stop()

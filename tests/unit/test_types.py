@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import tracemalloc
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from basisprune.errors import ConfigError, PlanError
+from basisprune.errors import ConfigError, DataError, PlanError
 from basisprune.types import (
     Axis,
     BasisPlan,
@@ -23,6 +24,7 @@ from basisprune.types import (
     Scores,
     Size,
     dotted,
+    read_json,
 )
 
 floats = st.floats(allow_nan=False, allow_infinity=False)
@@ -161,3 +163,30 @@ def test_an_input_that_cannot_be_is_refused_with_all_its_faults():
 def test_dotted_names_lead_to_every_value_and_empty_mappings_are_values():
     nested = {"a": {"b": {"c": 1}, "d": {}}, "e": [2, {"f": 3}]}
     assert dict(dotted(nested)) == {"a.b.c": 1, "a.d": {}, "e": [2, {"f": 3}]}
+
+
+def test_of_each_list_the_first_fault_is_told():
+    with pytest.raises(DataError) as caught:
+        read_json(dict[str, list[int]], '{"a": ["x", "y"], "b": [1, "z", "z"]}', DataError, "here")
+    assert [fault.split(":")[0] for fault in caught.value.faults][:1] == ["a.0"]
+    assert len(caught.value.faults) <= 2
+    with pytest.raises(PlanError) as plan:
+        InputSpec.from_json('{"size": "x", "mean": "y"}')
+    assert len(plan.value.faults) == 3
+
+
+def test_a_mapping_of_very_many_names_is_refused_before_it_is_read():
+    text = "{" + ",".join('"a":0' for _ in range(1_000_001)) + "}"
+    for each in (text, text.encode()):
+        with pytest.raises(DataError, match="1,000,001 names"):
+            read_json(dict[str, int], each, DataError)
+
+
+def test_what_is_wrong_in_a_long_list_takes_no_memory():
+    tracemalloc.start()
+    try:
+        with pytest.raises(PlanError):
+            InputSpec.from_json(b'{"size": [' + b'"",' * 500_000 + b"0]}")
+        assert tracemalloc.get_traced_memory()[1] < 20 << 20
+    finally:
+        tracemalloc.stop()

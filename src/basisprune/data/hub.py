@@ -22,6 +22,7 @@ from basisprune.data.folders import PART_OF, all_files, subfolders
 from basisprune.data.split import Splits
 from basisprune.errors import DataError, MissingExtraError, nearest
 from basisprune.files import Json, parse_json, read_bytes
+from basisprune.torchkit.imports import in_folder_of_python
 
 if TYPE_CHECKING:
     import datasets
@@ -136,7 +137,8 @@ def load_hub(source: str) -> Mapping[str, datasets.Dataset]:
         if folder.is_dir() and _is_saved(folder):
             return _saved(folder)
         files = _parquet_files(folder) if folder.is_dir() else _downloaded(name)
-        found = datasets.load_dataset("parquet", data_files=files)
+        with in_folder_of_python():  # or a folder called parquet in the current one would be read
+            found = datasets.load_dataset("parquet", data_files=files)
     if not isinstance(found, datasets.DatasetDict):
         raise DataError(f"{source}: a {type(found).__name__} was found, whose rows have no random access")
     return cast("Mapping[str, datasets.Dataset]", found)

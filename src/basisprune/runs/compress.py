@@ -30,6 +30,7 @@ from basisprune.search.candidates import SearchResult
 from basisprune.torchkit.imports import only_code
 from basisprune.torchkit.processes import Processes
 
+_OF_ANYBODY = ("hf:", "hf-hub:", "hf_hub:")  # names of what is fetched from anybody's repository
 __all__ = ["Compressed", "certify_run", "compress", "run_job"]
 
 
@@ -112,6 +113,12 @@ def repeat_run(
     if not is_repeatable(settings):
         raise ConfigError(f"{path}: its model or data were given in Python; repeat that call of compress with labels=")
     model, data = (str(settings.get(name)) for name in ("model", "data"))
+    fetched = [name for name in (model, data, str(settings.get("unlabelled"))) if name.startswith(_OF_ANYBODY)]
+    if fetched and not trust_code:
+        raise ConfigError(
+            f"{path}: its run names {fetched[0]!r}, which would be fetched; if it is yours, pass trust_code=True "
+            "(--trust-code)"
+        )
     given = {name: value for name, value in settings.items() if name in OPTIONS} | {"trust_code": trust_code}
     with only_code(None if trust_code else ()):
         return compress(model, data, output=path, labels=labels, callback=callback, **cast("Options", given))

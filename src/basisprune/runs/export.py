@@ -215,12 +215,15 @@ def _note(folder: Path, rows: tuple[RuntimeRow, ...], callback: Callback) -> Non
         return
     measured = {row.name for row in rows}
     others = tuple(row for row in summary.runtimes if row.name not in measured and (folder / row.file).is_file())
-    summary = with_files(replace(summary, runtimes=(*rows[:-1], *others, rows[-1])), _noted(folder, rows, summary))
     try:
+        summary = with_files(replace(summary, runtimes=(*rows[:-1], *others, rows[-1])), _noted(folder, rows, summary))
         write_report(summary, folder / REPORT)
+        summary.write(folder / SUMMARY)
     except MissingExtraError as error:
         callback.log(f"{REPORT} is not renewed: {error}")
-    summary.write(folder / SUMMARY)
+        summary.write(folder / SUMMARY)
+    except (ValueError, LookupError, TypeError, ArithmeticError, AttributeError) as error:  # that of a stranger
+        callback.log(f"the rows are not noted: {SUMMARY} does not make sense ({type(error).__name__}: {error})")
 
 
 def _noted(folder: Path, rows: tuple[RuntimeRow, ...], summary: RunSummary) -> dict[str, DeliveredFile]:

@@ -277,6 +277,8 @@ class _Portfolio:
             reference = self._reference(best)
             found = self._stage("search", trained, Searched, pool, best=reference)
             portfolio = self._recommend(found, reference)
+            if odd := [name for name in (portfolio.reference, portfolio.recommended) if name not in by_name]:
+                raise CheckpointError(f"{self.root / PORTFOLIO_FILE}: names {odd[0]!r}, which is none of these models")
             if not self._is_delivered(portfolio):
                 portfolio.write(self.root / PORTFOLIO_FILE)
                 reference = self._reference(by_name[portfolio.reference])

@@ -149,6 +149,8 @@ def _from_timm(name: str, pretrained: bool, size: tuple[int, int] | None) -> nn.
                 f"(.safetensors, .pth, .pt, .bin), {_WEIGHTS_FILE}"
             ) from error
         raise ModelError(f"{name}: timm cannot build it: {cause}") from error
+    if ":" in name and any(parameter.is_meta for parameter in model.parameters()):
+        raise ModelError(f"{name}: its config.json asks for a network without values")
     return model
 
 

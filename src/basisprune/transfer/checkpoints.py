@@ -273,7 +273,7 @@ def _read(path: Path) -> object:
             pass_on(error, path)
         raise ModelError(f"{path}: {_fault(error)}") from error
     for name, tensor in _tensors_in(content):
-        vars(tensor).clear()  # attributes out of a file would hide the tensor's methods
+        vars(tensor).clear()
         if tensor.is_meta or tensor.layout != torch.strided or tensor.is_quantized:
             kind = "without values" if tensor.is_meta else "sparse" if tensor.layout != torch.strided else "quantised"
             raise ModelError(f"{path}: the tensor {name[:100]} is {kind}; plain ones are needed")
@@ -303,6 +303,7 @@ def _tensors_in(content: object) -> Iterator[tuple[str, Tensor]]:
         mappings = {id(each): each for each in level if isinstance(each, Mapping) and id(each) not in seen}
         seen |= mappings.keys()
         for mapping in mappings.values():
+            getattr(mapping, "__dict__", {}).clear()  # attributes out of a file would hide methods
             yield from ((str(name), value) for name, value in mapping.items() if isinstance(value, Tensor))
         level = [value for mapping in mappings.values() for value in mapping.values()]
 

@@ -63,8 +63,11 @@ def hints_of_network(model: nn.Module) -> Hints:
     """What timm knows of a network that it has built; nothing of any other."""
     if not isinstance(getattr(model, "pretrained_cfg", None), dict):
         return NO_HINTS
-    known = timm.data.resolve_model_data_config(model)
-    return Hints(tuple(known["input_size"][1:]), tuple(known["mean"]), tuple(known["std"]), known["interpolation"])
+    try:
+        known = timm.data.resolve_model_data_config(model)
+        return Hints(tuple(known["input_size"][1:]), tuple(known["mean"]), tuple(known["std"]), known["interpolation"])
+    except Exception as error:
+        raise ModelError(f"what its config.json says of images cannot be used ({error})") from error
 
 
 def hints_of(folder: Path) -> Hints:

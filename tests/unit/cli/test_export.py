@@ -89,3 +89,13 @@ def test_what_cannot_be_exported_is_refused_and_nothing_is_written(result, photo
     done = invoke("export", result, "--to", "executorch")
     assert (done.exit_code, "pip install 'basisprune[executorch]'" in done.stderr) == (1, True)
     assert content(tmp_path) == before
+
+
+@pytest.mark.parametrize("setting", ["overwrite: true", "output: elsewhere", "result: other"])
+def test_a_file_says_neither_where_an_export_goes_nor_what_it_replaces(result, setting, tmp_path):
+    (tmp_path / "c.yaml").write_text(f"{setting}\n")
+    before = content(tmp_path)
+    words = () if "result" in setting else (result,)
+    done = invoke("export", *words, "--to", "onnx", "--config", tmp_path / "c.yaml")
+    assert (done.exit_code, "on the command line alone" in done.stderr) == (1, True), done.stderr
+    assert content(tmp_path) == before

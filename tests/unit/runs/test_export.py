@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import random
 from dataclasses import replace
 
 import onnx
@@ -16,7 +18,7 @@ from basisprune.callback import NullCallback
 from basisprune.deploy.bundle import save_pretrained
 from basisprune.deploy.export.runtimes import RUNTIMES
 from basisprune.deploy.latency import Latency
-from basisprune.files import digest
+from basisprune.files import digest, sealed
 from basisprune.results import DeliveredFile, RunSummary, RuntimeRow
 from basisprune.runs.export import ExportOptions, _may_judge, _note, _Work
 from basisprune.runs.finished import load_any
@@ -103,3 +105,30 @@ def test_only_files_of_data_that_run_in_bounds_are_measured_beside_the_one_just_
     onnx.save(onnx.load(forms / "pixels.onnx"), tmp_path / "model" / "model.onnx")
     work.rows(RUNTIMES["openvino"])
     assert rows == ["model.onnx"]
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_the_summary_of_a_stranger_ends_no_export(number, tmp_path):
+    values = json.loads(FOUND.to_json())
+    draw, keys = random.Random(number), list(values)
+    for key in draw.sample(keys, 6):
+        values[key] = draw.choice([None, [], {}, -1, 1e300, "", values[draw.choice(keys)]])
+    (tmp_path / "summary.json").write_text(sealed(json.dumps(values)))
+    (tmp_path / "model.pt2").write_bytes(b"new")
+    _note(tmp_path, (RuntimeRow("torch", "torch.export", "model.pt2", 3, 1.0, 0.1, 1), PYTORCH), NullCallback())
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyError, ValueError, TypeError, AttributeError, IndexError])
+def test_a_summary_that_no_report_can_be_made_of_is_left_alone(error, tmp_path, monkeypatch):
+    FOUND.write(tmp_path / "summary.json")
+    before, said = (tmp_path / "summary.json").read_bytes(), []
+
+    def failing(*_args: object) -> None:
+        raise error("odd")
+
+    monkeypatch.setattr("basisprune.runs.export.write_report", failing)
+    hearer = NullCallback()
+    hearer.log = said.append
+    _note(tmp_path, (PYTORCH,), hearer)
+    assert (tmp_path / "summary.json").read_bytes() == before
+    assert "does not make sense" in said[0]

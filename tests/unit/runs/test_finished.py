@@ -22,7 +22,7 @@ from basisprune.deploy.bundle import save_pretrained
 from basisprune.deploy.fold import fold
 from basisprune.errors import BundleError, CheckpointError, ConfigError, DataError, ModelError
 from basisprune.files import digest
-from basisprune.runs.finished import accuracy_on, classify_files, image_files, is_own, load_any
+from basisprune.runs.finished import Loaded, accuracy_on, classify_files, image_files, is_own, load_any
 from basisprune.training.evaluation import predict
 from basisprune.transfer.model import transfer_model
 
@@ -221,3 +221,31 @@ def test_a_network_whose_output_is_no_tensor_is_refused(kind, tmp_path):
     seal(folder, change)
     with pytest.raises(ModelError, match=rf"outputs a {kind}, and no tensor"):
         load_any(folder)
+
+
+@pytest.mark.parametrize("kind", [torch.float64, torch.bfloat16])
+def test_a_network_of_another_precision_is_given_images_in_it(kind, tmp_path):
+    save_pretrained(tiny_model().to(kind), tmp_path / "model", classes=NAMES)
+    write_images(tmp_path / "photos", {"red": 2, "blue": 2})
+    loaded, files = load_any(tmp_path / "model"), image_files([tmp_path / "photos"])
+    answers = list(classify_files(loaded, files))
+    assert [answer.error for answer in answers] == [""] * len(files)
+
+
+class OnlyOne(nn.Module):
+    """Takes one image at a time, as the graph of a stranger may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.input_spec, self.classes = tiny_model(), tiny_model().input_spec, NAMES
+
+    def forward(self, x):
+        return self.inner(x.reshape(self.input_spec.shape)[None])
+
+
+def test_a_network_that_fails_on_a_batch_is_an_error_that_names_it(tmp_path):
+    write_images(tmp_path / "photos", {"red": 2, "blue": 2})
+    model = OnlyOne().eval()
+    loaded = Loaded(model, NAMES, model.input_spec)
+    with pytest.raises(ModelError, match="the network fails on inputs"):
+        list(classify_files(loaded, image_files([tmp_path / "photos"])))

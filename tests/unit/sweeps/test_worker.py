@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from summaries import summary
 
@@ -41,3 +43,11 @@ def test_a_run_is_done_if_its_summary_is_sound_and_it_was_not_stopped(tmp_path):
 def test_a_training_is_done_if_its_summary_is_sound(tmp_path, text, done):
     (tmp_path / "summary.json").write_text(text)
     assert is_done(run(tmp_path, kind="train")) is done
+
+
+@pytest.mark.parametrize("kind", ["train", "compress"])
+def test_a_summary_that_is_too_large_is_not_read(tmp_path, kind, monkeypatch):
+    (tmp_path / "summary.json").write_text(sealed(json.dumps({"seed": "x" * 1000})))
+    monkeypatch.setattr("basisprune.results._MOST_BYTES", 500)
+    monkeypatch.setattr("pathlib.Path.read_bytes", None)
+    assert not is_done(run(tmp_path, kind=kind))

@@ -483,3 +483,21 @@ def test_faults_of_the_machine_are_none_of_the_file(number, state, tmp_path, mon
     with pytest.raises(OSError, match=os.strerror(number)) as caught:
         read_checkpoint(tmp_path / "w.pt")
     assert caught.value.errno == number
+
+
+class Hiding:
+    """Pickled as an OrderedDict with an attribute that hides a method."""
+
+    def __init__(self, content: dict[str, torch.Tensor], name: str) -> None:
+        self.content, self.name = content, name
+
+    def __reduce__(self):
+        return OrderedDict, (), {self.name: 5}, None, iter(self.content.items())
+
+
+@pytest.mark.parametrize("name", ["items", "get", "values", "keys"])
+def test_attributes_in_a_file_do_not_hide_those_of_a_mapping(name, state, tmp_path):
+    torch.save({"state_dict": Hiding(state, name)}, tmp_path / "w.pt")
+    model = network()
+    load_weights(model, tmp_path / "w.pt")
+    assert same(model, state)

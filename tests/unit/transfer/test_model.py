@@ -314,3 +314,18 @@ def test_networks_by_name_are_saved_by_it_folded_or_not(name, tmp_path):
         save_pretrained(network, tmp_path / form)
         assert torch.equal(load_bundle(tmp_path / form).model.eval()(images), network(images))
     assert classes_of(load_bundle(tmp_path / "folded").model) == 1000
+
+
+FOLDERS = [
+    ({}, {"mean": 5}, "what its config.json says of images"),
+    ({"device": "meta"}, {}, "asks for a network without values"),
+]
+
+
+@pytest.mark.parametrize(("asked", "said", "message"), FOLDERS)
+@pytest.mark.parametrize("build", [kept_model, lambda name: transfer_model(name, 3)])
+def test_what_a_folder_of_timm_says_of_nothing_is_an_error_that_tells(asked, said, message, build, tmp_path):
+    config = {"architecture": "resnet10t", "pretrained_cfg": {"input_size": [3, 32, 32], **said}, "model_args": asked}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=message):
+        build(f"local-dir:{tmp_path}")

@@ -154,6 +154,8 @@ def _refuse_unlisted(name: str, what: str, allowed: Collection[str], step: Step)
         raise BundleError(f"{name} is not a {what} that a bundle may call; allowed are {', '.join(sorted(allowed))}")
     if odd := odd_keywords(step["kwargs"]):
         raise BundleError(f"{name} is given {odd[0]}, which is not an argument that a bundle may pass")
+    if isinstance(step["kwargs"].get("device"), str):  # or it could wake any device of this machine
+        raise BundleError(f"{name} is given a device by name, which a bundle may not pass")
 
 
 def _refuse_large_formulas(nodes: Sequence[fx.Node]) -> None:

@@ -6,9 +6,11 @@ import ast
 import contextlib
 import copy
 import inspect
+import json
 import pickle
 import shutil
 import sys
+import tracemalloc
 from pathlib import Path
 from types import ModuleType
 
@@ -27,7 +29,7 @@ from basisprune.deploy.bundle import (
     steps,
     structure,
 )
-from basisprune.deploy.bundle.config import parse_plans
+from basisprune.deploy.bundle.config import parse_config, parse_plans
 from basisprune.deploy.bundle.saving import refuse_unsaveable
 from basisprune.deploy.fold import fold
 from basisprune.errors import BasisPruneError, BundleError, LayerError
@@ -304,9 +306,33 @@ def test_constructors_compute_with_small_numbers_alone(given):
     allowed.check_arguments("timm.layers.CondConv2d", {"padding": "same", "kernel_size": (3, 3)})
 
 
-def test_many_faults_are_counted_not_listed():
-    with pytest.raises(BundleError, match="2,000 faults"):
-        parse_plans(f"[{','.join('0' * 2000)}]".encode())
+FAULTS = {
+    "plans": lambda: parse_plans(b"[" + b"0," * 500_000 + b"0]"),
+    "steps": lambda: parse_config(b'{"architecture": {"graph": [' + b"0," * 500_000 + b"0]}}"),
+    "names": lambda: parse_config(named_badly("children")),
+    "more names": lambda: parse_config(named_badly("parameters")),
+}
+
+
+def named_badly(what: str) -> bytes:
+    return json.dumps({"structure": {what: {f"-{number}": True for number in range(50_000)}}}).encode()
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_many_faults_of_a_file_take_no_memory(name):
+    tracemalloc.start()
+    try:
+        with pytest.raises(BundleError, match="does not make sense"):
+            FAULTS[name]()
+        assert tracemalloc.get_traced_memory()[1] < 60 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("name", ["config.json", "plans.json"])
+def test_what_no_network_needs_is_not_read(saved, name):
+    (saved / name).write_bytes(b" " * (8 << 20) + (saved / name).read_bytes())
+    refused(saved, "at most 8,388,608|cannot be read")
 
 
 def test_many_names_of_one_module_are_checked_in_little_time():

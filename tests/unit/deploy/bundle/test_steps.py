@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import basisprune
+from basisprune.deploy.allowed import set_item
 from basisprune.deploy.bundle import from_pretrained, save_pretrained
+from basisprune.deploy.bundle.steps import from_steps
 from basisprune.deploy.comparing import difference
 from basisprune.deploy.fold import fold
 from basisprune.errors import BundleError, LayerError
@@ -287,3 +289,23 @@ def test_the_network_is_compared_on_the_inputs_that_are_given(tmp_path, monkeypa
     batch = torch.randn(5, 3, 8, 8)
     save_pretrained(nn.Sequential(nn.Conv2d(3, 4, 1)), tmp_path / "b", input_shape=(3, 8, 8), check_inputs=[batch])
     assert seen == [[batch]]
+
+
+def test_a_step_may_make_a_tensor_but_name_no_device_and_set_no_part_of_anything_else():
+    first = {"op": "placeholder", "target": "x", "args": [], "kwargs": {}}
+    last = {"op": "output", "target": "output", "args": [{"step": 1}], "kwargs": {}}
+
+    def graph(target, args, **kwargs):
+        return from_steps(
+            [first, {"op": "call_function", "target": target, "args": args, "kwargs": kwargs}, last], parts
+        )
+
+    parts = nn.Module()
+    assert len(graph("torch.ones", [[2, 3]], dtype={"dtype": "int64"}).nodes) == 3
+    with pytest.raises(BundleError, match="given a device by name"):
+        graph("torch.ones", [[2, 3]], device="cuda:0")
+    with pytest.raises(BundleError, match="not a value that a bundle may hold"):
+        graph("torch.ones", [[2, 3]], dtype={"dtype": "qint8"})
+    for held in ({}, [1, 2]):
+        with pytest.raises(LayerError, match="setitem is for tensors"):
+            set_item(held, 0, 1)
