@@ -301,7 +301,7 @@ def demo_picture() -> str:
         return left + across * (math.log10(parameters) - low) / (high - low)
 
     def y(accuracy: float) -> float:
-        return top + down * (highest + room - accuracy) / (highest - lowest + 2 * room)
+        return top + down * float((highest + room - accuracy) / (highest - lowest + 2 * room))
 
     marks = []
     for tick in (part * 10**decade for decade in range(3, 9) for part in (1, 2, 5)):
@@ -334,8 +334,8 @@ def demo_picture() -> str:
         if name:
             anchor, side = ("end", -12) if at > width / 2 else ("start", 12)
             said = f"{name}, {row['parameters'] / 1e6:.2f}M"
-            line = of - 12 if of > top + 30 else of + 20
-            marks.append(f'<text x="{at + side:.1f}" y="{line:.1f}" text-anchor="{anchor}">{said}</text>')
+            under = of - 12 if of > top + 30 else of + 20
+            marks.append(f'<text x="{at + side:.1f}" y="{under:.1f}" text-anchor="{anchor}">{said}</text>')
     return picture(width, height, "Accuracy and parameters of all candidates of the demo", marks)
 
 

@@ -49,7 +49,7 @@ def trained(network: nn.Module, loader: DataLoader[tuple[Tensor, ...]], task: bp
 
 def main(output: str | None = None, epochs: int = 8) -> bp.Compressed:
     torch.manual_seed(0)
-    train, val, confirm, test = (shapes(count, seed) for seed, count in enumerate((192, 64, 160, 64)))
+    train, val, confirm, test = (shapes(count, seed) for seed, count in enumerate((192, 64, 128, 64)))
     loaders = bp.Loaders(
         train=DataLoader(train, batch_size=16, shuffle=True),
         val=DataLoader(val, batch_size=32),
@@ -58,7 +58,7 @@ def main(output: str | None = None, epochs: int = 8) -> bp.Compressed:
     )
     task = bp.segmentation(loss=smp.losses.DiceLoss("multiclass"))
     widths = {"decoder_pyramid_channels": 64, "decoder_segmentation_channels": 32}
-    network = smp.FPN("mobilenet_v2", encoder_weights=None, classes=3, **widths)
+    network = smp.FPN("tu-mobilenetv3_small_050", encoder_weights=None, classes=3, **widths)
 
     result = bp.compress(
         trained(network, loaders.train, task, epochs),

@@ -157,7 +157,7 @@ class RuntimeRow:
     """The delivered network in one runtime, or in PyTorch, which has no file.
 
     `difference` is the largest from PyTorch's output, relative to the largest, `same` the share of equal answers, on
-    `compared` images, 0 for random ones. `latency_ms` is that of one image, measured in turns with the other rows.
+    `compared` images, 0 for random ones. `latency_ms` is that of one image, measured alternately with the other rows.
     """
 
     name: str

@@ -423,14 +423,14 @@ def drop_blocks(
     shifts: dict[str, nn.Module] = {}
     for block in blocks:
         if block.last not in pairs:
-            raise PlanError(f"{block.name}: the model has no block with the pair {block.last}; find its blocks anew")
+            raise PlanError(f"{block.name}: the model has no block with the pair {block.last}; find its blocks again")
         pair = copy.deepcopy(pairs[block.last]).cpu().double()
         features = torch.tensor(means.get(block.last) or [0.0] * pair.rank, dtype=torch.float64)
         output = pair.scaling(features.view(1, -1, 1, 1)).flatten()
         twin = copy.deepcopy(model.get_submodule(block.name)).cpu().double().eval()
         found = _shift(twin, block.last.removeprefix(f"{block.name}."), output)
         if found is None:
-            raise PlanError(f"{block.name}: does not add a branch to what it reads; find the blocks of this model anew")
+            raise PlanError(f"{block.name}: does not add a branch to what it reads; find its blocks again")
         shift = Shift(found[0].to(pairs[block.last].scaling.weight))
         shifts[block.name] = nn.Sequential(shift, nn.ReLU()) if block.rectifies else shift
     result = model if inplace else copy.deepcopy(model)

@@ -156,7 +156,7 @@ def _watched(model: nn.Module, tracer: Tracer) -> Iterator[None]:
 def forward(model: nn.Module, inputs: tuple[Tensor, ...], tracer: Tracer, *, training: bool) -> None:
     """Runs the network under the tracer and freezes what reaches its output; raises what the network raises."""
     # Two examples, or the only one twice: a batch axis of length one would look like no axis.
-    images = [example[:2].detach().repeat_interleave(2 // min(len(example), 2), 0) for example in inputs]
+    images = [example[:2].detach().repeat_interleave(1 if len(example) > 1 else 2, 0) for example in inputs]
     for image in images:
         attach(image, Labels((), active=True))
     with _quiet(model, training), _watched(model, tracer), tracer:

@@ -247,7 +247,7 @@ def _check_headers(path: Path, stream: BinaryIO) -> None:
     with zipfile.ZipFile(stream) as archive:
         held = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
         if len(held) < len(archive.infolist()):
-            raise DataError(f"{path}: holds several arrays of one name; write it anew")
+            raise DataError(f"{path}: holds several arrays of one name; save it again")
         _check_keys(path, set(held))
         for key in (key for key in KEYS if key in held):
             with archive.open(held[key]) as member:

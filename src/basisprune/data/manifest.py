@@ -28,7 +28,7 @@ UNLABELLED = "unlabelled.json"
 Role: TypeAlias = Literal["train", "val", "confirm", "test"]
 ROLES: tuple[Role, ...] = get_args(Role)
 _MOST_SHOWN, _MOST_BYTES = 10, 256 << 20
-_PUT_BACK = "put the images back as they were, or start the run anew in another folder"
+_PUT_BACK = "put the images back as they were, or start the run again in another folder"
 
 
 class Entry(NamedTuple):
@@ -101,8 +101,8 @@ def read_manifest(path: Path) -> Manifest:
     except (OSError, ValueError) as error:
         said = error.strerror if isinstance(error, OSError) else "; ".join(getattr(error, "faults", [str(error)])[:3])
         raise CheckpointError(
-            f"{path}: the list of the run's images is damaged or was changed ({said}); bring the file back from a "
-            "copy, or start the run anew in another folder"
+            f"{path}: the list of the run's images is damaged or was changed ({said}); restore the file from a "
+            "copy, or start the run again in another folder"
         ) from error
 
 

@@ -147,10 +147,11 @@ def _leaves(value: object) -> list[object]:
 # ------------------------------------------------------------------------------------------- operations
 
 _OF_TENSORS = """
-    abs add amax amin baddbmm bmm broadcast_to cat ceil chunk clamp concat div eq erf exp flatten flip floor ge gt
-    le log logical_and logical_not logical_or lt masked_fill matmul max maximum mean min minimum movedim mul ne neg
-    permute pow reciprocal relu reshape roll round rsqrt sigmoid softmax split sqrt square squeeze stack std sub sum
-    t tanh transpose unbind unsqueeze var where cos cumsum einsum sin swapaxes unflatten ones_like zeros_like
+    abs add amax amin baddbmm bitwise_not bmm broadcast_to cat ceil chunk clamp concat div eq erf exp flatten flip
+    floor ge gt le log logical_and logical_not logical_or lt masked_fill matmul max maximum mean min minimum movedim
+    mul ne neg permute pow reciprocal relu reshape roll round rsqrt sigmoid softmax split sqrt square squeeze stack
+    std sub sum t tanh transpose unbind unsqueeze var where cos cumsum einsum sin swapaxes unflatten ones_like
+    zeros_like
 """
 _OF_LAYERS = """
     adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool2d avg_pool1d avg_pool2d avg_pool3d
@@ -251,7 +252,7 @@ READINGS: Mapping[str, Operation] = {
 }
 FUNCTION_NAMES: Mapping[Callable[..., object], str] = {
     function: name for name, function in reversed([*FUNCTIONS.items()])
-} | {torch.empty: "torch.zeros", operator.pow: "torch.pow"}
+} | {torch.empty: "torch.zeros", operator.pow: "torch.pow", operator.invert: "torch.bitwise_not"}
 ARITHMETIC = frozenset(
     [math.ceil, math.floor, *(FUNCTIONS[f"operator.{name}"] for name in _OF_NUMBERS.split() if name != "getitem")]
 )

@@ -129,7 +129,7 @@ class ValuedTracer(fx.Tracer):
 
     def _leaves(self, node: fx.Node) -> list[object]:
         """What an operation on numbers is given: types and devices of tensors are those of the weights, too."""
-        given = fx.node.map_arg(node.args, self.values.__getitem__)
+        given = fx.node.map_arg(node.args, self.values.__getitem__)  # type: ignore[arg-type]
         return list(given) if node.target in ARITHMETIC else []
 
     def to_bool(self, obj: fx.Proxy) -> bool:
@@ -137,7 +137,7 @@ class ValuedTracer(fx.Tracer):
         return bool(self.known(obj.node, value if isinstance(value, Tensor) else bool(value)))
 
     def iter(self, obj: fx.Proxy) -> Iterator[object]:
-        return (obj[place] for place in range(len(obj)))
+        return (obj[place] for place in range(len(obj)))  # type: ignore[index]
 
     def keys(self, obj: fx.Proxy) -> object:  # type: ignore[override]
         return self.values[obj.node].keys()  # type: ignore[attr-defined]
@@ -154,7 +154,13 @@ class ValuedTracer(fx.Tracer):
         return root_fn, [self.root, self.create_proxy("placeholder", "images", (), {})]
 
     def create_proxy(
-        self, kind: str, target: fx.node.Target, args: tuple[object, ...], kwargs: dict[str, object], *more: object
+        self,
+        kind: str,
+        target: fx.node.Target,
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+        *more: object,
+        **named: object,
     ) -> fx.Proxy:
         is_of_others = isinstance(target, FunctionType) and target.__module__.split(".")[0] not in (
             "torch",
@@ -162,7 +168,7 @@ class ValuedTracer(fx.Tracer):
         )
         if self.is_deep and is_of_others:  # fx was asked not to look into it
             return cast("Callable[..., fx.Proxy]", target)(*args, **kwargs)
-        return super().create_proxy(kind, target, args, kwargs, *more)  # type: ignore[arg-type]
+        return super().create_proxy(kind, target, args, kwargs, *more, **named)  # type: ignore[arg-type]
 
     def create_arg(self, a: object) -> fx.node.Argument:
         # By its type, because it may call itself a tensor.

@@ -179,7 +179,8 @@ class YoloKit:
             val, half = sets["val"], len(order) // 2
             sets |= {"val": Subset(val, sorted(order[:half])), "confirm": Subset(val, sorted(order[half:]))}
         names = tuple(self.data["names"].values()) if self.kind == "classify" else ()
-        return Loaders(**{part: self._loader(images, part) for part, images in sets.items()}, classes=names)
+        read = {part: self._loader(images, part) for part, images in sets.items()}
+        return Loaders(read["train"], read["val"], read.get("test"), read["confirm"], classes=names)
 
     def _images(self, path: object, mode: str) -> Theirs:
         if self.kind == "classify":
@@ -280,7 +281,7 @@ def _network(yolo: Theirs, data: Mapping[str, Theirs]) -> Theirs:
     held = len(network.names)
     if held != classes:
         raise ConfigError(f"data: it has {classes} classes, and the network {held}; pass the data it was trained for")
-    vars(network).pop("criterion", None)
+    network.__dict__.pop("criterion", None)
     network.built_by = f"{__name__}:build(task={yolo.task!r}, cfg={cfg!r})"
     return network
 

@@ -68,6 +68,7 @@ from basisprune.transfer.model import spec_of, with_shape
 from basisprune.types import OUTPUT, BlockPlan, FilterPlan, FrameworkName
 
 _Found = TypeVar("_Found")
+_DOING = {LOOKED_AT: "tuning briefly", TUNED: "tuning", POLISHED: "tuning once more"}
 _GENTLE = 0.5  # of the rate of a long tuning: a short one has little time to settle
 
 
@@ -384,8 +385,8 @@ class Pipeline:
     def _train(self, state: State, config: TrainConfig, tuning: Tuning = FULLY) -> State:
         checkpoint = self.store.path(state.steps, ".pt")
         resumed = checkpoint is not None and checkpoint.exists()
-        doing = "going on from its checkpoint, up to" if resumed else "training for"
-        self.notify.log(f"{state.name}: {doing} {counted(config.epochs, 'epoch')}")
+        doing = "going on from its checkpoint" if resumed else _DOING.get(state.steps[-1], "training")
+        self.notify.log(f"{state.label}: {doing}, {counted(config.epochs, 'epoch')}")
 
         def stop(history: Sequence[EpochRecord]) -> bool:
             accuracy = history[-1].val_accuracy
@@ -395,9 +396,9 @@ class Pipeline:
         start = self._networks.get(state.steps[:1], self._networks.get((DENSE,)))
         teacher = None if start is None else start.model
         session = Session(teacher=teacher, stop=stop, callback=self.callback, task=self.task)
-        # Each pass over the validation images costs about a fifth of a pass over as many training images.
-        val = self.val if tuning.ends_early or not state.plans or config.patience is not None else None
         known = self._with_known_choices(config) if state.plans else config
+        follows = tuning.ends_early or (known.choices is None and (known == config or known.patience is not None))
+        val = self.val if follows else None  # training images that are held out judge the epochs otherwise
         train, progress = self.splits.train, self.progress
         try:
             result = fit(state.model, train, val, known, checkpoint=checkpoint, progress=progress, session=session)

@@ -123,6 +123,16 @@ class State:
     def name(self) -> str:
         return named(self.steps)
 
+    @property
+    def label(self) -> str:
+        """What the network lacks, in words."""
+        kept = dict.fromkeys(("basis", "filters"), 1.0)
+        for plan in self.plans:
+            if not isinstance(plan, BlockPlan):
+                kept["basis" if isinstance(plan, BasisPlan) else "filters"] *= 1 - plan.removed / max(plan.total, 1)
+        lacks = [f"{1 - share:.0%} of the {axis}" for axis, share in kept.items() if share < 1]
+        return f"without {', '.join(lacks)}" if lacks else self.name
+
     def after(self, step: Step) -> Steps:
         return (*self.steps, step)
 

@@ -84,22 +84,24 @@ def search_plots(summary: RunSummary) -> list[Plot]:
         about = f"search-{cost}", title, f"{title} of {len(measured)} models; the table of candidates has the numbers."
         x = _logarithmic(_AXES[cost], [getattr(each[2], cost) for each in measured])
         y = {"tickformat": form, "range": [low, high]} | _titled(name)
-        lines = _budget_line(bound, across=limited == "accuracy") if bound and limited in ("accuracy", cost) else {}
-        plots.append(_plot(about, drawn, height=320, x=x, y=y, note=note, **lines))
+        shapes, texts = _budget_line(bound if limited in ("accuracy", cost) else None, across=limited == "accuracy")
+        plots.append(_plot(about, drawn, height=320, x=x, y=y, note=note, shapes=shapes, annotations=texts))
     return plots
 
 
-def _budget_line(bound: float, *, across: bool) -> dict[str, object]:
+def _budget_line(bound: float | None, *, across: bool) -> tuple[list[Trace], list[Trace]]:
     """Draw the budget as a dotted line with its name; positions of texts on logarithmic axes are logarithms."""
-    line = {"type": "line", "line": {"color": light("accent"), "width": 1.5, "dash": "dot"}}
-    text = {"text": "budget", "showarrow": False, "font": {"color": light("accent")}}
+    if not bound:
+        return [], []
+    line: Trace = {"type": "line", "line": {"color": light("accent"), "width": 1.5, "dash": "dot"}}
+    text: Trace = {"text": "budget", "showarrow": False, "font": {"color": light("accent")}}
     if across:
         line |= {"xref": "x domain", "x0": 0, "x1": 1, "yref": "y", "y0": bound, "y1": bound}
         text |= {"xref": "x domain", "x": 0, "xanchor": "left", "y": bound, "yanchor": "bottom"}
     else:
         line |= {"yref": "y domain", "y0": 0, "y1": 1, "xref": "x", "x0": bound, "x1": bound}
         text |= {"yref": "y domain", "y": 0, "yanchor": "bottom", "x": math.log10(bound), "xanchor": "left"}
-    return {"shapes": [line], "annotations": [text]}
+    return [line], [text]
 
 
 def front_plots(points: Sequence[FrontPoint], key: str = "front") -> list[Plot]:
@@ -139,15 +141,15 @@ def layer_plot(layers: Sequence[LayerReport]) -> Plot | None:
     traces: list[Trace] = []
     for what, found in kept.items():
         names = [f"<b>{escape(each.name, quote=False)}</b><br>{n} of {most} {what}" for _, each, n, most in found]
-        values = {
+        values: Trace = {
             "name": f"{what} kept",
             "x": [number for number, *_ in found],
             "y": [some / most for *_, some, most in found],
             "hovertext": names,
             "hoverinfo": "text",
         }
-        style = {"color": light("accent" if what == "ranks" else "blue"), "line": {"width": 0}}
-        marks = {"type": "scatter", "mode": "markers", "marker": style | {"symbol": "diamond", "size": 7}}
+        style: Trace = {"color": light("accent" if what == "ranks" else "blue"), "line": {"width": 0}}
+        marks: Trace = {"type": "scatter", "mode": "markers", "marker": style | {"symbol": "diamond", "size": 7}}
         traces.append(values | ({"type": "bar", "marker": style} if what == "ranks" else marks))
     title = f"Share of {' and '.join(kept)} kept"
     alt = f"{title} by {len(layers)} layers; the table of layers has the numbers."
@@ -191,28 +193,31 @@ def training_plots(summary: RunSummary) -> list[Plot]:
     if not trained:
         return []
     chosen = next((candidate for candidate in trained if candidate.chosen), None)
-    others = [candidate for candidate in trained if candidate is not chosen]
+    others = [each for each in trained if each is not chosen and each.history[0].validated[0] is not None]
     x = {"showgrid": False, "dtick": _step(max(len(each.history) for each in trained))} | _titled("epoch")
 
-    def both(training: str, validation: str) -> list[Trace]:
-        records = chosen.history if chosen else ()
+    def both(training: Sequence[float | None], validation: Sequence[float | None]) -> list[Trace]:
         epochs = [record.epoch for record in records]
         parts = (("training", training, 1.6, "dot"), ("validation", validation, 2.5, "solid"))
         return [
-            _line(part, epochs, [getattr(each, key) for each in records], "accent", width=width, dash=dash)
-            for part, key, width, dash in parts
-            if records
+            _line(part, epochs, values, "accent", width=width, dash=dash)
+            for part, values, width, dash in parts
+            if any(value is not None for value in values)
         ]
 
+    records = chosen.history if chosen else ()
+    accuracies, losses = zip(*(each.validated for each in records), strict=True) if records else ((), ())
     about = f"{name[:1].upper()}{name[1:]} by epoch", f"Validation {name} by epoch of {len(trained)} candidates."
-    lines = _marked([*([_bundle(others)] if others else []), *both("train_accuracy", "val_accuracy")])
+    lines = _marked(
+        [*([_bundle(others)] if others else []), *both([each.train_accuracy for each in records], accuracies)]
+    )
     y = {"tickformat": ".0%" if summary.metric_is_share else ".4~g"} | _titled(name)
     plots = [_plot(("training-accuracy", *about), lines, height=300, legend=True, x=x, y=y)]
     if chosen:
         about = "Loss of the chosen model", "Loss by epoch of the chosen model."
-        losses = _marked(both("train_loss", "val_loss"))
+        lines = _marked(both([each.train_loss for each in records], losses))
         y = {"rangemode": "tozero"} | _titled("loss")
-        plots.append(_plot(("training-loss", *about), losses, height=300, legend=True, x=x, y=y))
+        plots.append(_plot(("training-loss", *about), lines, height=300, legend=True, x=x, y=y))
     return plots
 
 
@@ -305,7 +310,7 @@ def _bundle(candidates: Iterable[CandidateRow]) -> Trace:
     names: list[str] = []
     for candidate in candidates:
         epochs += [*(record.epoch for record in candidate.history), None]
-        values += [*(record.val_accuracy for record in candidate.history), None]
+        values += [*(record.validated[0] for record in candidate.history), None]
         names += [*([escape(candidate.name, quote=False)] * len(candidate.history)), ""]
     return _line("others", epochs, values, "faint", width=1) | {
         "opacity": 0.7,
@@ -363,7 +368,7 @@ def _plot(
     y: Mapping[str, object],
     legend: bool = False,
     note: str = "",
-    **layout: Any,
+    **layout: object,
 ) -> Plot:
     """Make a figure in our style: no frame, a thin grid, nothing that captures touch scrolling."""
     axis = {"gridcolor": light("line"), "linecolor": light("line"), "zeroline": False, "fixedrange": True}

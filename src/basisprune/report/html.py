@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module, resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
 
@@ -28,6 +28,9 @@ from basisprune.report.figures import (
     training_plots,
 )
 from basisprune.results import CandidateRow, FrontPoint, Interval, RunSummary, Side
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 from basisprune.types import dotted
 
 # A larger matrix is unreadable; only the classes most often confused are shown.
@@ -126,13 +129,13 @@ def render_report(summary: RunSummary) -> str:
     )
 
 
-def environment() -> Any:
+def environment() -> Environment:
     """Return the environment of the templates; raises MissingExtraError without jinja2."""
     try:
         jinja2 = import_module("jinja2")
     except ModuleNotFoundError as error:
         raise MissingExtraError("jinja2", extra="report") from error
-    environment = jinja2.Environment(
+    environment: Environment = jinja2.Environment(
         loader=jinja2.PackageLoader("basisprune.report"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,

@@ -357,7 +357,7 @@ def exported_file(path: Path, summary: RunSummary, row: RuntimeRow | None = None
     )
 
 
-# ------------------------------------------------------------------------------------------- what is said of the files
+# ------------------------------------------------------------------------------------------- the files in words
 
 
 def promise_of(name: str, summary: RunSummary, *, certified: bool = False) -> Status | None:

@@ -198,7 +198,7 @@ class OutputFolder:
             callback.log(f"{self.path} was started with another version of {name}: {change}")
 
     def _let_go(self) -> None:
-        """Remove what marks the folder as that of a run, unless there is something to go on from."""
+        """Remove what marks the folder as that of a run, unless there is something to resume from."""
         if self.is_begun:
             return
         shutil.rmtree(self.stages, ignore_errors=True)

@@ -110,7 +110,7 @@ def prepare_job(
 ) -> Job:
     """Prepare the network to start from, and the images at its input size, all of which were opened.
 
-    A run in the folder `output` goes on with exactly the images that it has chosen before, and so does one that starts
+    A run in the folder `output` uses exactly the images that it has chosen before, and so does one that starts
     from the model of a run on the same data: what a network was trained on does not judge it, and what has judged it
     does not confirm. Raises ConfigError for a size that is not the model's, and DataError for unusable images.
     """

@@ -11,6 +11,7 @@ from torch import nn
 from basisprune.budget import Budget, Optimize
 from basisprune.budget.certify import AcceptanceRule, Certificate, interval_of, loss_of
 from basisprune.budget.metrics import value_of
+from basisprune.callback import Row
 from basisprune.costs import measure
 from basisprune.deploy.export.onnx import has_onnx
 from basisprune.deploy.fold import deploy
@@ -129,6 +130,13 @@ class Candidate:
         if not parts:
             return "unpruned"
         return ", ".join(parts) + (f", {POLISHED}" if POLISHED in self.steps else "")
+
+    @property
+    def row(self) -> Row:
+        """The candidate in a live table."""
+        interval = f" ({self.interval[0]:.1%} to {self.interval[1]:.1%})" if self.shown.endswith("%") else ""
+        state = "unpruned" if not self.basis_ratio and not self.filter_ratio else "passed" if self.passed else "failed"
+        return Row(self.label, state, self.parameters, self.latency_ms, self.shown + interval)
 
     @property
     def summary(self) -> str:

@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from basisprune.callback import Row
 from basisprune.errors import TooMuchError
 from basisprune.method.states import UNSEEN, State
 from basisprune.recipes import Move
@@ -99,28 +100,33 @@ class Descent:
         if removes_nothing(pruned, source):  # so that more must go at once
             self.impossible.append(Attempt(share, 0.0, passed=True))
             return
+        self._show(share, "tuning briefly")
         state = search.pipeline.look(pruned)
         look = Look(share, state, search.value(search.trials[0].state) - search.value(state))
         self.looks.append(look)
         found = look.attempt(self.recovery, self.stepping.allowed)
         if found.passed:
             self.impossible.clear()
-        self._log(look, found)
+        self._show(share, "promising" if found.passed else "too small", state)
 
-    def _log(self, look: Look, found: Attempt) -> None:
-        removed = ", ".join(
-            f"{share_of(1 - kept)} of the {axis}"
-            for axis, kept in multiplied(self.kept, self.move, look.share).items()
-            if kept < 1
-        )
-        task = self.search.pipeline.task
-        shown = task.format(self.search.value(look.state))
-        verdict = "promising" if found.passed else "too small"
-        self.search.pipeline.notify.log(f"  without {removed}: {task.metric_name} {shown} so far, {verdict}")
+    def _show(self, share: float, status: str, state: State | None = None) -> None:
+        """Report the network that keeps the share in the live table, and the outcome of a short tuning as a line."""
+        task, notify = self.search.pipeline.task, self.search.pipeline.notify
+        value = "" if state is None else task.format(self.search.value(state))
+        parameters = None if state is None else state.stages[-1].parameters
+        name = self._name(share)
+        notify.shown(Row(name, status, parameters, value=value))
+        if state is not None:
+            notify.log(f"without {name}: {task.metric_name} {value} after a short tuning, {status}")
+
+    def _name(self, share: float) -> str:
+        kept = multiplied(self.kept, self.move, share)
+        return ", ".join(f"{share_of(1 - kept[axis])} of the {axis}" for axis in ("basis", "filters") if kept[axis] < 1)
 
     def _tune(self, look: Look) -> None:
         """Tune the network for all epochs, and judge it."""
         asked = multiplied(self.kept, self.move, look.share)
+        self._show(look.share, "tuning")
         look.state = self.search.pipeline.tune_fully(look.state)
         candidate = self.search.judge(look.state, asked)
         self.tunings += 1

@@ -306,6 +306,7 @@ class Search:
         elif isinstance(self.goal, Budget):
             candidate = candidate.judged(self.goal)
         self.trials.append(Evaluated(candidate, state, self.scale.deployed(state)))
+        self.pipeline.notify.shown(candidate.row)
         self.pipeline.notify.judged(candidate)
         return candidate
 

@@ -16,7 +16,7 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import pydantic
 from joblib import Parallel, cpu_count, delayed
@@ -280,7 +280,7 @@ def _on_ray(running: Running) -> Iterator[Do]:
     is_owner = not ray.is_initialized()
     if is_owner:
         _connect(ray, running)
-    needs, unfinished = running.resources, set[Any]()
+    needs, unfinished = running.resources, set[object]()
     task = ray.remote(max_retries=0, max_calls=1)(_on_node)
     task = task.options(num_cpus=running.threads, num_gpus=needs.gpus, memory=needs.memory)
 
@@ -315,7 +315,7 @@ def require_ray() -> ModuleType:
 
 
 def _connect(ray: ModuleType, running: Running) -> None:
-    options: dict[str, Any] = {"address": running.ray_address, "log_to_driver": False, "logging_level": "warning"}
+    options: dict[str, object] = {"address": running.ray_address, "log_to_driver": False, "logging_level": "warning"}
     if running.ray_address == LOCAL:
         cpus = running.jobs * running.threads
         options |= {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": _SMALL_STORE}

@@ -211,7 +211,7 @@ def _cell(
 def _code_in(entries: Sequence[_Entry]) -> list[str]:
     found = [name for each in entries for _, name in code_of(each.model, each.data, (each.options or {}).get("task"))]
     return [
-        f"{name!r} would import and run code; if you trust whoever wrote the file, pass trust_code=True (--trust-code)"
+        f"{name!r} would import and run code; if you trust the author of the file, pass trust_code=True (--trust-code)"
         for name in dict.fromkeys(found)
     ]
 

@@ -255,7 +255,7 @@ class KeptModel(nn.Module):
 
 @dataclass(frozen=True)
 class KeptFacts:
-    """What else is known of a network that keeps its head: lines for whoever starts the run, and names of classes."""
+    """What else is known of a network that keeps its head: messages, and names of classes."""
 
     said: tuple[str, ...] = ()
     classes: tuple[str, ...] | None = None

@@ -579,7 +579,7 @@ def test_what_stays_is_the_mean_of_what_the_branch_added(kind):
 
 def test_a_block_that_the_model_does_not_have_is_refused():
     model, x = network("plain", "scaled")
-    with pytest.raises(PlanError, match="find its blocks anew"):
+    with pytest.raises(PlanError, match="find its blocks again"):
         drop_blocks(model, [Block("2.7", "2.7.conv2")], {})
     with pytest.raises(PlanError, match="does not add a branch"):
         drop_blocks(model, [Block("2.1", "2.1.conv2")], {})

@@ -59,10 +59,10 @@ def to_proto(network: nn.Module, example: Tensor, outputs: Sequence[str] = (OUTP
     """Export the network in eval mode with a free batch size; raises ModelError if it cannot be exported."""
     with torch.no_grad(), mode(network, training=False):
         network(torch.cat([example, example[:1]]))  # or what it keeps for the shape of its last input fixes the batch
-    names, inputs = [INPUT], (example,)
     if isinstance(network, SeveralInputs):
-        names, inputs = network.names, network.unpacked(example)
-    proto = _exported(network, inputs, names, list(outputs), any_batch=True)
+        proto = _exported(network, network.unpacked(example), network.names, list(outputs), any_batch=True)
+    else:
+        proto = _exported(network, (example,), [INPUT], list(outputs), any_batch=True)
     _shorten_statistics(proto)
     return proto
 
@@ -79,7 +79,7 @@ def proto_of(what: Exportable) -> ModelProto:
     """Export a network with its metadata: in our own words and, where all is known, in those of other readers."""
     proto = to_proto(what.network, what.example, list(what.outputs))
     notes = {f"{PREFIX}{name}": text for name, text in what.notes.items()}
-    if what.spec is not None and what.classes is not None:
+    if what.spec is not None and len(what.spec.size) == 2 and what.classes is not None:
         notes |= what.ultralytics_notes
         notes |= {f"model_info {name}": text for name, text in what.openvino_notes.items()}
     notes |= getattr(what.network, "file_notes", {})
