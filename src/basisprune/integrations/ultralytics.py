@@ -63,9 +63,10 @@ def compress(
     written as a file for YOLO, yolo.pt; `save` writes one anywhere.
 
     Args:
-        model: A `YOLO`, or the path of a .pt or YAML file. A .pt file is a pickle, which may run code when Ultralytics
-            reads it: pass only your own. A network from a YAML gets the classes of the data, and random weights.
-        data: The YAML of a dataset of Ultralytics, or a folder for classifiers. Images under `confirm:` certify the
+        model: A `YOLO`, or the path of a .pt or YAML file. Ultralytics runs code that either may
+            contain: pass only your own. A network from a YAML gets the classes of the data, and random weights.
+        data: The YAML of a dataset of Ultralytics, or a folder for classifiers; only your own, because a cache beside its
+            labels may run code too. Images under `confirm:` certify the
             budget; without that entry, half of those under `val:` do. Nothing is downloaded.
         budget: What may be lost, or how large the result may be.
         output: A folder for the result.
