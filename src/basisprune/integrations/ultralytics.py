@@ -66,7 +66,8 @@ def compress(
         model: A `YOLO`, or the path of a .pt or YAML file. Ultralytics runs code that either may
             contain: pass only your own. A network from a YAML gets the classes of the data, and random weights.
         data: The YAML of a dataset of Ultralytics, or a folder for classifiers; only your own, because a cache beside
-            its labels may run code too. Images under `confirm:` certify the budget; without that entry, half of those under `val:` do. Nothing is downloaded.
+            its labels may run code too. Images under `confirm:` certify the budget; without that entry, half of those
+            under `val:` do. Nothing is downloaded.
         budget: What may be lost, or how large the result may be.
         output: A folder for the result.
         settings: Those of Ultralytics: imgsz, batch, workers, augmentation, gains of the loss. There is no mosaic
