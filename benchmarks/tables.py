@@ -20,6 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from common import RESULTS, load, table, write_result
+from search_cost import cost_table
 from speed_tables import frontier_picture, frontier_rows, kernel_rows
 from training_tables import averages_section, best_section, search_section
 
@@ -563,6 +564,7 @@ def main() -> None:
     fill(ROOT / "README.md", "demo", block)
     fill(ROOT / "README.md", "runs", demo_runs_section())
     fill(ROOT / "docs" / "deploy.md", "runtimes", runtimes_section())
+    fill(ROOT / "docs" / "loss-basis.md", "search-cost", cost_table())
     fill(ROOT / "docs" / "scaling.md", "large-data", large_data_section())
 
 

@@ -79,7 +79,7 @@ def test_the_same_run_goes_on_and_other_weights_are_refused(ours):
 def test_it_is_trained_first_if_that_is_asked_for():
     notes = Notes()
     result = run(trained((1, 2, 0)), tune_first=True, basis_ratio=0.5, max_drop=None, callback=notes)
-    assert "dense: training for 1 epoch" in notes.lines
+    assert "dense: training, 1 epoch" in notes.lines
     assert len(result.history) == 2
 
 

@@ -26,7 +26,7 @@ class Untouchable(LabelledImages):
         self.images, self.notes, self.labels, self.classes = images, notes, images.labels, images.classes
 
     def __getitem__(self, index: int):
-        if any("training for" in line for line in self.notes.lines):
+        if any(": training, " in line for line in self.notes.lines):
             raise AssertionError("a confirming image was looked at")
         return self.images[index]
 

@@ -392,12 +392,12 @@ class Pipeline:
             accuracy = history[-1].val_accuracy
             return accuracy is not None and tuning.may_end(len(history), accuracy)
 
-        # The unpruned network is the teacher of networks pruned from it.
         start = self._networks.get(state.steps[:1], self._networks.get((DENSE,)))
         teacher = None if start is None else start.model
         session = Session(teacher=teacher, stop=stop, callback=self.callback, task=self.task)
-        val = self.val if tuning.ends_early or not state.plans or config.patience is not None else None
         known = self._with_known_choices(config) if state.plans else config
+        follows = tuning.ends_early or (known.choices is None and known == config)
+        val = self.val if follows else None  # otherwise, training images that are held out judge the epochs
         train, progress = self.splits.train, self.progress
         try:
             result = fit(state.model, train, val, known, checkpoint=checkpoint, progress=progress, session=session)

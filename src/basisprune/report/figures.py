@@ -193,28 +193,31 @@ def training_plots(summary: RunSummary) -> list[Plot]:
     if not trained:
         return []
     chosen = next((candidate for candidate in trained if candidate.chosen), None)
-    others = [candidate for candidate in trained if candidate is not chosen]
+    others = [each for each in trained if each is not chosen and each.history[0].validated[0] is not None]
     x = {"showgrid": False, "dtick": _step(max(len(each.history) for each in trained))} | _titled("epoch")
 
-    def both(training: str, validation: str) -> list[Trace]:
-        records = chosen.history if chosen else ()
+    def both(training: Sequence[float | None], validation: Sequence[float | None]) -> list[Trace]:
         epochs = [record.epoch for record in records]
         parts = (("training", training, 1.6, "dot"), ("validation", validation, 2.5, "solid"))
         return [
-            _line(part, epochs, [getattr(each, key) for each in records], "accent", width=width, dash=dash)
-            for part, key, width, dash in parts
-            if records
+            _line(part, epochs, values, "accent", width=width, dash=dash)
+            for part, values, width, dash in parts
+            if any(value is not None for value in values)
         ]
 
+    records = chosen.history if chosen else ()
+    accuracies, losses = zip(*(each.validated for each in records), strict=True) if records else ((), ())
     about = f"{name[:1].upper()}{name[1:]} by epoch", f"Validation {name} by epoch of {len(trained)} candidates."
-    lines = _marked([*([_bundle(others)] if others else []), *both("train_accuracy", "val_accuracy")])
+    lines = _marked(
+        [*([_bundle(others)] if others else []), *both([each.train_accuracy for each in records], accuracies)]
+    )
     y = {"tickformat": ".0%" if summary.metric_is_share else ".4~g"} | _titled(name)
     plots = [_plot(("training-accuracy", *about), lines, height=300, legend=True, x=x, y=y)]
     if chosen:
         about = "Loss of the chosen model", "Loss by epoch of the chosen model."
-        losses = _marked(both("train_loss", "val_loss"))
+        lines = _marked(both([each.train_loss for each in records], losses))
         y = {"rangemode": "tozero"} | _titled("loss")
-        plots.append(_plot(("training-loss", *about), losses, height=300, legend=True, x=x, y=y))
+        plots.append(_plot(("training-loss", *about), lines, height=300, legend=True, x=x, y=y))
     return plots
 
 
@@ -307,7 +310,7 @@ def _bundle(candidates: Iterable[CandidateRow]) -> Trace:
     names: list[str] = []
     for candidate in candidates:
         epochs += [*(record.epoch for record in candidate.history), None]
-        values += [*(record.val_accuracy for record in candidate.history), None]
+        values += [*(record.validated[0] for record in candidate.history), None]
         names += [*([escape(candidate.name, quote=False)] * len(candidate.history)), ""]
     return _line("others", epochs, values, "faint", width=1) | {
         "opacity": 0.7,

@@ -56,7 +56,7 @@ class Estimate:
 def expected_candidates(config: RunConfig) -> int:
     """Return about how many networks a search tries besides the unpruned one; exact for fixed ratios.
 
-    Where the scores of a move foresee the loss, that is how many are tuned for all epochs, and one to fall back on;
+    Where the scores of a move foresee the loss, that is how many are tuned for all epochs, and one more tuning;
     otherwise three steps until a candidate is too small, then as many as it takes to narrow one step down to the
     tolerance.
 
@@ -135,9 +135,9 @@ def estimate(job: Job) -> Estimate:
     plan = seconds_to_plan(split, data, recipe, task)
     candidate = plan + recipe.finetune.epochs * tuning
     if all(map(recipe.foresees, job.config.method.moves)) and job.config.search.tunings is not None:
-        # The last one, to fall back on, is tuned briefly.
-        fully, briefly = _SHARE * recipe.finetune.epochs * tuning, _SHARE * plan + _SHARE * tuning
-        candidate = ((expected - 1) * (fully + _LOOKS * briefly) + briefly) / max(expected, 1)
+        # The last one is the chosen network tuned once more, which many need.
+        fully, briefly = _SHARE * recipe.finetune.epochs * tuning, _SHARE * (plan + tuning)
+        candidate = fully + _LOOKS * briefly * (expected - 1) / max(expected, 1)
     return Estimate(
         reference=before + trainings * recipe.train.epochs * training,
         candidates=expected,

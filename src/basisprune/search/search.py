@@ -110,7 +110,7 @@ class Search:
             asked = self._descend(start, budget)
         chosen = self._best()
         foreseen = all(map(self.pipeline.settings.foresees, self.framework.moves))
-        if chosen and (self.config.polish or (self.config.polish is None and not foreseen)):
+        if chosen and (self.config.polish or (self.config.polish is None and not (foreseen and self._is_safe))):
             best = self.trials[chosen]
             kept: Shares = {"basis": 1 - best.candidate.basis_ratio, "filters": 1 - best.candidate.filter_ratio}
             self.judge(self.pipeline.polish(best.state), kept)
@@ -194,18 +194,25 @@ class Search:
         move = self.framework.moves[0]
         foreseen = self.pipeline.settings.foresees(move)
         share = max((asked[move.axes[0]], *self.unsure))
-        for _ in range(min(SAFER, self.config.tunings or SAFER)):
-            if any((trial.candidate.chance or 0.0) >= SAFE for trial in self.trials[1:]):
+        for _ in range(min(SAFER, (self.config.tunings or SAFER) - 1) if foreseen else SAFER):
+            if self._is_safe:
                 return
-            share = (1 + share) / 2 if foreseen else share**_LARGER
+            share = share**_LARGER
             self.pipeline.notify.log("trying a larger network, to fall back on if the smaller ones are not certified")
             tuning = UNSEEN if foreseen else self._tuning(budget)
             tried = self.pipeline.prune(start, move, round(1 - share, 4), tuning)
             if removes_nothing(tried, start):
                 return
             if foreseen:
-                tried = self.pipeline.look(tried)
+                tried = self.pipeline.tune_fully(tried)
             self.judge(tried, multiplied(ALL, move, share))
+
+    @property
+    def _is_safe(self) -> bool:
+        """Whether a candidate is all but sure to be certified; where none is to be, one that passes is safe."""
+        if self.confirming is None:
+            return True
+        return any((trial.candidate.chance or 0.0) >= SAFE for trial in self.trials[1:])
 
     # Budgets of size or time
 

@@ -25,8 +25,8 @@ class SearchConfig:
     also when a network that failed is within `tolerance` of the size of the one that passed. A candidate more than
     `give_up_margin` below the required accuracy after a fifth of its epochs is given up. With `warm_start`, a candidate
     is pruned from the last one that passed, otherwise in one step from the unpruned network, as in the paper. With
-    `tune_fully`, all candidates are tuned for all epochs, also as in the paper.
-    `polish` tunes the chosen network again, for all epochs (None: unless the loss is foreseen). Where scores are in
+    `tune_fully`, all candidates are tuned for all epochs, also as in the paper. `polish` tunes the chosen network
+    again, for all epochs (None: if it may well not be certified, or if the loss is not foreseen). Where scores are in
     units of the loss, networks are tuned briefly, and only the smallest that promises to pass for all epochs; after
     `tunings` of these the search ends, if one passed (None: when it is done).
     """
@@ -56,8 +56,8 @@ class SearchConfig:
 
 
 EFFORTS: dict[Effort, dict[str, bool | int | None]] = {
-    "quick": {"tunings": 1, "polish": False},
-    "normal": {"tunings": 3, "polish": False},
+    "quick": {"tunings": 1, "polish": None},
+    "normal": {"tunings": 3, "polish": None},
     "best": {"tunings": None, "polish": True},
 }
 """What the efforts change in the settings of a search."""

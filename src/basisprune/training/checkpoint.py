@@ -43,6 +43,13 @@ class EpochRecord:
     held_out_accuracy: float | None = None
 
     @property
+    def validated(self) -> tuple[float | None, float | None]:
+        """The accuracy and loss on validation images, or else on training images that were held out, if any."""
+        if self.val_accuracy is None:
+            return self.held_out_accuracy, self.held_out_loss
+        return self.val_accuracy, self.val_loss
+
+    @property
     def judged(self) -> tuple[float, float] | None:
         """The accuracy and loss that judge the epoch: on images that were held out, or else on validation images."""
         if self.held_out_accuracy is not None:
