@@ -102,7 +102,7 @@ class Errors:
 
 @dataclass(frozen=True)
 class ClassLoss:
-    """What a class lost, with the paired 95% interval; `beyond` the budget, and beyond chance among so many classes."""
+    """What a class lost, with the paired 95% interval; `beyond` the budget, and beyond chance among all classes."""
 
     name: str
     images: int

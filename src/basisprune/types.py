@@ -23,7 +23,7 @@ Part: TypeAlias = Literal["train", "val", "confirm", "test", "all"]
 """Which images of a run to judge by."""
 
 Effort: TypeAlias = Literal["quick", "normal", "best"]
-"""How long a search goes on."""
+"""How long a search continues."""
 Augmentation: TypeAlias = Literal["auto", "none", "light", "strong"]
 FloatType: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
 Interpolation: TypeAlias = Literal["bilinear", "bicubic", "nearest"]

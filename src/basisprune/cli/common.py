@@ -55,14 +55,14 @@ _NAMED = re.compile(
 _ONLY_TYPED = {  # what would let a file run code, or replace others
     "trust_code": "a file cannot vouch for itself; if you trust its author, pass --trust-code on the command line",
     "ray_address": "a cluster runs code here and there; pass --ray-address on the command line",
-    "overwrite": "what is replaced is said on the command line alone; pass --overwrite there",
+    "overwrite": "only the command line may ask to replace files; pass --overwrite there",
 }
-_PLACE = "where export writes is said on the command line alone"
+_PLACE = "only the command line may say where export writes"
 
 
 @contextmanager
 def told_errors() -> Iterator[None]:
-    """Print errors without a traceback and exit with code 1, whoever raised them; Ctrl-C exits with 130."""
+    """Print errors without a traceback and exit with code 1, whatever raised them; Ctrl-C exits with 130."""
     try:
         yield
     except BasisPruneError as error:
@@ -157,7 +157,7 @@ class Command(TyperCommand):
     """A subcommand: of code that texts refer to, it imports what was typed here, or with --trust-code any."""
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
-        logging.basicConfig(handlers=[_Escaping()])  # unless somebody has set up logging
+        logging.basicConfig(handlers=[_Escaping()])  # unless logging is set up
         from basisprune.torchkit.imports import Code, only_code
 
         typed: list[Code] = [

@@ -100,12 +100,12 @@ def reread(splits: Splits, *, size: tuple[int, int] | None = None, white: int | 
     bases = {id(base): base for base, _ in map(base_of, splits.parts.values())}
     others = {name: base.read_as(size, white) for name, base in bases.items()}
 
-    def anew(part: LabelledImages) -> LabelledImages:
+    def reread_part(part: LabelledImages) -> LabelledImages:
         base, indices = base_of(part)
         other = others[id(base)]
         return part if other is base else other if part is base else in_units(take(other, indices), part.units)
 
-    return splits.with_parts({name: anew(part) for name, part in splits.parts.items()})
+    return splits.with_parts({name: reread_part(part) for name, part in splits.parts.items()})
 
 
 def white_of(splits: Splits) -> int | None:

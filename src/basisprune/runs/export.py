@@ -57,7 +57,7 @@ def export_result(
         callback: Receives the progress.
 
     Raises:
-        ConfigError: For an unknown runtime, int8 that cannot be had, and files that are there already.
+        ConfigError: For an unknown runtime, int8 that is not available, and files that are there already.
         MissingExtraError: Without the packages.
         BundleError: For what is not a result.
         ModelError: If the network cannot be exported, or its outputs differ.
@@ -227,7 +227,7 @@ def _note(folder: Path, rows: tuple[RuntimeRow, ...], callback: Callback) -> Non
 
 
 def _noted(folder: Path, rows: tuple[RuntimeRow, ...], summary: RunSummary) -> dict[str, DeliveredFile]:
-    """Return the summary's files, with those of these rows that are new or were written anew."""
+    """Return the summary's files, with those of these rows that are new or were replaced."""
     files, by_file = dict(summary.files), {row.file: row for row in rows}
     for first, *rest in (runtime.files(stem) for runtime in RUNTIMES.values() for stem in (STEM, INT8_STEM)):
         if first in by_file and (first not in files or files[first].sha256 != file_digest(folder / first)):

@@ -29,7 +29,7 @@ _REFERENCE = re.compile(rf"{_NAME}(\.{_NAME})*:{_NAME}")
 _FACTORY = re.compile(rf"({_NAME}(?:\.{_NAME})*:{_NAME})(\(.*\))?", re.DOTALL)
 Role = Literal["factory", "loaders", "task", "tracker"]
 Code = tuple[Role, str]
-"""A reference to code, and what it is to give; a tracker is a program of somebody's, with settings of its own."""
+"""A reference to code, and what it is to give; a tracker is another program, with settings of its own."""
 _WANTED: dict[Role, str] = {"factory": "a factory", "loaders": "loaders", "task": "a task"}
 _typed: frozenset[Code] | None = None  # the references that may be imported; None where any may
 
@@ -49,7 +49,7 @@ def is_factory(text: object) -> bool:
 
 
 def call_of(kind: type, arguments: Mapping[str, object]) -> str | None:
-    """Return the reference that builds an object of the class anew; None where no other program can.
+    """Return the reference that rebuilds an object of the class; None where no other program can.
 
     >>> from fractions import Fraction
     >>> call_of(Fraction, {"numerator": 1})

@@ -125,7 +125,7 @@ def copies_of(batches: object) -> int:
 
 @contextmanager
 def reading(model: nn.Module, names: Sequence[str]) -> Iterator[Inputs]:
-    """Yield what the layers named read while the model runs; whoever runs it notes the number of `images`."""
+    """Yield what the layers named read while the model runs; the caller notes the number of `images`."""
     inputs = Inputs({name: model.get_submodule(name) for name in names})
     handles = [layer.register_forward_pre_hook(partial(inputs.read, name)) for name, layer in inputs.layers.items()]
     with hooked(handles):

@@ -236,11 +236,11 @@ def _from_factory(reference: str) -> nn.Module:
 
 
 def own_factory(model: nn.Module) -> str | None:
-    """Return what builds the architecture anew, as far as the network itself tells; None where it does not.
+    """Return what rebuilds the architecture, as far as the network itself tells; None where it does not.
 
     It may say so in an attribute `built_by`. timm notes a name, and huggingface_hub the arguments of its classes. Of
     any other class, attributes with the names of arguments are taken for these. Nothing is fetched: arguments that ask
-    for pretrained weights are switched off. Whoever uses it must compare what is built, because this is a guess.
+    for pretrained weights are switched off. Compare what is built, because this is a guess.
 
     >>> class Net(nn.Module):
     ...     built_by = "my_module:network"

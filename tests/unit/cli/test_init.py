@@ -136,7 +136,7 @@ def said(result) -> str:
         ("--target-macs", "1e400", "expected a number such as"),
         ("--target-latency", "1e400", "expected a time such as"),
         ("--max-drop", "nan", "expected a percentage"),
-        ("--min-accuracy", "-0.5", "min_accuracy: -0.5 given; it is a fraction"),
+        ("--min-accuracy", "-0.5", "min-accuracy: -0.5 given; it is a fraction"),
         ("--seed", 2**64, "seed: 18446744073709551616 given, at most"),
         ("--seed", 10**12, "seed: 1000000000000 given, at most"),
         ("--seed", -1, "seed: -1 given, at least 0"),
